@@ -21,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 
-from eqfuse.bench import record
-from eqfuse.bench.record import ParityError, parity
+from benchmarks import record
+from benchmarks.record import ParityError, parity
 from eqfuse.train.device.memory import keep_freed_memory
 
 
@@ -31,8 +31,7 @@ def measure(problem, seconds: float) -> dict:
 
     A backend whose scratch memory does not fit in what is free is compiled, and not run.
     """
-    from benchmarks.turns import interleaved, waited
-    from eqfuse.bench.timing import compiled, fits
+    from benchmarks.turns import compiled, fits, interleaved, waited
 
     functions, compile_s, scratch = {}, {}, {}
     for backend in ("e3nn", "llvm"):

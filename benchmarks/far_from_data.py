@@ -6,7 +6,7 @@ FRAMES.xyz has a molecule with a bond of hydrogen, of which the first frame is t
 relative to the atoms of H2 far apart, and to the molecule with the bond at its length.
 """
 
-import sys
+import argparse
 
 import ase
 import ase.io
@@ -61,4 +61,9 @@ def main(frames: str, picture: str, *runs: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("frames", metavar="FRAMES.xyz")
+    parser.add_argument("picture", metavar="PICTURE.png")
+    parser.add_argument("runs", metavar="NAME=RUN", nargs="+")
+    options = parser.parse_args()
+    main(options.frames, options.picture, *options.runs)

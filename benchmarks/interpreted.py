@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.fused_cases import SPECS
+from benchmarks.record import parity
 from eqfuse import ops
 from eqfuse.bench.cases import CASES, Case, Channelwise, Contraction
-from eqfuse.bench.record import parity
 
 NODES, EDGES = 3, 4
 SENDERS, RECEIVERS = (0, 1, 2, 0), (0, 0, 1, 1)

@@ -21,8 +21,7 @@ import numpy as np
 from benchmarks.record import Spread, environment
 from eqfuse.data import Batcher, Dataset, Structure, read_embedded
 from eqfuse.data.checks import find_problems
-from eqfuse.data.store.cache import lists_of
-from eqfuse.data.store.frames import StoredStructures, write_frames
+from eqfuse.data.store import StoredStructures, lists_of, write_frames
 
 CUTOFF, BATCH = 5.0, 10
 

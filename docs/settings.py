@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from eqfuse.train.settings import help
-from eqfuse.train.settings.config import SHORTHANDS
-from eqfuse.train.settings.options import PRESETS
+from eqfuse.train.settings.options import PRESETS, SHORTHANDS
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 _HEAD = """\

@@ -1,4 +1,4 @@
-"""A batch of atomic structures as one graph: what `data` makes and `models` read."""
+"""A batch of atomic structures as one graph, which `data` makes and `models` read."""
 
 import dataclasses
 

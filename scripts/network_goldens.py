@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from ase.data import atomic_numbers
 
-from eqfuse.convert.check import original_results
+from eqfuse.convert.check import original_results, to_arrays
 from eqfuse.convert.convert import READERS
-from eqfuse.convert.structures import to_arrays
 from eqfuse.inference.examples import example_structures
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens" / "networks"

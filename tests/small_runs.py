@@ -1,11 +1,18 @@
 """Settings of a network that compiles in seconds, and frames labelled by ASE's EMT."""
 
+from types import SimpleNamespace
+
 import ase.io
 import numpy as np
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.train.main import main
+from eqfuse.data import Batcher
+from eqfuse.train.device.parallel import Devices
+from eqfuse.train.main import _config, main
+from eqfuse.train.molecule import load_dataset
+from eqfuse.train.run.report import report
+from eqfuse.train.start import Start
 
 # A network that compiles in seconds.
 TINY = [
@@ -30,6 +37,19 @@ def train_on_copper(copper, tmp_path_factory, *settings: str):
     usual = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3.6"]
     assert main([*usual, *settings, f"run={folder}"]) == 0
     return folder
+
+
+def prepared(*settings: str, tiny=TINY):
+    """Return the dataset of a run and what it would report of it, without training.
+
+    Raises:
+      ConfigError, DataError: settings or data that are refused.
+    """
+    config = _config([*tiny, *settings])
+    start = Start.read(config)
+    dataset, _ = load_dataset(config, start)
+    batcher = Batcher(dataset.train, config.data.batch_size)
+    return dataset, report(config, dataset, batcher, SimpleNamespace(path="RUN"), Devices())
 
 
 def labelled(atoms, names=("energy", "forces")):

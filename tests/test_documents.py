@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eqfuse.convert import ConvertError
-from eqfuse.convert.sevennet_files import sevennet_file
+from eqfuse.convert.sevennet import sevennet_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -50,7 +50,6 @@ def test_a_broken_link_is_seen():
         pytest.param("mace", marks=pytest.mark.slow),
         pytest.param("trained_networks", marks=pytest.mark.slow),
         pytest.param("train", marks=pytest.mark.slow),
-        pytest.param("../gallery", marks=pytest.mark.slow),
     ],
 )
 def test_tutorials_run(name, tmp_path):

@@ -46,7 +46,7 @@ LAYERS = {
     "transforms": {"ir", "backends", "primitives", "transforms", "_backend", "_edges"},
     "_reference": {"ir"},
 }
-MOST_MODULES, LONGEST_CHAIN = 27, 12
+LONGEST_CHAIN = 12
 # The files that talk to Triton; each imports it when it is needed, not when it is imported.
 LAUNCHERS = {
     f"eqfuse/ops/backends/triton/{name}.py" for name in ("compile", "runtime", "interpret")
@@ -158,11 +158,8 @@ def test_ops_are_layers(module, path):
     assert layer_violations(path.read_text(encoding="utf-8"), module) == []
 
 
-def test_ops_have_few_modules_side_by_side():
-    children = [p for p in (PACKAGE / "ops").iterdir() if p.is_dir() or p.suffix == ".py"]
-    children = [p for p in children if p.name not in ("__init__.py", "__pycache__")]
-    assert len(children) <= MOST_MODULES, sorted(p.name for p in children)
-    assert set(LAYERS) <= {p.stem for p in children}
+def test_every_layer_is_there():
+    assert set(LAYERS) <= {p.stem for p in (PACKAGE / "ops").iterdir()}
 
 
 def test_no_long_chain_of_imports_and_no_circle():

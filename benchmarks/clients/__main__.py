@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import launches
+from benchmarks import launches, record, turns
 from benchmarks.clients.existing_networks import E3NN, SWAPPED
 from benchmarks.clients.existing_networks import NETWORKS as IN_THEIR_STYLE
 from benchmarks.clients.patterns import PATTERNS
 from benchmarks.turns import interleaved
 from eqfuse import ops
-from eqfuse.bench import record, timing
 from eqfuse.train.device.memory import keep_freed_memory
 
 NETWORKS = IN_THEIR_STYLE | PATTERNS
@@ -108,7 +107,7 @@ def measure(name: str, seconds: float, chosen=TASKS):
     args = arguments(name)
     by_side = {side: tasks(energy) for side, energy in sides(name).items()}
     for task in chosen:
-        compiled = {s: timing.compiled(t[task], args)[0] for s, t in by_side.items()}
+        compiled = {s: turns.compiled(t[task], args)[0] for s, t in by_side.items()}
         expected = compiled["e3nn-jax"](*args)
         try:
             most = TOLERANCES.get(name, TOLERANCE)
@@ -156,7 +155,7 @@ def scratch(name: str, chosen=TASKS):
     args = arguments(name)
     by_side = {side: tasks(energy) for side, energy in sides(name).items()}
     for task in chosen:
-        found = {s: timing.compiled(t[task], args)[2] / 1e6 for s, t in by_side.items()}
+        found = {s: turns.compiled(t[task], args)[2] / 1e6 for s, t in by_side.items()}
         yield {"network": name, "task": task, "scratch_mb": found}
 
 

@@ -1,6 +1,6 @@
 """Launches and scratch memory of computations compiled for a GPU."""
 
-from eqfuse.bench.launches import (
+from benchmarks.launches.ahead import (
     H100,
     Compiled,
     Launches,

@@ -21,9 +21,9 @@ import sys
 
 import jax
 
+from benchmarks import record
 from benchmarks.launches import account
-from eqfuse.bench import record
-from eqfuse.bench.launches import PluginMissingError, compiled, device
+from benchmarks.launches.ahead import PluginMissingError, compiled, device
 
 
 def measure(name: str, case, parity, gpu, with_account: bool) -> dict:

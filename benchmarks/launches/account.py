@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 
-from eqfuse.train.device.hlo import HloProgram
+from benchmarks.launches.hlo import HloProgram
 
 KINDS = {
     "eqfuse": "kernels of eqfuse",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.launches models [NAME ...]
 
-The steps of `eqfuse.bench.networks`, at two sizes.
+The steps of `eqfuse.bench.steps`, at two sizes.
 """
 
 import functools
@@ -10,9 +10,9 @@ import functools
 import jax
 import numpy as np
 
+from benchmarks import record
 from benchmarks.networks import molecules, normal
-from eqfuse.bench import record
-from eqfuse.bench.networks import MODELS, loss, potential_of, shapes_of, training_step
+from eqfuse.bench.steps import MODELS, loss, potential_of, shapes_of, training_step
 
 SIZES = ((135, 2_700), (3_000, 160_000))
 SIDES = {

@@ -8,6 +8,7 @@ Muon as `train.py` has it on a GPU, and optax's Muon, which takes the matrices o
 themselves.
 """
 
+import argparse
 import functools
 
 import jax
@@ -17,8 +18,8 @@ from optax import contrib
 from benchmarks import launches
 from benchmarks.predictions import steps
 from benchmarks.predictions.devices import DEVICES
-from eqfuse.bench.networks import MODELS, batch, potential_of, shapes_of
-from eqfuse.train import matrices, muon, step
+from eqfuse.bench.steps import MODELS, potential_of, shapes_of, shapes_of_batch
+from eqfuse.train import muon, step
 from eqfuse.train.flat import Flat
 
 SIDES = ("Adam", "Muon", "Muon of optax")
@@ -46,7 +47,8 @@ def of_optax(flat: Flat) -> optax.GradientTransformation:
 
 def update_of(name: str, side: str):
     """Return the update of a network's parameters, and the shapes of its arguments."""
-    flat = Flat.of(shapes_of(potential_of(name, "xla"), batch(135, 2_700)), matrices.place)
+    shapes = shapes_of(potential_of(name, "xla"), shapes_of_batch(135, 2_700))
+    flat = Flat.of(shapes, muon.place)
     found = {
         "Adam": lambda: optax.chain(optax.scale_by_adam(), optax.scale(-1.0)),
         "Muon": lambda: muon.muon(flat, muon.SPARED),
@@ -77,4 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     main()

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import record
 from benchmarks.launches import e3nn_tetris
 from benchmarks.networks import normal
 from eqfuse import data, models
-from eqfuse.bench import record
 from eqfuse.train.flat import Flat
 from eqfuse.train.tetris import cross_entropy, logits, training_step
 

@@ -19,8 +19,8 @@ import itertools
 
 import jax
 
+from benchmarks import record
 from benchmarks.predictions import cases, devices, graphs, model, steps, tables
-from eqfuse.bench import record
 
 SIZES = {"small": graphs.SMALL, "large": graphs.LARGE}
 DEVICES = {device.name.split()[0]: device for device in devices.DEVICES}

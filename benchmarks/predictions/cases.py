@@ -11,9 +11,8 @@ import numpy as np
 from benchmarks.predictions import counts, devices, graphs, launches, model
 from benchmarks.predictions.devices import Device
 from eqfuse import ops
-from eqfuse.bench import networks
-from eqfuse.bench.problem import ORDERS, derivative
-from eqfuse.bench.problems import PROBLEMS
+from eqfuse.bench import steps as networks
+from eqfuse.bench.problems import ORDERS, PROBLEMS, derivative
 from eqfuse.graph import Graph
 from tests.emulator.functions import Launch
 

@@ -15,12 +15,12 @@ Sources:
 [code] Huerta et al., "Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481: instructions are
     fetched ahead in order, most likely by a stream buffer of 16 lines. That lines are of 128 bytes,
     that code which is not in the caches of a multiprocessor is in level 2, and that each line then
-    takes as long as data do, is assumed. `eqfuse bench` measures cold code.
+    takes as long as data do, is assumed. `benchmarks.gpu_costs` measures cold code.
 [assumed] by us, for want of a measurement: the share of the data sheet's bandwidth that a copy
-    reaches (a copy is what `eqfuse.bench` measures as copy_bytes_per_s, to be put here), the
-    bandwidth of level 2, cycles of arithmetic, shuffles and barriers, the cost of launches, the
-    least time of a kernel, and the share of its peak that a matmul of XLA or cuBLAS reaches.
-    `eqfuse bench` measures the time from one empty kernel to the next: launch and least time.
+    reaches, the bandwidth of level 2, cycles of arithmetic, shuffles and barriers, the cost of
+    launches, the least time of a kernel, and the share of its peak that a matmul of XLA or cuBLAS
+    reaches. `benchmarks.gpu_costs` measures the time from one empty kernel to the next: launch and
+    least time.
 """
 
 from __future__ import annotations

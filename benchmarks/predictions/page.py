@@ -1,19 +1,17 @@
-"""Print the main rows of the stored predictions, as `results/predictions.md` shows them.
+"""Print the main rows of predictions, as `results/predictions.md` shows them.
 
-    python -m benchmarks.predictions.page [FILE.json]
+    python -m benchmarks.predictions.page FILE.json
 
-FILE.json is what `python -m benchmarks.predictions --json` wrote; the default is the file in
-`results/`.
+FILE.json is what `python -m benchmarks.predictions --json FILE.json` wrote.
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import json
 import pathlib
-import sys
 
-FILE = pathlib.Path(__file__).parents[1] / "results" / "predictions.json"
 MODELS = {"nequip": "NequIP", "mace": "MACE", "allegro": "Allegro"}
 CASES = (
     "nequip-64-l2",
@@ -94,11 +92,13 @@ def ops(results: list[dict], precision: str = "tf32x3") -> list[str]:
     return lines
 
 
-def main(file: pathlib.Path = FILE) -> None:
+def main(file: pathlib.Path) -> None:
     """Print the tables in Markdown."""
     results = json.loads(file.read_text(encoding="utf-8"))["results"]
     print("\n".join([*steps(results), "", *ops(results), "", *ops(results, "ieee")]))
 
 
 if __name__ == "__main__":
-    main(*map(pathlib.Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("file", metavar="FILE.json", type=pathlib.Path)
+    main(parser.parse_args().file)

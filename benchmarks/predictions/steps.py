@@ -21,11 +21,11 @@ import zlib
 
 from benchmarks import launches as compiled_launches
 from benchmarks.launches import account
+from benchmarks.launches.hlo import HloProgram
 from benchmarks.predictions import cases, model
 from benchmarks.predictions.counts import UnknownIndexError
 from benchmarks.predictions.devices import Device
 from benchmarks.predictions.launches import launches_of
-from eqfuse.train.device.hlo import HloProgram
 
 _SHAPE = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 _DEFINED = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) [\w\-]+\(")

@@ -6,6 +6,7 @@ The op is a product, a Linear and e3nn's gate, of 32x0e+32x1o+32x2e and 0e+1o+2e
 is its gradient by operands and parameters.
 """
 
+import argparse
 import statistics
 import time
 
@@ -57,15 +58,10 @@ def milliseconds(cases: dict) -> dict[str, list[float]]:
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     print("| over | rows or edges | always, ms | never, ms | unknown, ms | always / never |")
     print("|---|---|---|---|---|---|")
-    for on_graph, rows in (
-        (False, 128),
-        (False, 1024),
-        (False, 20_000),
-        (True, 2_700),
-        (True, 20_000),
-    ):
+    for on_graph, rows in CASES:
         cases = {
             "always": gradient(rows, on_graph, "always", ACTS),
             "never": gradient(rows, on_graph, "never", ACTS),

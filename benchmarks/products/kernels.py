@@ -11,24 +11,26 @@ what e3nn-jax gives is left out. Fails if there is one, or if a kernel for NVIDI
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import os
 import sys
+import tempfile
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import interpreted
+from benchmarks import interpreted, record
 from benchmarks.fused_cases import CASES as FUSED
 from benchmarks.fused_cases import kernels as fused_kernels
-from eqfuse.bench import record
 from eqfuse.bench.cases import CASES
-from eqfuse.bench.steps import empty_cache
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
 from eqfuse.ops import Edges, _processors
+from eqfuse.ops.backends.triton import compile
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton.compile import compile_many
 from eqfuse.ops.primitives.lowering import compile_ahead
@@ -54,6 +56,22 @@ class Row:
     spilled_bytes: tuple[int, ...]
     shared_bytes: tuple[int, ...]
     compile_seconds: tuple[float, ...]
+
+
+@contextlib.contextmanager
+def empty_cache():
+    """Return a context in which nothing is compiled yet: the cache is an empty folder."""
+    before = os.environ.get("EQFUSE_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EQFUSE_CACHE_DIR"] = folder
+        compile._KERNELS.clear()
+        try:
+            yield
+        finally:
+            os.environ.pop("EQFUSE_CACHE_DIR")
+            if before is not None:
+                os.environ["EQFUSE_CACHE_DIR"] = before
+            compile._KERNELS.clear()
 
 
 def kernels_of(name: str, dtype: str):

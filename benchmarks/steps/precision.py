@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from benchmarks.networks import molecules, normal
 from eqfuse import models
-from eqfuse.bench import networks
+from eqfuse.bench import steps as networks
 from eqfuse.ops.backends import xla as xla_linear_forms
 from eqfuse.ops.primitives import forms, linear, rules
 

@@ -14,9 +14,8 @@ import argparse
 import jax
 
 from benchmarks.networks import Timed, molecules, potential_on, step_on
-from benchmarks.turns import interleaved
+from benchmarks.turns import compiled, interleaved
 from eqfuse import models
-from eqfuse.bench.timing import compiled
 from eqfuse.train.device.memory import keep_freed_memory
 
 STEPS = [(name, count) for count in (5, 37) for name in ("nequip", "mace")]

@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import record
 from benchmarks.networks import normal, potential_on, random_graph, step_on
+from benchmarks.record import Spread
 from eqfuse import data, models, ops
-from eqfuse.bench import record
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.program import generate
@@ -142,7 +143,7 @@ def measure(name: str, turns: int) -> dict:
             for _ in range(calls):
                 jax.block_until_ready(function(*args))
             times[side].append(1e3 * (time.perf_counter() - start) / calls)
-    spreads = {side: record.Spread.of(t, WARM_UP) for side, t in times.items()}
+    spreads = {side: Spread.of(t, WARM_UP) for side, t in times.items()}
     least = {side: min(t) for side, t in times.items()}
     return {
         "case": name,

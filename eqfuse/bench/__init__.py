@@ -1,1 +1,1 @@
-"""Parity, kernels and training steps on one GPU: see `__main__`."""
+"""Parity, and times of ops and training steps, on one GPU: see `command`."""

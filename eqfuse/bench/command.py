@@ -1,50 +1,45 @@
-"""Check and time eqfuse on one GPU, beside e3nn-jax and the peers, in one call of ten minutes.
+"""Check and time eqfuse on one GPU, beside e3nn-jax, in one call of ten minutes.
 
-    eqfuse bench [--out FILE] [--minutes 10] [--only TEXT] [--peers NAME ...]
-        [--cache FOLDER]
+    eqfuse bench [--out FILE] [--minutes 10] [--only TEXT]
 
 This is what a user of a GPU runs first; a report of a fault should have its file of results.
 
-Parity: every op and two orders of derivative of backend "triton" against e3nn-jax in float64, and
-whether a second run has the same bits. Kernels: the cases of the peers' benchmarks,
-forward, backward and backward of backward, against e3nn-jax jitted, cuEquivariance-JAX and
-OpenEquivariance-JAX, as times, ratios, and shares of the bandwidth and of the arithmetic measured
-on the same machine. Training steps of the three models. The first cases run without command buffers
-(CUDA graphs) for our kernels, then all with them. The time from launch to launch, and what cold
-code and strided stores cost, are measured too. Two cases come first, their parity and their times;
-then the rest. No time is given of what is not right. What fails, is missing, or does not fit into
-the minutes is a result that says so; an error of eqfuse fails the command when all is done. Results
-are printed, and written to FILE as they come. Beside a time of eqfuse stands what
-`benchmarks.predictions` predicted for that GPU, where its results have the case.
+parity   Every op and two orders of derivative of backend "triton" against e3nn-jax in float64, and
+         whether a second run has the same bits.
+kernels  The same ops, forward, backward and backward of backward, against e3nn-jax jitted.
+steps    Training steps of the three models against e3nn-jax.
 
-Without a GPU: --dry-run runs all of it in tiny sizes on the CPU, where no number means anything;
---compile-only compiles every kernel, and every computation, for an H100. A later run with the same
-version of triton finds the kernels in FOLDER; its times to compile kernels then mean nothing.
+Two cases come first, their parity and their times; then the rest. No time is given of what is not
+right. What fails, is missing, or does not fit into the minutes is a result that says so; an error
+of eqfuse fails the command when all is done. Results are printed, and written to FILE as they come.
+
+Without a GPU, --dry-run runs all of it in tiny sizes on the CPU, where no number means anything.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import json
 import os
 import pathlib
 import shlex
 import sys
-import tempfile
 import time
 
 from eqfuse.bench import plan
-from eqfuse.bench.predicted import Predictions
-from eqfuse.bench.record import to_json, write_json
-from eqfuse.bench.tables import Tables
-from eqfuse.bench.worker import Job, Worker, serve
+from eqfuse.bench.worker import Worker, results
 
-PEERS = ("cuequivariance", "openequivariance")
 RESERVE_S = 5
 """Left of the minutes when the last job is stopped, to end the processes."""
 PATIENCE = 4
 """A job may take so often what it is thought to take, so that one that hangs does not take all."""
 DRY = "a dry run on the CPU in tiny sizes: no number in it says anything about speed"
+COLUMNS = {
+    "parity": ("forward", "backward", "double"),
+    "kernels": ("order", "side", "ms (quartiles)", "times eqfuse", "compile, s", "scratch, GB"),
+    "steps": ("side", "ms (quartiles)", "times eqfuse", "compile, s", "scratch, GB", "peak, GB"),
+}
+"""Of the tables, after the case, its nodes and edges, and its dtype."""
 
 
 class Run:
@@ -55,26 +50,24 @@ class Run:
       out: the file.
       content: of the file, besides the results.
       minutes: after which nothing runs any more.
+      settings: of `worker.results`.
     """
 
-    def __init__(self, worker, out: pathlib.Path, content: dict, minutes: float):
-        self._worker, self._out = worker, out
+    def __init__(self, worker, out: pathlib.Path, content: dict, minutes: float, settings: dict):
+        self._worker, self._out, self._settings = worker, out, settings
         self._content = content | {"finished": False, "results": []}
-        self._tables = Tables(lambda line: print(line, flush=True))
         self._end = time.monotonic() + 60 * minutes - RESERVE_S
-        self._predictions = Predictions("")  # of no device
-        self._parity: dict[tuple[str, str], str] = {}  # what is wrong, or ""
+        self._group = ""  # whose table is being printed
+        self._wrong: dict[tuple[str, str], str] = {}  # of a case and a dtype that were checked
 
-    def describe(self, arguments: dict) -> str:
+    def describe(self) -> str:
         """Write what this runs on. Returns why nothing can be measured on it, or ""."""
-        job = Job("describe", arguments, {}, cost_s=0)
-        [found] = self._worker.run(job, self._left())
+        [found] = self._worker.run(plan.Job("describe"), self._settings, self._left())
         self._content["environment"] = found
-        self._predictions = Predictions(found.get("device", ""))
         self._write()
         return found.get("error", "")
 
-    def all(self, jobs) -> dict:
+    def all(self, jobs: list[plan.Job]) -> dict:
         """Run jobs as far as the minutes go; the content of the file."""
         for job in jobs:
             self._job(job)
@@ -82,42 +75,78 @@ class Run:
         self._write()
         return self._content
 
+    def _write(self) -> None:
+        """Write the file, which is there as a whole at any time."""
+        partial = self._out.with_name(f".{self._out.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self._content, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self._out)
+
     def _left(self) -> float:
         return self._end - time.monotonic()
 
-    def _job(self, job: Job) -> None:
+    def _job(self, job: plan.Job) -> None:
         if self._left() < job.cost_s / 2:
-            self._add(job.label | {"skipped": f"{max(0, self._left()):.0f} s were left"})
+            self._add(job, {"skipped": f"{max(0, self._left()):.0f} s were left"})
             return
-        if job.function == "kernels":
-            if wrong := self._red(job):
-                self._add(job.label | {"error": f"not timed: {wrong}"})
-                return
-            machine = {"machine": self._content["environment"]["machine"]}
-            job = dataclasses.replace(job, arguments=job.arguments | machine)
-        most = min(self._left(), PATIENCE * job.cost_s + 30)
-        for result in self._worker.run(job, most):
-            self._add(job.label | result)
-            if job.function == "parity":
-                key = job.label["case"], job.label["dtype"]
-                self._parity[key] = self._parity.get(key) or result.get("error", "")
+        if job.group == "kernels" and (wrong := self._red(job)):
+            self._add(job, {"error": f"not timed: {wrong}"})
+            return
+        if job.group == "steps":  # peaks of memory and compile times are those of a new process
+            self._worker.stop()
+        limit = min(self._left(), PATIENCE * job.cost_s + 30)
+        for result in self._worker.run(job, self._settings, limit):
+            self._add(job, result)
+            if job.group == "parity":
+                key = job.label["case"], job.dtype
+                self._wrong[key] = self._wrong.get(key) or result.get("error", "")
 
-    def _red(self, job: Job) -> str:
+    def _red(self, job: plan.Job) -> str:
         """Return what is wrong with the results of the same op in a reduced size, or ""."""
-        key = job.label["case"], job.label["dtype"]
-        if key not in self._parity:
-            dry = self._content["dry_run"]
-            self._job(plan.parity(*key, job.arguments["backend"], dry))
-        return self._parity.get(key, "its parity was not checked")
+        key = job.case, job.dtype
+        if key not in self._wrong:
+            self._job(plan.parity_of(job))
+        return self._wrong.get(key, "its parity was not checked")
 
-    def _add(self, result: dict) -> None:
-        result = self._predictions.add(result)
-        self._content["results"].append(result)
+    def _add(self, job: plan.Job, result: dict) -> None:
+        self._content["results"].append(job.label | result)
         self._write()
-        self._tables.add(result)
+        head = ("case", "nodes / edges", "dtype", *COLUMNS[job.group])
+        if job.group != self._group:
+            self._group = job.group
+            print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        for cells in lines(job.group, result):
+            cells = (job.label["case"], f"{job.size[0]} / {job.size[1]}", job.dtype, *cells)
+            print(f"| {' | '.join(cells)} |{' |' * (len(head) - len(cells))}", flush=True)
 
-    def _write(self) -> None:
-        write_json(self._out, self._content)
+
+def lines(group: str, result: dict) -> list[tuple[str, ...]]:
+    """Return the last cells of each line of a result; what was not measured says why."""
+    order = (result.get("order", ""),) * (group == "kernels")
+    for word in ("error", "skipped"):
+        if word in result:
+            return [(*order, f"{word}: {result[word]}")]
+    if group == "parity":
+        return [tuple(_parity(order) for order in result["orders"].values())]
+    found = []
+    for name, side in result["sides"].items():
+        if "error" in side:
+            found.append((*order, name, side["error"]))
+            continue
+        bytes_of = [side.get(key) for key in ("scratch_bytes", "peak_bytes")[: 2 - len(order)]]
+        found.append(
+            (
+                *(*order, name, "{median:.3g} ({low:.3g} to {high:.3g})".format(**side["ms"])),
+                "{median:.2f} ({low:.2f} to {high:.2f})".format(**side["ratio"]),
+                f"{side['compile_s']:.1f}",
+                *("" if number is None else f"{number / 1e9:.2f}" for number in bytes_of),
+            )
+        )
+    return found
+
+
+def _parity(order: dict) -> str:
+    repeatable = "" if order["repeatable"] else ", not repeatable"
+    return f"{order['error']:.0e} ({order['share']:.2f}){repeatable}"
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -132,64 +161,48 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", default="", help="only what holds this in '<group> <case> <dtype>'"
     )
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
-    parser.add_argument("--seconds", type=float, default=2, help="to time each function")
-    parser.add_argument("--cache", type=pathlib.Path, help="where compiled kernels are kept")
-    parser.add_argument("--commit", help="of the code, where it runs outside its repository")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--dry-run", action="store_true", help=DRY)
-    mode.add_argument("--compile-only", action="store_true", help="for an H100, without one")
+    parser.add_argument("--seconds", type=float, default=2, help="to time each case")
+    parser.add_argument("--dry-run", action="store_true", help=DRY)
     parser.add_argument(
         "--backend", help="of a dry run: llvm (default), xla or triton-interpret", default="llvm"
     )
     return parser.parse_args(arguments)
 
 
-def jobs_of(options: argparse.Namespace) -> list[Job]:
+def jobs_of(options: argparse.Namespace) -> list[plan.Job]:
     """Return what the options ask for."""
-    if options.compile_only:
-        return plan.selected(plan.ahead("sm_90"), options.only)
-    peers = {name: {} for name in options.peers}
-    if options.dry_run and "cuequivariance" in peers:
-        peers["cuequivariance"] = {"method": "naive"}  # "uniform_1d" needs a GPU
-    backend = options.backend if options.dry_run else "triton"
-    cached = options.cache is not None
-    found = plan.jobs(backend, peers, options.seconds, options.dry_run, cached)
-    return plan.selected(found, options.only)
+    found = plan.tiny(plan.jobs()) if options.dry_run else plan.jobs()
+    names = ("group", "case", "dtype")
+    return [job for job in found if options.only in " ".join(job.label[name] for name in names)]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run what the options ask for. Returns the exit code of the command."""
+def main(arguments: list[str] | None = None, peers: str = "") -> int:
+    """Run what the options ask for. Returns the exit code of the command.
+
+    Args:
+      peers: a module with more sides of ops, as `times.of_op` takes it.
+    """
     options = options_of(arguments)
-    jobs = jobs_of(options)
-    if not jobs:
+    dry = options.dry_run
+    asked = jobs_of(options)
+    if not asked:
         sys.exit(f"nothing holds --only {options.only!r}")
-    on_cpu = options.dry_run or options.compile_only
-    content = {
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
-        "dry_run": options.dry_run,
-        "minutes": options.minutes,
-        "kernels_kept": options.cache is not None,
-    }
-    if options.dry_run:
+    content = {"command": shlex.join(["python", *sys.orig_argv[1:]]), "dry_run": dry}
+    if dry:
         content["note"] = DRY
         print(DRY)
-    with tempfile.TemporaryDirectory() as cache:  # compile times are those of a first run
-        environment = {
-            "EQFUSE_CACHE_DIR": str(options.cache.absolute()) if options.cache else cache,
-            "JAX_PLATFORMS": "cpu" if on_cpu else "cuda,cpu",
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get(
-                "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9"
-            ),
-        }
-        worker = Worker(serve, environment)
-        try:
-            run = Run(worker, options.out, content, options.minutes)
-            if wrong := run.describe({"commit": options.commit, "small": on_cpu}):
-                sys.exit(f"cannot measure here: {wrong}; without a GPU: --dry-run, --compile-only")
-            results = run.all(jobs)["results"]
-        finally:
-            worker.stop()
-    if failed := [result for result in results if "error" in result]:
-        sys.exit("\n".join(f"error: {to_json(result)}" for result in failed))
+    backend = options.backend if dry else "triton"
+    settings = {"dry": dry, "backend": backend, "peers": peers, "seconds": options.seconds}
+    share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    environment = {"JAX_PLATFORMS": "cpu" if dry else "cuda,cpu"}
+    worker = Worker(results, environment | {"XLA_PYTHON_CLIENT_MEM_FRACTION": share})
+    try:
+        run = Run(worker, options.out, content, options.minutes, settings)
+        if wrong := run.describe():
+            sys.exit(f"cannot measure here: {wrong}; without a GPU: --dry-run")
+        found = run.all(asked)["results"]
+    finally:
+        worker.stop()
+    if failed := [result for result in found if "error" in result]:
+        sys.exit("\n".join(f"error: {json.dumps(result)}" for result in failed))
     return 0

@@ -6,16 +6,15 @@ import concurrent.futures
 import contextlib
 import functools
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.bench.problem import ORDERS, Problem, derivative
-from eqfuse.bench.problems import PROBLEMS
-from eqfuse.bench.record import ParityError
-from eqfuse.bench.timing import precision
+from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
+from eqfuse.bench.times import ParityError, precision
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -84,8 +83,10 @@ def _wide(results):
     return jax.tree.map(lambda a: np.asarray(a).astype(np.float64), results)
 
 
-def check(name: str, dtype: str, backend: str, size: tuple[int, int], tf32x3: bool = False) -> dict:
-    """Compare a problem and two orders of derivative with e3nn-jax.
+def check(
+    name: str, dtype: str, backend: str, size: tuple[int, int], tf32x3: bool = False
+) -> Iterator[dict]:
+    """Compare a problem and two orders of derivative with e3nn-jax; one result.
 
     float64: to 1e-12 of the largest element of each array; 1e-11 where kernels follow each other,
     whose activations are approximated in other ways. float32: no error is more than twice
@@ -97,8 +98,8 @@ def check(name: str, dtype: str, backend: str, size: tuple[int, int], tf32x3: bo
     of four parts of a product, so that their rounding is four times that of float32.
 
     Returns:
-      For each order, the largest error in units of what is allowed ("share") and of the largest
-      element ("error"), and whether a second run has the same bits ("repeatable").
+      {"orders"}: for each, the largest error in units of what is allowed ("share") and of the
+      largest element ("error"), and whether a second run has the same bits ("repeatable").
     Raises:
       ParityError: one is larger than allowed, or the dtype is not kept.
     """
@@ -126,7 +127,7 @@ def check(name: str, dtype: str, backend: str, size: tuple[int, int], tf32x3: bo
                 )
             worst = {key: max(value, one[key]) for key, value in worst.items()}
         result[order] = worst | {"repeatable": same}
-    return result
+    yield {"orders": result}
 
 
 def _allowed(dtype: str, composed: bool, roundings: float, exact, rounded):

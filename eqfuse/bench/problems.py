@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -12,9 +14,84 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.bench.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
-from eqfuse.bench.problem import Problem
+from eqfuse.ops.ir.form import Form, Index
 
+ORDERS = ("forward", "backward", "double")
 SPECIES, CONTRACTION_MUL = 4, 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One op at one size.
+
+    Attributes:
+      function: backend -> function(floats, integers) that gives one array.
+      shapes: of what it is differentiated by, a tuple of pytrees of tuples of integers.
+      integers: edges or indices, numpy arrays in any pytree.
+      forms: of each of `ORDERS`, where the op is a form and nothing more; empty elsewhere.
+      rows: over which the forms run.
+      summands: the most rows (or, without forms, products) that are summed into one.
+      composed: whether an array of the op's dtype lies between kernels.
+      case: the irreps, where the op is a product on a graph.
+    """
+
+    function: Callable
+    shapes: tuple
+    integers: object = None
+    forms: dict[str, Form] = dataclasses.field(default_factory=dict)
+    rows: int = 0
+    summands: int = 1
+    composed: bool = False
+    case: Case | None = None
+
+    def products(self, order: str) -> list[int]:
+        """Return the most products summed into one number, for each result."""
+        if not self.forms:
+            floats = len(jax.tree.leaves(self.shapes, is_leaf=_is_shape))
+            return [self.summands] * {"forward": 1, "backward": floats, "double": floats + 1}[order]
+        form = self.forms[order]
+        terms = collections.Counter(
+            (path.output, components[-1]) for path in form.paths for components, _ in path.terms
+        )
+        most = [1] * len(form.outputs)
+        for (slot, _), count in terms.items():
+            output = form.outputs[slot.operand]
+            channels = 1 if output.channels else form.max_mul
+            rows = self.summands if self.composed or output.index is not Index.ROW else 1
+            most[slot.operand] = max(most[slot.operand], count * channels * rows)
+        return most
+
+    def arguments(self, order: str, dtype: str):
+        """Return jax.ShapeDtypeStructs of the arguments of a derivative, all of one dtype."""
+        floats = jax.tree.map(
+            lambda shape: jax.ShapeDtypeStruct(shape, dtype), self.shapes, is_leaf=_is_shape
+        )
+        out = jax.eval_shape(self.function("e3nn"), floats, self.integers)
+        return (floats, out, floats)[: 1 + ORDERS.index(order)]
+
+
+def _is_shape(value) -> bool:
+    return isinstance(value, tuple) and all(isinstance(n, int) for n in value)
+
+
+def derivative(function, order: str):
+    """Return an order of derivative, as a function(arguments, integers) that gives a tuple.
+
+    Arguments and results: forward (floats) and (out); backward (floats, cotangent) and (gradients);
+    double (floats, cotangent, cotangents of the gradients) and (gradients of floats, of cotangent).
+    """
+
+    def backward(floats, cotangent, integers):
+        return jax.vjp(lambda f: function(f, integers), floats)[1](cotangent)[0]
+
+    def double(floats, cotangent, cotangents, integers):
+        return jax.vjp(lambda f, c: backward(f, c, integers), floats, cotangent)[1](cotangents)
+
+    return {
+        "forward": lambda arguments, integers: (function(*arguments, integers),),
+        "backward": lambda arguments, integers: (backward(*arguments, integers),),
+        "double": lambda arguments, integers: double(*arguments, integers),
+    }[order]
 
 
 def random_edges(nodes: int, edges: int, grouped: bool = True) -> ops.Edges:
@@ -30,44 +107,53 @@ def _degree(edges: ops.Edges) -> int:
     return int(max(count.max(initial=1) for count in counts))
 
 
+def _of_arrays(call: Callable, *irreps):
+    """Return `Problem.function` of call(backend, integers, *operands), which gives an IrrepsArray.
+
+    Args:
+      irreps: of the operands; None for one that is an array.
+    """
+
+    def function(backend):
+        return lambda floats, integers: call(backend, integers, *_wrapped(irreps, floats)).array
+
+    return function
+
+
+def _wrapped(irreps, arrays):
+    pairs = zip(irreps, arrays, strict=True)
+    return [a if i is None else e3nn.IrrepsArray(i, a) for i, a in pairs]
+
+
 def graph_product(case: Case, nodes: int, edges: int, grouped: bool = True) -> Problem:
     """Return `ops.graph_tensor_product`; on e3nn-jax by its definition."""
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
     keep = {"filter_ir_out": case.filter_ir_out}
     weights = e3nn.tensor_product(irreps_x, irreps_y, **keep).num_irreps
 
-    def function(backend):
-        def product(floats, graph):
-            x, y = e3nn.IrrepsArray(irreps_x, floats[0]), e3nn.IrrepsArray(irreps_y, floats[1])
-            w = floats[2] if case.weighted else None
-            return ops.graph_tensor_product(x, y, w, graph, **keep, backend=backend).array
-
-        return product
+    def product(backend, graph, x, y, w=None):
+        return ops.graph_tensor_product(x, y, w, graph, **keep, backend=backend)
 
     graph = random_edges(nodes, edges, grouped)
     shapes = [(nodes, irreps_x.dim), (edges, irreps_y.dim)]
     shapes += [(edges, weights)] * case.weighted
+    function = _of_arrays(product, irreps_x, irreps_y, *[None] * case.weighted)
     return Problem(function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case=case)
 
 
 def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
     """Return `ops.symmetric_contraction` of features of nodes, with weights of their species."""
-    irreps, irreps_out = (
-        e3nn.Irreps(times(CONTRACTION_MUL, i)) for i in (case.irreps, case.irreps_out)
-    )
+    mul = CONTRACTION_MUL
+    irreps, irreps_out = (e3nn.Irreps(times(mul, i)) for i in (case.irreps, case.irreps_out))
     paths = sum(count for *_, count in ops.symmetric_contraction_paths(irreps, irreps_out, 3))
 
-    def function(backend):
-        def contracted(floats, species):
-            x = e3nn.IrrepsArray(irreps, floats[0])
-            w = floats[1].reshape(-1, paths, CONTRACTION_MUL)
-            options = {"irreps_out": irreps_out, "correlation": 3, "backend": backend}
-            return ops.symmetric_contraction(x, w, species, **options).array
-
-        return contracted
+    def contracted(backend, species, x, w):
+        options = {"irreps_out": irreps_out, "correlation": 3, "backend": backend}
+        return ops.symmetric_contraction(x, w.reshape(-1, paths, mul), species, **options)
 
     species = np.random.default_rng(0).integers(0, SPECIES, nodes).astype(np.int32)
-    shapes = ((nodes, irreps.dim), (SPECIES, paths * CONTRACTION_MUL))
+    function, shapes = _of_arrays(contracted, irreps, None), (nodes, irreps.dim)
+    shapes = (shapes, (SPECIES, paths * mul))
     return Problem(function, shapes, species, case.forms(), nodes, nodes, composed=True)
 
 
@@ -76,148 +162,34 @@ def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
     keep = {"filter_ir_out": tuple(ir for _, ir in e3nn.Irreps(case.keep))}
 
-    def function(backend):
-        def product(floats, graph):
-            x, y = e3nn.IrrepsArray(irreps_x, floats[0]), e3nn.IrrepsArray(irreps_y, floats[1])
-            return ops.channelwise_tensor_product(x, y, graph, **keep, backend=backend).array
-
-        return product
+    def product(backend, graph, x, y):
+        return ops.channelwise_tensor_product(x, y, graph, **keep, backend=backend)
 
     graph = random_edges(nodes, edges)
     shapes = ((edges, irreps_x.dim), (nodes, irreps_y.dim))
+    function = _of_arrays(product, irreps_x, irreps_y)
     return Problem(function, shapes, graph, case.forms(), edges, _degree(graph))
-
-
-def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
-    """Return a flax module whose first operands are IrrepsArrays; its parameters are operands too.
-
-    Args:
-      module: backend -> module.
-      irreps: of the operands, None for one that is no IrrepsArray.
-      shapes: of the operands.
-      graph: edges, which follow them, or None.
-      extra: irreps of a last operand, the skip.
-    """
-
-    def operands(arrays, integers):
-        sides = [*irreps, *([extra] if extra else [])]
-        arrays = [
-            a if i is None else e3nn.IrrepsArray(i, a) for i, a in zip(sides, arrays, strict=True)
-        ]
-        if graph is None:
-            return arrays
-        middle = [*arrays[: len(irreps)], *([None] * (3 - len(irreps))), integers, None]
-        return [*middle, *arrays[len(irreps) :]]
-
-    def function(backend):
-        def apply(floats, integers):
-            params, *arrays = floats
-            return module(backend).apply(params, *operands(arrays, integers)).array
-
-        return apply
-
-    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    params = jax.eval_shape(
-        lambda *a: module("e3nn").init(jax.random.key(0), *operands(a, graph)), *structs
-    )
-    params = jax.tree.map(lambda leaf: leaf.shape, params)
-    summands = max(size for shape in shapes for size in shape)  # the gradient of a parameter
-    return Problem(function, (params, *shapes), graph, summands=summands, composed=True)
-
-
-GATED = f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
-
-
-def fused_gate(nodes: int, edges: int, fused: str | None = None) -> Problem:
-    """Return NequIP's convolution with a skip, `ops.TensorProductLinearGate`."""
-    irreps_x, irreps_y, irreps_z = (e3nn.Irreps(i) for i in (times(64, BOTH2), SH2, GATED))
-    keep = sorted({ir for _, ir in irreps_z})
-    width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
-    shapes = ((nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, width), (nodes, irreps_z.dim))
-    module = functools.partial(
-        _module,
-        ops.TensorProductLinearGate,
-        GATED,
-        force_irreps_out=True,
-        filter_ir_out=keep,
-        **_fused(fused),
-    )
-    graph = random_edges(nodes, edges)
-    return _with_parameters(module, (irreps_x, irreps_y, None), shapes, graph, irreps_z)
-
-
-def fused_linear(nodes: int, edges: int) -> Problem:
-    """Return the product and the Linear of MACE on a graph, `ops.TensorProductLinear`."""
-    irreps_x, irreps_y = e3nn.Irreps("128x0e+128x1o"), e3nn.Irreps(SH3)
-    out = times(128, SH3)
-    keep = sorted({ir for _, ir in e3nn.Irreps(out)})
-    width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
-    shapes = ((nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, width))
-    module = functools.partial(_module, ops.TensorProductLinear, out, filter_ir_out=keep)
-    return _with_parameters(module, (irreps_x, irreps_y, None), shapes, random_edges(nodes, edges))
-
-
-def fused_rows(nodes: int, edges: int, fused: str | None = None) -> Problem:
-    """Return the product and the Linear of each edge, `ops.TensorProductLinear` without a graph."""
-    irreps_x, irreps_y = e3nn.Irreps(times(32, BOTH2)), e3nn.Irreps(SH2)
-    shapes = ((edges, irreps_x.dim), (edges, irreps_y.dim))
-    keep = sorted({ir for _, ir in irreps_x})
-    module = functools.partial(
-        _module,
-        ops.TensorProductLinear,
-        times(32, BOTH2),
-        filter_ir_out=keep,
-        **_fused(fused),
-    )
-    return _with_parameters(module, (irreps_x, irreps_y), shapes, None)
-
-
-def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
-    """Return `ops.Linear` of features of nodes to the same irreps."""
-    module = functools.partial(_module, ops.Linear, irreps)
-    shapes = ((nodes, e3nn.Irreps(irreps).dim),)
-    return _with_parameters(module, (e3nn.Irreps(irreps),), shapes, None)
-
-
-def _fused(fused: str | None) -> dict:
-    return {} if fused is None else {"fused": fused}
-
-
-def _module(kind, irreps, backend, **fields):
-    """With `filter_ir_out`, e3nn-jax does not compute what nobody reads either."""
-    if backend == "e3nn":  # the definition has no kernels
-        fields.pop("fused", None)
-    return kind(irreps, **fields, backend=backend)
 
 
 def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int) -> Problem:
     """Return `ops.tensor_product` or `ops.elementwise_tensor_product` of each edge."""
     irreps = e3nn.Irreps(irreps_x), e3nn.Irreps(irreps_y)
 
-    def function(backend):
-        def product(floats, _):
-            x, y = (e3nn.IrrepsArray(i, a) for i, a in zip(irreps, floats, strict=True))
-            return getattr(ops, name)(x, y, backend=backend).array
+    def product(backend, _, x, y):
+        return getattr(ops, name)(x, y, backend=backend)
 
-        return product
-
-    return Problem(function, tuple((edges, i.dim) for i in irreps), None)
+    return Problem(_of_arrays(product, *irreps), tuple((edges, i.dim) for i in irreps))
 
 
 def weighted_channels(nodes: int, edges: int) -> Problem:
     """Return the first features of Allegro, `ops.weighted_channels` of each edge."""
     irreps = e3nn.Irreps(SH2)
 
-    def function(backend):
-        def channels(floats, _):
-            y, weights = floats
-            return ops.weighted_channels(
-                e3nn.IrrepsArray(irreps, y), weights, backend=backend
-            ).array
+    def channels(backend, _, y, weights):
+        return ops.weighted_channels(y, weights, backend=backend)
 
-        return channels
-
-    return Problem(function, ((edges, irreps.dim), (edges, 64 * len(irreps))), None, summands=64)
+    shapes = ((edges, irreps.dim), (edges, 64 * len(irreps)))
+    return Problem(_of_arrays(channels, irreps, None), shapes, summands=64)
 
 
 def grouped_dense(nodes: int, edges: int) -> Problem:
@@ -230,18 +202,89 @@ def grouped_dense(nodes: int, edges: int) -> Problem:
         return layers
 
     shapes = ((edges, 192), *[(64, 64)] * 3)
-    return Problem(function, shapes, None, summands=max(edges, 64), composed=True)
+    return Problem(function, shapes, summands=max(edges, 64), composed=True)
 
 
+def _of_module(kind, irreps_out, fields: dict, order, irreps, shapes, graph=None) -> Problem:
+    """Return a flax module of `ops`, whose parameters are operands too.
+
+    Args:
+      fields: of the module; the definition on e3nn-jax has no kernels, so no "fused".
+      order: function of the graph and the operands that returns the module's arguments.
+      irreps: of the operands; None for one that is an array.
+    """
+
+    def module(backend):
+        given = {n: v for n, v in fields.items() if n != "fused" or backend != "e3nn"}
+        return kind(irreps_out, **given, backend=backend)
+
+    def function(backend):
+        def apply(floats, graph):
+            params, *arrays = floats
+            operands = order(graph, *_wrapped(irreps, arrays))
+            return module(backend).apply(params, *operands).array
+
+        return apply
+
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    params = jax.eval_shape(
+        lambda *a: module("e3nn").init(jax.random.key(0), *order(graph, *_wrapped(irreps, a))),
+        *structs,
+    )
+    params = jax.tree.map(lambda leaf: leaf.shape, params)
+    summands = max(size for shape in shapes for size in shape)  # the gradient of a parameter
+    return Problem(function, (params, *shapes), graph, summands=summands, composed=True)
+
+
+def fused(
+    irreps_x: str,
+    irreps_y: str,
+    irreps_out: str,
+    nodes: int,
+    edges: int,
+    on_graph: bool = True,
+    gate: bool = False,
+    **fields,
+) -> Problem:
+    """Return `ops.TensorProductLinear` of a graph or of rows, or with a gate and a skip."""
+    x, y, out = (e3nn.Irreps(i) for i in (irreps_x, irreps_y, irreps_out))
+    keep = sorted({ir for _, ir in out})
+    irreps, shapes = [x, y], [(nodes if on_graph else edges, x.dim), (edges, y.dim)]
+    if on_graph:
+        irreps.append(None)
+        width = e3nn.tensor_product(x, y, filter_ir_out=keep).num_irreps
+        shapes.append((edges, width))
+    if gate:
+        irreps.append(out)
+        shapes.append((nodes, out.dim))
+        fields["force_irreps_out"] = True
+
+    def order(graph, x, y, w=None, *skip):
+        return (x, y, w, graph, None, *skip)
+
+    kind = ops.TensorProductLinearGate if gate else ops.TensorProductLinear
+    fields["filter_ir_out"] = keep
+    graph = random_edges(nodes, edges) if on_graph else None
+    return _of_module(kind, irreps_out, fields, order, irreps, shapes, graph)
+
+
+def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
+    """Return `ops.Linear` of features of nodes to the same irreps."""
+    sides = (e3nn.Irreps(irreps),)
+    return _of_module(ops.Linear, irreps, {}, lambda _, x: (x,), sides, ((nodes, sides[0].dim),))
+
+
+NEQUIP = times(64, BOTH2), SH2, f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
+ROWS = times(32, BOTH2), SH2, times(32, BOTH2)
 _KINDS = {Case: graph_product, Contraction: contraction, Channelwise: channelwise}
 
 PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
     **{name: functools.partial(_KINDS[type(case)], case) for name, case in CASES.items()},
-    "fused-gate-64-l2": fused_gate,
-    "fused-gate-64-l2-always": functools.partial(fused_gate, fused="always"),
-    "fused-linear-128": fused_linear,
-    "fused-rows-32-l2": fused_rows,
-    "fused-rows-32-l2-always": functools.partial(fused_rows, fused="always"),
+    "fused-gate-64-l2": functools.partial(fused, *NEQUIP, gate=True),
+    "fused-gate-64-l2-always": functools.partial(fused, *NEQUIP, gate=True, fused="always"),
+    "fused-linear-128": functools.partial(fused, "128x0e+128x1o", SH3, times(128, SH3)),
+    "fused-rows-32-l2": functools.partial(fused, *ROWS, on_graph=False),
+    "fused-rows-32-l2-always": functools.partial(fused, *ROWS, on_graph=False, fused="always"),
     "linear-64-l2": functools.partial(linear, times(64, BOTH2)),
     "product-rows": functools.partial(row_product, "tensor_product", times(32, BOTH2), SH2),
     "elementwise-rows": functools.partial(

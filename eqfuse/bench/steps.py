@@ -1,66 +1,51 @@
-"""A training step of each model on energies and forces, on e3nn-jax and on eqfuse."""
+"""A training step of each model on energies and forces, on e3nn-jax and on eqfuse.
+
+3 layers, 64 channels, l <= 2; energies, forces, the gradient of a loss on both, and Adam. The same
+model and parameters run on e3nn-jax and on our kernels.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-import os
-import tempfile
-import time
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from eqfuse import ops
-from eqfuse.bench import networks
-from eqfuse.bench.errors import first_line
-from eqfuse.bench.op_times import OURS, REFERENCE, largest_difference, random_arrays, scratch
-from eqfuse.bench.record import ParityError
-from eqfuse.bench.timing import compile_all, interleaved_batches, precision
+from eqfuse import models, ops
+from eqfuse.bench.times import OURS, REFERENCE, Call, compared, precision, random_arrays
 from eqfuse.graph import Graph
-from eqfuse.ops.backends.triton import compile as compiler
+from eqfuse.train.flat import Flat
 
+MODELS = {
+    "nequip": {"layers": 3, "lmax": 2, "parity": True},
+    "allegro": {"layers": 3, "lmax": 2, "parity": True},
+    "mace": {"layers": 3, "lmax": 2, "hidden_lmax": 2},
+}
+NUM_SPECIES, NUM_GRAPHS = 4, 5
 CUTOFF, TOLERANCE = 5.0, 1e-4
 """Å; and how much the loss and its gradient may differ in float32, by the largest element."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What to time.
-
-    Attributes:
-      model: "nequip", "allegro" or "mace".
-      sizes: nodes and edges, the smallest first, so that peaks of memory can be separated.
-      backend: of eqfuse.
-      seconds: to time each size.
-      cached: whether kernels may be those of an earlier run; then they do not tell how long
-        compiling takes.
-    """
-
-    model: str
-    sizes: tuple[tuple[int, int], ...]
-    backend: str
-    seconds: float
-    cached: bool = False
+def shapes_of_batch(num_nodes: int, num_edges: int) -> Graph:
+    """Return the shapes of a batch of five molecules."""
+    index, boxes = np.zeros(num_edges, np.int32), np.zeros(num_nodes, np.int32)
+    graph = _graph(np.zeros((num_nodes, 3)), index, index, np.zeros((num_edges, 3)), boxes, boxes)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), graph)
 
 
-@contextlib.contextmanager
-def empty_cache():
-    """Return a context in which nothing is compiled yet: the cache is an empty folder."""
-    before = os.environ.get("EQFUSE_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["EQFUSE_CACHE_DIR"] = folder
-        compiler._KERNELS.clear()
-        try:
-            yield
-        finally:
-            os.environ.pop("EQFUSE_CACHE_DIR")
-            if before is not None:
-                os.environ["EQFUSE_CACHE_DIR"] = before
-            compiler._KERNELS.clear()
+def _graph(positions, senders, receivers, shifts, species, graph_index) -> Graph:
+    return Graph(
+        positions=positions.astype(np.float32),
+        species=species.astype(np.int32),
+        edges=ops.Edges.from_arrays(senders, receivers, len(positions)),
+        shifts=shifts.astype(np.float32),
+        graph_index=graph_index.astype(np.int32),
+        cells=np.zeros((NUM_GRAPHS, 3, 3), np.float32),
+        node_mask=np.ones(len(positions), bool),
+        graph_mask=np.ones(NUM_GRAPHS, bool),
+    )
 
 
 def batch(nodes: int, edges: int) -> Graph:
@@ -71,23 +56,15 @@ def batch(nodes: int, edges: int) -> Graph:
     Raises:
       ValueError: more edges than pairs of atoms in a box.
     """
-    boxes = networks.NUM_GRAPHS
+    atoms = nodes // NUM_GRAPHS
     rng = np.random.default_rng(0)
-    parts = [_box(rng, nodes // boxes, edges // boxes // 2) for _ in range(boxes)]
+    parts = [_box(rng, atoms, edges // NUM_GRAPHS // 2) for _ in range(NUM_GRAPHS)]
     positions, pairs, shifts = (np.concatenate(side) for side in zip(*parts, strict=True))
-    first = np.repeat(np.arange(boxes) * (nodes // boxes), edges // boxes)
-    senders, receivers = pairs.T + first
+    boxes = np.repeat(np.arange(NUM_GRAPHS), atoms)
+    senders, receivers = pairs.T + np.repeat(np.arange(NUM_GRAPHS) * atoms, edges // NUM_GRAPHS)
     order = np.lexsort((senders, receivers))
-    return Graph(
-        positions=positions.astype(np.float32),
-        species=rng.integers(0, networks.NUM_SPECIES, nodes).astype(np.int32),
-        edges=ops.Edges.from_arrays(senders[order], receivers[order], nodes),
-        shifts=shifts[order].astype(np.float32),
-        graph_index=np.repeat(np.arange(boxes), nodes // boxes).astype(np.int32),
-        cells=np.zeros((boxes, 3, 3), np.float32),
-        node_mask=np.ones(nodes, bool),
-        graph_mask=np.ones(boxes, bool),
-    )
+    species = rng.integers(0, NUM_SPECIES, nodes)
+    return _graph(positions, senders[order], receivers[order], shifts[order], species, boxes)
 
 
 def _box(rng, atoms: int, bonds: int):
@@ -108,98 +85,70 @@ def _box(rng, atoms: int, bonds: int):
     return positions, pairs, np.concatenate([shift, -shift])
 
 
-def shapes(model: str, nodes: int, edges: int):
-    """Return a step of Adam as a function of a backend, and the shapes of its arguments."""
-    functions = functools.partial(networks.training_step, model, num_nodes=nodes, num_edges=edges)
-    return functions, functions(backend="e3nn")[1]
+def potential_of(name: str, backend: str, **others) -> models.Potential:
+    """Return a model with energies and forces, with other fields of the model where given."""
+    fields = {"channels": 64, "num_species": NUM_SPECIES, "avg_num_neighbors": 20.0}
+    fields["radial"] = "network" if backend == "e3nn" else "auto"  # e3nn-jax has no tables
+    model = models.build(name, **fields | MODELS[name] | others, backend=backend)
+    return models.Potential(model, (1.0,) * NUM_SPECIES, (0.0,) * NUM_SPECIES)
 
 
-def arguments(model: str, nodes: int, edges: int):
-    """Return a step of Adam as a function of a backend, and its arguments, made on the device."""
-    functions, (params, state, _, *labels) = shapes(model, nodes, edges)
-    params, labels = random_arrays(params), random_arrays(tuple(labels))
-    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
-    graph = jax.tree.map(jnp.asarray, batch(nodes, edges))
-    return functions, (params, state, graph, *labels)
+def shapes_of(potential: models.Potential, graph: Graph):
+    """Return shapes of the parameters."""
+    vectors = jax.ShapeDtypeStruct((graph.edges.num_edges, 3), jnp.float32)
+    key = jax.random.key(0)
+    return jax.eval_shape(potential.init, key, vectors, graph.species, graph.edges)
 
 
-def measure(request: Request) -> Iterator[dict]:
-    """Time the training steps of one model: one result for each size.
+def loss(potential, params, graph, energy, forces):
+    """Return the squared errors of energies and forces."""
+    prediction = models.predict(potential, params, graph)
+    energies = jnp.mean((prediction.energy - energy) ** 2)
+    return energies + jnp.mean((prediction.forces - forces) ** 2)
+
+
+def training_step(name: str, backend: str, num_nodes: int, num_edges: int, **others):
+    """Return a step of Adam on energies and forces, and the shapes of its arguments.
+
+    Args:
+      name, backend, others: see `potential_of`.
+      num_nodes, num_edges: see `shapes_of_batch`.
+    """
+    potential, graph = potential_of(name, backend, **others), shapes_of_batch(num_nodes, num_edges)
+    optimizer = optax.adam(0.01)
+    flat = Flat.of(shapes_of(potential, graph))
+
+    def loss_of(params, *args):
+        return loss(potential, flat.unflatten(params), *args)
+
+    def step(params, state, *args):
+        value, gradient = jax.value_and_grad(loss_of)(params, *args)
+        with jax.named_scope("optimizer"):
+            updates, state = optimizer.update(gradient, state)
+            return optax.apply_updates(params, updates), state, value
+
+    params = jax.ShapeDtypeStruct((flat.size,), flat.dtype)
+    state = jax.eval_shape(optimizer.init, params)
+    labels = [jax.ShapeDtypeStruct((NUM_GRAPHS,), jnp.float32), graph.positions]
+    return step, (params, state, graph, *labels)
+
+
+def measure(name: str, size: tuple[int, int], backend: str, seconds: float) -> Iterator[dict]:
+    """Time a training step of one model; one result.
 
     The loss and its gradient (the first moment of Adam after a step from zero) of both sides are
-    compared, and nothing is timed where they differ. eqfuse is compiled alone, the second size with
-    the kernels of the first; e3nn-jax for all sizes at the same time, in threads. Peaks of memory
-    are those of the whole process: exact where they grow from one run to the next, null where they
-    do not; best in a fresh process.
+    compared, and nothing is timed where they differ. Peaks of memory are those of the whole
+    process: exact in a new one for the side that runs first and where they grow, else null.
     """
     with precision("float32"):
-        steps = [arguments(request.model, *size) for size in request.sizes]
-        compiled, ahead = {}, {}
-        # without the kernels that other jobs have compiled
-        with contextlib.nullcontext() if request.cached else empty_cache():
-            for size, (functions, args) in zip(request.sizes, steps, strict=True):
-                ours = functions(backend=request.backend)[0]
-                ahead[size] = _compile_ahead(ours, request.backend, args)
-                compiled |= compile_all({(size, OURS): (ours, args)}, "float32")
-        compiled |= compile_all(
-            {
-                (size, REFERENCE): (functions(backend="e3nn")[0], args)
-                for size, (functions, args) in zip(request.sizes, steps, strict=True)
-            },
-            "float32",
-        )
-        for size, (_, args) in zip(request.sizes, steps, strict=True):
-            sides = {name: compiled[size, name] for name in (OURS, REFERENCE)}
-            row = {
-                "group": "steps",
-                "case": request.model,
-                "size": list(size),
-                "order": "step",
-                "dtype": "float32",
-                "kernels_compile_s": ahead[size],
-            }
-            yield row | _measure(sides, args, request.seconds)
-
-
-def _compile_ahead(step, backend: str, args) -> dict | None:
-    """Return seconds to compile the kernels in parallel, and how many there are."""
-    if backend != "triton":
-        return None
-    start = time.perf_counter()
-    kernels = ops.compile_ahead(step, *args)
-    return {"seconds": time.perf_counter() - start, "kernels": len(kernels)}
-
-
-def _measure(compiled: dict, args, seconds: float) -> dict:
-    calls, sides, results = {}, {}, {}
-    for name, found in compiled.items():
-        try:
-            if isinstance(found, Exception):
-                raise found
-            step, compile_s = found
-            sides[name] = {"compile_s": compile_s, "scratch_bytes": scratch(step)}
-            sides[name] |= {"arguments_bytes": step.memory_analysis().argument_size_in_bytes}
-            before, call = _peak(), functools.partial(step, *args)
-            _, state, loss = jax.block_until_ready(call())
-            sides[name]["peak_bytes"] = _peak() if _peak() > before else None
-            results[name], calls[name] = (loss, state[0].mu), call
-        except Exception as error:
-            sides[name] = {"error": first_line(error)}
-    if OURS not in calls:
-        return {"error": f"{OURS}: {sides[OURS]['error']}"}
-    if REFERENCE in calls:
-        try:
-            difference = largest_difference(results[REFERENCE], results[OURS])
-        except ParityError as error:
-            return {"error": f"{OURS}: {error}"}
-        if not difference <= TOLERANCE:
-            return {"error": f"{OURS}: results differ by {difference:.1e} from {REFERENCE}"}
-        sides[OURS]["difference"] = difference
-    for name, times in interleaved_batches(calls, seconds).items():
-        sides[name] |= times
-    return {"checked_against": REFERENCE if REFERENCE in calls else None, "sides": sides}
-
-
-def _peak() -> int:
-    """Return most bytes in use on the device since the process began; 0 if JAX has no count."""
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+        sides = {OURS: backend, REFERENCE: "e3nn"}
+        steps = {side: training_step(name, which, *size) for side, which in sides.items()}
+        params, state, _, *labels = steps[REFERENCE][1]
+        params, labels = random_arrays(params), random_arrays(tuple(labels))
+        state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
+        arguments = (params, state, jax.tree.map(jnp.asarray, batch(*size)), *labels)
+        calls = {
+            side: Call(step, arguments, lambda found: (found[2], found[1][0].mu))
+            for side, (step, _) in steps.items()
+        }
+        yield compared(calls, TOLERANCE, seconds)

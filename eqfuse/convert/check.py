@@ -8,8 +8,7 @@ from pathlib import Path
 import ase
 import numpy as np
 
-from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.structures import to_arrays
+from eqfuse.convert.converted import ConvertError
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.examples import example_structures
 
@@ -33,16 +32,13 @@ def compare(program: str, path, run, *, choice=None, python: str = sys.executabl
     calculator = Calculator(run, dtype="float64", radial="network")  # as the program computes
     structures = example_structures(calculator.species)
     theirs = original_results(program, path, structures, choice=choice, python=python)
-    rows = [f"{theirs['version']} and eqfuse in float64: largest differences, relative"]
-    rows.append(f"{'structure':<24}{'energy':>10}{'forces':>10}{'stress':>10}")
+    title = f"{theirs['version']} and eqfuse in float64: largest differences, relative"
+    quantities, rows = ("energy", "forces", "stress"), {}
     for k, atoms in enumerate(structures):
         ours = results_of(calculator, atoms)
-        cells = [
-            relative_error(ours[q], theirs[f"{k}_{q}"]) for q in ("energy", "forces", "stress")
-        ]
-        numbers = "".join(f"{'-' if np.isnan(e) else format(e, '.0e'):>10}" for e in cells)
-        rows.append(f"{atoms.get_chemical_formula():<24}{numbers}")
-    return "\n".join(rows)
+        errors = [relative_error(ours[q], theirs[f"{k}_{q}"]) for q in quantities]
+        rows[atoms.get_chemical_formula()] = errors
+    return _table(title, quantities, rows)
 
 
 def original_results(program: str, path, structures, *, choice=None, python=sys.executable) -> dict:
@@ -72,15 +68,23 @@ def check_alone(run) -> str:
       run: the converted run.
     """
     calculator = Calculator(run, dtype="float64")
-    rows = ["without the program: differences in float64, relative to the largest force"]
-    rows.append(f"{'structure':<24}{'rotated':>10}{'mirrored':>10}{'slopes':>10}")
+    title = "without the program: differences in float64, relative to the largest force"
+    rows = {}
     handed = calculator.network.metadata["model_fields"].get("so3")  # mirrors are not its symmetry
     for atoms in example_structures(calculator.species):
         mirrored = np.nan if handed else _turned(calculator, atoms, -1)
         errors = [_turned(calculator, atoms, 1), mirrored, _slopes(calculator, atoms)]
+        rows[atoms.get_chemical_formula()] = errors
+    return _table(title, ("rotated", "mirrored", "slopes"), rows)
+
+
+def _table(title: str, columns, rows: dict[str, list[float]]) -> str:
+    """Return a table of errors of structures, with - for NaN."""
+    lines = [title, f"{'structure':<24}" + "".join(f"{name:>10}" for name in columns)]
+    for formula, errors in rows.items():
         numbers = "".join(f"{'-' if np.isnan(e) else format(e, '.0e'):>10}" for e in errors)
-        rows.append(f"{atoms.get_chemical_formula():<24}{numbers}")
-    return "\n".join(rows)
+        lines.append(f"{formula:<24}{numbers}")
+    return "\n".join(lines)
 
 
 def results_of(calculator, atoms: ase.Atoms) -> dict:
@@ -103,7 +107,7 @@ def relative_error(ours, theirs) -> float:
 
 
 def _turned(calculator, atoms, sign: int) -> float:
-    """Return by how much forces do not turn with the structure, which may be mirrored."""
+    """Return the error of forces that should turn with the structure, mirrored for sign -1."""
     rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     rotation *= sign * np.sign(np.linalg.det(rotation))
     turned = atoms.copy()
@@ -114,7 +118,7 @@ def _turned(calculator, atoms, sign: int) -> float:
 
 
 def _slopes(calculator, atoms) -> float:
-    """Return by how much the force on the first atom differs from the slope of the energy."""
+    """Return the difference of the force on the first atom from the slope of the energy."""
     expected = results_of(calculator, atoms)["forces"]
     slopes = np.zeros(3)
     for axis in range(3):
@@ -125,3 +129,16 @@ def _slopes(calculator, atoms) -> float:
             energies.append(results_of(calculator, moved)["energy"])
         slopes[axis] = (energies[1] - energies[0]) / (2 * STEP)
     return float(np.max(np.abs(slopes - expected[0])) / np.max(np.abs(expected)))
+
+
+def to_arrays(structures: list[ase.Atoms]) -> dict[str, np.ndarray]:
+    """Return structures as arrays, which `eqfuse/convert/original.py` reads."""
+    arrays = {"count": np.array(len(structures))}
+    for k, atoms in enumerate(structures):
+        arrays |= {
+            f"{k}_numbers": atoms.numbers,
+            f"{k}_positions": atoms.positions,
+            f"{k}_cell": atoms.cell.array,
+            f"{k}_pbc": atoms.pbc,
+        }
+    return arrays

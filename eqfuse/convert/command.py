@@ -6,7 +6,6 @@ eqfuse convert nequix FILE.nqx RUN      # a network of nequix
 eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
 eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
                                         # as a program that runs without eqfuse: eqfuse export
-eqfuse convert run OLD NEW              # a run of an earlier version
 """
 
 import argparse
@@ -17,10 +16,8 @@ from ase.data import chemical_symbols
 
 from eqfuse.convert.check import check_alone, compare
 from eqfuse.convert.convert import convert, find
-from eqfuse.convert.converted import Converted
-from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
-from eqfuse.convert.old_run import convert_run
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
 
@@ -46,10 +43,6 @@ def main(arguments: list[str]) -> int:
         if options.program == "export":
             export_mace(options.run, options.file)
             print(f"{options.file} is written; scripts/mace_load.py makes a mace network of it")
-            return 0
-        if options.program == "run":
-            names = " and ".join(convert_run(options.old, options.new))
-            print(f"{options.new} is written, with the checkpoints {names} of {options.old}")
             return 0
         converted = convert(options.program, options.file, options.run, choice=options.choice)
     except (ConvertError, ConfigError, CheckpointError) as error:
@@ -104,9 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("run", metavar="RUN", help="the folder of the run")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
-    run = programs.add_parser("run", help="a run of an earlier version (needs orbax-checkpoint)")
-    run.add_argument("old", metavar="OLD", help="the folder of the run, which stays as it is")
-    run.add_argument("new", metavar="NEW", help="the folder to write, which must not exist")
     return parser
 
 

@@ -1,16 +1,27 @@
-"""Read a network of another program and write it as a run."""
+"""Read a network of another program and write it as the folder of a run."""
 
 import contextlib
+import dataclasses
+import hashlib
 from pathlib import Path
 
-from eqfuse.convert.converted import Converted
-from eqfuse.convert.errors import ConvertError
+import jax
+import numpy as np
+
+from eqfuse import models
+from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.mace import read_mace
 from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequix import read_nequix
-from eqfuse.convert.sevennet import read_sevennet
-from eqfuse.convert.sevennet_files import sevennet_file
-from eqfuse.convert.write import check_shapes, write_run
+from eqfuse.convert.sevennet import read_sevennet, sevennet_file
+from eqfuse.data import Shape, collate
+from eqfuse.train.run.checkpoint import Checkpoints
+from eqfuse.train.run.folder import RunFolder
+from eqfuse.train.run.metadata import UNITS
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import RUNS, Config
+from eqfuse.train.settings.options import to_yaml
+from eqfuse.train.sources import ExtxyzData
 
 READERS = {
     "mace": read_mace,
@@ -70,3 +81,113 @@ def reading(program: str, path):
             f"{path} is not laid out as files of {program} are, or damaged ({error!r}); if "
             f"{program} reads it, please report its version"
         ) from error
+
+
+def write_run(converted: Converted, path, run):
+    """Write a network to the folder of a run, for `Calculator`, `evaluate` and `start_from=`.
+
+    Args:
+      converted: the network.
+      path: of the file that it comes from.
+      run: the folder, which must not exist.
+    Raises:
+      ConfigError: the folder exists or cannot be written.
+    """
+    path = Path(path)
+    potential, variables = potential_of(converted), variables_of(converted)
+    config = _config(path, str(run), converted)
+    fields = converted.fields
+    metadata = {
+        "task": "molecule",
+        "config": dataclasses.asdict(config),
+        "model": converted.model,
+        "model_fields": fields,
+        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
+        "potential": potential.to_plain(),
+        "data_sha256": "",
+        "species": list(converted.references),
+        "reference_energies": {str(z): e for z, e in converted.references.items()},
+        "statistics": {
+            "force_rms": None,
+            "avg_num_neighbors": fields["avg_num_neighbors"],
+            "energy_per_atom": None,
+        },
+        "units": UNITS,
+        "converted": {
+            "program": converted.program,
+            "file": path.name,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "choice": converted.choice,
+        },
+    }
+    folder = RunFolder(run, to_yaml(config))
+    try:
+        checkpoints = Checkpoints(folder.checkpoints, metadata)
+        progress = {"position": {"epoch": 0, "batch": 0}, "epoch": 0}
+        checkpoints.offer("best", 0, lambda: variables, progress)
+        checkpoints.flush()
+    finally:
+        folder.close()
+
+
+def potential_of(converted: Converted) -> models.Potential:
+    """Return the potential that the network is."""
+    return models.Potential(
+        model=models.build(converted.model, **converted.fields),
+        scale=converted.scale,
+        shift=converted.shift,
+        repulsion=converted.repulsion,
+    )
+
+
+def variables_of(converted: Converted) -> dict:
+    """Return the variables of that potential, in float64.
+
+    What was of float32 in a file has been multiplied with constants of the program: rounded again,
+    it would give the results of the program to 1e-8 only.
+    """
+    params = {
+        "model": converted.params,
+        "scale": np.array(converted.scale),
+        "shift": np.array(converted.shift),
+    }
+    return {"params": jax.tree.map(lambda a: np.asarray(a, np.float64), params)}
+
+
+def check_shapes(converted: Converted):
+    """Refuse parameters whose shapes differ from those of the network.
+
+    Raises:
+      ConvertError: naming the first that does.
+    """
+    potential, variables = potential_of(converted), variables_of(converted)
+    with jax.enable_x64(True):
+        graph = collate([], Shape(1, 1, 1), "float64").graph
+        shapes = jax.eval_shape(
+            potential.init, jax.random.key(0), graph.vectors, graph.species, graph.edges
+        )
+    ours, theirs = (
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (shapes, variables)
+    )
+    if ours != theirs:
+        different = sorted({name for name, _ in ours.items() ^ theirs.items()})
+        raise ConvertError(
+            f"parameters do not fit: {different[0]} has the shape {theirs.get(different[0])} in "
+            f"the file and {ours.get(different[0])} in eqfuse's {converted.model} "
+            f"({len(different)} such names)"
+        )
+
+
+def _config(path: Path, run: str, converted: Converted) -> Config:
+    """Return the settings of the run, whose data file is the file that was converted."""
+    settings = RUNS.groups["model"][converted.model]
+    names = {f.name for f in dataclasses.fields(settings)}
+    fields = {name: v for name, v in converted.fields.items() if name in names}
+    return Config(
+        model=settings(**fields, zbl=converted.repulsion is not None),
+        data=ExtxyzData(path=str(path.resolve())),
+        training=MoleculeTraining(),
+        dtype=converted.dtype,
+        run=run,
+    )

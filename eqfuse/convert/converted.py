@@ -1,8 +1,28 @@
-"""What a converter reads from a file: a network of this package with its parameters."""
+"""The result of a converter, and the error of a file that cannot be converted."""
 
 import dataclasses
 
 from eqfuse.models import ZBL
+
+
+class ConvertError(ValueError):
+    """An error for a file or network that cannot be converted; the message is for the user."""
+
+
+def refuse(what: str, model: str = "NequIP"):
+    """Refuse a network with something that a model of eqfuse cannot represent.
+
+    Raises:
+      ConvertError: always, naming it.
+    """
+    raise ConvertError(f"the network has {what}, which eqfuse's {model} cannot represent")
+
+
+def whole_power(power, of: str = "a cutoff") -> int:
+    """Return the power of a cutoff function; refuse one that is no whole number."""
+    if float(power) != int(power):
+        refuse(f"{of} of the power {power}, which is no whole number")
+    return int(power)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from eqfuse import models
-from eqfuse.convert.activations import normalized_by
-from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.product_basis import our_maps, symmetric_components
+from eqfuse.convert.converted import ConvertError
+from eqfuse.convert.layers import normalized_by
+from eqfuse.convert.mace_parameters import our_maps, symmetric_components
 from eqfuse.train.run.checkpoint import read_checkpoint
 
 _NOT_EXPORTED = ("nonlinear", "apply_cutoff", "edge_irreps", "first_edge_irreps")

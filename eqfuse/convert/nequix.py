@@ -7,10 +7,9 @@ import math
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.convert.converted import Converted
-from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.irreps_matrices import Matrices, named
-from eqfuse.convert.nequip_layers import Layer, Path, gate_in_torch, layer_parameters
+from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
+from eqfuse.convert.e3nn_torch import Matrices, convolution_paths, gate_in_torch
+from eqfuse.convert.layers import Layer, layer_parameters, named
 from eqfuse.models import NequIP
 from eqfuse.models.irreps import SCALAR, harmonics
 
@@ -39,7 +38,9 @@ def read_nequix(path, choice: None = None) -> Converted:
 
 
 def _network(config: dict, arrays: "_Arrays") -> Converted:
-    hidden = _checked(config)
+    hidden = e3nn.Irreps(config["hidden_irreps"])
+    if [ir for _, ir in hidden] != harmonics(len(hidden) - 1):
+        refuse(f"the features {hidden}, not 0e, 1o, 2e, ... in this order")
     count = len(config["atomic_numbers"])
     layers = config["n_layers"]
     scalars = e3nn.Irreps([(mul, ir) for mul, ir in hidden if ir == SCALAR])
@@ -80,23 +81,6 @@ def _settings(file, path) -> dict:
     return config
 
 
-def _checked(config: dict) -> e3nn.Irreps:
-    """Return the features, and refuse what is not known here."""
-    hidden = e3nn.Irreps(config["hidden_irreps"])
-    natural = [ir for _, ir in hidden] == harmonics(len(hidden) - 1)
-    if not natural:
-        raise ConvertError(
-            f"the network has the features {hidden}, not 0e, 1o, 2e, ... in this order, which "
-            "eqfuse does not read"
-        )
-    if float(config["radial_polynomial_p"]) != int(config["radial_polynomial_p"]):
-        raise ConvertError(
-            f"the network has a cutoff of the power {config['radial_polynomial_p']}, which is no "
-            "whole number"
-        )
-    return hidden
-
-
 def _fields(config: dict, hidden: e3nn.Irreps, count: int) -> dict:
     return {
         "irreps_out": "0e",
@@ -107,7 +91,7 @@ def _fields(config: dict, hidden: e3nn.Irreps, count: int) -> dict:
         "parity": False,
         "cutoff": float(config["cutoff"]),
         "num_bessel": config["radial_basis_size"],
-        "poly_power": int(config["radial_polynomial_p"]),
+        "poly_power": whole_power(config["radial_polynomial_p"]),
         "radial_layers": config["radial_mlp_layers"],
         "radial_hidden": config["radial_mlp_size"],
         "avg_num_neighbors": float(config["avg_n_neighbors"]),
@@ -156,9 +140,12 @@ class _Arrays:
 
 def _layer(arrays: _Arrays, config: dict, before, after, *, first: bool):
     """Return an interaction, and for the first one the table of its features."""
-    radial = _radial(arrays, config, before, after)
-    gate = gate_in_torch(after)  # sorted the same way, since parities are natural
-    paths = _paths(before, config["lmax"], after)
+    kept = {ir for _, ir in after}
+    # e3nn-jax sorts paths and gates as e3nn for PyTorch does, where parities are natural
+    sh = harmonics(config["lmax"])
+    paths = convolution_paths(before, sh, kept.__contains__, sort_weights=True)
+    gate = gate_in_torch(after)
+    radial = _radial(arrays, config, sum(path.mul for path in paths))
     mid = e3nn.Irreps(
         [(mul, ir) for _, ir in after if (mul := sum(p.mul for p in paths if p.ir == ir))]
     )
@@ -187,30 +174,11 @@ def _layer(arrays: _Arrays, config: dict, before, after, *, first: bool):
     return layer, up[SCALAR] if first else None
 
 
-def _radial(arrays: _Arrays, config: dict, before, after) -> list[np.ndarray]:
+def _radial(arrays: _Arrays, config: dict, width: int) -> list[np.ndarray]:
     """Return the matrices of a radial network, whose silu is not normalised."""
-    width = sum(path.mul for path in _paths(before, config["lmax"], after))
     hidden = [config["radial_mlp_size"]] * config["radial_mlp_layers"]
     sizes = [config["radial_basis_size"], *hidden, width]
     matrices = [arrays.take(*shape) for shape in itertools.pairwise(sizes)]
     # Bessel functions are 2/c sin()/d there and sqrt(2/c) sin()/d here
     matrices[0] = matrices[0] * math.sqrt(2 / float(config["cutoff"]))
     return matrices
-
-
-def _paths(before, lmax: int, after) -> list[Path]:
-    """Return the paths of a convolution, which is e3nn-jax's: sorted by the product."""
-    kept = {ir for _, ir in after}
-    listed = sorted(
-        (ir, i, sh.l, mul, ir_in)
-        for i, (mul, ir_in) in enumerate(before)
-        for sh in harmonics(lmax)
-        for ir in ir_in * sh
-        if ir in kept
-    )
-    result, at, rows = [], 0, {}
-    for ir, _, l, mul, ir_in in listed:
-        result.append(Path(ir_in, l, ir, at, rows.get(ir, 0), mul))
-        rows[ir] = rows.get(ir, 0) + mul
-        at += mul
-    return result

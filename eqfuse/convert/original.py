@@ -17,6 +17,7 @@ if __name__ == "__main__":  # or the files beside this one would be imported for
 
 import numpy as np
 
+NO_STRESS = np.full((3, 3), np.nan)
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # mace's own import needs it
 
 
@@ -62,12 +63,9 @@ def mace(file, choice):
         made = data.AtomicData.from_config(config, z_table=table, cutoff=cutoff, heads=heads)
         loader = torch_geometric.dataloader.DataLoader([made], batch_size=1)
         out = network(next(iter(loader)).to_dict(), compute_stress=True)
-        stress = out["stress"].detach().numpy()[0] if pbc.all() else np.full((3, 3), np.nan)
-        return {
-            "energy": out["energy"].item(),
-            "forces": out["forces"].detach().numpy(),
-            "stress": stress,
-        }
+        stress = out["stress"].detach().numpy()[0] if pbc.all() else NO_STRESS
+        forces = out["forces"].detach().numpy()
+        return {"energy": out["energy"].item(), "forces": forces, "stress": stress}
 
     return evaluate, f"mace-torch {mace.__version__}"
 
@@ -91,7 +89,6 @@ def _exact_products(contraction):
 
 def sevennet(file, choice):
     """Return sevenn's evaluation of a checkpoint."""
-    import ase
     import sevenn
     import sevenn.util
     import torch
@@ -116,23 +113,21 @@ def sevennet(file, choice):
     network.eval()
     _exact_couplings(network)
     calculator.model = network
-
-    def evaluate(numbers, positions, cell, pbc):
-        atoms = ase.Atoms(numbers, positions, cell=cell, pbc=pbc)
-        return _of_calculator(atoms, calculator)
-
-    return evaluate, f"sevenn {sevenn.__version__}"
+    return _evaluation(calculator), f"sevenn {sevenn.__version__}"
 
 
-def _of_calculator(atoms, calculator):
+def _evaluation(calculator):
+    """Return the evaluation by a calculator of ASE."""
+    import ase
     from ase.stress import voigt_6_to_full_3x3_stress
 
-    atoms.calc = calculator
-    stress = np.full((3, 3), np.nan)
-    result = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-    if atoms.pbc.all():
-        stress = voigt_6_to_full_3x3_stress(atoms.get_stress())
-    return result | {"stress": stress}
+    def evaluate(numbers, positions, cell, pbc):
+        atoms = ase.Atoms(numbers, positions, cell=cell, pbc=pbc, calculator=calculator)
+        result = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        stress = voigt_6_to_full_3x3_stress(atoms.get_stress()) if pbc.all() else NO_STRESS
+        return result | {"stress": stress}
+
+    return evaluate
 
 
 def nequix(file, choice):
@@ -169,7 +164,7 @@ def nequix(file, choice):
         return {
             "energy": float(energy[0]),
             "forces": forces[: len(numbers)],
-            "stress": np.full((3, 3), np.nan) if stress is None else stress[0],
+            "stress": NO_STRESS if stress is None else stress[0],
         }
 
     return evaluate, f"nequix {importlib.metadata.version('nequix')}"
@@ -188,7 +183,6 @@ def nequip(file, choice):
 def _nequip_package(file):
     import importlib.metadata
 
-    import ase
     import torch
     from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
     from nequip.integrations.ase import NequIPCalculator
@@ -207,11 +201,7 @@ def _nequip_package(file):
         NeighborListTransform(r_max=r_max),
     ]
     calculator = NequIPCalculator(network, torch.device("cpu"), transforms=transforms)
-
-    def evaluate(numbers, positions, cell, pbc):
-        return _of_calculator(ase.Atoms(numbers, positions, cell=cell, pbc=pbc), calculator)
-
-    return evaluate, f"nequip {importlib.metadata.version('nequip')}"
+    return _evaluation(calculator), f"nequip {importlib.metadata.version('nequip')}"
 
 
 def _nequip_script(file):
@@ -238,9 +228,9 @@ def _nequip_script(file):
         }
         out = network(data)
         energy = out["total_energy"].item()
-        stress = np.full((3, 3), np.nan)
-        if pbc.all():
-            stress = out["stress"].detach().numpy().reshape(3, 3) if "stress" in out else stress
+        stress = NO_STRESS
+        if pbc.all() and "stress" in out:
+            stress = out["stress"].detach().numpy().reshape(3, 3)
         return {"energy": energy, "forces": out["forces"].detach().numpy(), "stress": stress}
 
     return evaluate, f"nequip {extra['nequip_version']} (TorchScript)"
@@ -262,12 +252,7 @@ def _exact_couplings(network):
             buffer.copy_(exact)
 
 
-PROGRAMS = {
-    "mace": mace,
-    "sevennet": sevennet,
-    "nequix": nequix,
-    "nequip": nequip,
-}
+PROGRAMS = {"mace": mace, "sevennet": sevennet, "nequix": nequix, "nequip": nequip}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

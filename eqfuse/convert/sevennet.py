@@ -1,28 +1,41 @@
 """Checkpoints of SevenNet (`sevenn`), read without torch: nothing in them is executed."""
 
+import hashlib
+import importlib.metadata
 import itertools
 import math
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
 
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.convert.activations import e3nn_dense, e3nn_gate
-from eqfuse.convert.converted import Converted
-from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.irreps_matrices import linear_matrices, named, one_hot_matrices, scaled
-from eqfuse.convert.nequip_layers import (
-    Layer,
+from eqfuse.convert.converted import Converted, ConvertError, refuse
+from eqfuse.convert.e3nn_torch import (
     convolution_paths,
     coupling_factor,
+    e3nn_dense,
+    e3nn_gate,
     gate_in_torch,
+    linear_matrices,
+    one_hot_matrices,
+)
+from eqfuse.convert.layers import (
+    Layer,
     hidden_setting,
     layer_parameters,
+    named,
+    scaled,
     skip_setting,
 )
-from eqfuse.convert.pickled import read_saved, value
+from eqfuse.convert.records import read_saved, value
+from eqfuse.data.readers.public import default_folder
 from eqfuse.models import NequIP
-from eqfuse.models.irreps import SCALAR
-from eqfuse.models.nequip_irreps import sphere
+from eqfuse.models.irreps import SCALAR, sphere
 
 _RENAMED = {
     "EdgeEmbedding": "edge_embedding",
@@ -57,10 +70,6 @@ def _name(key: str) -> str:
     return f"{module}.{rest.replace('denumerator', 'denominator')}"
 
 
-def _refuse(what: str):
-    raise ConvertError(f"the network has {what}, which eqfuse's NequIP cannot represent")
-
-
 class _Network:
     """A checkpoint, and what it holds of each part."""
 
@@ -71,7 +80,9 @@ class _Network:
         self.so3 = not config.get("is_parity", True)
         lmax = config["lmax"]
         self.lmax = config["lmax_edge"] if config.get("lmax_edge", -1) > 0 else lmax
+        self.harmonics = sphere(self.lmax, self.so3)
         self.layers = int(config["num_convolution_layer"])
+        self.biases = bool(config.get("_modal_map") or config.get("use_bias_in_linear"))
         self.features = self._features()
         numbers = sorted(config["_type_map"])
         self.species = tuple(int(z) for z in numbers)
@@ -103,16 +114,16 @@ class _Network:
                 reached = self._reached(result[-1], 0 if last else lmax_node, last)
                 result.append(e3nn.Irreps([(config["channel"], ir) for _, ir in reached]))
         if any(len({ir for _, ir in irreps}) < len(irreps) for irreps in result):
-            _refuse("features that list an irrep twice (irreps_manual)")
+            refuse("features that list an irrep twice (irreps_manual)")
         if any(SCALAR not in {ir for _, ir in irreps} for irreps in result):
-            _refuse("gates that are odd scalars (features without 0e)")
+            refuse("gates that are odd scalars (features without 0e)")
         return result
 
     def _reached(self, before, lmax: int, even_only: bool) -> e3nn.Irreps:
         """Return the products of features with the harmonics, as sevenn sorts and counts them."""
         paths = convolution_paths(
             before,
-            [(1, ir) for ir in sphere(self.lmax, self.so3)],
+            self.harmonics,
             lambda ir: ir.l <= lmax and not (even_only and ir.p < 0),
         )
         counts = {}
@@ -145,7 +156,7 @@ class _Network:
             "so3": self.so3,
             "embedding_channels": first.count(SCALAR),
             "skip": skip_setting([_SKIPS[kind] for kind in kinds]),
-            "biases": bool(self.modals) or bool(config.get("use_bias_in_linear")),
+            "biases": self.biases,
             "normalize_activation": False,
             "cutoff_function": "xplor" if xplor else "polynomial",
             "cutoff_onset": float(cutoff["cutoff_on"]) if xplor else None,
@@ -159,7 +170,7 @@ class _Network:
         ours = NequIP(**fields).layer_irreps()[:-1]
         for irreps, theirs in zip(ours[1:], self.features[1:], strict=True):
             if missing := {ir for _, ir in irreps} - {ir for _, ir in theirs}:
-                _refuse(f"features that a layer could have but has not ({min(missing)})")
+                refuse(f"features that a layer could have but has not ({min(missing)})")
         state = self.state
         embedding, rows = self._linear("onehot_to_feature_x", f"{len(self.species)}x0e", ours[0])
         embedding = embedding[SCALAR][self.order] + self._bias("onehot_to_feature_x", rows)
@@ -172,7 +183,7 @@ class _Network:
             layer, radial = layer_parameters(self._layer(k), before, after)
             params[f"layer_{k}"], params["radial"][f"layer_{k}"] = layer, radial
         params["readout"], shift = self._readout(ours[-1])
-        scale, shifts = self._scale(), self._rescale("shift")
+        scale, shifts = self._rescale("scale"), self._rescale("shift")
         return Converted(
             program="sevennet",
             model="nequip",
@@ -195,7 +206,7 @@ class _Network:
         scalars = irreps_out.count(SCALAR)
         extra = (len(flat) - need) // scalars if scalars else 0
         if extra not in (0, len(self.modals)):
-            _refuse(f"in {name} {len(flat)} weights, where {need} fit its irreps")
+            refuse(f"in {name} {len(flat)} weights, where {need} fit its irreps")
         return linear_matrices(flat, irreps_in, irreps_out, extra)
 
     def _bias(self, name: str, rows) -> np.ndarray:
@@ -220,12 +231,11 @@ class _Network:
         ]
         paths = convolution_paths(
             before,
-            [(1, ir) for ir in sphere(self.lmax, self.so3)],
+            self.harmonics,
             kept.__contains__,
             sort_weights=self.version >= (0, 11),
             sign=lambda degrees: self._sign(k, degrees),
         )
-        biases = bool(self.modals) or bool(config.get("use_bias_in_linear"))
         return Layer(
             before=before,
             after=after,
@@ -235,8 +245,8 @@ class _Network:
             radial=e3nn_dense(weights, math.sqrt(2 / float(config["cutoff"]))),
             down={ir: w / divisor for ir, w in down.items()},
             skip=self._skip(k, before, gate, features),
-            up_bias=self._bias(f"{k}_self_interaction_1", up_rows) if biases else None,
-            down_bias=self._bias(f"{k}_self_interaction_2", down_rows) if biases else None,
+            up_bias=self._bias(f"{k}_self_interaction_1", up_rows) if self.biases else None,
+            down_bias=self._bias(f"{k}_self_interaction_2", down_rows) if self.biases else None,
         )
 
     def _skip(self, k: int, before, gate, features):
@@ -270,34 +280,135 @@ class _Network:
             values = values[self.modal]
         return np.broadcast_to(values, (len(self.species),))[self.order]
 
-    def _scale(self) -> np.ndarray:
-        return self._rescale("scale")
-
 
 def _check(config: dict, state: dict):
     """Refuse what is not known here, by name."""
     if config.get("interaction_type") not in (None, "nequip"):
-        _refuse(f"interactions of the kind {config['interaction_type']!r} (interaction_type)")
+        refuse(f"interactions of the kind {config['interaction_type']!r} (interaction_type)")
     if config.get("readout_as_fcn"):
-        _refuse("a readout that is a network (readout_as_fcn)")
+        refuse("a readout that is a network (readout_as_fcn)")
     if config.get("optimize_by_reduce") is False:
-        _refuse("a layout that sevenn itself reads no more (optimize_by_reduce: False)")
+        refuse("a layout that sevenn itself reads no more (optimize_by_reduce: False)")
     acts = [config.get("act_radial"), *(config[name]["e"] for name in ("act_scalar", "act_gate"))]
     if set(acts) != {"silu"} or config["act_scalar"].get("o", "tanh") != "tanh":
-        _refuse(f"activations other than silu, and tanh for odd scalars ({', '.join(acts)})")
+        refuse(f"activations other than silu, and tanh for odd scalars ({', '.join(acts)})")
     kinds = config.get("self_connection_type", "nequip")
     for kind in [kinds] if isinstance(kinds, str) else kinds:
         if kind not in _SKIPS:
-            _refuse(f"a self-connection of the kind {kind!r} (self_connection_type)")
+            refuse(f"a self-connection of the kind {kind!r} (self_connection_type)")
     if dict(config["cutoff_function"])["cutoff_function_name"] not in ("poly_cut", "XPLOR"):
-        _refuse(f"the cutoff function {dict(config['cutoff_function'])['cutoff_function_name']!r}")
+        refuse(f"the cutoff function {dict(config['cutoff_function'])['cutoff_function_name']!r}")
     if dict(config.get("radial_basis", {})).get("radial_basis_name", "bessel") != "bessel":
-        _refuse(f"the radial basis {dict(config['radial_basis'])['radial_basis_name']!r}")
+        refuse(f"the radial basis {dict(config['radial_basis'])['radial_basis_name']!r}")
     if len(set(config["weight_nn_hidden_neurons"])) != 1:
-        _refuse(f"a radial network of the widths {config['weight_nn_hidden_neurons']}, not alike")
+        refuse(f"a radial network of the widths {config['weight_nn_hidden_neurons']}, not alike")
     known = ("edge_embedding", "onehot_to_feature_x", "reduce_input_to_hidden")
     known += ("reduce_hidden_to_energy", "rescale_atomic_energy")
     for name in state:
         module = name.partition(".")[0]
         if module not in known and not module[:1].isdigit():
-            _refuse(f"a part that is not known here ({module}), such as ZBL or D3")
+            refuse(f"a part that is not known here ({module}), such as ZBL or D3")
+
+
+VERSION = "0.13.0"
+WHEEL = "9378f7df2b75fe83274483a5f804790ae1023dd22ddeb6a48c1a03de97e22620"
+"""SHA-256 of sevenn-0.13.0-py3-none-any.whl."""
+_FOLDER = "sevenn/pretrained_potentials/"
+NETWORKS = {
+    "7net-0": (
+        f"{_FOLDER}SevenNet_0__11Jul2024/checkpoint_sevennet_0.pth",
+        "7052cb42b7b3be42b40b97fa0d21077a48c54b5548948fc4dcf346629f813c36",
+    ),
+    "7net-0_22may2024": (
+        f"{_FOLDER}SevenNet_0__22May2024/checkpoint_sevennet_0.pth",
+        "5d389fafd512e6ae2830d74d0b66ffc49a55d3832653ff8e7bf7f1343013c1d1",
+    ),
+    "7net-l3i5": (
+        f"{_FOLDER}SevenNet_l3i5/checkpoint_l3i5.pth",
+        "a7ff190d41efe5b8317a03d20a468e4036a1a3e64e0b14fdbab64ac3f4bfc09d",
+    ),
+    "7net-mf-0": (
+        f"{_FOLDER}SevenNet_MF_0/checkpoint_sevennet_mf_0.pth",
+        "81791329b37d445f46b531578c182c41792d98c7814222c9e5dde276402225fd",
+    ),
+}
+"""Path in the wheel, and SHA-256 of the file, by the name that sevenn gives the network."""
+
+
+def sevennet_file(name: str, *, download: bool = True) -> Path:
+    """Return the checkpoint of a published network.
+
+    It is taken from an installed `sevenn`, of which nothing is imported, else from a copy that an
+    earlier call has made, else from the wheel of `sevenn`, which pip downloads from the package
+    index that it is configured for. All are checked by their hashes.
+
+    Args:
+      name: one of `NETWORKS`, in letters of either case.
+      download: whether the wheel may be downloaded.
+    Raises:
+      ConvertError: an unknown name, a file that is nowhere, or one with another hash.
+    """
+    if name.lower() not in NETWORKS:
+        raise ConvertError(
+            f"{name} is no file, and no network of sevenn that is known here; these are "
+            f"{', '.join(NETWORKS)}"
+        )
+    member, checksum = NETWORKS[name.lower()]
+    copy = default_folder() / "sevennet" / f"{name.lower()}.pth"
+    installed = _installed(member)
+    if installed is not None:
+        return _checked(installed, checksum)
+    if not copy.exists():
+        if not download:
+            raise ConvertError(
+                f"the network {name} is in the wheel of sevenn, which is not installed; "
+                f"`eqfuse convert sevennet {name} RUN` downloads it"
+            )
+        _extract(member, copy)
+    return _checked(copy, checksum)
+
+
+def _installed(member: str) -> Path | None:
+    """Return the file of an installed `sevenn`, or None."""
+    try:
+        path = Path(importlib.metadata.distribution("sevenn").locate_file(member))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return path if path.is_file() else None
+
+
+def _checked(path: Path, checksum: str) -> Path:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be read: {error.strerror}") from error
+    if digest != checksum:
+        raise ConvertError(
+            f"{path} has the SHA-256 {digest} and not {checksum}: it is damaged or of another "
+            "version. Remove it and try again, or give a file that you trust instead of the name"
+        )
+    return path
+
+
+def _extract(member: str, copy: Path):
+    """Download the wheel by pip, which checks its hash, and copy one file out of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        requirement = Path(folder) / "requirements.txt"
+        requirement.write_text(f"sevenn=={VERSION} --hash=sha256:{WHEEL}\n", encoding="utf-8")
+        print(f"download   sevenn {VERSION} (43 MB), by pip", file=sys.stderr, flush=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary=:all:", "--require-hashes", "-d", folder, "-r", str(requirement)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if done.returncode or len(wheels) != 1:
+            last = (done.stderr.strip() or "no message").splitlines()[-1]
+            raise ConvertError(
+                f"pip cannot download sevenn {VERSION} ({last}); install sevenn, or give the file "
+                "of a checkpoint"
+            )
+        with zipfile.ZipFile(wheels[0]) as archive:
+            data = archive.read(member)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    partial = copy.with_suffix(f".{os.getpid()}.part")
+    partial.write_bytes(data)
+    partial.replace(copy)

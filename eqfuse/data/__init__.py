@@ -1,18 +1,16 @@
 """Structures, neighbour lists and batches: data for interatomic potentials, in Å and eV."""
 
-from eqfuse.data.batching import Batch, Batcher, Labels, Sample, collate
+from eqfuse.data.batching import Batch, Batcher, Labels, Shape, collate
 from eqfuse.data.dataset import Dataset
-from eqfuse.data.errors import DataError
+from eqfuse.data.lazy import prefetched
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.prefetch import prefetched
-from eqfuse.data.readers import Keys, Units, read_structures
+from eqfuse.data.readers import Keys, Units, read_extxyz, read_structures
 from eqfuse.data.readers.embedded import read_embedded
-from eqfuse.data.readers.extxyz import read_extxyz
 from eqfuse.data.readers.public import fetch_public
 from eqfuse.data.readers.rmd17 import read_rmd17
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
-from eqfuse.data.shapes import Shape
-from eqfuse.data.structures import Structure
+from eqfuse.data.samples import Sample
+from eqfuse.data.structures import DataError, Structure
 from eqfuse.data.tetris import tetris
 
 __all__ = [

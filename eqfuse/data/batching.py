@@ -2,70 +2,140 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from eqfuse.data.columns import Columns, columns, columns_of
-from eqfuse.data.errors import DataError
-from eqfuse.data.labels import Labels, labels_of, padded
-from eqfuse.data.lazy import Lazy, Mapped
-from eqfuse.data.shapes import Shape, Waste, choose_shapes
-from eqfuse.data.structures import UNWEIGHTED, Weights
+from eqfuse.data.lazy import Mapped
+from eqfuse.data.samples import Columns, Sample, Samples
+from eqfuse.data.structures import DataError, Weights
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sample:
-    """One structure with its neighbour list, species and relative energy, ready for batches.
+class Shape(NamedTuple):
+    """Padded sizes of a batch, the padding node and graph included."""
+
+    n_nodes: int
+    n_edges: int
+    n_graphs: int
+
+
+class Waste(NamedTuple):
+    """Fractions of the nodes and edges of the padded batches of an epoch that are padding."""
+
+    nodes: float
+    edges: float
+
+
+_NODE_MULTIPLE, _EDGE_MULTIPLE = 8, 64
+_NUM_DRAWS = 1024
+_WORTH_A_SHAPE = 0.9
+
+
+def choose_shapes(
+    sizes: np.ndarray, batch_size: int, max_shapes: int, parts: int = 1
+) -> tuple[Shape, ...]:
+    """Return shapes for batches of samples, from the sizes of the samples alone.
+
+    The largest holds any batch, the others the batches that are likely.
+
+    Args:
+      sizes: [n_samples, 2], atoms and edges of each.
+      batch_size: samples in a part of a batch, at most.
+      max_shapes: largest number of shapes.
+      parts: number of parts of a batch, which all have the shape of the largest part.
+    Returns:
+      At least one, ascending.
+    """
+    largest = np.sort(sizes, axis=0)[-batch_size:].sum(axis=0)
+    rng = np.random.Generator(np.random.PCG64(0))
+    draws = (rng.random((_NUM_DRAWS, parts, batch_size)) * len(sizes)).astype(np.int64)
+    sums = np.minimum(sizes[draws].sum(axis=2).max(axis=1), largest)
+    sums = sums[np.lexsort((sums[:, 0], sums[:, 1]))]  # by edges, which cost most
+    sums[:, 0] = np.maximum.accumulate(sums[:, 0])
+    # The largest possible batch may be much larger than any that is likely: then the last but one
+    # shape is the largest batch drawn.
+    intervals = max_shapes if (sums[-1] >= largest).all() else max_shapes - 1
+    levels = [k / intervals for k in range(1, max_shapes)] if max_shapes > 1 else []
+    candidates = [sums[int(np.ceil(level * _NUM_DRAWS)) - 1] for level in levels]
+    shapes = [_padded_shape(*largest, batch_size)]
+    for n_nodes, n_edges in reversed(candidates):
+        shape, larger = _padded_shape(n_nodes, n_edges, batch_size), shapes[0]
+        if min(shape.n_nodes / larger.n_nodes, shape.n_edges / larger.n_edges) < _WORTH_A_SHAPE:
+            shapes.insert(0, shape)
+    return tuple(shapes)
+
+
+def _padded_shape(n_nodes: int, n_edges: int, batch_size: int) -> Shape:
+    return Shape(
+        -(-(int(n_nodes) + 1) // _NODE_MULTIPLE) * _NODE_MULTIPLE,
+        max(-(-int(n_edges) // _EDGE_MULTIPLE), 1) * _EDGE_MULTIPLE,
+        batch_size + 1,
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The labels of a batch; zero where they are unknown and in the padding.
 
     Attributes:
-      positions: [n_atoms, 3] float64, Å, of images near their neighbours and the origin (float32
-        resolves small numbers); see `eqfuse.data.neighbors.gathering_offsets`.
-      species: [n_atoms] int32, index into the table of species.
-      senders, receivers: [n_edges] int32, sorted by receiver, then sender.
-      shifts: [n_edges, 3] float64, Å, between these images; see `neighbor_list`.
-      cell: [3, 3] float64, Å, zero for a molecule.
-      energy: eV, relative to the reference energies, float64, or None.
-      forces: [n_atoms, 3] float64, eV/Å, or None.
-      stress: [3, 3] float64, eV/Å^3, or None.
-      name: for messages.
-      order: [n_atoms], the number of each atom in the structure; None if the order is the same.
-        Large structures are sorted, see `eqfuse.data.ordering`.
-      weights: of the labels in the loss.
-      config_type: name of the group of structures it belongs to, or None.
+      energy: [n_graphs] eV, relative to the reference energies (subtracted in float64).
+      forces: [n_nodes, 3] eV/Å.
+      stress: [n_graphs, 3, 3] eV/Å^3.
+      energy_mask, stress_mask: [n_graphs] bool, True where the label is known.
+      forces_mask: [n_nodes] bool, True where the label is known.
+      num_atoms: [n_graphs] int32; 1 for padding graphs, so that it can divide.
+      weights: of the squared errors, [n_graphs], [n_nodes] and [n_graphs]; None where all are one.
     """
 
-    positions: np.ndarray
-    species: np.ndarray
-    senders: np.ndarray
-    receivers: np.ndarray
-    shifts: np.ndarray
-    cell: np.ndarray
-    energy: float | None
-    forces: np.ndarray | None
-    stress: np.ndarray | None = None
-    name: str = ""
-    order: np.ndarray | None = None
-    weights: Weights = UNWEIGHTED
-    config_type: str | None = None
+    energy: jax.Array
+    forces: jax.Array
+    stress: jax.Array
+    energy_mask: jax.Array
+    forces_mask: jax.Array
+    stress_mask: jax.Array
+    num_atoms: jax.Array
+    weights: Weights | None = None
 
-    def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
-        """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
-        if self.order is None:
-            return of_atoms
-        out = np.empty_like(of_atoms)
-        out[self.order] = of_atoms
-        return out
 
-    @property
-    def num_atoms(self) -> int:
-        return len(self.species)
+def labels_of(columns: Columns, shape: Shape, dtype, weighted: bool) -> Labels:
+    """Return the labels of samples, see `eqfuse.data.collate`."""
+    atoms = columns.num_atoms
 
-    @property
-    def num_edges(self) -> int:
-        return len(self.senders)
+    def of_graphs(values: np.ndarray, fill=0, dtype=dtype) -> np.ndarray:
+        return padded(values, (shape.n_graphs, *values.shape[1:]), fill, dtype)
+
+    def of_nodes(values: np.ndarray, dtype=dtype) -> np.ndarray:
+        return padded(values, (shape.n_nodes, *values.shape[1:]), 0, dtype)
+
+    energy_known, forces_known, stress_known = columns.known.T
+    of_energy, of_forces, of_stress = columns.weights.T
+    return Labels(
+        energy=of_graphs(columns.energy),
+        forces=of_nodes(columns.forces),
+        stress=of_graphs(columns.stress),
+        energy_mask=of_graphs(energy_known, dtype=bool),
+        forces_mask=of_nodes(np.repeat(forces_known, atoms), dtype=bool),
+        stress_mask=of_graphs(stress_known, dtype=bool),
+        num_atoms=of_graphs(atoms, fill=1, dtype=np.int32),
+        weights=Weights(
+            energy=of_graphs(of_energy),
+            forces=of_nodes(np.repeat(of_forces, atoms)),
+            stress=of_graphs(of_stress),
+        )
+        if weighted
+        else None,
+    )
+
+
+def padded(values: np.ndarray, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
+    """Return an array of a shape with the values first, then `fill`."""
+    out = np.full(shape, fill, dtype)
+    out[: len(values)] = values
+    return out
 
 
 @jax.tree_util.register_dataclass
@@ -77,9 +147,7 @@ class Batch:
     labels: Labels
 
 
-def collate(
-    samples: Sequence[Sample], shape: Shape, dtype=np.float32, weighted: bool = False
-) -> Batch:
+def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     """Put samples side by side and pad them to a shape.
 
     Padding nodes belong to the last graph. Padding edges join nodes to themselves and are spread
@@ -89,17 +157,17 @@ def collate(
       samples: an empty sequence makes a batch of padding.
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
-      weighted: whether the labels have weights.
     Returns:
-      numpy arrays of that shape: graph, and labels in eV, eV/Å and eV/Å^3, zero in the padding.
+      numpy arrays of that shape: graph, and labels without weights in eV, eV/Å and eV/Å^3, zero in
+      the padding.
     Raises:
       DataError: samples that do not fit the shape.
     """
-    return collate_columns(columns(samples), shape, dtype, weighted)
+    return _collated(Samples(samples).columns(range(len(samples))), shape, dtype, weighted=False)
 
 
-def collate_columns(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
-    """Return what `collate` does of the samples with these columns."""
+def _collated(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
+    """Pad the samples with these columns to a shape; see `collate`."""
     atoms = given.num_atoms
     n_nodes, n_edges, n_graphs = int(atoms.sum()), len(given.senders), len(atoms)
     if n_nodes >= shape.n_nodes or n_edges > shape.n_edges or n_graphs >= shape.n_graphs:
@@ -172,19 +240,15 @@ class Batcher:
         ):
             if value < least:
                 raise DataError(f"{name} must be at least {least}, got {value}")
-        self.samples = samples if isinstance(samples, Lazy) else tuple(samples)
+        self.samples = samples if hasattr(samples, "columns") else Samples(samples)
         self.batch_size = min(batch_size, len(samples))
         self.seed = seed
         self.dtype = np.dtype(dtype)
-        self._sizes = sizes_of(samples)
+        self._sizes = self.samples.sizes
         self._parts = parts
         self._own = range(parts) if own is None else own
         # decided for all batches: one program is compiled for each shape
-        self._weighted = (
-            samples.weighted
-            if hasattr(samples, "weighted")
-            else any(sample.weights != UNWEIGHTED for sample in samples)
-        )
+        self._weighted = self.samples.weighted
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -219,11 +283,8 @@ class Batcher:
         for group, fit in zip(groups[start:], fits[start:], strict=True):
             parts = np.array_split(group, self._parts)
             made = [
-                collate_columns(
-                    columns_of(self.samples, parts[k]),
-                    self.shapes[fit],
-                    self.dtype,
-                    self._weighted,
+                _collated(
+                    self.samples.columns(parts[k]), self.shapes[fit], self.dtype, self._weighted
                 )
                 for k in self._own
             ]
@@ -254,17 +315,9 @@ class Batcher:
         )
 
     def _split(self, count: int) -> np.ndarray:
-        """Return where the parts of `count` samples begin and end, [parts + 1]."""
+        """Return the bounds of the parts of `count` samples, [parts + 1]."""
         lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
         return np.cumsum([0, *lengths])
-
-
-def sizes_of(samples: Sequence[Sample]) -> np.ndarray:
-    """Return numbers of atoms and edges, [n_samples, 2] int32."""
-    stored = getattr(samples, "sizes", None)
-    if stored is not None:
-        return stored
-    return np.array([(s.num_atoms, s.num_edges) for s in samples], np.int32)
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:

@@ -9,14 +9,12 @@ from typing import Literal
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.batching import Sample
-from eqfuse.data.errors import DataError
+from eqfuse.data.batching import shuffled
 from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags
 from eqfuse.data.references import energies_of_atoms, fitted_references, subtract
-from eqfuse.data.samples import species_table
-from eqfuse.data.splits import split_indices
+from eqfuse.data.samples import Sample, species_table
 from eqfuse.data.store import StoredSamples, samples_of
-from eqfuse.data.structures import Structure, count_labelled, names_of
+from eqfuse.data.structures import DataError, Structure, count_labelled, counted, with_origins
 
 _SAMPLED = 10_000  # of stored frames
 _OUTLIER, _NO_FORCE = 20.0, 1e-3
@@ -87,13 +85,14 @@ class Dataset:
           UserWarning: atoms without any neighbour within the cutoff; elements that no training
             structure has.
         """
+        structures = with_origins(structures)
         frames, atoms = _isolated_atoms_apart(structures, "structure")
         if validation is None:
             train_indices, val_indices = split_indices(len(frames), train_size, val_size, seed)
             val_indices, val_from, val_atoms = frames[val_indices], structures, []
         else:
             train_indices, _ = split_indices(len(frames), train_size, None, seed)
-            val_from = validation
+            validation = val_from = with_origins(validation, "validation structure")
             val_indices, val_atoms = _isolated_atoms_apart(validation, "validation structure")
             if not len(val_indices):
                 raise DataError("there is no validation structure; give at least one")
@@ -103,22 +102,17 @@ class Dataset:
         if species is None:
             species = species_table(Joined(chosen(structures, frames), val_structures))
         species = tuple(sorted(species))
-        names = names_of(structures)
-        val_names = names if validation is None else names_of(validation, "validation structure")
-        isolated = [(names[i], structures[i]) for i in atoms]
-        isolated += [(val_names[i], validation[i]) for i in val_atoms]
-        train_names, val_names = chosen(names, train_indices), chosen(val_names, val_indices)
+        isolated = [structures[i] for i in atoms] + [val_from[i] for i in val_atoms]
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
-            references = fitted_references(
-                train_structures, train_names, val_structures, val_names, species
-            )
+            references = fitted_references(train_structures, val_structures, species)
         elif references is None:
             references = energies_of_atoms(isolated)
         references = dict(references)
-        common = cutoff, species, references
-        train = samples_of(train_structures, *common, train_names)
-        val = samples_of(val_structures, *common, val_names)
+        train, val = (
+            samples_of(chosen_structures, cutoff, species, references)
+            for chosen_structures in (train_structures, val_structures)
+        )
         _warn_of_atoms_without_neighbors(Joined(train, val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
         return cls(
@@ -167,10 +161,10 @@ class Dataset:
 
         Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
-        left_out = set(self._outlier_numbers)
+        outliers = set(self._outlier_numbers)
         total = count = 0
         for number, sample in enumerate(self.train):
-            if sample.forces is not None and number not in left_out:
+            if sample.forces is not None and number not in outliers:
                 total += float(np.sum(sample.forces**2))
                 count += sample.forces.size
         return float(np.sqrt(total / count)) or 1.0 if count else 1.0
@@ -230,7 +224,7 @@ class Dataset:
         return energy / num_atoms if num_atoms else 0.0
 
     def num_labelled(self, name: str) -> tuple[int, int]:
-        """Return how many training and validation samples have a label: energy, forces, stress."""
+        """Count the training and validation samples with a label: energy, forces or stress."""
         return count_labelled(self.train, name), count_labelled(self.val, name)
 
 
@@ -272,3 +266,56 @@ def _warn_of_atoms_without_neighbors(samples, cutoff: float) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+_STREAM = 1
+
+
+def split_indices(
+    count: int, train_size: float | None, val_size: float | None, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return random disjoint indices for training and validation, which depend on the seed.
+
+    Args:
+      count: number of structures.
+      train_size, val_size: a number of structures (int), or a fraction of them (float from 0 to
+        1, rounded down); `train_size` None takes all that validation leaves, `val_size` None takes
+        none for validation. The validation structures depend on the seed and `val_size` only, not
+        on `train_size`.
+      seed: non-negative.
+    Returns:
+      training and validation indices, in random order.
+    Raises:
+      DataError: an empty split, more structures than there are, a negative size or seed.
+    """
+    if seed < 0:
+        raise DataError(f"the seed must be at least 0, got {seed}")
+    n_val = 0 if val_size is None else _split_size("val_size", val_size, count)
+    n_train = count - n_val if train_size is None else _split_size("train_size", train_size, count)
+    checked = [("training", "train", train_size, n_train)]
+    if val_size is not None:
+        checked.insert(0, ("validation", "val", val_size, n_val))
+    for name, key, given, size in checked:
+        if size <= 0 and given is None:
+            frames = counted(count, "frame")
+            raise DataError(f"the {name} split is empty: data.val={n_val} leaves none of {frames}")
+        if size <= 0:
+            raise DataError(
+                f"the {name} split is empty: {key}_size={given} of {count} structures; ask for at "
+                f"least one (data.{key}=1), or give more structures"
+            )
+    if n_train + n_val > count:
+        raise DataError(
+            f"{n_train} training and {n_val} validation structures asked for, but there are only "
+            f"{count}; lower train_size (data.train) or val_size (data.val)"
+        )
+    order = shuffled(count, (seed,), stream=_STREAM)
+    return order[n_val : n_val + n_train], order[:n_val]
+
+
+def _split_size(name: str, size: float, count: int) -> int:
+    if isinstance(size, float) and 0 <= size <= 1:
+        return int(np.floor(size * count + 1e-9))  # 0.29 * 100 is 28.999999999999996
+    if size < 0 or size != int(size):
+        raise DataError(f"{name} must be a number of structures or a fraction, got {size}")
+    return int(size)

@@ -1,7 +1,11 @@
-"""Sequences whose items are made when they are asked for."""
+"""Sequences whose items are made when they are asked for, in the background or with reports."""
 
 import abc
-from collections.abc import Callable, Iterable, Sequence
+import collections
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -83,10 +87,51 @@ def selected(items: Sequence, condition: Callable[..., bool]) -> Sequence:
 
 
 def flags(items: Iterable, condition: Callable[..., bool]) -> np.ndarray:
-    """Return whether each item fulfils a condition, [n] bool; one byte for each is kept."""
+    """Test a condition on each item, [n] bool; one byte for each is kept."""
     return np.fromiter((bool(condition(item)) for item in items), bool)
 
 
 def without_isolated_atoms(structures: Sequence) -> Sequence:
     """Return the structures that are not isolated atoms, see `chosen`."""
     return selected(structures, lambda s: not s.is_isolated_atom)
+
+
+SECONDS = 5.0
+"""Until the first line, and between two."""
+
+
+def reported(items: Iterable, what: str) -> Iterator:
+    """Yield the items; every few seconds, print to stderr how many there were.
+
+    Args:
+      items: that take long to come.
+      what: has become of them, such as "frames read".
+    """
+    start = last = time.monotonic()
+    count = 0
+    for count, item in enumerate(items, start=1):
+        now = time.monotonic()
+        if now - last >= SECONDS:
+            print(f"{count} {what}, {now - start:.0f} s", file=sys.stderr, flush=True)
+            last = now
+        yield item
+    if last > start:
+        seconds = time.monotonic() - start
+        print(f"{count} {what}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+_END = object()
+_DEPTH = 2
+
+
+def prefetched(items: Iterable) -> Iterator:
+    """Yield items in their order, made by a thread up to two ahead of their use.
+
+    What the thread raises is raised here, in its place in the order.
+    """
+    iterator = iter(items)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = collections.deque(pool.submit(next, iterator, _END) for _ in range(_DEPTH))
+        while (item := waiting.popleft().result()) is not _END:
+            waiting.append(pool.submit(next, iterator, _END))
+            yield item

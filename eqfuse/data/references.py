@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.errors import DataError
 from eqfuse.data.lazy import selected
 from eqfuse.data.readers import Keys, read_structures
-from eqfuse.data.structures import MAX_ATOMIC_NUMBER, Structure
+from eqfuse.data.structures import MAX_ATOMIC_NUMBER, DataError, Structure
 
 _ROWS = 10_000  # of a fit; more of them take much memory
 TOLERANCE = 1e-6
@@ -43,14 +42,14 @@ def isolated_atom_energies(
             )
         if atom.energy is None:
             raise DataError(f"{atom.origin} has no energy under the key {energy_key!r}")
-    return energies_of_atoms([(atom.origin, atom) for atom in atoms])
+    return energies_of_atoms(atoms)
 
 
-def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float]:
+def energies_of_atoms(atoms: Iterable[Structure]) -> dict[int, float]:
     """Return the energy of each element from single atoms.
 
     Args:
-      atoms: where each is, for messages, and the atom with its energy, eV.
+      atoms: with energies, eV, and origins, for messages.
     Returns:
       atomic number -> energy in eV, sorted by atomic number.
     Raises:
@@ -58,13 +57,13 @@ def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float
         that differ by rounding the first is taken.
     """
     energies: dict[int, float] = {}
-    for where, atom in atoms:
+    for atom in atoms:
         if atom.energy is None:
-            raise DataError(f"{where}: an isolated atom without an energy")
+            raise DataError(f"{atom.origin}: an isolated atom without an energy")
         number = int(atom.numbers[0])
         if abs(energies.setdefault(number, atom.energy) - atom.energy) > TOLERANCE:
             raise DataError(
-                f"{where}: a second energy for {chemical_symbols[number]}, {atom.energy} eV "
+                f"{atom.origin}: a second energy for {chemical_symbols[number]}, {atom.energy} eV "
                 f"after {energies[number]} eV; keep one"
             )
     return dict(sorted(energies.items()))
@@ -167,7 +166,7 @@ def require_references(numbers: np.ndarray, references: Mapping[int, float]) -> 
         )
 
 
-def fitted_references(train, train_names, val, val_names, species) -> dict[int, float]:
+def fitted_references(train, val, species) -> dict[int, float]:
     """Return reference energies fitted to the training structures that have an energy.
 
     Without any they are zero.
@@ -179,20 +178,19 @@ def fitted_references(train, train_names, val, val_names, species) -> dict[int, 
     if not with_energy:
         return dict.fromkeys(species, 0.0)
     references = fit_reference_energies(with_energy)
-    _require_fitted(references, train, train_names, "trains on")
-    _require_fitted(references, val, val_names, "validates with")
+    _require_fitted(references, train, "trains on")
+    _require_fitted(references, val, "validates with")
     return references
 
 
-def _require_fitted(references, structures: Sequence[Structure], names: Sequence[str], does: str):
-    for structure, name in zip(structures, names, strict=True):
+def _require_fitted(references, structures: Sequence[Structure], does: str):
+    for structure in structures:
         unseen = sorted(set(structure.numbers.tolist()) - set(references))
         if unseen:
             raise DataError(
-                f"{name}: {does} {', '.join(chemical_symbols[z] for z in unseen)}, which no "
-                "training structure with an energy has, and reference energies are fitted to "
-                "these; train on "
-                "such structures (another seed= may choose them), leave them out, or give the "
-                "energy of the isolated atom (data.reference_energies, or a frame with "
-                "config_type=IsolatedAtom)"
+                f"{structure.origin}: {does} {', '.join(chemical_symbols[z] for z in unseen)}, "
+                "which no training structure with an energy has, and reference energies are fitted "
+                "to these; train on such structures (another seed= may choose them), leave them "
+                "out, or give the energy of the isolated atom (data.reference_energies, or a frame "
+                "with config_type=IsolatedAtom)"
             )

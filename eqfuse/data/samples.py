@@ -1,16 +1,141 @@
-"""Samples of structures: species, neighbour lists, relative energies."""
+"""Samples of structures, ready for batches: species, neighbour lists, relative energies."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.batching import Sample
-from eqfuse.data.errors import DataError
-from eqfuse.data.neighbors import gathering_offsets, neighbor_list
-from eqfuse.data.ordering import renumbered, spatial_order
+from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
-from eqfuse.data.structures import Structure, names_of
+from eqfuse.data.structures import LABELS, UNWEIGHTED, DataError, Structure, Weights, with_origins
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """One structure with its neighbour list, species and relative energy, ready for batches.
+
+    Attributes:
+      positions: [n_atoms, 3] float64, Å, of images near their neighbours and the origin (float32
+        resolves small numbers); see `eqfuse.data.neighbors.gathering_offsets`.
+      species: [n_atoms] int32, index into the table of species.
+      senders, receivers: [n_edges] int32, sorted by receiver, then sender.
+      shifts: [n_edges, 3] float64, Å, between these images; see `neighbor_list`.
+      cell: [3, 3] float64, Å, zero for a molecule.
+      energy: eV, relative to the reference energies, float64, or None.
+      forces: [n_atoms, 3] float64, eV/Å, or None.
+      stress: [3, 3] float64, eV/Å^3, or None.
+      name: for messages.
+      order: [n_atoms], the number of each atom in the structure; None if the order is the same.
+        Large structures are sorted, see `eqfuse.data.neighbors`.
+      weights: of the labels in the loss.
+      config_type: name of the group of structures it belongs to, or None.
+    """
+
+    positions: np.ndarray
+    species: np.ndarray
+    senders: np.ndarray
+    receivers: np.ndarray
+    shifts: np.ndarray
+    cell: np.ndarray
+    energy: float | None
+    forces: np.ndarray | None
+    stress: np.ndarray | None = None
+    name: str = ""
+    order: np.ndarray | None = None
+    weights: Weights = UNWEIGHTED
+    config_type: str | None = None
+
+    def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
+        """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
+        if self.order is None:
+            return of_atoms
+        out = np.empty_like(of_atoms)
+        out[self.order] = of_atoms
+        return out
+
+    @property
+    def num_atoms(self) -> int:
+        return len(self.species)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.senders)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """The arrays of samples, one sample after the other; see `eqfuse.data.Sample` for their units.
+
+    Attributes:
+      num_atoms, num_edges: [n_samples] int64.
+      positions: [n_atoms, 3].
+      species: [n_atoms].
+      senders, receivers: [n_edges], numbers of atoms in their sample.
+      shifts: [n_edges, 3].
+      cells: [n_samples, 3, 3].
+      energy: [n_samples]; forces: [n_atoms, 3]; stress: [n_samples, 3, 3]; zero where unknown.
+      known: [n_samples, 3] bool, which of these labels are known.
+      weights: [n_samples, 3], of these labels.
+    """
+
+    num_atoms: np.ndarray
+    num_edges: np.ndarray
+    positions: np.ndarray
+    species: np.ndarray
+    senders: np.ndarray
+    receivers: np.ndarray
+    shifts: np.ndarray
+    cells: np.ndarray
+    energy: np.ndarray
+    forces: np.ndarray
+    stress: np.ndarray
+    known: np.ndarray
+    weights: np.ndarray
+
+
+class Samples(tuple):
+    """Samples in memory, with what batches are made of; `StoredSamples` have the same."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
+        return np.array([(s.num_atoms, s.num_edges) for s in self], np.int32)
+
+    @property
+    def weighted(self) -> bool:
+        """Test for a weight of a label that is not one."""
+        return any(sample.weights != UNWEIGHTED for sample in self)
+
+    def columns(self, indices: Iterable[int]) -> Columns:
+        """Return the columns of the samples of these numbers; there may be none."""
+        some = [self[i] for i in indices]
+
+        def joined(name: str, size=(), dtype=np.float64) -> np.ndarray:
+            parts = [getattr(s, name) for s in some]
+            return np.concatenate(parts) if parts else np.zeros((0, *size), dtype)
+
+        def stacked(values: list, size=(), dtype=np.float64) -> np.ndarray:
+            return np.array(values, dtype).reshape(-1, *size)
+
+        forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
+        stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
+        known = [[getattr(s, name) is not None for name in LABELS] for s in some]
+        return Columns(
+            num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
+            num_edges=stacked([s.num_edges for s in some], dtype=np.int64),
+            positions=joined("positions", (3,)),
+            species=joined("species", dtype=np.int32),
+            senders=joined("senders", dtype=np.int32),
+            receivers=joined("receivers", dtype=np.int32),
+            shifts=joined("shifts", (3,)),
+            cells=stacked([s.cell for s in some], (3, 3)),
+            energy=stacked([0.0 if s.energy is None else s.energy for s in some]),
+            forces=np.concatenate(forces) if some else np.zeros((0, 3)),
+            stress=stacked(stress, (3, 3)),
+            known=stacked(known, (3,), bool),
+            weights=stacked([s.weights for s in some], (3,)),
+        )
 
 
 def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:
@@ -41,8 +166,7 @@ def prepare_samples(
     cutoff: float,
     species: Sequence[int],
     references: Mapping[int, float] | None,
-    names: Sequence[str] | None = None,
-) -> tuple[Sample, ...]:
+) -> Samples:
     """Return samples of structures, in their order.
 
     Args:
@@ -50,27 +174,25 @@ def prepare_samples(
       cutoff: Å.
       species: sorted atomic numbers of the model.
       references: atomic number -> eV; None to leave out all labels, as for a prediction.
-      names: what messages call the structures; None for their origins.
     Raises:
       DataError: atoms at the same place, an element that is not among the species or has no
         reference energy.
     """
-    names = names_of(structures) if names is None else names
     samples = []
-    for structure, name in zip(structures, names, strict=True):
+    for structure in with_origins(structures):
         try:
-            samples.append(_sample(structure, name, cutoff, species, references))
+            samples.append(_sample(structure, cutoff, species, references))
         except DataError as err:
-            raise DataError(f"{name}: {err}") from err
-    return tuple(samples)
+            raise DataError(f"{structure.origin}: {err}") from err
+    return Samples(samples)
 
 
-def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
+def _sample(structure: Structure, cutoff, species, references) -> Sample:
     energy = forces = stress = None
-    if references is not None:
-        energy = subtract(structure, references)
-        forces, stress = structure.forces, structure.stress
     order, positions, senders, receivers, shifts = arranged(structure, cutoff)
+    if references is not None:
+        energy, stress = subtract(structure, references), structure.stress
+        forces = None if structure.forces is None else structure.forces[order]
     return Sample(
         positions=positions,
         species=species_index(structure.numbers[order], species),
@@ -79,9 +201,9 @@ def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
         shifts=shifts,
         cell=structure.cell,
         energy=energy,
-        forces=None if forces is None else forces[order],
+        forces=forces,
         stress=stress,
-        name=name,
+        name=structure.origin,
         order=order,
         weights=structure.weights,
         config_type=structure.config_type,

@@ -6,12 +6,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.lazy import Mapped
+from eqfuse.data.lazy import Lazy
+
+
+class DataError(ValueError):
+    """An error for data, or a request made of them, that cannot be used; it says what to do."""
+
+
+class FlownApartError(DataError):
+    """An error for atoms so far apart that no neighbour list can be made."""
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Return a number and what is counted: "1 frame has", "2 frames have".
+
+    Args:
+      count: how many there are.
+      one: what follows 1.
+      many: what follows other numbers; None for `one` with an s.
+    """
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
 
 MAX_ATOMIC_NUMBER = 118
 DEFAULT_TYPE = "Default"
-"""What settings call the config_type of structures without one, as in mace."""
+"""The name in settings of the config_type of structures without one, as in mace."""
 ISOLATED_ATOM = "IsolatedAtom"
 """The config_type of an atom whose energy is a reference, as in MACE; isolated_atom as in GAP."""
 
@@ -30,7 +49,7 @@ LABELS = Weights._fields
 
 
 def is_isolated_atom(config_type: str | None) -> bool:
-    """Return whether a config_type marks an isolated atom, in either spelling."""
+    """Test for the config_type of an isolated atom, in either spelling."""
     return (config_type or "").replace("_", "").lower() == ISOLATED_ATOM.lower()
 
 
@@ -144,7 +163,7 @@ class Structure:
 
     @property
     def is_isolated_atom(self) -> bool:
-        """Return whether it is an isolated atom, whose energy is a reference and not trained on."""
+        """Test for an isolated atom, whose energy is a reference and not trained on."""
         return is_isolated_atom(self.config_type)
 
     @property
@@ -153,9 +172,19 @@ class Structure:
         return abs(float(np.linalg.det(self.cell)))
 
 
-def names_of(structures: Sequence[Structure], name: str = "structure") -> Sequence[str]:
-    """Return names of the structures for messages: their origin, or `name` and a number from 0."""
-    return Mapped(lambda structure, k: structure.origin or f"{name} {k}", structures)
+def with_origins(structures: Sequence[Structure], name: str = "structure") -> Sequence[Structure]:
+    """Return structures that all have an origin: `name` and a number from 0 where they have none.
+
+    Args:
+      structures: in memory; those on disk have origins.
+      name: for messages.
+    """
+    if isinstance(structures, Lazy):
+        return structures
+    return [
+        s if s.origin else Structure.unchecked(**vars(s) | {"origin": f"{name} {k}"})
+        for k, s in enumerate(structures)
+    ]
 
 
 def weighted_by_type(
@@ -182,7 +211,7 @@ def weighted_by_type(
 
 
 def count_labelled(items: Iterable, name: str) -> int:
-    """Return how many structures or samples have the label `name`."""
+    """Count the structures or samples that have the label `name`."""
     return sum(getattr(item, name) is not None for item in items)
 
 

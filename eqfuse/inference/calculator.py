@@ -12,7 +12,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import ops
 from eqfuse.data import DataError, Structure
-from eqfuse.data.errors import FlownApartError
+from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.evaluator import Evaluator, Placed, Results
 from eqfuse.inference.network import Network, find_runs, require_different

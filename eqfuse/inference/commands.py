@@ -15,8 +15,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
 from eqfuse.data import DataError, Structure
-from eqfuse.data.errors import counted
 from eqfuse.data.readers import stem
+from eqfuse.data.structures import counted
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
@@ -178,10 +178,7 @@ def run_info(arguments: list[str]) -> int:
         return fail(2, error)
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        start = metadata.get("radial")
-        at_start = "" if start is None else f" ({start['error']:.0e} when training began)"
-        kind = module.model.radial
-        print(f"  radial   {kind}; {models.accuracy_of(module, variables)}{at_start}")
+        print(f"  radial   {module.model.radial}, tables of {module.model.radial_knots} knots")
     return 0
 
 

@@ -15,9 +15,8 @@ import scipy.stats
 from eqfuse import data
 from eqfuse import plots as pictures
 from eqfuse.data.error_table import error_table
-from eqfuse.data.errors import counted
 from eqfuse.data.readers import missing_label, stem
-from eqfuse.data.structures import LABELS, count_labelled
+from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.inference.commands import add_backend, add_keys, atoms_of, label_keys, run
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict

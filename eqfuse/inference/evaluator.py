@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.data.ordering import spatial_order
+from eqfuse.data.neighbors import spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference.lists import (
     Pairs,

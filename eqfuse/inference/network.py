@@ -12,7 +12,7 @@ import numpy as np
 
 from eqfuse import models
 from eqfuse.models import Potential
-from eqfuse.models.radial_choice import choose
+from eqfuse.models.radial_table import choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 
 

@@ -14,10 +14,8 @@ from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.potential import Potential, Prediction, compile_predict, predict
-from eqfuse.models.radial_accuracy import accuracy_of, with_knots, with_tables
-from eqfuse.models.radial_choice import choose
-from eqfuse.models.tetris_head import tetris_logits
-from eqfuse.models.tetris_net import TetrisNet
+from eqfuse.models.radial_table import choose, with_tables
+from eqfuse.models.tetris import TetrisNet, tetris_logits
 
 __all__ = [
     "MACE",
@@ -28,14 +26,12 @@ __all__ = [
     "Potential",
     "Prediction",
     "TetrisNet",
-    "accuracy_of",
     "build",
     "compile_predict",
     "ops_summary",
     "predict",
     "summary",
     "tetris_logits",
-    "with_knots",
     "with_tables",
 ]
 

@@ -1,6 +1,7 @@
 """Allegro: a strictly local equivariant potential (Musaelian et al. 2023)."""
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import e3nn_jax as e3nn
@@ -10,15 +11,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.models.allegro_irreps import Paths, tensor_paths
-from eqfuse.models.allegro_layers import AllegroLayer, DenseLayer, EnvironmentProduct, times
-from eqfuse.models.allegro_pairs import check_pairs, pairs_of, two_body_latents
-from eqfuse.models.irreps import SCALAR, require_positive
-from eqfuse.models.mlp import MLP
-from eqfuse.models.nequip_edges import check_species_settings, network_bessel, reduced_lengths
-from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff, spherical_harmonics
-from eqfuse.models.radial_table import radial_basis
-from eqfuse.models.species import narrow_settings, take_species
+from eqfuse.models.allegro_layers import (
+    AllegroLayer,
+    DenseLayer,
+    EnvironmentProduct,
+    Paths,
+    times,
+)
+from eqfuse.models.irreps import (
+    SCALAR,
+    allowed,
+    harmonics,
+    products,
+    require_at_least,
+    require_positive,
+    unreachable,
+)
+from eqfuse.models.mlp import MLP, Kernels, dense, normalized
+from eqfuse.models.radial import (
+    lengths_and_directions,
+    network_bessel,
+    polynomial_cutoff,
+    spherical_harmonics,
+    spline_basis,
+)
+from eqfuse.models.radial_table import Pairs, Point, RadialTable, kept, radial_basis
+from eqfuse.models.species import (
+    check_species_settings,
+    narrow_settings,
+    reduced_lengths,
+    take_species,
+)
+
+TWO_BODY = ("concatenate", "product", "spline")
 
 
 class Allegro(nn.Module):
@@ -77,9 +102,8 @@ class Allegro(nn.Module):
         one cutoff.
       radial: how functions of lengths are computed: by networks for each edge, or from a table of
         them that every step makes anew; auto is a table for many edges.
-      radial_knots: number of knots of a table; null chooses by its error.
-      radial_accuracy: largest error of slopes of tables, relative to their largest, for which
-        knots are chosen.
+      radial_knots: number of knots of a table, whose forces are the networks' to about 1e-7 with
+        128; their errors fall with the fifth power of it.
       backend: see `eqfuse.ops`; the parameters are the same for all.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Musaelian et al. 2023, Nature Communications 14, 579; Tan et al. 2025,
@@ -114,15 +138,14 @@ class Allegro(nn.Module):
     species_neighbors: tuple[float, ...] | None = None
     pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
     radial: Literal["auto", "network", "table"] = "auto"
-    radial_knots: int | None = None
-    radial_accuracy: float = 1e-6
+    radial_knots: int = 128
     backend: str | None = None
     fused: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return latents and features of an edge before and after each layer, and the readout."""
         inputs = []
-        for k, paths in enumerate(self._paths()):
+        for k, paths in enumerate(self.paths()):
             latents = e3nn.Irreps([(self.latent_dim * (k + 1 if self.dense else 1), SCALAR)])
             inputs.append(latents + times(self.channels, paths.inputs))
         return [*inputs, e3nn.Irreps(self.irreps_out)]
@@ -152,8 +175,35 @@ class Allegro(nn.Module):
         two_body = {**params["two_body"], "Dense_0": {"kernel": kernel}}
         return smaller, {**params, "two_body": two_body}
 
-    def _paths(self) -> list[Paths]:
-        return tensor_paths(self.irreps_out, layers=self.layers, lmax=self.lmax, parity=self.parity)
+    def paths(self) -> list[Paths]:
+        """Return the paths of each layer's product, and of the readout of irreps other than 0e.
+
+        The first features are spherical harmonics; those after a layer are irreps of its product. A
+        product has the scalars, which the latents read, and the irreps that can still become
+        scalars, or one of `irreps_out`, in the layers that are left. All others are zero or unused.
+
+        Returns:
+          `layers + 1` Paths; the last one is empty where `irreps_out` is 0e only.
+        Raises:
+          ValueError: settings out of range, or an output that this network cannot reach.
+        """
+        layers, lmax, parity = self.layers, self.lmax, self.parity
+        require_at_least(layers=(layers, 1), lmax=(lmax, 0))
+        sh, within = harmonics(lmax), allowed(lmax, parity)
+        wanted = {ir for _, ir in e3nn.Irreps(self.irreps_out)} - {SCALAR}
+
+        reachable = [set(sh)]
+        for _ in range(layers):
+            reachable.append(within & products(reachable[-1], sh))
+        if missing := wanted - products(reachable[-1], sh):
+            raise unreachable(self.irreps_out, missing, layers=layers, lmax=lmax, parity=parity)
+        paths, needed = [], wanted
+        for irs in reversed(reachable):
+            inputs = {ir for ir in irs if products([ir], sh) & needed}
+            environment = {y for y in sh if products(inputs, [y]) & needed}
+            paths.append(Paths(*(tuple(sorted(irs)) for irs in (inputs, environment, needed))))
+            needed = inputs | {SCALAR}
+        return paths[::-1]
 
     @nn.compact
     def __call__(self, vectors, species, edges):
@@ -169,7 +219,7 @@ class Allegro(nn.Module):
           ValueError: settings out of range, or `irreps_out` that cannot be reached.
         """
         self._check()
-        *layers, readout = self._paths()
+        *layers, readout = self.paths()
         lengths, directions, real = lengths_and_directions(vectors)
         bessel = network_bessel(self, lengths.dtype)
 
@@ -178,12 +228,13 @@ class Allegro(nn.Module):
             return bessel(lengths) * envelope[:, None], envelope
 
         reduced = reduced_lengths(self, lengths, species, edges)
-        pairs = pairs_of(self, species, edges)
+        ends = species[edges.receivers], species[edges.senders]
+        pairs = Pairs(ends[0] * self.num_species + ends[1], self.num_species**2)
         # [n_edges, num_bessel] or a table, [n_edges]
         basis, envelope = radial_basis(self, reduced, real, function, (self.cutoff,), pairs)
         sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
         reduced = jnp.where(real, reduced, self.cutoff)
-        x = two_body_latents(self, basis, envelope, reduced, species, edges)
+        x = self._two_body_latents(basis, envelope, reduced, pairs.index)
         v = self._first_features(x, sh, layers[0].inputs)
         around, divisor = self._normalized(sh, species, edges)
         run = self._dense_layers if self.dense else self._layers
@@ -197,8 +248,99 @@ class Allegro(nn.Module):
         positive += ("readout_layers", "readout_hidden", "avg_num_neighbors", "cutoff")
         positive += ("num_bessel", "poly_power")
         require_positive(**{name: getattr(self, name) for name in positive})
-        check_pairs(self)
         check_species_settings(self)
+        if self.two_body not in TWO_BODY:
+            known = ", ".join(TWO_BODY)
+            raise ValueError(f"two_body must be one of {known}, got {self.two_body!r}")
+        size = self.embedding_dim or self.latent_dim
+        if self.two_body == "product" and size % 2:
+            raise ValueError(f"two_body='product' needs an even embedding_dim, got {size}")
+        if self.two_body == "spline":
+            require_positive(num_splines=self.num_splines)
+            if not 0 <= self.spline_span <= self.num_splines:
+                raise ValueError(
+                    f"spline_span must be between 0 and num_splines, {self.num_splines}, got "
+                    f"{self.spline_span}"
+                )
+
+    def _two_body_latents(self, basis, envelope, lengths, pairs):
+        """Return the latents of the two atoms of each edge, [n_edges, latent_dim].
+
+            x_ij = u_ij MLP(z_i, z_j, B_ij), or MLP of an embedding of the pair, which vanishes
+            with it
+
+        Args:
+          basis: radial basis, [n_edges, num_bessel], zero at the cutoff and for padding; or a
+            `RadialTable` of all pairs of species, (receiver, sender) in the order of rows.
+          envelope: u, [n_edges].
+          lengths: [n_edges] Å; the cutoff or more for padding.
+          pairs: of species, [n_edges].
+        """
+        embed, columns = self._pair_embedding(basis.dtype)
+        count, width = self.two_body_layers, self.two_body_hidden
+        widths = [width or max(1, self.latent_dim >> k) for k in reversed(range(1, count))]
+        like = jax.ShapeDtypeStruct((1, columns), basis.dtype)
+        *hidden, last = Kernels((*widths, self.latent_dim), name="two_body")(like)
+        act = normalized(jax.nn.silu)
+
+        def before_last(point: Point, backend):
+            centers, neighbors = jnp.divmod(point.pairs, self.num_species)
+            x = embed(point, centers, neighbors, backend)
+            for kernel in hidden:
+                x = act(dense(x, kernel.astype(x.dtype), backend))
+            return x
+
+        def with_envelope(x, envelope):  # or else it vanishes with the embedding
+            return envelope[:, None] * x if self.two_body == "concatenate" else x
+
+        if not isinstance(basis, RadialTable):
+            x = before_last(Point(basis, envelope, lengths, pairs), self.backend)
+            return with_envelope(dense(x, last, self.backend), envelope)
+
+        def make():
+            return basis.table(
+                lambda point: with_envelope(before_last(point, "xla"), point.envelope), last
+            )
+
+        return basis.of_edges([kept(self, "two_body_table", make)])[0]
+
+    def _pair_embedding(self, dtype) -> tuple[Callable, int]:
+        """Return the input of the first MLP, and its width.
+
+        It is a function of a `Point`, the species of both atoms, and a backend.
+        """
+        count, size = self.num_species, self.embedding_dim or self.latent_dim
+        if self.two_body == "concatenate":
+
+            def concatenate(point, centers, neighbors, backend):
+                z = jnp.eye(count, dtype=point.basis.dtype)
+                return jnp.concatenate([z[centers], z[neighbors], point.basis], axis=1)
+
+            return concatenate, 2 * count + self.num_bessel
+        if self.two_body == "spline":
+            shape = (count, count, size, self.num_splines)
+            init = nn.initializers.normal(1 / math.sqrt(max(self.spline_span, 1)))
+            table = self.param("spline", init, shape, dtype)
+
+            def spline(point, centers, neighbors, backend):
+                x = point.lengths / self.cutoff
+                bumps = spline_basis(x, self.num_splines, self.spline_span)
+                of_pairs = table.astype(bumps.dtype)[centers, neighbors]
+                return jax.lax.dot_general(of_pairs, bumps, (((2,), (1,)), ((0,), (0,))))
+
+            return spline, size
+        init, shape = nn.initializers.normal(1.0), (count, size // 2)
+        first, second = (self.param(name, init, shape, dtype) for name in ("center", "neighbor"))
+        like = jax.ShapeDtypeStruct((1, self.num_bessel), dtype)
+        [kernel] = Kernels((size,), name="radial")(like)
+
+        def product(point, centers, neighbors, backend):
+            dtype = point.basis.dtype
+            of_species = first.astype(dtype)[centers], second.astype(dtype)[neighbors]
+            radial = dense(point.basis, kernel.astype(dtype), backend)
+            return jnp.concatenate(of_species, axis=1) * radial
+
+        return product, size
 
     def _normalized(self, sh, species, edges):
         """Return sh for sums that are divided by sqrt(n), and what the last sum is divided by."""
@@ -246,7 +388,7 @@ class Allegro(nn.Module):
         return ops.weighted_channels(sh.filter(keep=irs), weights, backend=self.backend)
 
     def _readout(self, x, v, sh, edges, paths: Paths):
-        """Return what each edge adds to the output, IrrepsArray [n_edges, irreps_out]."""
+        """Return the contribution of each edge to the output, IrrepsArray [n_edges, irreps_out]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         count = irreps_out.count(SCALAR)
         scalars, chunks = None, []

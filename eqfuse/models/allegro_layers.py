@@ -1,5 +1,6 @@
 """Layers of Allegro: a product with the environment of the centre, and new latents."""
 
+import dataclasses
 import math
 
 import e3nn_jax as e3nn
@@ -8,12 +9,31 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse import ops
-from eqfuse.models.allegro_irreps import Paths
 from eqfuse.models.irreps import SCALAR
 from eqfuse.models.mlp import MLP, normalized
 
 UPDATE = 0.5
 """a in the residual update of the latents."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """The irreps of a product of edge features with the environment of their centre.
+
+    Attributes:
+      inputs: the edge features.
+      environment: the spherical harmonics in the environment.
+      products: what is kept of the product.
+    """
+
+    inputs: tuple[e3nn.Irrep, ...]
+    environment: tuple[e3nn.Irrep, ...]
+    products: tuple[e3nn.Irrep, ...]
+
+    @property
+    def num_scalars(self) -> int:
+        """Return the number of pairs of an input and a spherical harmonic that give a scalar."""
+        return sum(SCALAR in ir * y for ir in self.inputs for y in self.environment)
 
 
 def times(channels: int, irs) -> e3nn.Irreps:

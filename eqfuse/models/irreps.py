@@ -40,6 +40,24 @@ def allowed(lmax: int, parity: bool) -> set[e3nn.Irrep]:
     return {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
 
 
+def sphere(lmax: int, so3: bool) -> list[e3nn.Irrep]:
+    """Return the irreps of spherical harmonics: of parity (-1)^l, or all even for SO(3) alone."""
+    return [e3nn.Irrep(ir.l, 1) for ir in harmonics(lmax)] if so3 else harmonics(lmax)
+
+
+def gated(irreps) -> e3nn.Irreps:
+    """Return the input irreps of `e3nn.gate` for an output: scalars, gates, gated irreps.
+
+    Args:
+      irreps: after the gate; each irrep once.
+    """
+    irreps = sorted(((mul, ir) for mul, ir in irreps), key=lambda part: part[1])
+    scalars = [(mul, ir) for mul, ir in irreps if ir.l == 0]
+    others = [(mul, ir) for mul, ir in irreps if ir.l > 0]
+    gates = [(sum(mul for mul, _ in others), SCALAR)] if others else []
+    return e3nn.Irreps(scalars + gates + others)
+
+
 def products(irs, others) -> set[e3nn.Irrep]:
     """Return the irreps in the tensor products of two sets of irreps."""
     return {out for a in irs for b in others for out in a * b}

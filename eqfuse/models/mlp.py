@@ -88,7 +88,7 @@ def dense(x, kernel, backend: str | None):
 
 
 def has_few_rows(x) -> bool:
-    """Return whether an array has at most `FEW_ROWS` rows; False for a symbolic number of rows."""
+    """Check that an array has at most `FEW_ROWS` rows; False for a symbolic number of rows."""
     rows = x.shape[0]
     return isinstance(rows, int) and rows <= FEW_ROWS
 

@@ -13,13 +13,7 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.models import mlp
 from eqfuse.models.irreps import require_positive
-from eqfuse.models.radial_table import (
-    Pairs,
-    RadialTable,
-    kept,
-    radial_basis,
-    recorded,
-)
+from eqfuse.models.radial_table import Pairs, RadialTable, kept, radial_basis
 
 TOGETHER = 3
 """Largest number of networks in a kernel, so that kernels do not grow with the layers."""
@@ -47,6 +41,52 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
     return math.sqrt(2 / cutoff) * jnp.sin(frequencies * lengths) / lengths
 
 
+def network_bessel(network, dtype) -> Callable[[jax.Array], jax.Array]:
+    """Return the Bessel functions of a network, whose frequencies may be parameters.
+
+    Args:
+      network: with `cutoff`, `num_bessel` and `trainable_bessel`.
+      dtype: of the parameters.
+    Returns:
+      A function of lengths [n] Å, in any precision, to [n, num_bessel].
+    """
+    cutoff, count = network.cutoff, network.num_bessel
+    if not network.trainable_bessel:
+        return lambda lengths: bessel_basis(lengths, count, cutoff)
+
+    def init(_):
+        return jnp.arange(1, count + 1, dtype=dtype) * (math.pi / cutoff)
+
+    frequencies = network.param("frequencies", init)
+
+    def functions(lengths):
+        lengths = lengths[:, None]
+        waves = jnp.sin(frequencies.astype(lengths.dtype) * lengths)
+        return math.sqrt(2 / cutoff) * waves / lengths
+
+    return functions
+
+
+def spline_basis(x: jax.Array, count: int, span: int) -> jax.Array:
+    """Return bumps on a grid, which are zero at 1 and beyond, with three derivatives.
+
+        b_k(x) = (1 - cos(2 pi (x - l_k) / w))^2 / 4    for 0 < x - l_k < w
+
+    with the width w = (span + 1) / count and the left ends l_k = (k - span) / count.
+
+    Args:
+      x: [n_edges] distances in units of the cutoff.
+      count, span: number of bumps, and how many others each one overlaps with on its right.
+    Returns:
+      [n_edges, count].
+    References: Tan et al. 2025, arXiv:2504.16068; nequip-allegro 0.8.
+    """
+    width = (span + 1) / count
+    lower = (jnp.arange(count, dtype=x.dtype) - span) / count
+    within = jnp.clip(x[:, None] - lower, 0, width)
+    return (1 - jnp.cos(2 * math.pi / width * within)) ** 2 / 4
+
+
 def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Array:
     """Return a polynomial that falls from 1 to 0 at the cutoff, with two derivatives.
 
@@ -68,6 +108,22 @@ def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Arra
     for k in reversed(range(power)):
         series = series * x + (k + 1) * (k + 2) / 2
     return jnp.where(x < 1, (1 - x) ** 3 * series, 0)
+
+
+def xplor_cutoff(lengths: jax.Array, onset: float, cutoff: float) -> jax.Array:
+    """Return a function that is 1 up to an onset and falls to 0, with one continuous derivative.
+
+        u(d) = (c^2 - d^2)^2 (c^2 + 2 d^2 - 3 o^2) / (c^2 - o^2)^3    for o < d < c
+
+    Args:
+      lengths: d, [n_edges] Å.
+      onset: o, Å.
+      cutoff: c, Å.
+    References: SevenNet (Park et al. 2024, J. Chem. Theory Comput. 20, 4857); HOOMD-blue's XPLOR.
+    """
+    on, cut, squares = onset**2, cutoff**2, lengths**2
+    tail = (cut - squares) ** 2 * (cut + 2 * squares - 3 * on) / (cut - on) ** 3
+    return jnp.where(lengths < onset, 1, jnp.where(lengths < cutoff, tail, 0))
 
 
 def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -139,7 +195,7 @@ def edge_geometry(
       transform: of the lengths and pairs [n], positive, before the Bessel functions; None for none.
       apply_cutoff: False for a basis that is not multiplied by the envelope.
       pairs: the pair of species of each edge, on which radial functions depend; None: they do not.
-      network: whose radial functions may be read from tables, see `radial_choice.choose`; None for
+      network: whose radial functions may be read from tables, see `radial_table.choose`; None for
         the basis itself.
     Raises:
       ValueError: settings that are not positive.
@@ -189,8 +245,8 @@ class RadialNetworks(nn.Module):
             for k, width in enumerate(self.outputs)
         ]
         if isinstance(basis, RadialTable):
-            return recorded(self, _from_tables(self, basis, networks))
-        return recorded(self, self._networks(basis, networks))
+            return _from_tables(self, basis, networks)
+        return self._networks(basis, networks)
 
     def _networks(self, basis, networks):
         few = mlp.has_few_rows(basis)

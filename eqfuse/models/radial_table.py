@@ -14,6 +14,8 @@ numbers.
 """
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,17 +26,150 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.models import mlp
-from eqfuse.models.radial_choice import choose
-from eqfuse.models.radial_grid import ORDER, Grid, grid, places
 from eqfuse.ops import Edges
 
+KINDS = ("auto", "network", "table")
+EDGES_PER_KNOT = {"cpu": 8, "gpu": 16}
+"""Number of edges for each knot from which on a table is taken: measured on a CPU, see
+`benchmarks/results/radial_tables.md`, and predicted for a GPU."""
+NEAREST = 1e-3
+"""First knot, as a part of the cutoff; the functions of some networks are singular at zero."""
+MARGIN = 1e-12
+"""Distance from a break at which derivatives of one side are taken, as a part of the cutoff."""
+ORDER = 6
+"""Coefficients of a polynomial."""
 MOST_PARTS, EDGES_OF_PART = 8, 64
 """Most parts of an interval on a GPU, and least edges of one, see `_parts`."""
 COLLECTION = "tables"
-"""The variables of a network that are its tables, see
-`radial_accuracy.with_tables`."""
-FUNCTIONS = "radial_functions"
-"""The variables of a network that are its radial functions of each edge, to be compared."""
+"""The variables of a network that are its tables, see `with_tables`."""
+
+
+class Choice(NamedTuple):
+    """The choice between a table and networks for radial functions, with its reason."""
+
+    table: bool
+    why: str
+
+
+def choose(network: nn.Module, num_edges: int) -> Choice:
+    """Decide whether a network reads its radial functions from a table.
+
+    Args:
+      network: with `radial`, `radial_knots` and `num_pairs()`, see `eqfuse.models.NequIP`.
+      num_edges: of a batch, with its padding.
+    Raises:
+      ValueError: settings that are out of range, by their names.
+    """
+    kind, knots = network.radial, network.radial_knots
+    if kind not in KINDS:
+        raise ValueError(f"radial must be one of {', '.join(KINDS)}, got {kind!r}")
+    if knots < 4:
+        raise ValueError(f"radial_knots must be at least 4, got {knots}")
+    if getattr(network, "nonlinear", False):
+        if kind == "table":
+            raise ValueError(
+                "radial='table' is not for nonlinear=True, whose networks read species"
+            )
+        return Choice(False, "nonlinear interactions read species, too")
+    if kind != "auto":
+        return Choice(kind == "table", f"radial={kind}")
+    need = EDGES_PER_KNOT["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    pairs = network.num_pairs()
+    needed = need * knots * pairs
+    each = f"{knots} knots" if pairs == 1 else f"{knots} knots for each of {pairs} pairs of species"
+    compared = "at least" if num_edges >= needed else "fewer than"
+    why = f"{num_edges} edges, {compared} {need} for each of {each}"
+    return Choice(num_edges >= needed, why)
+
+
+def with_tables(potential, variables) -> dict:
+    """Return variables of a potential with the tables of its radial functions.
+
+    A potential that is applied to them reads these tables, whatever `radial` is, and makes none.
+    They are those of the parameters: after a change of these, make them again.
+
+    Args:
+      potential: a `Potential`; its model decides the knots.
+      variables: its variables, {"params": ...}.
+    Returns:
+      {"params": ..., "tables": ...}, tables in the dtype of the parameters.
+    """
+    params = {"params": variables["params"]}
+    dtype = jax.tree.leaves(params)[0].dtype
+    model = potential.model.clone(radial="table", backend="xla")
+    whole = potential.clone(model=model)
+    vectors = jnp.full((1, 3), model.cutoff / 4, dtype)  # tables do not depend on edges
+    edges, species = Edges.from_arrays([0], [0], 1), np.zeros(1, np.int32)
+
+    @jax.jit
+    def tables(params):
+        return whole.apply(params, vectors, species, edges, mutable=[COLLECTION])[1][COLLECTION]
+
+    return params | {COLLECTION: tables(params)}
+
+
+class Grid(NamedTuple):
+    """Intervals between knots, and the points at which functions are computed for them.
+
+    Attributes:
+      points: [n_points] Å.
+      left, right: (first, last) of the points at the ends of intervals, for each piece.
+      center, half: [intervals] Å: its middle, and half its length.
+      pieces: (first interval, intervals, start, length of each) of the pieces between breaks.
+    """
+
+    points: np.ndarray
+    left: tuple[tuple[int, int], ...]
+    right: tuple[tuple[int, int], ...]
+    center: np.ndarray
+    half: np.ndarray
+    pieces: tuple[tuple[int, int, float, float], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def grid(breaks: tuple[float, ...], knots: int) -> Grid:
+    """Return equal intervals between breaks, as many in each piece as its length asks for.
+
+    Args:
+      breaks: lengths at which derivatives jump, Å, increasing; the last is the cutoff.
+      knots: number of intervals, roughly.
+    """
+    cutoff = breaks[-1]
+    first, count, pieces, parts, left, right = 0, 0, [], [], [], []
+    ends = [NEAREST * cutoff, *breaks]
+    for start, end in itertools.pairwise(ends):
+        number = max(2, round(knots * (end - start) / cutoff))
+        lengths = np.linspace(start, end, number + 1)
+        points = lengths.copy()  # each piece has its own, on its side of the breaks
+        points[0] += MARGIN * cutoff if first else 0
+        points[-1] -= MARGIN * cutoff
+        left.append((count, count + number))
+        right.append((count + 1, count + number + 1))
+        parts.append((points, (lengths[1:] + lengths[:-1]) / 2, np.diff(lengths) / 2))
+        pieces.append((first, number, start, (end - start) / number))
+        first, count = first + number, count + number + 1
+    points, center, half = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Grid(points, tuple(left), tuple(right), center, half, tuple(pieces))
+
+
+def places(cells: Grid, lengths, inside):
+    """Return the interval of each length, [n_edges] int32, and powers of the place in it."""
+    fixed = jax.lax.stop_gradient(lengths)
+    interval = 0
+    for first, number, start, step in cells.pieces:
+        at = jnp.clip(jnp.floor((fixed - start) / step), 0, number - 1).astype(jnp.int32)
+        interval = jnp.where(fixed >= start, first + at, interval)
+    dtype = np.dtype(lengths.dtype)
+    middle = cells.center.astype(dtype)
+    # what the middle loses by rounding, which is 1e-5 of a short interval in float32
+    rest = (cells.center - middle.astype(np.float64)).astype(dtype)
+    constants = jnp.asarray(np.stack([middle, rest, 1 / cells.half], axis=1), dtype)[interval]
+    t = (lengths - constants[:, 0] - constants[:, 1]) * constants[:, 2]
+    t = jnp.where(inside, t, 0)
+    powers = [jnp.ones_like(t)]
+    for _ in range(ORDER - 1):
+        powers.append(powers[-1] * t)
+    return interval, jnp.where(inside[:, None], jnp.stack(powers, axis=1), 0)
 
 
 class Point(NamedTuple):
@@ -227,13 +362,6 @@ def kept(module: nn.Module, name: str, make: Callable[[], jax.Array]) -> jax.Arr
     return make()
 
 
-def recorded(module: nn.Module, functions):
-    """Return radial functions of edges, which become variables of the network if it is asked to."""
-    if module.is_mutable_collection(FUNCTIONS) and not module.is_initializing():
-        module.sow(FUNCTIONS, "functions", functions)
-    return functions
-
-
 def radial_basis(
     network: nn.Module | None,
     lengths: jax.Array,
@@ -259,10 +387,9 @@ def radial_basis(
     envelope = jnp.where(real, envelope, 0)
     if network is None:
         return jnp.where(real[:, None], basis, 0), envelope
-    choice = choose(network, lengths.shape[0])
-    if not (choice.table or network.variables.get(COLLECTION)):
+    if not (choose(network, lengths.shape[0]).table or network.variables.get(COLLECTION)):
         return jnp.where(real[:, None], basis, 0), envelope
-    cells = grid(tuple(float(b) for b in breaks), choice.knots)
+    cells = grid(tuple(float(b) for b in breaks), network.radial_knots)
     interval, powers = places(cells, lengths, real & (lengths < breaks[-1]))
     count, num_pairs = len(cells.half), None if pairs is None else pairs.count
     if pairs is not None:

@@ -1,6 +1,7 @@
-"""A network for some of its species: which of its numbers are those of a species."""
+"""Settings and parameters of each species, and networks for some of their species."""
 
 import jax
+import jax.numpy as jnp
 
 
 def take_species(params: dict, keep, names: tuple[str, ...]) -> dict:
@@ -31,3 +32,42 @@ def narrow_settings(network, keep) -> dict:
         "pair_cutoffs": cutoffs and tuple(take(row, keep) for row in cutoffs),
         "species_neighbors": take(network.species_neighbors, keep),
     }
+
+
+def reduced_lengths(network, lengths, species, edges) -> jax.Array:
+    """Return lengths as if the cutoff of each pair of species were that of the network.
+
+    Args:
+      network: with `cutoff` and `pair_cutoffs`.
+      lengths: [n_edges] Å.
+      species: [n_nodes] int32.
+      edges: `eqfuse.ops.Edges`.
+    """
+    if network.pair_cutoffs is None:
+        return lengths
+    table = jnp.asarray(network.pair_cutoffs, lengths.dtype) / network.cutoff
+    return lengths / table[species[edges.receivers], species[edges.senders]]
+
+
+def check_species_settings(network):
+    """Refuse numbers of neighbours and cutoffs that do not fit the species.
+
+    Raises:
+      ValueError: the first that does not, by its name.
+    """
+    counts = network.species_neighbors
+    if counts is not None and (len(counts) != network.num_species or min(counts) <= 0):
+        raise ValueError(
+            f"species_neighbors must be {network.num_species} positive numbers, got {counts}"
+        )
+    cutoffs = network.pair_cutoffs
+    if cutoffs is not None:
+        fits = len(cutoffs) == network.num_species and all(
+            len(row) == network.num_species and all(0 < c <= network.cutoff for c in row)
+            for row in cutoffs
+        )
+        if not fits:
+            raise ValueError(
+                f"pair_cutoffs must be {network.num_species} rows of as many cutoffs, positive "
+                f"and at most {network.cutoff} Å, got {cutoffs}"
+            )

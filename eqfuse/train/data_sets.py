@@ -3,10 +3,11 @@
 import dataclasses
 from typing import ClassVar
 
-from eqfuse.train.file_sources import ExtxyzData, FileData
 from eqfuse.train.settings.schema import absolute, one_of, require, setting
 from eqfuse.train.sources import (
     EthanolData,
+    ExtxyzData,
+    FileData,
     LithiumFluorideData,
     import_data,
 )

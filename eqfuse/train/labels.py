@@ -45,12 +45,7 @@ def require_labels(
 ):
     """Refuse labels that have a weight in the loss, and that no frame has.
 
-    Args:
-      training, settings: of the run, and of its data.
-      frames: all that were read, without isolated atoms.
-      chosen: whether these are only the training frames, chosen from them.
-    Raises:
-      ConfigError: one of them.
+    `frames` are all that were read, without isolated atoms, or with `chosen` those that train.
     """
     for name in _trained_labels(training):
         if not frames or count_labelled(frames, name):
@@ -70,8 +65,7 @@ def require_labels(
 def labels_not_validated(training: MoleculeTraining, dataset: Dataset) -> list[str]:
     """Return warnings of labels that are trained on and that no validation frame has.
 
-    Raises:
-      ConfigError: it has none of them, so that nothing decides which network is best.
+    Without any of them nothing decides which network is best, which is an error.
     """
     trained = _trained_labels(training)
     unknown = [name for name in trained if not dataset.num_labelled(name)[1]]

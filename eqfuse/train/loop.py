@@ -9,74 +9,96 @@ import jax
 import numpy as np
 
 from eqfuse.data import Batcher, prefetched
-from eqfuse.train.compiled import Compiled
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.device.profiling import profile
 from eqfuse.train.metrics import Errors, best_of
-from eqfuse.train.position import Position
 from eqfuse.train.run.callbacks import Callback
+from eqfuse.train.run.checkpoint import Checkpoints
+from eqfuse.train.run.folder import RunFolder
 from eqfuse.train.run.progress import Progress, duration, waiting
-from eqfuse.train.run.runs import RunFolder
-from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.schedule import LearningRate, Limits, MoleculeTraining, average_decay
-from eqfuse.train.step import TrainState
+from eqfuse.train.schedule import LearningRate, Limits, average_decay
+from eqfuse.train.settings.config import Config
+from eqfuse.train.step import Compiled, TrainState
 
 _ALL_STEPS = "all steps done"
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a run is, besides the state of its training; an interrupted run continues there.
+
+    Attributes:
+      epoch: the current one, from 1; 0 is the validation of a network that was trained before.
+      batch: how many of its batches are done.
+      unvalidated: steps since the last validation that was due.
+      error_sums, loss_sum: of the batches of these steps; see `Errors`.
+      best: lowest validation error so far, by the criterion of `training.best`.
+      second_since: the first step of the second stage, or None.
+      elapsed: s.
+      learning_rate: see `LearningRate.to_plain`.
+    """
+
+    epoch: int = 1
+    batch: int = 0
+    unvalidated: int = 0
+    error_sums: dict = dataclasses.field(default_factory=dict)
+    loss_sum: float = 0.0
+    best: float = math.inf
+    second_since: int | None = None
+    elapsed: float = 0.0
+    learning_rate: dict = dataclasses.field(default_factory=dict)
+
+    def validated(self, ends_epoch: bool) -> "Position":
+        """Return the position after a validation that was due; maybe that of the next epoch."""
+        after = dataclasses.replace(self, unvalidated=0, error_sums={}, loss_sum=0.0)
+        return after.next_epoch() if ends_epoch else after
+
+    def next_epoch(self) -> "Position":
+        """Return the position at the beginning of the next epoch."""
+        return dataclasses.replace(self, epoch=self.epoch + 1, batch=0)
 
 
 class Fit:
     """Trains a potential; `run` does it.
 
-    Args:
-      settings: of the training.
-      compiled: what is trained, and its compiled step.
-      batchers: of the training and the validation samples.
-      limits: how long the run may take.
-      folder, checkpoints: where the results go.
-      devices: which share every batch.
-      profiled: whether a step is traced before the training.
-      pretrained: whether the network was trained before; it is validated first, as epoch 0.
-      callbacks: called with every line of metrics.csv.
+    A `pretrained` network is validated first, as epoch 0. Callbacks get every line of metrics.csv.
     """
 
     def __init__(
         self,
-        settings: MoleculeTraining,
+        config: Config,
         compiled: Compiled,
         batchers: tuple[Batcher, Batcher],
-        limits: Limits,
         folder: RunFolder,
         checkpoints: Checkpoints,
         devices: Devices,
         *,
-        profiled: bool,
         pretrained: bool,
         callbacks: Sequence[Callback] = (),
     ):
         self._train, self._val = batchers
-        self._settings, self._compiled, self._limits = settings, compiled, limits
+        self._settings, self._compiled, self._profiled = config.training, compiled, config.profile
+        self._limits = Limits(len(self._train), config.steps, config.epochs, config.max_minutes)
         self._folder, self._checkpoints = folder, checkpoints
-        self._devices, self._profiled, self._callbacks = devices, profiled, callbacks
+        self._devices, self._callbacks = devices, callbacks
         self._first_epoch = 0 if pretrained else 1
-        self._learning_rate = LearningRate(settings)
+        self._learning_rate = LearningRate(config.training)
         self._compiled_shapes = set()
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
-        """Train until a limit is reached.
+        """Train until a limit is reached, and return the last state.
 
-        Args:
-          resume: state and position of an interrupted run to continue, as they were offered to
-            the checkpoints; None to begin.
-        Returns:
-          The last state.
+        `resume` is state and position of an interrupted run to continue, as they were offered to
+        the checkpoints.
+
         Raises:
           TrainingFailed: the loss is not finite.
           Interrupted: by a signal, the checkpoint being written.
         """
         state, at = self._compiled.initial(), Position(epoch=self._first_epoch)
         if resume is not None:
-            state, at = resume[0], Position.of(resume[1])
+            state, at = resume[0], Position(**resume[1])
             self._learning_rate.restore(at.learning_rate)
         state = self._devices.replicated(state)
         if self._profiled:
@@ -141,13 +163,13 @@ class Fit:
         """Return the arguments of the step on the next batch."""
         start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
         batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
-        return state, self._devices.spread(batch), *self._knobs(int(state.step), at)
+        return state, self._devices.spread(batch), *self._step_arguments(int(state.step), at)
 
-    def _knobs(self, step: int, at: Position) -> tuple:
+    def _step_arguments(self, step: int, at: Position) -> tuple:
         """Return the learning rate, the decay of the average and the loss of a step."""
         rate = self._learning_rate(step, self._limits.fraction(step))
         decay = average_decay(self._settings.ema_decay, step, at.second_since)
-        return rate, decay, self._compiled.losses_there[at.second_since is not None]
+        return rate, decay, self._compiled.device_losses[at.second_since is not None]
 
     def _begin_stage(self, step: int, at: Position, progress: Progress):
         """Move on to the second stage, where it is time."""
@@ -163,8 +185,6 @@ class Fit:
         """Compile a step and the validation, and measure this, before the clock starts."""
         with waiting("compiling the training step"):
             jax.block_until_ready(self._compiled.step(*self._next(state, at)))
-        while self._compiled.choices:
-            print(self._compiled.choices.pop(0), flush=True)
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))
         with waiting("compiling the validation"):
             jax.block_until_ready(self._compiled.errors(state.average, batch))
@@ -216,9 +236,8 @@ class Fit:
                 break
             self._begin_stage(step, at, progress)
             start = time.monotonic()
-            new_state, value, sums = self._compiled.step(state, batch, *self._knobs(step, at))
-            while self._compiled.choices:  # of a batch of another shape than the first
-                progress.log(self._compiled.choices.pop(0))
+            arguments = self._step_arguments(step, at)
+            new_state, value, sums = self._compiled.step(state, batch, *arguments)
             value = float(value)
             if not math.isfinite(value):
                 raise TrainingFailed(self._not_finite(value, at, step))

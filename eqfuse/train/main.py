@@ -10,10 +10,11 @@ from eqfuse.train.device.memory import keep_freed_memory
 from eqfuse.train.device.programs import keep_programs
 from eqfuse.train.exit_code import exit_code, fail
 from eqfuse.train.run.resume import resumed_config, started_config
-from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.config import Config, RunSettings
 from eqfuse.train.settings.help import help_text
 from eqfuse.train.settings.options import parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.tetris_settings import TETRIS, asks_for_tetris
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     return _train_all(configs)
 
 
-def _configs(arguments: list[str]) -> list[Config]:
+def _configs(arguments: list[str]) -> list[RunSettings]:
     """Return the configurations of the runs that the arguments ask for, all checked.
 
     Raises:
@@ -63,11 +64,13 @@ def _configs(arguments: list[str]) -> list[Config]:
     return configs
 
 
-def _config(arguments: list[str]) -> Config:
-    return resumed_config(parse, arguments) or started_config(parse, arguments) or parse(arguments)
+def _config(arguments: list[str]) -> RunSettings:
+    if asks_for_tetris(arguments):
+        return parse(arguments, TETRIS)
+    return resumed_config(arguments) or started_config(arguments) or parse(arguments)
 
 
-def _train_all(configs: list[Config]) -> int:
+def _train_all(configs: list[RunSettings]) -> int:
     """Train runs one after the other; return the exit code of the last, or the first that failed.
 
     Settings or data that one run refuses, and a signal, end all.
@@ -83,7 +86,7 @@ def _train_all(configs: list[Config]) -> int:
     return failed
 
 
-def _train(config: Config) -> int:
+def _train(config: RunSettings) -> int:
     keep_freed_memory()
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     import jax
@@ -95,13 +98,13 @@ def _train(config: Config) -> int:
 
     def task():
         try:
-            devices = find_devices(config.devices)
+            devices = find_devices(getattr(config, "devices", "1"))
             ops.resolve_here(config.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
         x64 = jax.enable_x64(config.dtype == "float64")
-        kind = tetris if config.data.name == "tetris" else molecule
+        kind = molecule if isinstance(config, Config) else tetris
         with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
             kind.run(config, devices)
 

@@ -135,12 +135,7 @@ _UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3
 
 
 def best_of(row: dict, criterion: str) -> float:
-    """Return the number of an epoch that the best network has the lowest of.
-
-    Args:
-      row: of metrics.csv.
-      criterion: "loss", or a quantity and "mae" or "rmse": "energy_mae".
-    """
+    """Return the number in a row of metrics.csv that the best network has the lowest of."""
     if criterion == "loss":
         return row["val_loss"]
     return row[f"val_{criterion}_{_UNITS[criterion.partition('_')[0]]}"]

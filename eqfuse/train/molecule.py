@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
@@ -13,45 +13,30 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
 from eqfuse.data.store import samples_of
-from eqfuse.train.compiled import Compiled
+from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
-from eqfuse.train.initial import initial_parameters
 from eqfuse.train.labels import labels_not_validated, require_labels, weighted
 from eqfuse.train.loop import Fit
 from eqfuse.train.run.callbacks import Callback, loggers
+from eqfuse.train.run.checkpoint import Checkpoints
+from eqfuse.train.run.folder import RunFolder, new_folder
 from eqfuse.train.run.metadata import interrupted_run, kept_references, run_metadata
 from eqfuse.train.run.progress import warnings_printed
-from eqfuse.train.run.report import report
+from eqfuse.train.run.report import network_report, report
 from eqfuse.train.run.results import write_results
-from eqfuse.train.run.runs import RunFolder, new_folder
-from eqfuse.train.run.saving import Checkpoints
-from eqfuse.train.schedule import Limits, MoleculeTraining
-from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.networks import PotentialSettings
+from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.sources import MoleculeData
-from eqfuse.train.start import Start
-from eqfuse.train.step import TrainState
-from eqfuse.train.tables import check_radial, with_knots
+from eqfuse.train.start import Start, check_radial
+from eqfuse.train.step import Compiled, initial_parameters
 
 
-def load_dataset(
-    settings: MoleculeData,
-    training: MoleculeTraining,
-    cutoff: float,
-    seed: int,
-    start: Start | None = None,
-    resume: str | None = None,
-) -> tuple[Dataset, Start | None]:
+def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
     """Read the data of a run, split and reference them; print warnings.
 
     Args:
-      settings, training: of the data, and of the training on them.
-      cutoff: Å.
-      seed: of the split.
+      config: of the run.
       start: the network that the run starts from, if any.
-      resume: folder of the run that goes on, if any.
     Returns:
       The dataset, and the network; with `elements=data` for the elements of the data only.
     Raises:
@@ -59,6 +44,7 @@ def load_dataset(
       ConfigError: a weight for labels that no frame has, or for an unknown config_type; elements
         or reference energies that do not fit the network.
     """
+    settings, training = config.data, config.training
     structures, validation = weighted(settings, settings.read(), settings.read_validation())
     require_labels(training, settings, without_isolated_atoms(structures))
     references = settings.read_reference_energies()
@@ -69,45 +55,30 @@ def load_dataset(
         warnings.simplefilter("always")
         dataset = Dataset.build(
             structures,
-            cutoff=cutoff,
+            cutoff=config.model.cutoff,
             train_size=_size(settings.train),
             val_size=_size(settings.val),
-            seed=seed,
+            seed=config.seed,
             species=None if start is None else start.species,
             references=references,
             validation=validation,
         )
-    if resume is not None and dataset.references_fitted:
-        kept = kept_references(resume, dataset.references)
+    if config.resume is not None and dataset.references_fitted:
+        kept = kept_references(config.resume, dataset.species)
         if kept is not None:
             dataset = dataset.with_references(kept, structures, validation)
     messages = [warning.message for warning in caught]
     if start is not None:
-        dataset, more = _referenced(
-            settings.references_origin, start, dataset, structures, validation
-        )
+        dataset, more = start.referenced(dataset, structures, validation)
         messages += more
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
     dataset = _with_test(dataset, settings.read_test())
-    if resume is None:  # it was checked when the run began
+    if config.resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset, start
-
-
-def _referenced(origin: str | None, start: Start, dataset: Dataset, structures, validation):
-    """Return the dataset with the reference energies of its network, and warnings."""
-    messages = []
-    if origin is None:
-        messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
-    if start.refits:
-        references = start.refitted(dataset)
-        dataset = dataset.with_references(references, structures, validation)
-    if not start.resumed:
-        messages += start.other_energies(dataset)
-    return dataset, messages
 
 
 def _with_test(dataset: Dataset, structures) -> Dataset:
@@ -171,127 +142,71 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         if writes and config.resume is None:
             new_folder(config.run, name)  # refused before the data are read
         with warnings_printed():
-            own = config.elements, config.backend, config.dtype
-            start = Start.read(config.start_from, config.resume, config.model, config.data, *own)
-        dataset, start = load_dataset(
-            config.data, config.training, config.model.cutoff, config.seed, start, config.resume
-        )
-        network = config.model, config.seed, config.dtype, config.backend
-        potential, fields, params = _initial_network(*network, dataset, start)
-        batchers = _batchers(config.data.batch_size, config.seed, config.dtype, dataset, devices)
+            start = Start.read(config)
+        dataset, start = load_dataset(config, start)
+        potential, fields, params = _initial_network(config, dataset, start)
+        batchers = _batchers(config, dataset, devices)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
-        metadata = run_metadata(dataclasses.asdict(config), dataset, potential, fields)
-        resume, trained = None, params
+        metadata, resume = run_metadata(config, dataset, potential, fields), None
         if config.resume is not None:
             with devices.together(), warnings_printed():
-                resume, trained = interrupted_run(
-                    config.data, config.training, params, metadata, folder, writes
-                )
-        limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
-        how = config.data, config.training, config.start_from, config.backend
-        print(report(*how, dataset, batchers, limits, folder, devices))
-        potential, accuracy = _with_tables(
-            potential, params, trained, batchers[0], metadata, devices
-        )
+                resume = interrupted_run(config, params, metadata, folder, writes)
+        if "radial" in metadata:  # of an earlier version, which chose the knots of its tables
+            knots = metadata["radial"]["knots"]
+            potential = potential.clone(model=potential.model.clone(radial_knots=knots))
+        elif choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
+            metadata["radial"] = "table"
+        print(report(config, dataset, batchers[0], folder, devices))
+        batch = devices.part(next(batchers[0].batches(epoch=0)))
+        print(network_report(potential, params, batch.graph, config.verbose), flush=True)
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
-        how = {"sequence": config.sequence, "profiled": config.profile}
-        compiled = Compiled(config.training, potential, dataset.force_rms, params, devices, **how)
-        places = folder, checkpoints, devices
-        known = {"profiled": config.profile, "pretrained": start is not None}
-        fit = Fit(
-            config.training, compiled, batchers, limits, *places, **known, callbacks=callbacks
-        )
+        compiled = Compiled(config, potential, dataset.force_rms, params, devices)
+        known = {"pretrained": start is not None, "callbacks": callbacks}
+        fit = Fit(config, compiled, batchers, folder, checkpoints, devices, **known)
         for callback in callbacks:
             callback.on_start(folder.path, metadata["config"])
-
-        def finish(state: TrainState | None):
-            if state is not None and accuracy is not None:
-                trained = compiled.average_of(state)()
-                print(f"radial     {models.accuracy_of(potential, trained)}", flush=True)
-            if writes:
+        ended, finishes = False, True
+        try:
+            fit.run(resume)
+            ended = True
+        except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
+            finishes = False
+            raise
+        finally:
+            checkpoints.flush()
+            if writes and finishes:
                 batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
-                ended = state is not None
                 errors = write_results(folder, potential, dataset, **batches, ended=ended)
                 for callback in callbacks:
                     callback.on_end(errors)
 
-        _train(fit, resume, checkpoints, finish)
 
-
-def _initial_network(
-    settings: PotentialSettings, seed: int, dtype: str, backend: str | None, dataset, start
-):
+def _initial_network(config: Config, dataset: Dataset, start: Start | None):
     """Return a potential, the fields of its model, and its first parameters."""
     if start is not None:
         return *start.potential(), start.initial_params()
-    potential, fields = build_potential(settings, dataset, backend)
-    return potential, fields, _initial_parameters(potential, dataset, seed, dtype)
+    potential, fields = build_potential(config.model, dataset, config.backend)
+    sample = dataset.train[0]
+    shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
+    graph = data.collate([sample], shape, config.dtype).graph
+    # The statistics of the data are no constants of the program, which is the same for other data.
+    names = "scale", "shift"
+    plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
+    params = initial_parameters(plain, config.seed, graph, config.dtype)
+    given = {name: jnp.array(getattr(potential, name), config.dtype) for name in names}
+    return potential, fields, {**params, "params": {**params["params"], **given}}
 
 
-def _batchers(
-    size: int, seed: int, dtype: str, dataset: Dataset, devices: Devices
-) -> list[Batcher]:
+def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
     """Return the batchers of the training and the validation samples."""
+    size = config.data.batch_size
     if size < devices.count:
         raise ConfigError(
             f"data.batch_size={size} is too small for {devices.count} devices, which need a "
             f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
         )
-    return [
-        Batcher(
-            samples,
-            size,
-            seed=seed,
-            dtype=dtype,
-            parts=devices.count,
-            own=devices.own,
-        )
-        for samples in (dataset.train, dataset.val)
-    ]
-
-
-def _with_tables(potential, params, trained, batcher: Batcher, metadata: dict, devices: Devices):
-    """Print what the network is; return it with its tables of radial functions, see `with_knots`.
-
-    Args:
-      potential, params: the network.
-      trained: the parameters that it goes on with.
-      batcher: of the training samples.
-      metadata: of the checkpoints.
-      devices: which share every batch.
-    """
-    print(models.summary(potential, params))
-    batch = devices.part(next(batcher.batches(epoch=0)))
-    largest = max(shape.n_edges for shape in batcher.shapes)
-    potential, accuracy = with_knots(potential, trained, largest, metadata)
-    print(models.ops_summary(potential, params, batch.graph))
-    return potential, accuracy
-
-
-def _train(fit: Fit, resume, checkpoints: Checkpoints, finish: Callable):
-    """Train, then call `finish` with the last state, or with None if the training did not end."""
-    state, finishes = None, True
-    try:
-        state = fit.run(resume)
-    except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
-        finishes = False
-        raise
-    finally:
-        checkpoints.flush()
-        if finishes:
-            finish(state)
-
-
-def _initial_parameters(potential, dataset: Dataset, seed: int, dtype: str):
-    sample = dataset.train[0]
-    shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
-    graph = data.collate([sample], shape, dtype).graph
-    # The statistics of the data are no constants of the program, which is the same for other data.
-    names = "scale", "shift"
-    plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
-    params = initial_parameters(plain, seed, graph, dtype)
-    given = {name: jnp.array(getattr(potential, name), dtype) for name in names}
-    return {**params, "params": {**params["params"], **given}}
+    how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count, "own": devices.own}
+    return [Batcher(samples, size, **how) for samples in (dataset.train, dataset.val)]

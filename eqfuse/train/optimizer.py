@@ -7,19 +7,16 @@ import jax.numpy as jnp
 import optax
 
 from eqfuse.train.flat import Flat
-from eqfuse.train.matrices import place
-from eqfuse.train.muon import muon
-from eqfuse.train.schedule import OptimizerSettings
+from eqfuse.train.muon import muon, place
+from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import ConfigError
 
 
-def make_optimizer(settings: OptimizerSettings, flat: Flat, decays) -> optax.GradientTransformation:
+def make_optimizer(settings: MoleculeTraining, flat: Flat, decays) -> optax.GradientTransformation:
     """Return gradient to update, for a learning rate of one: clipping, then the optimizer.
 
-    Args:
-      settings: which, and how.
-      flat: how the parameters lie in the array that is optimized.
-      decays: array like that one, of 1 where weight decay acts on the parameters and 0 elsewhere.
+    `decays` is 1 where weight decay acts on the parameters, which lie as `flat` says, else 0.
+
     References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW);
       for Muon see `eqfuse.train.muon`.
     """
@@ -73,10 +70,9 @@ def decays_of(params):
 def trained_of(params, freeze: str | None):
     """Return 1 for parameters that are trained, and 0 for those that are frozen.
 
-    Args:
-      params: variables of a potential.
-      freeze: names of parameters or of the modules above them, as in `params["params"]["model"]`,
-        with a slash between; `*` stands for anything; several with commas.
+    `freeze` has names of parameters or of the modules above them, as in
+    `params["params"]["model"]`, with a slash between; `*` stands for anything; several with commas.
+
     Raises:
       ConfigError: a name that matches none, or no parameter left.
     """
@@ -101,7 +97,7 @@ def trained_of(params, freeze: str | None):
     return mask
 
 
-def flat_training(settings: OptimizerSettings, params) -> tuple[Flat, optax.GradientTransformation]:
+def flat_training(settings: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
     """Return how the parameters lie in one array, and the optimizer of that array."""
     flat = Flat.of(params, place)
     optimizer = make_optimizer(settings, flat, flat.flatten(decays_of(params)))

@@ -20,8 +20,8 @@ _DECAY = Range(lambda value: 0 <= value < 1, "in [0, 1)")
 
 
 @dataclasses.dataclass
-class LearningRateSettings:
-    """The settings of `LearningRate`."""
+class MoleculeTraining:
+    """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
 
     lr: float = setting(0.01, "highest learning rate", POSITIVE)
     schedule: Literal["cosine", "plateau", "constant"] = setting(
@@ -33,16 +33,6 @@ class LearningRateSettings:
         10, "plateau: validations without improvement before it falls", POSITIVE
     )
     factor: float = setting(0.5, "plateau: what the learning rate is multiplied by", FRACTION)
-
-    def __post_init__(self):
-        falls = self.schedule == "constant" or self.min_lr <= self.lr
-        require(falls, "training.min_lr", self.min_lr, f"at most lr={self.lr}; lower it as well")
-
-
-@dataclasses.dataclass
-class OptimizerSettings:
-    """The settings of `eqfuse.train.optimizer`, and of the average of the parameters."""
-
     optimizer: Literal["muon", "adam", "adamw", "amsgrad"] = setting("muon", "the optimizer")
     weight_decay: float | None = setting(
         None, "decay of the weights, for muon and adamw; null: 0.01 for adamw, else 0", NOT_NEGATIVE
@@ -55,17 +45,6 @@ class OptimizerSettings:
         None,
         "parameters that keep their values, by names and patterns: 'embedding,radial,layer_0/*'",
     )
-
-    def __post_init__(self):
-        has = not self.weight_decay or self.optimizer in ("muon", "adamw")
-        need = "left out: only muon and adamw have it"
-        require(has, "training.weight_decay", self.weight_decay, need)
-
-
-@dataclasses.dataclass
-class MoleculeTraining(OptimizerSettings, LearningRateSettings):
-    """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
-
     loss: Literal["mse", "huber", "universal"] = setting(
         "mse",
         "squared errors; huber: linear above huber_delta; universal: as huber, with a lower "
@@ -102,8 +81,11 @@ class MoleculeTraining(OptimizerSettings, LearningRateSettings):
 
     def __post_init__(self):
         check_ranges(self, "training.")
-        LearningRateSettings.__post_init__(self)
-        OptimizerSettings.__post_init__(self)
+        falls = self.schedule == "constant" or self.min_lr <= self.lr
+        require(falls, "training.min_lr", self.min_lr, f"at most lr={self.lr}; lower it as well")
+        has = not self.weight_decay or self.optimizer in ("muon", "adamw")
+        need = "left out: only muon and adamw have it"
+        require(has, "training.weight_decay", self.weight_decay, need)
         weights = self.energy_weight, self.forces_weight, self.stress_weight
         require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
 
@@ -115,7 +97,7 @@ def average_decay(ema_decay: float, step: int, since: int | None) -> float:
     soon forgotten. In the second stage all parameters since it began have the same weight.
 
     Args:
-      ema_decay: of `OptimizerSettings`.
+      ema_decay: of `MoleculeTraining`.
       step: from 0.
       since: the first step of the second stage, or None.
     References: Izmailov et al. 2018, arXiv:1803.05407 (the second).
@@ -132,7 +114,7 @@ class LearningRate:
     Plateau multiplies by `factor` after `patience` validations without a better loss.
     """
 
-    def __init__(self, settings: LearningRateSettings):
+    def __init__(self, settings: MoleculeTraining):
         self._settings = settings
         self._scale, self._best, self._waited = 1.0, math.inf, 0
 

@@ -1,8 +1,12 @@
-"""The data of a run from files and embedded: their settings, and how they are read."""
+"""The data of a run, embedded or from files: their settings, and how they are read."""
 
 import dataclasses
+import glob
+import itertools
 import math
 import os
+import sys
+from typing import ClassVar
 
 import yaml
 
@@ -11,12 +15,14 @@ from eqfuse.train.settings.schema import (
     Range,
     absolute,
     check_ranges,
+    one_of,
     require,
     setting,
 )
 
 FIT, AVERAGE = "fit", "average"
 """Values of `data.reference_energies`: see its help."""
+_LARGE = 64e6  # bytes of files
 _SIZE = Range(
     lambda value: 0 < value < 1 or (value >= 1 and value == int(value)),
     "a fraction between 0 and 1 or a whole number",
@@ -34,7 +40,7 @@ def _references(value: str) -> str:
     return value if value in (FIT, AVERAGE) or value.startswith("{") else absolute(value)
 
 
-def is_missing(path: str) -> bool:
+def _is_missing(path: str) -> bool:
     """Return whether there is no such file; all else that is wrong with it, its reader says."""
     try:
         os.stat(path)
@@ -45,12 +51,17 @@ def is_missing(path: str) -> bool:
     return False
 
 
-def _is_weight(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-def _is_energy(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _numbers(text: str | None, least: float) -> dict:
+    """Return the mapping to finite numbers of at least `least` in a YAML text; {} if it is none."""
+    try:
+        plain = yaml.safe_load(text or "")
+    except yaml.YAMLError:
+        return {}
+    if not isinstance(plain, dict):
+        return {}
+    values = plain.values()
+    ok = all(type(value) in (int, float) and least <= value < math.inf for value in values)
+    return plain if ok else {}
 
 
 def _atomic_number(element) -> int | None:
@@ -121,15 +132,9 @@ class MoleculeData:
           ConfigError: a setting that is no mapping from names to weights.
         """
         text = self.config_type_weights
-        if text is None:
-            return {}
-        try:
-            weights = yaml.safe_load(text)
-        except yaml.YAMLError:
-            weights = None
-        ok = isinstance(weights, dict) and all(map(_is_weight, weights.values()))
+        weights = _numbers(text, 0)
         need = "names and finite weights, zero or more, such as '{bulk: 1, surface: 2.5}'"
-        require(ok, "data.config_type_weights", text, need)
+        require(text is None or weights, "data.config_type_weights", text, need)
         return {str(name): float(weight) for name, weight in weights.items()}
 
     def check_data(self, dataset, structures, validation) -> list[str]:
@@ -170,34 +175,29 @@ class MoleculeData:
         """
         if self.reference_energies == AVERAGE:
             return AVERAGE
-        if (typed := self._typed_references()) is not None:
+        if typed := self._typed_references():
             return typed
         path, key = self._references_path(), self.reference_key or self._keys().energy
-        if path is not None and is_missing(path):
+        if path is not None and _is_missing(path):
             raise import_data().DataError(
                 f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
                 "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
             )
         return None if path is None else import_data().isolated_atom_energies(path, energy_key=key)
 
-    def _typed_references(self) -> dict[int, float] | None:
-        """Return energies that are given as a mapping, eV by atomic number.
+    def _typed_references(self) -> dict[int, float]:
+        """Return energies that are given as a mapping, eV by atomic number; {} for none.
 
         Raises:
           ConfigError: it is none from elements to energies.
         """
         text = self.reference_energies
         if text is None or not text.startswith("{"):
-            return None
+            return {}
         need = "energies in eV by element, such as '{H: -13.6, 8: -2041.9}'"
-        try:
-            plain = yaml.safe_load(text)
-        except yaml.YAMLError:
-            plain = None
-        ok = isinstance(plain, dict) and plain and all(map(_is_energy, plain.values()))
-        numbers = [_atomic_number(element) for element in plain] if ok else [None]
-        require(None not in numbers, "data.reference_energies", text, need)
-        return dict(zip(numbers, map(float, plain.values()), strict=True))
+        energies = {_atomic_number(z): float(e) for z, e in _numbers(text, -math.inf).items()}
+        require(energies and None not in energies, "data.reference_energies", text, need)
+        return energies
 
     def _keys(self):
         keys = import_data().Keys()._asdict()
@@ -221,3 +221,169 @@ class LithiumFluorideData(MoleculeData):
     """90 cells of LiF at 300 K, strained, with stress (GFN2-xTB; eV, Å); embedded."""
 
     name: str = "lif"
+
+
+@dataclasses.dataclass
+class FileData(MoleculeData):
+    """Data from files, or downloaded where `path` is None."""
+
+    format: ClassVar[str | None] = None  # of eqfuse.data.readers.FORMATS; None: by the suffix
+    path: str | None = setting(
+        None, "a local file to train on; null: download it", convert=absolute
+    )
+    val_path: str | None = setting(
+        None,
+        "a file or pattern, of the same format, to validate with; null: frames of data.path "
+        "(data.val)",
+        convert=absolute,
+    )
+
+    check: str = setting(
+        "warn",
+        "what to do with data that are probably wrong (units, signs, duplicates, outliers, ...): "
+        "warn, strict (refuse them) or off",
+    )
+    store: str = setting(
+        "auto",
+        "where frames and their neighbour lists are kept: on (on disk, in "
+        "~/.cache/eqfuse/store, made once by worker processes), off (in memory), or auto (on disk "
+        "for more than 64 MB of files)",
+    )
+    test: str | None = setting(
+        None,
+        "a file or pattern, of the same format, whose errors of the best network are evaluated "
+        "once, at the end",
+        convert=absolute,
+    )
+
+    def __post_init__(self):
+        one_of("data.check", self.check, ("warn", "strict", "off"))
+        one_of("data.store", self.store, ("auto", "on", "off"))
+        unset = self.val == MoleculeData.val
+        need = "left out: all frames of data.val_path validate"
+        require(self.val_path is None or unset, "data.val", self.val, need)
+        super().__post_init__()
+
+    @property
+    def origin(self) -> str:
+        return self.path or f"{self.name}, downloaded"
+
+    @property
+    def validation_origin(self) -> str | None:
+        return self.val_path
+
+    def check_data(self, dataset, structures, validation) -> list[str]:
+        if self.check == "off":
+            return []
+        from eqfuse.data.checks import find_problems
+        from eqfuse.data.structures import counted
+
+        problems = find_problems(dataset, structures, validation)
+        if problems and self.check == "strict":
+            for problem in problems:
+                print(f"problem: {problem}", file=sys.stderr, flush=True)
+            raise import_data().DataError(
+                f"data.check=strict refuses data with {counted(len(problems), 'problem')}"
+            )
+        return problems
+
+    def missing_label(self, name: str) -> str:
+        from eqfuse.data.readers import missing_label
+
+        if self.path is None:
+            return super().missing_label(name)
+        return missing_label(matching(self.path)[0], name, self._keys())
+
+    def read(self) -> list:
+        if self.path is None:
+            return self._download()
+        self._check_apart()
+        return self._read_all("path")
+
+    def read_validation(self) -> list | None:
+        return None if self.val_path is None else self._read_all("val_path")
+
+    def read_test(self) -> list | None:
+        return None if self.test is None else self._read_all("test")
+
+    def _read_all(self, name: str):
+        """Read the files of a setting; keep their frames on disk where `store` asks for it."""
+        files = matching(getattr(self, name))
+        if missing := [file for file in files if _is_missing(file)]:
+            raise import_data().DataError(f"no such file: {missing[0]}; check data.{name}")
+        size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
+        if self.store == "on" or (self.store == "auto" and size > _LARGE):
+            from eqfuse.data.store import store_structures
+
+            return store_structures(files, format=self.format, keys=self._keys())
+        return [structure for file in files for structure in self._read_file(file)]
+
+    def _read_file(self, file) -> list:
+        return import_data().read_structures(
+            file, format=self.format, keys=self._keys(), require_labels=False
+        )
+
+    def _check_apart(self):
+        """Refuse a file that trains and validates, or one of these that tests."""
+        files = {
+            name: {os.path.realpath(file) for file in matching(path)}
+            for name in ("path", "val_path", "test")
+            if (path := getattr(self, name)) is not None
+        }
+        for first, second in itertools.combinations(files, 2):
+            if both := sorted(files[first] & files[second]):
+                raise import_data().DataError(
+                    f"{both[0]} is among the files of data.{first} and of data.{second}: what is "
+                    "trained on does not validate or test; move it, or change the pattern"
+                )
+
+
+@dataclasses.dataclass
+class ExtxyzData(FileData):
+    """An extended-xyz file, read by ASE: molecules or periodic cells (eV, Å)."""
+
+    name: str = "extxyz"
+    path: str | None = setting(
+        None,
+        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it",
+        convert=absolute,
+    )
+    energy_key: str = setting("energy", "name of the energies in the file, eV")
+    forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
+    stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
+
+    def __post_init__(self):
+        need = f"the file to train on: data={self.name} data.path=FILE"
+        require(self.path is not None, "data.path", "null", need)
+        super().__post_init__()
+
+
+def matching(path: str) -> list[str]:
+    """Return the file of this name or, if there is none, the files that it matches as a pattern.
+
+    Args:
+      path: `*` and `?` stand for letters of a name, `**` for folders within folders; several with
+        commas between them.
+    Returns:
+      names, sorted for each pattern.
+    Raises:
+      data.DataError: a pattern that no file matches.
+    """
+    if os.path.exists(path):
+        return [path]
+    if "," in path:
+        return [file for part in path.split(",") for file in matching(part)]
+    if not any(mark in path for mark in "*?["):
+        return [path]
+    matches = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
+    if not matches:
+        raise import_data().DataError(
+            f"no file matches {path}; check the pattern (data.path, data.val or data.test)"
+        )
+    return matches
+
+
+def described(path: str) -> str:
+    """Return a file, or a pattern with the number of files that match."""
+    files = matching(path)
+    return path if files == [path] else f"{path}: {len(files)} files"

@@ -11,13 +11,13 @@ from eqfuse import models
 from eqfuse.data import Batcher, Dataset, Structure
 from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.models import compile_predict
-from eqfuse.train.elements import check_elements, of_elements
+from eqfuse.models.pairs import radii_of
+from eqfuse.models.radial_table import choose
 from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.train.run.resume import RADIAL
-from eqfuse.train.settings.networks import PotentialSettings
+from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.schema import ConfigError, require
-from eqfuse.train.sources import FIT, MoleculeData
-from eqfuse.train.tables import check_radial
+from eqfuse.train.sources import FIT
 
 REFERENCE_TOLERANCE = 1e-3
 """How far the energies of isolated atoms may differ between data of one method, eV."""
@@ -34,59 +34,29 @@ class Start:
       params: its variables, numpy arrays.
       metadata: of its checkpoint, see `load_run`.
       resumed: whether it is the run itself, which goes on.
-      elements: as the setting of that name.
-      given: the setting `data.reference_energies`.
-      radial: the settings of that kind, by name: how functions of lengths are computed now.
-      backend, dtype, batch_size: as the settings of these names.
+      config: of the run that starts from it.
     """
 
     params: dict
     metadata: dict
     resumed: bool
-    elements: str | None
-    given: str | None
-    radial: dict
-    backend: str | None
-    dtype: str
-    batch_size: int
+    config: Config
 
     @classmethod
-    def read(
-        cls,
-        start_from: str | None,
-        resume: str | None,
-        model: PotentialSettings,
-        data: MoleculeData,
-        elements: str | None,
-        backend: str | None,
-        dtype: str,
-    ) -> "Start | None":
-        """Return that of the run `start_from`; of a resumed run, that in its own folder.
+    def read(cls, config: Config) -> "Start | None":
+        """Return that of `start_from=`; of a resumed run, that in its own folder; None without.
 
-        Args:
-          start_from, resume, elements, backend, dtype: the settings of these names.
-          model, data: of the run.
-        Returns:
-          The network; None without `start_from`.
         Raises:
           CheckpointError: no readable checkpoint.
         """
-        if start_from is None:
+        if config.start_from is None:
             return None
-        resumed = resume is not None and has_checkpoint(resume, "last")
-        folder, names = (resume, ("last",)) if resumed else (start_from, ("best", "last"))
-        params, metadata, _ = read_checkpoint(folder, names)
-        return cls(
-            params,
-            metadata,
-            resumed,
-            elements=elements,
-            given=data.reference_energies,
-            radial={name: getattr(model, name) for name in RADIAL},
-            backend=backend,
-            dtype=dtype,
-            batch_size=data.batch_size,
-        )
+        resumed = config.resume is not None and has_checkpoint(config.resume, "last")
+        run, names = config.start_from, ("best", "last")
+        if resumed:
+            run, names = config.resume, ("last",)
+        params, metadata, _ = read_checkpoint(run, names)
+        return cls(params, metadata, resumed, config)
 
     @property
     def species(self) -> tuple[int, ...]:
@@ -102,17 +72,21 @@ class Start:
           ConfigError: elements that it does not know, without `elements=add`, or with it and
             without reference energies for them.
         """
-        if self.elements == "add":
+        unknown = ", ".join(chemical_symbols[z] for z in sorted({*elements} - {*self.species}))
+        if self.config.elements == "add":
             elements = tuple(sorted({*elements, *self.species}))
-            new = sorted(set(elements) - set(self.species))
-            given = self.given is not None
-            names = ", ".join(chemical_symbols[z] for z in new)
-            need = f"given: a file of atoms, or {FIT}, for {names}, which the network does not know"
-            require(given or not new, "data.reference_energies", "null", need)
-        else:
-            check_elements(elements, self.species)
-            if self.elements is None:
-                return self
+            given = self.config.data.reference_energies is not None
+            need = f"given: a file of atoms, or {FIT}, for {unknown}, which the network does not "
+            require(given or not unknown, "data.reference_energies", "null", f"{need}know")
+        elif unknown:
+            raise ConfigError(
+                f"the data have {unknown}, for which the network of start_from= has no weights; "
+                "leave these frames out, let them begin as a similar element (elements=add), start "
+                "from a network that knows them, or train a new network on data with all elements "
+                "(without start_from=)"
+            )
+        elif self.config.elements is None:
+            return self
         params, metadata = of_elements(self.params, self.metadata, elements)
         return dataclasses.replace(self, params=params, metadata=metadata)
 
@@ -124,15 +98,36 @@ class Start:
         """
         if given is None:
             return {int(z): e for z, e in self.metadata["reference_energies"].items()}
-        if missing := sorted(set(self.species) - set(given)):
+        if missing := [chemical_symbols[z] for z in self.species if z not in given]:
             raise ConfigError(
-                "data.reference_energies has no energy of "
-                f"{', '.join(chemical_symbols[z] for z in missing)}, which the network of "
-                "start_from= knows; add it"
+                f"data.reference_energies has no energy of {', '.join(missing)}, which the network "
+                "of start_from= knows; add it"
             )
         return given
 
-    def other_atoms(self, isolated: list[Structure]) -> list[str]:
+    def referenced(self, dataset: Dataset, structures, validation) -> tuple[Dataset, list[str]]:
+        """Return the dataset with the reference energies of the network, and warnings.
+
+        Raises:
+          ConfigError: `data.reference_energies=fit`, and no training sample has an energy.
+        """
+        messages = []
+        if self.config.data.references_origin is None:
+            messages += self._other_atoms([structures[i] for i in dataset.isolated_atoms])
+        if self.config.data.reference_energies == FIT and not self.resumed:
+            dataset = dataset.with_references(self._fitted(dataset), structures, validation)
+        before = self.metadata["statistics"]["energy_per_atom"]
+        # of a converted network the data are not known
+        known = before is not None and dataset.num_labelled("energy")[0]
+        if known and not self.resumed and abs(dataset.energy_per_atom - before) >= OTHER_ENERGIES:
+            messages.append(
+                f"the energies are {dataset.energy_per_atom:.4g} eV/atom above the references, and "
+                f"{before:.4g} eV/atom in the network's data; if these data were computed "
+                "otherwise, give data.reference_energies= (a file of atoms, or fit)"
+            )
+        return dataset, messages
+
+    def _other_atoms(self, isolated: list[Structure]) -> list[str]:
         """Return warnings of isolated atoms in the data whose energies are not the network's."""
         references = self.references(None)
         return [
@@ -146,44 +141,21 @@ class Start:
             and abs(atom.energy - references[z]) > REFERENCE_TOLERANCE
         ]
 
-    def other_energies(self, dataset: Dataset) -> list[str]:
-        """Return a warning of energies that no data of the network's method would have."""
-        before = self.metadata["statistics"]["energy_per_atom"]
-        if before is None or not dataset.num_labelled("energy")[0]:
-            return []  # a converted network, whose data are not known, or no energies here
-        if abs(dataset.energy_per_atom - before) < OTHER_ENERGIES:
-            return []
-        return [
-            f"the energies are {dataset.energy_per_atom:.4g} eV/atom above the references, and "
-            f"{before:.4g} eV/atom in the network's data; if these data were computed otherwise, "
-            "give data.reference_energies= (a file of atoms, or fit)"
-        ]
-
-    @property
-    def refits(self) -> bool:
-        """Return whether the reference energies are still to be moved to the data."""
-        return self.given == FIT and not self.resumed
-
-    def refitted(self, dataset: Dataset) -> dict[int, float]:
+    def _fitted(self, dataset: Dataset) -> dict[int, float]:
         """Return the reference energies, eV, moved by what the network does not predict.
 
         For data of another method, whose energies differ by some constant for each atom: least
         squares per species of true minus predicted energies of the training samples.
-
-        Raises:
-          ConfigError: no training sample has an energy.
         """
         if not dataset.num_labelled("energy")[0]:
             raise ConfigError("data.reference_energies=fit: no training frame has an energy")
         potential, _ = self.potential()
-        predict = compile_predict(potential)
-        batches = reference_batcher(dataset, self.batch_size, self.dtype).batches(shuffle=False)
+        predict, params = compile_predict(potential), self.initial_params()
+        batcher = Batcher(dataset.train, self.config.data.batch_size, dtype=self.config.dtype)
         predicted = np.concatenate(
             [
-                predict(self.initial_params(), batch.graph).energy[
-                    np.asarray(batch.graph.graph_mask)
-                ]
-                for batch in batches
+                predict(params, batch.graph).energy[np.asarray(batch.graph.graph_mask)]
+                for batch in batcher.batches(shuffle=False)
             ]
         )
         pairs = zip(dataset.train, predicted, strict=True)
@@ -199,17 +171,81 @@ class Start:
         Raises:
           ConfigError: tables of radial functions that it cannot have.
         """
-        fields = self.metadata["model_fields"] | self.radial
-        plain = {k: v for k, v in self.metadata.items() if k != "radial"}  # its knots
-        potential = module_of(plain | {"model_fields": fields}, self.backend)
+        radial = {name: getattr(self.config.model, name) for name in RADIAL}
+        fields = self.metadata["model_fields"] | radial
+        plain = {k: v for k, v in self.metadata.items() if k != "radial"}  # knots of before
+        potential = module_of(plain | {"model_fields": fields}, self.config.backend)
         check_radial(potential.model, self.metadata["model"])
         return potential, fields
 
     def initial_params(self) -> dict:
         """Return its variables as JAX arrays, in the dtype of the run."""
-        return jax.tree.map(lambda p: jnp.asarray(p, self.dtype), self.params)
+        return jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), self.params)
 
 
-def reference_batcher(dataset: Dataset, batch_size: int, dtype: str) -> Batcher:
-    """Return batches of the training samples in their order, to predict their energies."""
-    return Batcher(dataset.train, batch_size, dtype=dtype)
+def check_radial(model, name: str):
+    """Refuse tables of radial functions that a network cannot have.
+
+    Raises:
+      ConfigError: settings that are out of range, by their names, or not for this network.
+    """
+    try:
+        choose(model, 0)
+    except ValueError as error:
+        raise ConfigError(f"model={name} is impossible: {error}") from error
+
+
+def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
+    """Return a network for other elements.
+
+    Predictions of the elements that it knows are the same. One that it does not know begins with
+    the weights and the reference energy of the most similar one that it knows, see `similar`.
+
+    Args:
+      params: its variables, numpy arrays.
+      metadata: of its checkpoint.
+      elements: sorted atomic numbers.
+    Returns:
+      params and metadata of the network for these elements.
+    """
+    known = metadata["species"]
+    sources = [z if z in known else similar(z, known) for z in elements]
+    keep = np.array([known.index(z) for z in sources])
+    potential, params = module_of(metadata, None).narrow(params, keep)
+    references = metadata["reference_energies"]
+    fields = {n: getattr(potential.model, n, v) for n, v in metadata["model_fields"].items()}
+    fields = {n: list(v) if isinstance(v, tuple) else v for n, v in fields.items()}
+    settings = potential.to_plain()
+    for owner in (fields, settings["repulsion"] or {}):
+        if owner.get("covalent_radii") is not None:
+            new = dict(zip(elements, radii_of(elements), strict=True))
+            radii = zip(elements, owner["covalent_radii"], strict=True)
+            owner["covalent_radii"] = [r if z in known else new[z] for z, r in radii]
+        if owner.get("atomic_numbers") is not None:
+            owner["atomic_numbers"] = list(elements)
+    return params, {
+        **metadata,
+        "model_fields": fields,
+        "potential": settings,
+        "species": list(elements),
+        "reference_energies": {
+            str(z): references[str(source)] for z, source in zip(elements, sources, strict=True)
+        },
+    }
+
+
+def similar(z: int, known) -> int:
+    """Return the known element that is most like another one: of its group, then near in number."""
+    return min(known, key=lambda other: (_group(other) != _group(z), abs(other - z), other))
+
+
+_PERIODS = (1, 3, 11, 19, 37, 55, 87, 119)
+"""The first element of each period."""
+
+
+def _group(z: int) -> int:
+    """Return the group of the periodic table, 1 to 18; less for lanthanides and actinides."""
+    start = max(first for first in _PERIODS if first <= z)
+    length = _PERIODS[_PERIODS.index(start) + 1] - start
+    place = z - start
+    return place + 1 if (place < 2 and length > 2) or place == 0 else 18 - (length - place - 1)

@@ -1,11 +1,23 @@
-"""A training step as a pure function of arrays: loss, gradient, update, average."""
+"""A training step of a run: loss, gradient, update, average; compiled, and of one array."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+
+from eqfuse import ops
+from eqfuse.data import Batch
+from eqfuse.graph import Graph
+from eqfuse.models import Potential, predict
+from eqfuse.train.device.parallel import Devices
+from eqfuse.train.metrics import Loss, error_sums
+from eqfuse.train.optimizer import flat_training
+from eqfuse.train.settings.config import Config, RunSettings
 
 
 @flax.struct.dataclass
@@ -30,32 +42,15 @@ def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
     return TrainState(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
-def train_step(
-    state: TrainState,
-    batch,
-    learning_rate,
-    decay,
-    *,
-    loss: Callable,
-    optimizer: optax.GradientTransformation,
-):
-    """Take a step on a batch.
-
-    Args:
-      state: before the step.
-      batch: passed to `loss`.
-      learning_rate: scalar, which multiplies the update of the optimizer.
-      decay: scalar, the part of the average that stays, see `average_decay`.
-      loss: (params, batch) to a scalar and a pytree of arrays to report.
-      optimizer: gradient to update, for a learning rate of one.
-    Returns:
-      The state after the step; the loss before it, NaN where its gradient is not finite; what
-      `loss` reports.
-    """
-    (value, reported), gradient = jax.value_and_grad(loss, has_aux=True)(state.params, batch)
-    # A gradient may be NaN where the loss is not; the step after it would be too late.
-    value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
-    return apply_gradient(state, gradient, learning_rate, optimizer, decay), value, reported
+def initial_parameters(module, seed: int, graph: Graph, dtype: str) -> dict:
+    """Return the variables of a network for a seed, given any graph of the data."""
+    # A program of random numbers that runs once: optimised, XLA takes three times longer to
+    # compile it for a CPU than the training step.
+    on_cpu = jax.default_backend() == "cpu"
+    options = {"xla_backend_optimization_level": 0} if on_cpu else None
+    init = jax.jit(module.init, compiler_options=options)
+    params = init(jax.random.key(seed), graph.vectors, graph.species, graph.edges)
+    return jax.tree.map(lambda p: p.astype(dtype), params)
 
 
 @jax.named_scope("optimizer")
@@ -66,7 +61,11 @@ def apply_gradient(
     optimizer: optax.GradientTransformation,
     decay,
 ) -> TrainState:
-    """Return the state after an update of the parameters and of their average."""
+    """Return the state after an update of the parameters and of their average.
+
+    The learning rate multiplies the update of the optimizer; `decay` is the part of the average
+    that stays, see `average_decay`.
+    """
     update, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
     params = jax.tree.map(
         lambda p, u: (p + learning_rate * u).astype(p.dtype), state.params, update
@@ -75,3 +74,81 @@ def apply_gradient(
         lambda a, p: (p + decay * (a - p)).astype(p.dtype), state.average, params
     )
     return TrainState(params, average, optimizer_state, state.step + 1)
+
+
+def compiled_step(
+    step: Callable, config: RunSettings, single: bool = True, *, reports: bool = False
+):
+    """Return a compiled training step: one native call, or as it is written.
+
+    One call, on a `single` device, where `sequence` is "on", or "auto" and `ops.sequence` expects
+    a gain; but not for a run that is profiled, where the parts of a step are measured. If it
+    `reports` and the run is verbose, its choice is printed when it is traced.
+    """
+    mode = config.sequence
+    if not single or mode == "off" or (mode == "auto" and config.profile):
+        return jax.jit(step)
+    report = reports and config.verbose and (lambda text: print(f"sequence   {text}", flush=True))
+    return ops.sequence(step, report=report, **({"most": math.inf} if mode == "on" else {}))
+
+
+class Compiled:
+    """The compiled step and errors of a potential, whose parameters are one array.
+
+    Args:
+      config: of the run.
+      potential: what is trained.
+      force_scale: eV/Å, see `Loss`.
+      params: initial parameters, or those of a trained network (`start_from=`).
+      devices: which share every batch.
+    Attributes:
+      losses: of the first and the second stage.
+      device_losses: the same on the devices.
+      step: of (state, batch, learning rate, decay, loss), which are on the devices, to the state
+        after it; the loss before it, NaN where its gradient is not finite; the sums of `errors`.
+      errors: (params, batch) to the sums of `error_sums`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        potential: Potential,
+        force_scale: float,
+        params,
+        devices: Devices,
+    ):
+        settings = config.training
+        loss = Loss.of(settings, force_scale)
+        self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
+        self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))
+        self._flat, optimizer = flat_training(settings, params)
+        self._params, self._optimizer = params, optimizer
+        unflatten, stress = self._flat.unflatten, loss.stress > 0
+
+        @devices.summed
+        def errors(params, batch: Batch):
+            prediction = predict(potential, unflatten(params), batch.graph, stress=stress)
+            return error_sums(prediction, batch.labels, batch.graph, loss.penalty)
+
+        def step(state: TrainState, batch: Batch, learning_rate, decay, loss: Loss):
+            def loss_of(params, batch: Batch):
+                sums = errors(params, batch)
+                return loss(sums), sums
+
+            gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+            (value, sums), gradient = gradient_of(state.params, batch)
+            # A gradient may be NaN where the loss is not; the step after it would be too late.
+            value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
+            return apply_gradient(state, gradient, learning_rate, optimizer, decay), value, sums
+
+        single = devices.count == 1
+        self.step = compiled_step(step, config, single, reports=True)
+        self.errors = compiled_step(errors, config, single)
+
+    def initial(self) -> TrainState:
+        """Return the state before the first step."""
+        return init_state(self._flat.flatten(self._params), self._optimizer)
+
+    def average_of(self, state: TrainState) -> Callable:
+        """Return a function that gives the averaged parameters as a tree."""
+        return lambda: self._flat.unflatten(np.asarray(state.average))

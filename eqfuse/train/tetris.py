@@ -12,17 +12,16 @@ import optax
 from eqfuse import data, models
 from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
-from eqfuse.train.device.parallel import Devices
 from eqfuse.train.device.profiling import profile
-from eqfuse.train.device.sequences import compiled_step
 from eqfuse.train.flat import Flat
-from eqfuse.train.initial import initial_parameters
-from eqfuse.train.run.runs import RunFolder
-from eqfuse.train.run.saving import Checkpoints
+from eqfuse.train.run.checkpoint import Checkpoints
+from eqfuse.train.run.folder import RunFolder
+from eqfuse.train.run.report import backend_report, network_report
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.step import compiled_step, initial_parameters
+from eqfuse.train.tetris_settings import TetrisConfig
 
 DEFAULT_STEPS = 100
 # float32, through a few layers of sums: errors stay near ten times 1.2e-7.
@@ -30,26 +29,47 @@ ROTATION_TOLERANCE = 1e-5
 MIRROR_CLASS = np.array([1, 0, 2, 3, 4, 5, 6, 7])
 
 
-@dataclasses.dataclass(frozen=True)
-class Demonstration:
-    """The predictions of a trained network for shapes that it has not seen.
+def run(config: TetrisConfig, _) -> None:
+    """Train and demonstrate; print as it goes.
 
-    Attributes:
-      rotated_accuracy: fraction of randomly rotated shapes that are classified right.
-      rotation_error: largest difference of a logit from that of the shape not rotated, as a
-        fraction of the largest logit.
-      mirrored: [8] predicted class of each mirrored shape.
+    Raises:
+      ConfigError: a network that cannot distinguish the shapes.
+      TrainingFailed: 100% not reached, or the demonstration does not hold.
+      Interrupted: by Ctrl-C; the checkpoint is written.
     """
-
-    rotated_accuracy: float
-    rotation_error: float
-    mirrored: np.ndarray
-
-    @property
-    def holds(self) -> bool:
-        """Return whether rotations change nothing, and a mirror swaps the chiral shapes only."""
-        rotated = self.rotated_accuracy == 1.0 and self.rotation_error <= ROTATION_TOLERANCE
-        return rotated and bool((self.mirrored == MIRROR_CLASS).all())
+    start = time.monotonic()
+    graph, labels = data.tetris(config.data.radius)
+    graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
+    fields = {"irreps_out": "0o+7x0e"}
+    if config.model.name != "tetris":
+        fields |= {"num_species": 1}
+        fields |= config.model.model_fields(graph.edges.num_edges / graph.species.shape[0])
+    module = models.build(config.model.name, **fields, backend=config.backend)
+    _check_reach(module)
+    params = initial_parameters(module, config.seed, graph, config.dtype)
+    folder = RunFolder(config.run, to_yaml(config), f"{config.model.name}_tetris")
+    with contextlib.closing(folder):
+        print(
+            f"data       8 Tetris shapes, {len(graph.species)} nodes, {graph.edges.num_edges} edges"
+        )
+        print(f"backend    {backend_report(config.backend, config.dtype)}")
+        print(f"run        {folder.path}")
+        print(network_report(module, params, graph, config.verbose), flush=True)
+        metadata = {
+            "config": dataclasses.asdict(config),
+            "model": config.model.name,
+            "model_fields": fields,
+            "irreps": [str(irreps) for irreps in module.layer_irreps()],
+            "potential": None,
+            "task": "tetris",
+        }
+        params = _train(config, module, params, graph, labels, folder, metadata)
+        rotations = config.training.rotations
+        shown = demonstrate(module, params, graph, labels, rotations=rotations, seed=config.seed)
+        print(f"\n{rotations} random rotations: {shown}")
+        if not shown.holds:
+            raise TrainingFailed("the trained network is not equivariant to the tolerance above")
+        print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
 
 
 def _check_reach(module) -> None:
@@ -58,22 +78,20 @@ def _check_reach(module) -> None:
     Raises:
       ConfigError: the network does not reach the pseudoscalar.
     """
-    try:
-        module.layer_irreps()
-    except ValueError as error:
-        enough = next(filter(lambda n: _reaches(module.clone(layers=n)), range(1, 6)), None)
+
+    def error_of(module) -> ValueError | None:
+        try:
+            module.layer_irreps()
+        except ValueError as error:
+            return error
+        return None
+
+    if error := error_of(module):
+        enough = next((n for n in range(1, 6) if not error_of(module.clone(layers=n))), None)
         hint = "" if enough is None else f" (layers={enough} is enough)"
         raise ConfigError(
             f"the shapes cannot be distinguished from their mirror images: {error}{hint}"
         ) from error
-
-
-def _reaches(module) -> bool:
-    try:
-        module.layer_irreps()
-    except ValueError:
-        return False
-    return True
 
 
 def logits(module, params, graph: Graph) -> jax.Array:
@@ -109,15 +127,88 @@ def training_step(module, flat: Flat, labels, *, lr: float):
     return step, optimizer
 
 
-def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: int):
-    """Predict the shapes, rotated and mirrored, with the trained network.
+def _train(config: TetrisConfig, module, params, graph, labels, folder: RunFolder, metadata: dict):
+    """Train until the accuracy is 100%; return the parameters, which are in checkpoints too."""
+    flat, limit = Flat.of(params), config.steps or DEFAULT_STEPS
+    step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
+    step = compiled_step(step, config, reports=True)
+    params = flat.flatten(params)
+    state = optimizer.init(params)
+    if config.profile:
+        print(profile(step, (params, state, graph), folder.profile), flush=True)
+    with StopRequest() as stop:
+        for count in range(limit + 1):
+            # Loss and accuracy are those of the parameters before the step.
+            new_params, state, values = step(params, state, graph)
+            loss = float(cross_entropy(values, labels))
+            accuracy = float((np.argmax(values, axis=1) == labels).mean())
+            folder.log({"step": count, "loss": loss, "accuracy": accuracy})
+            last = accuracy == 1.0 or count == limit or not np.isfinite(loss)
+            last = last or stop.signum is not None
+            if count % 10 == 0 or last:
+                print(f"step {count:4d}   loss {loss:8.4f}   accuracy {accuracy:6.1%}", flush=True)
+            if last:
+                break
+            params = new_params
+        if not np.isfinite(loss):
+            raise TrainingFailed(f"the loss became {loss} in step {count}; try a smaller lr=")
+        params, progress = flat.unflatten(params), {"loss": loss, "accuracy": accuracy}
+        checkpoints = Checkpoints(folder.checkpoints, metadata)
+        for name in ("best", "last"):
+            checkpoints.offer(name, count, lambda: params, progress)
+        checkpoints.flush()
+        if stop.signum is not None and accuracy < 1.0:
+            raise Interrupted(stop.signum, f"interrupted in step {count}")
+    if accuracy < 1.0:
+        raise TrainingFailed(
+            f"accuracy did not reach 100% in {limit} steps; try steps={2 * limit}, another seed= "
+            f"or lr=. The parameters are in {folder.path}"
+        )
+    return params
 
-    Args:
-      rotations: how many random rotations.
-      seed: of the rotations.
-    Returns:
-      `Demonstration`.
+
+@dataclasses.dataclass(frozen=True)
+class Demonstration:
+    """The predictions of a trained network for shapes that it has not seen.
+
+    Attributes:
+      rotated_accuracy: fraction of randomly rotated shapes that are classified right.
+      rotation_error: largest difference of a logit from that of the shape not rotated, as a
+        fraction of the largest logit.
+      mirrored: [8] predicted class of each mirrored shape.
     """
+
+    rotated_accuracy: float
+    rotation_error: float
+    mirrored: np.ndarray
+
+    @property
+    def holds(self) -> bool:
+        """Return whether rotations change nothing, and a mirror swaps the chiral shapes only."""
+        rotated = self.rotated_accuracy == 1.0 and self.rotation_error <= ROTATION_TOLERANCE
+        return rotated and bool((self.mirrored == MIRROR_CLASS).all())
+
+    def __str__(self) -> str:
+        lines = [
+            f"accuracy {self.rotated_accuracy:.0%}, largest relative difference of a logit "
+            f"{self.rotation_error:.1e} (at most {ROTATION_TOLERANCE:.0e})"
+        ]
+        for shape, (predicted, expected) in enumerate(
+            zip(self.mirrored, MIRROR_CLASS, strict=True)
+        ):
+            wrong = "" if predicted == expected else f"  WRONG, expected {SHAPE_NAMES[expected]}"
+            if not predicted == expected == shape:
+                lines.append(
+                    f"mirrored {SHAPE_NAMES[shape]} is predicted to be {SHAPE_NAMES[predicted]}"
+                    f"{wrong}"
+                )
+        if (self.mirrored[2:] == MIRROR_CLASS[2:]).all():
+            lines.append("the other mirrored shapes keep their class")
+        return "\n".join(lines)
+
+
+def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: int):
+    """Return the `Demonstration` of a trained network, with as many random rotations for a seed."""
 
     @jax.jit
     def logits_at(params, positions):
@@ -143,135 +234,3 @@ def _random_rotation(rng: np.random.Generator) -> np.ndarray:
     q, r = np.linalg.qr(rng.normal(size=(3, 3)))
     q = q * np.sign(np.diag(r))
     return q * np.linalg.det(q)
-
-
-def run(config: Config, devices: Devices) -> None:
-    """Train and demonstrate; print as it goes.
-
-    A resumed run begins again, which takes seconds and ends in the same numbers.
-
-    Raises:
-      ConfigError: several devices, or a network that cannot distinguish the shapes.
-      TrainingFailed: 100% not reached, or the demonstration does not hold.
-      Interrupted: by Ctrl-C; the checkpoint is written.
-    """
-    if devices.count > 1:
-        raise ConfigError("the eight Tetris shapes are one small batch; leave devices= out")
-    start = time.monotonic()
-    graph, labels = data.tetris(config.data.radius)
-    graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
-    fields = {"irreps_out": "0o+7x0e"}
-    if config.model.name != "tetris":
-        fields |= {"num_species": 1}
-        fields |= config.model.model_fields(graph.edges.num_edges / graph.species.shape[0])
-    module = models.build(config.model.name, **fields, backend=config.backend)
-    _check_reach(module)
-    params = initial_parameters(module, config.seed, graph, config.dtype)
-    settings = None if config.resume else to_yaml(config)
-    name = f"{config.model.name}_tetris"
-    with contextlib.closing(RunFolder(config.run, settings, name)) as folder:
-        if config.resume is not None:
-            print("resume     from the beginning: a Tetris run takes seconds")
-            folder.forget()
-        print(
-            f"data       8 Tetris shapes, {len(graph.species)} nodes, {graph.edges.num_edges} edges"
-        )
-        print(f"run        {folder.path}")
-        print(models.summary(module, params))
-        print(models.ops_summary(module, params, graph), flush=True)
-        metadata = {
-            "config": dataclasses.asdict(config),
-            "model": config.model.name,
-            "model_fields": fields,
-            "irreps": [str(irreps) for irreps in module.layer_irreps()],
-            "potential": None,
-            "task": "tetris",
-        }
-        flat = Flat.of(params)
-        step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
-        step = compiled_step(step, config.sequence, config.profile, print)
-        state = flat.flatten(params), optimizer.init(flat.flatten(params))
-        if config.profile:
-            print(profile(step, (*state, graph), folder.profile), flush=True)
-        limit = min(filter(None, (config.steps, config.epochs)), default=DEFAULT_STEPS)
-        seconds = 60 * (config.max_minutes or np.inf)
-        checkpoints = Checkpoints(folder.checkpoints, metadata)
-        params = _train(step, state, graph, labels, flat, limit, seconds, folder, checkpoints)
-        rotations = config.training.rotations
-        shown = demonstrate(module, params, graph, labels, rotations=rotations, seed=config.seed)
-        _report(shown, rotations)
-        if not shown.holds:
-            raise TrainingFailed("the trained network is not equivariant to the tolerance above")
-        print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
-
-
-def _train(
-    step,
-    state: tuple,
-    graph: Graph,
-    labels,
-    flat: Flat,
-    limit: int,
-    seconds: float,
-    folder: RunFolder,
-    checkpoints: Checkpoints,
-):
-    """Train until the accuracy is 100%; return the parameters, which are in the checkpoints too.
-
-    Args:
-      step: that of `training_step`, compiled.
-      state: parameters in one array, and state of the optimizer, before the first step.
-      graph, labels: the shapes.
-      flat: how the parameters lie in the array.
-      limit, seconds: how many steps it takes at most, and how long, s.
-      folder, checkpoints: where the results go.
-    Raises:
-      TrainingFailed: 100% not reached.
-      Interrupted: by a signal; the checkpoint is written.
-    """
-    deadline = time.monotonic() + seconds
-    params, state = state
-    with StopRequest() as stop:
-        for count in range(limit + 1):
-            # Loss and accuracy are those of the parameters before the step.
-            new_params, state, values = step(params, state, graph)
-            loss = float(cross_entropy(values, labels))
-            accuracy = float((np.argmax(values, axis=1) == labels).mean())
-            folder.log({"step": count, "loss": loss, "accuracy": accuracy})
-            last = accuracy == 1.0 or count == limit or not np.isfinite(loss)
-            last = last or stop.signum is not None or time.monotonic() > deadline
-            if count % 10 == 0 or last:
-                print(f"step {count:4d}   loss {loss:8.4f}   accuracy {accuracy:6.1%}", flush=True)
-            if last:
-                break
-            params = new_params
-        if not np.isfinite(loss):
-            raise TrainingFailed(f"the loss became {loss} in step {count}; try a smaller lr=")
-        params, progress = flat.unflatten(params), {"loss": loss, "accuracy": accuracy}
-        for name in ("best", "last"):
-            checkpoints.offer(name, count, lambda: params, progress)
-        checkpoints.flush()
-        if stop.signum is not None and accuracy < 1.0:
-            raise Interrupted(
-                stop.signum, f"interrupted in step {count}; go on with resume={folder.path}"
-            )
-    if accuracy < 1.0:
-        raise TrainingFailed(
-            f"accuracy did not reach 100% in {limit} steps; try steps={2 * limit}, another seed= "
-            f"or lr=. The parameters are in {folder.path}"
-        )
-    return params
-
-
-def _report(shown: Demonstration, rotations: int):
-    print(
-        f"\n{rotations} random rotations: accuracy {shown.rotated_accuracy:.0%}, largest relative "
-        f"difference of a logit {shown.rotation_error:.1e} (at most {ROTATION_TOLERANCE:.0e})"
-    )
-    for shape, (predicted, expected) in enumerate(zip(shown.mirrored, MIRROR_CLASS, strict=True)):
-        if predicted == expected == shape:
-            continue
-        wrong = "" if predicted == expected else f"  WRONG, expected {SHAPE_NAMES[expected]}"
-        print(f"mirrored {SHAPE_NAMES[shape]} is predicted to be {SHAPE_NAMES[predicted]}{wrong}")
-    if (shown.mirrored[2:] == MIRROR_CLASS[2:]).all():
-        print("the other mirrored shapes keep their class")

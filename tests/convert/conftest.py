@@ -3,15 +3,39 @@
 import lzma
 from pathlib import Path
 
+import ase
 import jax
 import numpy as np
 import pytest
 
-from eqfuse.convert.pickled import read_module
+from eqfuse.convert.records import read_module
 
 GOLDENS = Path(__file__).parent / "goldens"
 SEVERAL_HEADS = ("nonlinear", "two_heads")
 NAMES = sorted(path.name.removesuffix(".model.xz") for path in GOLDENS.glob("*.model.xz"))
+
+
+def unpacked(golden, folder) -> Path:
+    """Return a copy of a golden that is not compressed, in a folder."""
+    path = folder / golden.name.removesuffix(".xz")
+    path.write_bytes(lzma.decompress(golden.read_bytes()))
+    return path
+
+
+def from_arrays(arrays) -> list[ase.Atoms]:
+    """Return the structures of `eqfuse.convert.check.to_arrays`, as goldens hold them."""
+    names = ("numbers", "positions", "cell", "pbc")
+    return [
+        ase.Atoms(**{name: arrays[f"{k}_{name}"] for name in names})
+        for k in range(int(arrays["count"]))
+    ]
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory):
+    """Path of a small package of nequip."""
+    golden = GOLDENS / "networks" / "nequip_pair_cutoffs.nequip.zip.xz"
+    return unpacked(golden, tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +45,7 @@ def model_file(tmp_path_factory):
 
     def path(name):
         if name not in written:
-            written[name] = folder / f"{name}.model"
-            written[name].write_bytes(lzma.decompress((GOLDENS / f"{name}.model.xz").read_bytes()))
+            written[name] = unpacked(GOLDENS / f"{name}.model.xz", folder)
         return written[name]
 
     return path

@@ -10,7 +10,6 @@ import pytest
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.resume import TUNING_LR, started_config
-from eqfuse.train.settings.options import parse
 from tests.small_runs import labelled
 
 
@@ -38,7 +37,7 @@ def water(tmp_path):
 )
 def test_steps_are_small_unless_others_are_asked_for(run, water, given, optimizer, lr):
     settings = [f"start_from={run('two_heads')}", "data=extxyz", f"data.path={water}"]
-    training = started_config(parse, [*settings, *given]).training
+    training = started_config([*settings, *given]).training
     assert (training.optimizer, training.lr) == (optimizer, lr)
     assert lr >= training.min_lr
 

@@ -1,16 +1,17 @@
-"""What converted networks are said to be, and what is refused by name."""
+"""What networks of mace are converted to, and what is refused by name, row by row of its page."""
 
 import itertools
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError
-from eqfuse.convert.e3nn_records import irreps_of
-from eqfuse.convert.mace_description import described
-from eqfuse.convert.mace_parameters import parameters
-from eqfuse.convert.pickled import Record
+from eqfuse.convert.e3nn_torch import irreps_of
+from eqfuse.convert.mace import describe
+from eqfuse.convert.mace_parameters import head_of, order_of, parameters
+from eqfuse.convert.records import Record
 
 
 def of_kind(kind, **state):
@@ -30,40 +31,167 @@ def put(network, path, value):
     owner.state[name] = value
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "mace-versions.md"
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.read_text().splitlines()
+    if line.endswith(("| read |", "| refused |"))
+]
+CLASSES = [(row[0], row[1].strip("`"), row[-1]) for row in ROWS if len(row) == 5]
+OPTIONS = {row[0]: row[-1] for row in ROWS if len(row) == 3}
+PLACES = {
+    "first interaction": "interactions.0",
+    "interaction": "interactions.1",
+    "readout": "readouts.0",
+    "last readout": "readouts.1",
+    "radial basis": "radial_embedding.bessel_fn",
+    "transform": "radial_embedding.distance_transform",
+    "pair repulsion": "pair_repulsion_fn",
+    "joint embedding": "joint_embedding",
+    "Linear": "interactions.1.linear_up",
+    "layer of a radial network": "interactions.0.conv_tp_weights.layer0",
+    "radial network": "interactions.0.conv_tp_weights",
+    "gate": "interactions.0.equivariant_nonlin",
+    "network": None,
+}
+# Networks that are compared with mace-torch, and that together have all classes that are read.
+COMPARED = ("medium", "first_without_residual", "density", "edges", "nonlinear", "nonlinear_cutoff")
+ENABLED = of_kind("mace.modules.wrapper_ops.Config", enabled=True)
+MESSAGES = {"GenericJointEmbedding": "charge or spin .embedding_specs."}
+CHANGES = {
+    "`hidden_irreps` of other forms, such as 64x0e+32x1o or with 0o": (
+        "products.0.linear.irreps_out",
+        "3x0e+2x1o",
+        "not of one number of channels",
+    ),
+    "`correlation` that differs by layer": (
+        "products.1.symmetric_contractions.contractions.0.U_matrix_3",
+        None,
+        "correlation",
+    ),
+    "`num_interactions` of 1": (None, None, "LinearReadoutBlock"),
+    "`gate` tanh, abs, None": (
+        "readouts.1.non_linearity.acts.0.f",
+        of_kind("torch.abs"),
+        r"\(gate\)",
+    ),
+    "`radial_MLP` of several widths": (
+        "interactions.0.conv_tp_weights.layer1.weight",
+        np.zeros((6, 7)),
+        "hidden layers of the widths",
+    ),
+    "trained frequencies of `BesselBasis`": (
+        "radial_embedding.bessel_fn.bessel_weights",
+        np.arange(1.0, 5.0),
+        "frequencies that were trained",
+    ),
+    "`distance_transform=Soft` of 0.3.5 to 0.3.9, of another formula": (
+        "radial_embedding.distance_transform",
+        of_kind("mace.modules.radial.SoftTransform", a=np.array(0.2), b=np.array(3.0)),
+        "SoftTransform of mace 0.3.5 to 0.3.9",
+    ),
+    "`cueq_config`, enabled": ("interactions.0.cueq_config", ENABLED, "cueq_config"),
+    "`oeq_config`, enabled": ("interactions.0.oeq_config", ENABLED, "oeq_config"),
+    "`use_so3`": ("use_so3", True, "use_so3"),
+    "`embedding_specs`, `use_embedding_readout`": (
+        "joint_embedding",
+        of_kind("mace.modules.embeddings.GenericJointEmbedding"),
+        "embedding_specs",
+    ),
+}
+
+
+def kinds_of(record: Record) -> set[str]:
+    """Return the names of the classes of a module and of all below it."""
+    found = {record.name}
+    for child in record.children():
+        found |= kinds_of(child)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [(p, n) for p, n, verdict in CLASSES if verdict == "refused"]
+)
+def test_a_class_that_is_refused_is_named(part, name, network):
+    found = network("medium")
+    describe(found)  # as it is, it can be
+    if part == "network":
+        type(found).kind = f"mace.modules.models.{name}"
+    else:
+        put(found, PLACES[part], of_kind(f"mace.modules.blocks.{name}"))
+    with pytest.raises(ConvertError, match=MESSAGES.get(name, name)) as caught:
+        describe(found)
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_that_are_read_are_those_of_networks_that_are_compared(network):
+    found = set().union(*(kinds_of(network(name)) for name in COMPARED))
+    read = {name for _, name, verdict in CLASSES if verdict == "read"}
+    assert read - found == {"MACE", "Gate"}
+
+
+def test_a_network_without_scale_and_shift_is_read(network):
+    found = network("medium")
+    type(found).kind = "mace.modules.models.MACE"
+    del found.state["_modules"]["scale_shift"]
+    description = describe(found)
+    assert (set(description.scale), set(description.shift)) == ({1.0}, {0.0})
+
+
+@pytest.mark.parametrize("option", [o for o, verdict in OPTIONS.items() if verdict == "refused"])
+def test_an_option_that_is_refused_is_named(option, network):
+    path, value, message = CHANGES[option]
+    found = network("medium")
+    if path is None:
+        for name in ("interactions", "products", "readouts"):
+            found.get(name).state["_modules"].popitem()
+    else:
+        put(found, path, value)
+    with pytest.raises(ConvertError, match=message):
+        describe(found)
+
+
+def test_the_gate_of_older_releases_is_read(network):
+    found = network("nonlinear")
+    description = describe(found, "two")
+    expected = parameters(found, description)
+    for block in found.get("interactions").children():
+        gate = block.get("equivariant_nonlin")
+        acts = {
+            f"act_{name}s": of_kind("e3nn.nn.Activation", acts={"0": of_kind("_", f=f, cst=c)})
+            for name, f, c in (
+                ("scalar", gate.get("_act_scalar"), gate.get("_scalar_cst")),
+                ("gate", gate.get("_act_gate"), gate.get("_gate_cst")),
+            )
+        }
+        put(block, "equivariant_nonlin", of_kind("e3nn.nn._gate.Gate", **acts))
+    read = parameters(found, description)
+    assert jax.tree.structure(read) == jax.tree.structure(expected)
+    pairs = list(zip(jax.tree.leaves(read), jax.tree.leaves(expected), strict=True))
+    assert pairs
+    assert all(np.array_equal(one, other) for one, other in pairs)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (
-            "interactions.1",
-            of_kind("mace.modules.blocks.RealAgnosticAttResidualInteractionBlock"),
-            "RealAgnosticAttResidualInteractionBlock",
-        ),
-        ("joint_embedding", of_kind("mace.modules.X"), "charge or spin"),
         ("interactions.0.conv_tp_weights", of_kind("mace.modules.radial.RadialMLP"), "RadialMLP"),
-        ("interactions.0.cueq_config", of_kind("mace.Config", enabled=True), "cueq_config"),
-        ("interactions.1.oeq_config", of_kind("mace.Config", enabled=True), "oeq_config"),
         ("interactions.0.linear_up", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
         ("products.0.symmetric_contractions", of_kind("cuet.SymmetricContraction"), "cuet"),
-        ("use_so3", True, "use_so3"),
         ("use_last_readout_only", True, "not a readout for each layer"),
         ("interactions.1.conv_tp.irreps_in1", "2x1o+3x0e", "not each once and in order"),
         ("interactions.0.conv_tp.irreps_in1", "2x0e", "not each once and in order"),
-        ("radial_embedding.bessel_fn", of_kind("mace.GaussianBasis"), "GaussianBasis"),
-        ("radial_embedding.bessel_fn.bessel_weights", np.arange(1.0, 5.0), "were trained"),
         ("radial_embedding.distance_transform", of_kind("mace.NewTransform"), "NewTransform"),
-        ("readouts.0", of_kind("mace.LinearDipoleReadoutBlock"), "LinearDipoleReadoutBlock"),
-        ("readouts.1", of_kind("mace.GeneralNonLinearBiasReadoutBlock"), "GeneralNonLinearBias"),
-        ("readouts.1.non_linearity.acts.0.f", of_kind("torch.tanh"), "another activation"),
         ("interactions.1.avg_num_neighbors", 5.0, "avg_num_neighbors"),
         ("pair_repulsion_fn", of_kind("mace.Other"), "of the kind mace.Other|of the kind Other"),
     ],
 )
 def test_what_cannot_be_represented_is_refused_by_name(path, value, message, network):
     found = network("medium")
-    described(found)  # as it is, it can be
+    describe(found)  # as it is, it can be
     put(found, path, value)
     with pytest.raises(ConvertError, match=message) as caught:
-        described(found)
+        describe(found)
     assert "\n" not in str(caught.value)
 
 
@@ -74,71 +202,75 @@ def test_what_cannot_be_represented_is_refused_by_name(path, value, message, net
         ("interactions.0.linear_res", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
         ("interactions.0.density_fn.net.2", of_kind("torch.nn.ReLU"), "a radial network of .*ReLU"),
         ("interactions.0", of_kind("mace.RealAgnosticInteractionBlock"), "linear"),
-        ("joint_embedding", of_kind("mace.modules.X"), "charge or spin"),
     ],
 )
 def test_what_nonlinear_interactions_have_and_we_have_not_is_refused(path, value, message, network):
     found = network("nonlinear")
-    parameters(found, described(found, "two"))  # as it is, it can be
+    parameters(found, describe(found, "two"))  # as it is, it can be
     put(found, path, value)
     with pytest.raises(ConvertError, match=message):
-        parameters(found, described(found, "two"))
+        parameters(found, describe(found, "two"))
 
 
-def test_fields_of_newer_networks_are_those_of_the_file(network):
-    fields = described(network("edges")).fields
-    assert fields["edge_irreps"] == "2x0e+1x1o+1x2e"
-    assert fields["first_edge_irreps"]
-    assert fields["last_readout_only"]
-    assert not fields["apply_cutoff"]
-    assert (fields["distance_transform"], fields["soft_steepness"]) == ("soft", 4.0)
-    fields = described(network("nonlinear"), "one").fields
-    assert fields["nonlinear"]
-    assert fields["agnostic_product"]
-    assert fields["readout_biases"]
-    assert not fields["first_edge_irreps"]
+FIELDS = {
+    "edges": {
+        "edge_irreps": "2x0e+1x1o+1x2e",
+        "first_edge_irreps": True,
+        "last_readout_only": True,
+        "apply_cutoff": False,
+        "distance_transform": "soft",
+        "soft_steepness": 4.0,
+    },
+    "nonlinear": {
+        "nonlinear": True,
+        "agnostic_product": True,
+        "readout_biases": True,
+        "first_edge_irreps": False,
+    },
+    "density": {
+        "density_normalization": True,
+        "species_linear": True,
+        "first_skip": False,
+        "distance_transform": "agnesi",
+        "layers": 2,
+        "channels": 3,
+        "lmax": 2,
+        "hidden_lmax": 1,
+        "correlation": 3,
+        "radial_layers": 3,
+        "cutoff": 4.5,
+    },
+}
 
 
-def test_networks_of_other_quantities_are_refused(network):
-    found = network("small")
-    type(found).kind = "mace.modules.models.AtomicDipolesMACE"
-    with pytest.raises(ConvertError, match="AtomicDipolesMACE; only MACE and ScaleShiftMACE"):
-        described(found)
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_those_of_the_file(name, network):
+    fields = describe(network(name), "one" if name == "nonlinear" else None).fields
+    assert {key: fields[key] for key in FIELDS[name]} == FIELDS[name]
 
 
 def test_a_head_is_asked_for_where_there_are_several(network):
     found = network("two_heads")
     with pytest.raises(ConvertError, match="heads one, two; give one of them by --head"):
-        described(found)
+        describe(found)
     with pytest.raises(ConvertError, match="there is no three"):
-        described(found, "three")
-    one, two = (described(found, name) for name in ("one", "two"))
-    assert (one.head, two.head) == ((0, 2), (1, 2))
+        describe(found, "three")
+    one, two = (describe(found, name) for name in ("one", "two"))
+    assert [head_of(found, name) for name in ("one", "two")] == [(0, 2), (1, 2)]
     assert one.scale != two.scale
     assert one.references != two.references
 
 
-def test_fields_are_those_of_the_file(network):
-    fields = described(network("density")).fields
-    assert fields["density_normalization"]
-    assert fields["species_linear"]
-    assert not fields["first_skip"]
-    assert fields["distance_transform"] == "agnesi"
-    assert (fields["layers"], fields["channels"], fields["lmax"]) == (2, 3, 2)
-    assert (fields["hidden_lmax"], fields["correlation"], fields["radial_layers"]) == (1, 3, 3)
-    assert fields["cutoff"] == 4.5
-
-
 def test_elements_are_sorted(network):
-    found = described(network("small"))
+    found = describe(network("small"))
     assert list(found.references) == [1, 6, 8]
-    assert found.order == (2, 1, 0)
+    assert order_of(network("small")) == [2, 1, 0]
 
 
 def test_files_of_old_versions_lack_newer_attributes(network):
     """Read a file of mace 0.3.0, which has one head without a name and nothing of these."""
     found = network("small")
-    before = described(found)
+    before = describe(found)
     newer = ("heads", "use_so3", "use_agnostic_product", "use_last_readout_only", "edge_irreps")
     for name in (*newer, "apply_cutoff", "use_reduced_cg", "lammps_mliap", "use_edge_irreps_first"):
         found.state.pop(name, None)
@@ -146,7 +278,7 @@ def test_files_of_old_versions_lack_newer_attributes(network):
         for name in ("cueq_config", "oeq_config", "edge_irreps", "radial_MLP"):
             block.state.pop(name, None)
     found.get("radial_embedding").state.pop("apply_cutoff")
-    assert described(found) == before
+    assert describe(found) == before
 
 
 def simplified(linear):
@@ -173,8 +305,8 @@ def test_simplified_irreps_of_a_linear_change_nothing(network):
     for block in simple.get("interactions").children():
         simplified(block.get("linear"))
     assert len(irreps_of(simple.get("interactions.1.linear.irreps_in"))) < count
-    description = described(found)
-    assert described(simple) == description
+    description = describe(found)
+    assert describe(simple) == description
     expected, result = (parameters(n, description) for n in (found, simple))
     jax.tree.map(np.testing.assert_array_equal, result, expected)
     # the test sees rows that are taken from another place
@@ -187,7 +319,7 @@ def test_simplified_irreps_of_a_linear_change_nothing(network):
 
 def test_files_of_2022_have_lists_of_numbers_and_no_number_of_layers(network):
     found = network("small")
-    before = described(found)
+    before = describe(found)
     scalar = of_kind("numpy.core.multiarray.scalar")
     numbers = []
     for z in found.get("atomic_numbers"):
@@ -200,4 +332,4 @@ def test_files_of_2022_have_lists_of_numbers_and_no_number_of_layers(network):
     del found.state["_buffers"]["atomic_numbers"]
     found.state["atomic_numbers"] = numbers
     found.state["_buffers"].pop("num_interactions")
-    assert described(found) == before
+    assert describe(found) == before

@@ -7,18 +7,15 @@ data, those of SevenNet in an installed `sevenn` or in the copy that `eqfuse con
 RUN` keeps.
 """
 
-import lzma
-
 import jax
 import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.check import relative_error, results_of
-from eqfuse.convert.sevennet_files import sevennet_file
-from eqfuse.convert.structures import from_arrays
+from eqfuse.convert.sevennet import sevennet_file
 from eqfuse.inference.calculator import Calculator
-from tests.convert.conftest import GOLDENS
+from tests.convert.conftest import GOLDENS, from_arrays, unpacked
 
 NAMES = sorted(path.stem for path in (GOLDENS / "networks").glob("*.npz"))
 QUICK = (
@@ -48,8 +45,7 @@ def converted(request, tmp_path_factory):
             program, file = str(golden["program"]), str(golden["network"])
             stored = GOLDENS / "networks" / f"{file}.xz"
             if stored.exists():
-                path = folder / file
-                path.write_bytes(lzma.decompress(stored.read_bytes()))
+                path = unpacked(stored, folder)
             elif program == "sevennet":
                 try:
                     path = sevennet_file(name.partition("_P")[0].partition("_R")[0], download=False)
@@ -107,9 +103,3 @@ def test_a_fidelity_is_asked_for(converted, tmp_path):
     with pytest.raises(ConvertError, match="there is no 'SCAN'"):
         convert("sevennet", "7net-mf-0", tmp_path / "run", choice="SCAN")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture(autouse=True)
-def _highest():
-    with jax.default_matmul_precision("highest"):
-        yield

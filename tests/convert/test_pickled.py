@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert_mace
-from eqfuse.convert.pickled import Record, Storage, read_module, value
+from eqfuse.convert.records import Record, Storage, read_module, value
 
 
 def write(path, data, **others):

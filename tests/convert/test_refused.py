@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert
-from eqfuse.convert.archives import read_package
 from eqfuse.convert.convert import READERS, reading
-from eqfuse.convert.nequip import read_nequip
-from eqfuse.convert.nequip_allegro import AllegroPackage
-from eqfuse.convert.nequip_package import NequIPPackage, energy_parts
+from eqfuse.convert.nequip import AllegroPackage, NequIPPackage, energy_parts, read_nequip
 from eqfuse.convert.nequix import read_nequix
-from eqfuse.convert.sevennet import _check
-from eqfuse.convert.sevennet_files import NETWORKS, sevennet_file
-from tests.convert.conftest import GOLDENS
+from eqfuse.convert.records import read_package
+from eqfuse.convert.sevennet import NETWORKS, _check, sevennet_file
+from tests.convert.conftest import GOLDENS, unpacked
 from tests.convert.test_mace_description import of_kind, put
 
 SEVENNET = {
@@ -81,7 +78,7 @@ def test_names_of_sevennet_are_listed_where_one_is_unknown():
 
 def test_a_file_with_another_hash_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("eqfuse.convert.sevennet_files._installed", lambda member: None)
+    monkeypatch.setattr("eqfuse.convert.sevennet._installed", lambda member: None)
     path = tmp_path / "eqfuse" / "sevennet" / "7net-0.pth"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"another")
@@ -126,18 +123,6 @@ def test_damaged_files_of_nequix_are_refused(config, shapes, message, tmp_path):
         read_nequix(nqx(tmp_path / "a.nqx", config, shapes))
 
 
-def packaged(folder, name):
-    path = folder / f"{name}.nequip.zip"
-    stored = GOLDENS / "networks" / f"{name}.nequip.zip.xz"
-    path.write_bytes(lzma.decompress(stored.read_bytes()))
-    return path
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    return packaged(tmp_path_factory.mktemp("packages"), "nequip_pair_cutoffs")
-
-
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
@@ -152,7 +137,7 @@ def package(tmp_path_factory):
     ],
 )
 def test_what_nequip_has_and_we_have_not_is_refused_by_name(part, value, message, package):
-    parts = energy_parts(read_package(package, "model", "eager_model.pkl"))
+    parts = energy_parts(read_package(package, "model/eager_model.pkl"))
     NequIPPackage(parts).converted()  # as it is, it can be
     put(parts, part, value)
     with pytest.raises(ConvertError, match=message):
@@ -179,8 +164,8 @@ GELU = of_kind("torch.nn.modules.activation.GELU")
 def test_what_allegro_of_nequip_has_and_we_have_not_is_refused_by_name(
     part, value, message, tmp_path
 ):
-    module = read_package(packaged(tmp_path, "allegro_product"), "model", "eager_model.pkl")
-    parts = energy_parts(module)
+    path = unpacked(GOLDENS / "networks" / "allegro_product.nequip.zip.xz", tmp_path)
+    parts = energy_parts(read_package(path, "model/eager_model.pkl"))
     if part == "dispersion":
         parts.state["_modules"][part] = value
     else:
@@ -191,7 +176,7 @@ def test_what_allegro_of_nequip_has_and_we_have_not_is_refused_by_name(
 
 @pytest.mark.parametrize("name", ["dispersion", "pair_potential"])
 def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
-    parts = energy_parts(read_package(package, "model", "eager_model.pkl"))
+    parts = energy_parts(read_package(package, "model/eager_model.pkl"))
     parts.state["_modules"][name] = of_kind("nequip.nn.LennardJones")
     message = {
         "dispersion": r"not known here \(dispersion\)",
@@ -202,7 +187,7 @@ def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
 
 
 def test_several_networks_in_a_package_are_refused_by_name(package):
-    module = read_package(package, "model", "eager_model.pkl")
+    module = read_package(package, "model/eager_model.pkl")
     module.state["_modules"]["teacher"] = module.get("sole_model")
     with pytest.raises(ConvertError, match=r"several networks in one file .sole_model, teacher."):
         energy_parts(module)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from eqfuse.data import Batcher, DataError, Dataset, Shape, Structure, collate
-from eqfuse.data.batching import Sample, shuffled
+from eqfuse.data.batching import shuffled
+from eqfuse.data.samples import Sample
 
 
 @pytest.fixture

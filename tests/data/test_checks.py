@@ -20,8 +20,7 @@ from eqfuse.data import (
     read_structures,
 )
 from eqfuse.data.checks import find_problems
-from eqfuse.data.checks.differences import _inverse_distances, energy_differences
-from eqfuse.data.checks.springs import springs
+from eqfuse.data.checks_of_units import _inverse_distances, energy_differences, springs
 from eqfuse.train.main import main
 from eqfuse.train.molecule import load_dataset
 from eqfuse.train.settings.options import parse
@@ -200,12 +199,6 @@ def test_forces_that_are_zero_by_symmetry_are_no_problem(crystal):
     assert problems([*crystal, *silicon]) == []
 
 
-def test_energies_that_are_zero(ethanol):
-    [problem] = problems(replaced(ethanol, 7, energy=0.0))
-    assert "1 frame has energies more than" in problem
-    assert "structure 7" in problem
-
-
 def test_close_atoms(ethanol):
     positions = ethanol[5].positions.copy()
     positions[3] = positions[0] + [0, 0, 0.3]
@@ -253,7 +246,7 @@ def test_test_frames_that_are_trained_on_or_validate(ethanol, rng, tmp_path, cap
     files += [f"data.{name}={tmp_path}/{name}.xyz" for name in ("val", "test")]
     files += ["data.reference_energies={H: 0, C: 0, O: 0}", "cutoff=4"]
     config = parse(files)
-    load_dataset(config.data, config.training, config.model.cutoff, config.seed)
+    load_dataset(config)
     shown = capsys.readouterr().err
     for kind, of in (("training", ("train", 0, 2)), ("validation", ("val", 0, 4))):
         file, frame, copy = of
@@ -261,7 +254,7 @@ def test_test_frames_that_are_trained_on_or_validate(ethanol, rng, tmp_path, cap
         assert f"{file}.xyz, frame {frame} and {tmp_path}/test.xyz, frame {copy}" in shown
     strict = parse([*files, "data.check=strict"])
     with pytest.raises(DataError, match=r"data\.check=strict refuses data with 2 problems"):
-        load_dataset(strict.data, strict.training, strict.model.cutoff, strict.seed)
+        load_dataset(strict)
 
 
 def test_outliers_name_frame_and_atom(ethanol):
@@ -314,7 +307,7 @@ def test_problems_are_warnings_or_refused(water, tmp_path, capsys):
     seen = {}
     for check in ("warn", "off"):
         config = parse([*settings, f"data.check={check}"])
-        load_dataset(config.data, config.training, config.model.cutoff, config.seed)
+        load_dataset(config)
         seen[check] = capsys.readouterr().err
     assert f"warning: forces are exactly zero in 1 of 20 frames ({tmp_path}" in seen["warn"]
     assert seen["off"] == ""

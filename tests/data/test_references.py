@@ -190,16 +190,11 @@ def test_an_isolated_atom_needs_no_forces(tmp_path):
         read_extxyz(path)
 
 
-def test_an_element_of_validation_structures_only_needs_a_reference(molecules):
-    water = Structure([8, 1], np.eye(2, 3), energy=-3.0, forces=np.zeros((2, 3)))
-    methane_only = [m for m in molecules if not m.is_isolated_atom]
-    with pytest.raises(DataError, match=r"structure 0: validates with O, which no training"):
-        Dataset.build(methane_only, cutoff=12.0, validation=[water])
-
-
 def test_energies_of_an_atom_that_differ_by_rounding_are_one():
-    atoms = [Structure([1], np.zeros((1, 3)), energy=e) for e in (-13.6, -13.6 + 5e-7)]
-    assert energies_of_atoms([("a", atoms[0]), ("b", atoms[1])]) == {1: -13.6}
-    other = Structure([1], np.zeros((1, 3)), energy=-13.6 + 2e-6)
-    with pytest.raises(DataError, match="b: a second energy for H"):
-        energies_of_atoms([("a", atoms[0]), ("b", other)])
+    first, near, other = (
+        Structure([1], np.zeros((1, 3)), energy=-13.6 + more, origin=f"atom {more}")
+        for more in (0, 5e-7, 2e-6)
+    )
+    assert energies_of_atoms([first, near]) == {1: -13.6}
+    with pytest.raises(DataError, match="atom 2e-06: a second energy for H"):
+        energies_of_atoms([first, other])

@@ -1,6 +1,5 @@
 """Structures and neighbour lists on disk: the same frames, samples and runs as in memory."""
 
-import csv
 import dataclasses
 
 import ase.build
@@ -9,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.data import Batcher, DataError, Dataset, read_embedded, read_structures
+from eqfuse.data import Batcher, DataError, Dataset, read_embedded, read_structures, store
 from eqfuse.data.checks import find_problems
 from eqfuse.data.lazy import Joined, Subset, chosen
 from eqfuse.data.samples import prepare_samples
-from eqfuse.data.store import StoredSamples, cache, samples_of, store_structures
-from eqfuse.data.store.lists import write_lists
+from eqfuse.data.store import StoredSamples, samples_of, store_structures, write_lists
 from eqfuse.data.structures import weighted_by_type
-from eqfuse.train.main import main
+from eqfuse.train.molecule import load_dataset
+from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, labelled
 
 
@@ -134,7 +133,7 @@ def test_files_are_read_once_and_again_when_they_change(files, tmp_path, monkeyp
     samples_of(first, 4.0, (1, 6, 8), None)
     with monkeypatch.context() as patch:
         for name in ("iterate_structures", "write_lists"):
-            patch.setattr(cache, name, None)
+            patch.setattr(store, name, None)
         again = store_structures([path], folder=tmp_path / "store")
         samples_of(again, 4.0, (1, 6, 8), None)
         with pytest.raises(TypeError):  # another cutoff
@@ -186,20 +185,18 @@ def test_worker_processes_make_the_same_lists(tmp_path, files):
     assert (tmp_path / "1" / "senders").stat().st_size > 1e5
 
 
-@pytest.mark.slow
-def test_a_run_is_the_same_with_frames_on_disk(copper, tmp_path, monkeypatch, capsys):
+def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = {}
-    for store in ("on", "off"):
-        run = tmp_path / store
-        settings = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3", "epochs=2"]
-        assert main([*settings, f"data.store={store}", f"run={run}"]) == 0
-        with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
-            rows[store] = [
-                {k: v for k, v in row.items() if k not in ("ms_per_step", "elapsed_s")}
-                for row in csv.DictReader(file)
-            ]
-    assert rows["on"] == rows["off"]
+    sets = {}
+    for where in ("on", "off"):
+        config = parse([f"data={copper}", *TINY, "cutoff=3", f"data.store={where}"])
+        given = config.data, config.training, config.model.cutoff, config.seed
+        sets[where], _ = load_dataset(*given)
+    assert isinstance(sets["on"].train, StoredSamples)
+    for name in ("train", "val"):
+        for one, other in zip(*(getattr(s, name) for s in sets.values()), strict=True):
+            assert_same(one, other)
+    assert sets["on"].references == sets["off"].references
     assert len(list((tmp_path / "cache" / "eqfuse" / "store").iterdir())) == 1
 
 

@@ -1,4 +1,4 @@
-"""What an instruction computes from its operands, by opcode.
+"""Functions of instructions, by opcode.
 
 Approximations of the hardware (ex2.approx and its like, within 2 units in the last place) are
 exact here, rounded once.

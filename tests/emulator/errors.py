@@ -1,4 +1,4 @@
-"""What the emulator finds wrong with a kernel."""
+"""Errors that the emulator finds in a kernel."""
 
 
 class EmulationError(Exception):

@@ -1,4 +1,4 @@
-"""What the threads of a warp exchange: shuffles, reductions, votes, and matrices."""
+"""Exchanges between the threads of a warp: shuffles, reductions, votes, and matrices."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import safetensors
 
 import eqfuse
 from eqfuse import cli
-from eqfuse.convert.structures import to_arrays
+from eqfuse.convert.check import to_arrays
 from eqfuse.data import neighbor_list
 from eqfuse.export import export
 from eqfuse.train.settings.schema import ConfigError

@@ -1,5 +1,5 @@
 """Fuzz training, data and settings: `python -m tests.fuzz`.
 
-Every case is made from a number, its seed, and ends in one row of a table. An outcome is either
-one of those that a user may see, or a failure, which somebody has to mend.
+Every case is made from a number, its seed. It ends in an outcome that a user may see, or fails.
+What is found becomes a test of its own where the code is tested that was wrong.
 """

@@ -1,42 +1,45 @@
-"""Run fuzz cases, and add what came of it to a table; see CONTRIBUTING.md.
+"""Run fuzz cases, and print what came of each; see CONTRIBUTING.md.
 
-python -m tests.fuzz --kind damage --count 200 --out cases.csv
-python -m tests.fuzz --summary cases.csv
+python -m tests.fuzz damage --count 200
+python -m tests.fuzz damage --seed 17 --count 1 --work KEPT
 """
 
 import argparse
+import importlib
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
-from tests.fuzz import table
-from tests.fuzz.kills import KIND, Kills
-from tests.fuzz.worker import Worker
+from tests.fuzz.checks import FailureError, time_limit
 
-WORKED = ("damage", "data", "settings")
+KINDS = ("kills", "damage", "files", "settings")
 
 
-def cases(kind: str, seed: int, count: int, folder: Path) -> Iterator[table.Row]:
-    """Give the rows of so many cases of a kind, from this seed on.
+def run(kind: str, seed: int, count: int, folder: Path) -> list[str]:
+    """Run cases, print a line for each, and return the lines of those that failed.
 
     Args:
-      kind: "kills", of which one seed makes several, "damage", "data" or "settings".
+      kind: one of `KINDS`, a module with a class `Cases`, made with a folder. Its `prepare` takes a
+        seed, and returns what will be done, in words, and a function that does it: it returns the
+        outcome or raises FailureError. Its `seconds` is the time limit of a case.
       seed: the first one.
-      count: of the cases; ends of killed runs are not counted.
-      folder: to work in.
+      count: of the cases.
+      folder: to work in; what takes long to make is kept there.
     """
-    if kind == KIND:
-        kills, done = Kills(folder), 0
-        while done < count:
-            for row in kills.case(seed):
-                done += row.kind == KIND
-                yield row
-            seed += 1
-        return
-    with Worker(kind, folder) as worker:
-        for number in range(seed, seed + count):
-            yield worker.case(number)
+    cases, failures = importlib.import_module(f"tests.fuzz.{kind}").Cases(folder), []
+    for number in range(seed, seed + count):
+        what, case = cases.prepare(number)
+        what = ascii(what)[1:-1][:100]
+        print(f"{kind} {number}: {what}: ", end="", flush=True)  # seen if it ends this process
+        try:
+            with time_limit(cases.seconds):
+                outcome = case()
+        except FailureError as failure:
+            outcome = f"FAILURE {str(failure)[:500]!r}"
+            failures.append(f"{kind} {number}: {what}: {outcome}")
+        print(outcome, flush=True)
+    return failures
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,33 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
       0 done; 1 there was a failure.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--kind", choices=(KIND, *WORKED))
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--count", type=int, default=10, help="how many cases (10)")
-    parser.add_argument("--seed", type=int, help="the first one; else that after the table's last")
-    parser.add_argument("--out", type=Path, help="the table, a CSV file that is added to")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="first; else the time")
     parser.add_argument("--work", type=Path, help="folder to work in, kept; else a temporary one")
-    parser.add_argument("--summary", type=Path, help="print the counts in this table")
     options = parser.parse_args(arguments)
-    if options.summary is not None:
-        print(table.summary(table.read(options.summary)))
-        return 0
-    if options.kind is None or options.out is None:
-        parser.error("give --kind and --out, or --summary")
-    with tempfile.TemporaryDirectory(prefix="eqfuse-case-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="eqfuse-fuzz-") as temporary:
         folder = Path(temporary) if options.work is None else options.work.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        return _run(options, folder)
-
-
-def _run(options, folder: Path) -> int:
-    seed, failures = options.seed, 0
-    if seed is None:
-        seed = table.next_seed(table.read(options.out), options.kind)
-    for row in cases(options.kind, seed, options.count, folder):
-        table.append(options.out, row)
-        failures += row.is_failure
-        print(f"{row.kind} {row.seed}: {row.what!r:.100}: {row.outcome} {row.detail!r:.300}")
-        sys.stdout.flush()
+        failures = run(options.kind, options.seed, options.count, folder)
+    print(*failures, f"{len(failures)} of {options.count} cases failed", sep="\n")
     return 1 if failures else 0
 
 

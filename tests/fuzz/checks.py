@@ -1,11 +1,70 @@
-"""Check the output of a command that refuses something: one clear line."""
+"""The small run that is fuzzed, limits, and checks of what a command prints that refuses."""
 
 import contextlib
 import dataclasses
 import gc
 import os
+import re
+import resource
+import signal
 import tempfile
 import traceback
+from pathlib import Path
+
+import ase.build
+import ase.io
+import numpy as np
+
+from tests.small_runs import TINY, labelled
+
+FRAMES, STEPS_PER_EPOCH = 20, 4
+
+
+def water() -> list:
+    """Return distorted water molecules with energies and forces."""
+    rng, frames = np.random.default_rng(0), []
+    for _ in range(FRAMES):
+        atoms = ase.build.molecule("H2O")
+        atoms.positions += rng.normal(scale=0.05, size=(3, 3))
+        frames.append(labelled(atoms))
+    return frames
+
+
+def small_run(folder: Path, *more: str) -> list[str]:
+    """Return the settings of a network that compiles in seconds, trained on a file of water."""
+    path = folder / "water.xyz"
+    if not path.exists():
+        ase.io.write(path, water(), format="extxyz")
+    return ["data=extxyz", f"data.path={path}", *TINY, "training.checkpoint_seconds=0", *more]
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float):
+    """Raise FailureError in what takes longer than this."""
+
+    def late(*_):
+        raise FailureError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def memory_limit(megabytes: int):
+    """Let this process take so much more memory than it has now."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    now = 1024 * int(re.search(r"VmSize:\s+(\d+) kB", status)[1])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + megabytes * 2**20, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 class FailureError(Exception):
@@ -37,6 +96,8 @@ def run_command(command, *arguments) -> CommandOutput:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 code = command(*arguments)
+            except FailureError:
+                raise
             except (Exception, SystemExit) as error:
                 raise FailureError(_last_frame(error)) from error
             gc.collect()  # what was left open complains when it goes

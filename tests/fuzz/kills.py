@@ -4,139 +4,125 @@ No step is lost that a checkpoint was written of, nothing but plain lines is pri
 ends bit for bit as one that nothing interrupted.
 """
 
-import dataclasses
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
+import sys
 import threading
-import time
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from tests.fuzz import killed_program, samples
-from tests.fuzz.checks import FailureError
-from tests.fuzz.killed_program import ACKNOWLEDGED
-from tests.fuzz.table import FAILURE, Row
+from eqfuse.train.main import main
+from eqfuse.train.molecule import Checkpoints
+from tests.fuzz.checks import STEPS_PER_EPOCH, FailureError, small_run
 from tests.train.run.test_resume import assert_same
 
-KIND = "kills"
 EPOCHS = 10
 KILLS = 6
 """How often one run is killed, at most; it may end before."""
-
 SECONDS = 300
-_TRAINS = "validation errors:"
+"""Limit of one process."""
+
+_ACKNOWLEDGED = "acknowledged step"
 _EPOCH_LINE = re.compile(r" +(\d+) +[\d.e+-]+ +[\d.]+ ")
 _RESUMED = re.compile(r"resume     epoch (\d+), batch (\d+) of the epoch")
+_FILE_CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink"}
 
-# They have imported what they need when they begin, which is half of what they do.
+# JAX warns of a fork after it has started threads; the server has not started them.
+warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+# Processes have imported what they need when they begin, which is half of what they do.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload([killed_program.__name__])
+_PROCESSES.set_forkserver_preload([__name__])
 
 
-@dataclasses.dataclass(frozen=True)
-class Kill:
+class Kill(NamedTuple):
     """When a process is killed.
 
     Attributes:
       what: the same in words.
-      plan: for `killed_program`.
       checkpoints: how many there are when the clock starts; None for the start of the process.
-      seconds: on that clock; None where the plan does it.
+      seconds: on that clock; None for no clock.
+      operation: number of the file that is opened to be written, made, renamed or removed in the
+        run's folder, before which it is killed.
+      size: (checkpoints, bytes): killed by the system, after so many checkpoints, within the first
+        write that makes a file longer than this.
     """
 
     what: str
-    plan: str = "none"
     checkpoints: int | None = None
     seconds: float | None = None
+    operation: int | None = None
+    size: tuple[int, int] | None = None
 
 
-class Kills:
-    """Kill training runs; `case` makes all cases of one seed.
+def _next_kill(rng: np.random.Generator, number: int) -> Kill:
+    """Return the next kill: at any moment, in training, or, each third time, at a write."""
+    if number % 3 == 1 and rng.random() < 0.5:
+        count = int(rng.integers(1, 150))
+        return Kill(f"within a write, at change {count} of a file", operation=count)
+    if number % 3 == 1:
+        offers, size = int(rng.integers(1, 6)), int(np.exp(rng.uniform(np.log(30), np.log(20_000))))
+        return Kill(f"at byte {size} of a file after checkpoint {offers}", size=(offers, size))
+    if number % 3 == 2 and rng.random() < 0.5:
+        seconds = rng.uniform(0.0, 12.0)
+        return Kill(f"{seconds:.2f} s after the start", seconds=seconds)
+    seconds = rng.uniform(0.0, 1.0)
+    return Kill(f"{seconds:.3f} s after two checkpoints", checkpoints=2, seconds=seconds)
+
+
+class Cases:
+    """Runs that are killed; see `__main__`.
 
     Args:
       folder: to work in.
     """
 
+    seconds = (KILLS + 1) * SECONDS
+
     def __init__(self, folder: Path):
-        self._settings = samples.settings(samples.water(folder), f"epochs={EPOCHS}")
+        self._settings = small_run(folder, f"epochs={EPOCHS}")
         self._folder, self._whole = folder / "killed", folder / "killed-whole"
         if not (self._whole / "parity.png").exists():
             shutil.rmtree(self._whole, ignore_errors=True)
-            process = _Process([*self._settings, f"run={self._whole}"], Kill("nothing"))
+            process = _Process([*self._settings, f"run={self._whole}"], Kill("nothing"), folder)
             if process.code != 0:
                 raise RuntimeError(f"the run that nothing interrupts failed: {process.text}")
 
-    def case(self, seed: int) -> Iterator[Row]:
-        """Give a row for each kill, and one for the end of the run."""
+    def prepare(self, seed: int):
+        """Choose when the run is killed."""
         rng = np.random.default_rng(seed)
+        kills = [*(_next_kill(rng, k) for k in range(KILLS)), Kill("nothing")]
+        return f"up to {KILLS} kills", lambda: self._case(kills)
+
+    def _case(self, kills) -> str:
         shutil.rmtree(self._folder, ignore_errors=True)
-        acknowledged, row = 0, None
-        for kill in [*(self._kill(rng, k) for k in range(KILLS)), Kill("nothing")]:
-            start = time.monotonic()
-            failure, process = None, self._process(kill)
+        acknowledged, done = 0, []
+        for kill in kills:
+            settings = [*self._settings, f"run={self._folder}"]
+            if (self._folder / "config.yaml").exists():
+                settings = [f"resume={self._folder}"]
+            else:  # killed before there was anything to go on with
+                shutil.rmtree(self._folder, ignore_errors=True)
+            process = _Process(settings, kill, self._folder)
             try:
                 process.check(acknowledged)
             except FailureError as error:
-                failure = str(error)
+                raise FailureError(f"{error}; kills before: {', '.join(done)}") from error
             acknowledged = max(acknowledged, process.acknowledged)
-            # What a process finds is of the kill before it.
-            if row is not None:
-                yield (
-                    row
-                    if failure is None
-                    else dataclasses.replace(row, outcome=FAILURE, detail=failure)
-                )
-            if failure is not None or not process.killed:
+            if not process.killed:
                 break
-            seconds = time.monotonic() - start
-            detail = f"step {acknowledged} was acknowledged"
-            row = Row(KIND, seed, kill.what, "went on", detail, seconds)
-        yield self._end(seed, failure)
-        if failure is not None:
-            shutil.copytree(self._folder, self._folder.with_name(f"killed-{seed}"))
-
-    def _process(self, kill: Kill):
-        settings = [*self._settings, f"run={self._folder}"]
-        if (self._folder / "config.yaml").exists():
-            settings = [f"resume={self._folder}"]
-        else:  # killed before there was anything to go on with
-            shutil.rmtree(self._folder, ignore_errors=True)
-        return _Process(settings, kill)
-
-    def _end(self, seed: int, failure: str | None) -> Row:
-        what = "the end of the run"
-        if failure is None:
-            try:
-                assert_same(self._whole, self._folder)
-            except Exception as error:
-                failure = f"it differs from the run that nothing interrupted: {error}"[:500]
-        if failure is not None:
-            return Row("ends", seed, what, FAILURE, failure)
-        return Row("ends", seed, what, "the same bit for bit")
-
-    def _kill(self, rng: np.random.Generator, number: int) -> Kill:
-        """Return the next kill: at any moment, in training, or, each third time, at a write."""
-        if number % 3 == 1:
-            return _kill_within_write(rng, self._folder)
-        if number % 3 == 2 and rng.random() < 0.5:
-            seconds = rng.uniform(0.0, 12.0)
-            return Kill(f"{seconds:.2f} s after the start", seconds=seconds)
-        seconds = rng.uniform(0.0, 1.0)
-        return Kill(f"{seconds:.3f} s after two checkpoints", checkpoints=2, seconds=seconds)
-
-
-def _kill_within_write(rng: np.random.Generator, folder: Path) -> Kill:
-    if rng.random() < 0.5:
-        count = int(rng.integers(1, 150))
-        return Kill(f"within a write, at change {count} of a file", f"operation:{count}:{folder}")
-    offers, size = int(rng.integers(1, 6)), int(np.exp(rng.uniform(np.log(30), np.log(20_000))))
-    what = f"within a write, byte {size} of a file after checkpoint {offers}"
-    return Kill(what, f"size:{offers}:{size}")
+            done.append(kill.what)
+        try:
+            assert_same(self._whole, self._folder)
+        except Exception as error:
+            raise FailureError(f"not as uninterrupted after {', '.join(done)}: {error}") from error
+        return f"the same bit for bit after {len(done)} kills"
 
 
 class _Process:
@@ -149,36 +135,36 @@ class _Process:
         epoch.
     """
 
-    def __init__(self, settings: list[str], kill: Kill):
+    def __init__(self, settings: list[str], kill: Kill, folder: Path):
         ours, theirs = _PROCESSES.Pipe(duplex=False)
-        process = _PROCESSES.Process(
-            target=killed_program.train, args=(kill.plan, settings, theirs)
-        )
+        process = _PROCESSES.Process(target=_train, args=(kill, str(folder), settings, theirs))
         process.start()
         theirs.close()
-        timers = [threading.Timer(SECONDS, process.kill)]
-        if kill.seconds is not None:
-            timers.append(threading.Timer(kill.seconds, process.kill))
-        started, lines, checkpoints = time.monotonic(), [], 0
-        timers[0].start()
-        if kill.checkpoints is None and len(timers) == 2:
-            timers[1].start()
+        lines, self._late = [], False
+        clock = None if kill.seconds is None else threading.Timer(kill.seconds, process.kill)
+        limit = threading.Timer(SECONDS, lambda: self._end(process))
+        limit.start()
+        left = kill.checkpoints or 0
         with open(os.dup(ours.fileno()), encoding="utf-8", errors="backslashreplace") as output:
+            if clock is not None and left == 0:
+                clock.start()
             for line in output:
                 lines.append(line)
-                checkpoints += line.startswith(ACKNOWLEDGED)
-                if kill.checkpoints is not None and checkpoints == kill.checkpoints:
-                    kill = dataclasses.replace(kill, checkpoints=None)
-                    timers[1].start()
+                if line.startswith(_ACKNOWLEDGED):
+                    left -= 1
+                    if clock is not None and left == 0:
+                        clock.start()
         ours.close()
         process.join()
-        self.code = process.exitcode
-        for timer in timers:
+        for timer in filter(None, (clock, limit)):
             timer.cancel()
-        self._late = time.monotonic() - started >= SECONDS
-        self.text = "".join(lines)
+        self.code, self.text = process.exitcode, "".join(lines)
         whole = [line for line in lines if line.endswith("\n")]  # not what the kill cut off
         self.acknowledged = max(map(_acknowledged, whole), default=0)
+
+    def _end(self, process):
+        self._late = True
+        process.kill()
 
     @property
     def killed(self) -> bool:
@@ -196,17 +182,50 @@ class _Process:
             raise FailureError(f"it did not end within {SECONDS} s")
         if "Traceback" in self.text or not (self.killed or self.code == 0):
             raise FailureError(f"exit code {self.code}: {self.text.strip()[-300:]}")
-        begun = _TRAINS in self.text
-        if begun and (found := self._resumed_step()) < acknowledged:
-            raise FailureError(f"step {acknowledged} was acknowledged, and it resumed at {found}")
-
-    def _resumed_step(self) -> int:
-        found = _RESUMED.search(self.text)
-        return samples.STEPS_PER_EPOCH * (int(found[1]) - 1) + int(found[2]) if found else 0
+        if "validation errors:" in self.text:  # it trains
+            found = _RESUMED.search(self.text)
+            at = STEPS_PER_EPOCH * (int(found[1]) - 1) + int(found[2]) if found else 0
+            if at < acknowledged:
+                raise FailureError(f"step {acknowledged} was acknowledged, and it resumed at {at}")
 
 
 def _acknowledged(line: str) -> int:
-    if line.startswith(ACKNOWLEDGED):
-        return int(line.removeprefix(ACKNOWLEDGED))
+    if line.startswith(_ACKNOWLEDGED):
+        return int(line.removeprefix(_ACKNOWLEDGED))
     epoch = _EPOCH_LINE.match(line)
-    return samples.STEPS_PER_EPOCH * int(epoch[1]) if epoch else 0
+    return STEPS_PER_EPOCH * int(epoch[1]) if epoch else 0
+
+
+def _train(kill: Kill, folder: str, arguments: list[str], output):
+    """Train in a process of its own, print what is acknowledged, and be killed within a write."""
+    os.dup2(output.fileno(), 1)  # pipes have no limit of the size of files
+    os.dup2(output.fileno(), 2)
+    output.close()
+    operations, offers = 0, 0
+
+    def changed(event, arguments):
+        nonlocal operations
+        writes = event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        if (event in _FILE_CHANGES or writes) and str(arguments[0]).startswith(folder):
+            operations += 1
+            if operations == kill.operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if kill.operation is not None:
+        sys.addaudithook(changed)
+    offer = Checkpoints.offer
+
+    def offered(self, name, step, *arguments, **more):
+        nonlocal offers
+        offer(self, name, step, *arguments, **more)
+        if name != "last":
+            return
+        print(_ACKNOWLEDGED, step, flush=True)
+        offers += 1
+        if kill.size is not None and offers == kill.size[0]:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (kill.size[1], kill.size[1]))
+
+    Checkpoints.offer = offered
+    sys.exit(main(arguments))

@@ -67,7 +67,7 @@ def test_stress_is_computed_when_it_is_asked_for(atoms):
 
 def test_the_hessian_is_the_derivative_of_the_forces(atoms, monkeypatch):
     """Central differences of step 1e-4, with any number of atoms large enough to be sorted."""
-    monkeypatch.setattr("eqfuse.data.ordering.LARGE", 2)
+    monkeypatch.setattr("eqfuse.data.neighbors.LARGE", 2)
     atoms.rattle(0.3, seed=3)
     found, step = eqfuse.hessian(atoms), 1e-4
     assert (np.diff(atoms.calc._evaluator.listed.order) < 0).any()

@@ -88,7 +88,7 @@ def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypa
     atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
     atoms.calc = eqfuse.Calculator(run)
     before = {name: atoms.calc.get_property(name, atoms) for name in ("forces", "energies")}
-    monkeypatch.setattr("eqfuse.data.ordering.LARGE", 2)
+    monkeypatch.setattr("eqfuse.data.neighbors.LARGE", 2)
     atoms.calc = eqfuse.Calculator(run)
     for name, values in before.items():
         found = atoms.calc.get_property(name, atoms)

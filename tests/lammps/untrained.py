@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from eqfuse import models
+from eqfuse.convert.convert import write_run
 from eqfuse.convert.converted import Converted
-from eqfuse.convert.write import write_run
 from eqfuse.data import Shape, collate
 
 FIELDS = {

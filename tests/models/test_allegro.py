@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from eqfuse.models import Allegro
-from eqfuse.models.allegro_irreps import tensor_paths
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 
@@ -73,8 +72,7 @@ def test_an_atom_feels_those_within_its_cutoff_and_no_others(small_potential, ma
     ],
 )
 def test_paths_are_those_reached_and_needed(irreps_out, settings, expected):
-    settings = {"layers": 2, "lmax": 2, "parity": True, **settings}
-    found = tensor_paths(irreps_out, **settings)
+    found = Allegro(irreps_out, **settings).paths()
     if irreps_out == "0e":
         last = found.pop()
         assert (last.inputs, last.environment, last.products) == ((), (), ())
@@ -140,6 +138,6 @@ def test_the_energy_is_its_definition(graph, activation):
             w = linear["w[1,1] 6x1o,3x1o"]
             vector = np.einsum("zui,uv->zvi", vector, w) / np.sqrt(6)
     expected = summed(mlp(p["readout"], x, None))
-    found = model.apply(variables, graph.vectors, graph.species, graph.edges)
+    found = jax.jit(model.apply)(variables, graph.vectors, graph.species, graph.edges)
     assert np.abs(expected).max() > 1e-2
     np.testing.assert_allclose(found.array, expected, rtol=0, atol=1e-12)

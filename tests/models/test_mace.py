@@ -5,7 +5,6 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import MACE
-from eqfuse.models.mace_irreps import feature_irreps
 from tests.models.networks import shapes_of, small, variables_of
 
 
@@ -40,7 +39,7 @@ def test_features_are_those_reached_and_needed(irreps_out, settings, expected):
         "parity": False,
         **settings,
     }
-    found = feature_irreps(irreps_out, channels=4, **settings)
+    found = MACE(irreps_out, channels=4, **settings).basis_and_feature_irreps()
     repeated = [
         tuple(e3nn.Irreps(irreps).regroup() for irreps in layer)
         for layer in ([times(4, a), times(4, h)] for a, h in expected)
@@ -110,6 +109,6 @@ def test_a_layer_is_its_definition(graph):
         h @ readout["linear_in"]["w[0,0] 3x0e,2x0e"] / np.sqrt(3)
     )
     expected = h @ readout["linear_out"]["w[0,0] 2x0e,1x0e"] / np.sqrt(2)
-    found = model.apply(variables, graph.vectors, graph.species, graph.edges)
+    found = jax.jit(model.apply)(variables, graph.vectors, graph.species, graph.edges)
     assert np.abs(expected).max() > 1e-2
     np.testing.assert_allclose(found.array, expected, rtol=0, atol=1e-10)

@@ -1,7 +1,7 @@
 import e3nn_jax as e3nn
 import pytest
 
-from eqfuse.models.nequip_irreps import hidden_irreps
+from eqfuse.models import NequIP
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ from eqfuse.models.nequip_irreps import hidden_irreps
         ("0e", {"layers": 2, "hidden": "2x2o+3x1e+4x0e", "so3": True}, ["4x0e+3x1e", "4x0e"]),
         (
             "0e",
-            {"layers": 3, "hidden": "8x0e+3x1o+2x1e", "keep_all": True},
+            {"layers": 3, "hidden": "8x0e+3x1o+2x1e", "keep_irreps": True},
             ["8x0e+3x1o", "8x0e+3x1o+2x1e", "8x0e"],
         ),
     ],
 )
 def test_hidden_irreps_are_those_reached_and_needed(irreps_out, settings, expected):
-    settings = {"channels": 4, "lmax": 2, "parity": True, **settings}
-    assert hidden_irreps(irreps_out, **settings) == [e3nn.Irreps(i) for i in expected]
+    _, *hidden, _ = NequIP(irreps_out, channels=4, **settings).layer_irreps()
+    assert hidden == [e3nn.Irreps(i) for i in expected]

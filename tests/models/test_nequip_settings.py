@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.models import NequIP
-from eqfuse.models.nequip_edges import xplor_cutoff
+from eqfuse.models.radial import xplor_cutoff
 from tests.models.conftest import CUTOFF
-from tests.models.networks import small, variables_of
+from tests.models.networks import variables_of
 from tests.models.settings_variants import NEQUIP as VARIANTS
 from tests.models.settings_variants import nequip as network
 
@@ -27,6 +26,7 @@ def test_an_edge_beyond_its_cutoff_changes_nothing(graph, name):
         )
         cutoffs = table[receivers, senders]
 
+    @jax.jit
     def moved(vectors):
         return model.apply(variables, vectors, graph.species, graph.edges).array
 
@@ -59,8 +59,9 @@ def test_frequencies_begin_as_those_that_are_fixed(graph):
     fixed, trained = (network("multiplicities", trainable_bessel=t) for t in (False, True))
     variables = variables_of(trained, graph)
     params = {k: v for k, v in variables["params"].items() if k != "frequencies"}
-    out = trained.apply(variables, graph.vectors, graph.species, graph.edges).array
-    expected = fixed.apply({"params": params}, graph.vectors, graph.species, graph.edges).array
+    arguments = graph.vectors, graph.species, graph.edges
+    out = jax.jit(trained.apply)(variables, *arguments).array
+    expected = jax.jit(fixed.apply)({"params": params}, *arguments).array
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
 
 
@@ -76,23 +77,3 @@ def test_the_gate_is_fused_unless_a_norm_comes_before_it(graph, name):
     normed = VARIANTS[name].get("layer_norm")
     expected = "tensor_product_linear" if normed else "tensor_product_linear_gate"
     assert kinds == [expected] * model.layers
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"skip": "nequip"}, "skip must be one of species, linear, none"),
-        ({"skip": "none,linear,none"}, "or one of them for each of the 2 layers"),
-        ({"cutoff_function": "cosine"}, "cutoff_function must be polynomial or xplor"),
-        ({"cutoff_function": "xplor"}, "needs a cutoff_onset between 0 and 3.0 Å, got None"),
-        ({"cutoff_function": "xplor", "cutoff_onset": 4.0}, "between 0 and 3.0 Å, got 4.0"),
-        ({"pair_cutoffs": ((3.0,),)}, "pair_cutoffs must be 3 rows of as many cutoffs"),
-        ({"pair_cutoffs": ((4.0, 3, 3),) * 3}, "at most 3.0 Å"),
-        ({"species_neighbors": (2.0, 3.0)}, "species_neighbors must be 3 positive numbers"),
-        ({"hidden": "4x1o"}, "0e, which"),
-        ({"hidden": "4x0e,4x0e,4x0e"}, "for each of the 2 layers with commas"),
-    ],
-)
-def test_settings_that_are_impossible_are_refused(graph, settings, message):
-    with pytest.raises(ValueError, match=message):
-        variables_of(small(NequIP, **{"layers": 2, "lmax": 1} | settings), graph)

@@ -1,4 +1,4 @@
-"""What NequIP, Allegro and MACE have in common, in float64."""
+"""NequIP, Allegro and MACE, where they are alike, in float64."""
 
 import e3nn_jax as e3nn
 import jax
@@ -12,6 +12,7 @@ from tests.models.networks import idle_parameters, shapes_of, small, variables_o
 
 ALL = (NequIP, Allegro, MACE)
 TETRIS = "0o + 7x0e"
+XPLOR = {"cutoff_function": "xplor"}
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,28 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [
+        (NequIP, {"skip": "nequip"}, "skip must be one of species, linear, none"),
+        (NequIP, {"skip": "none,linear,none"}, "or one of them for each of the 2 layers"),
+        (NequIP, {"cutoff_function": "cosine"}, "cutoff_function must be polynomial or xplor"),
+        (
+            NequIP,
+            {"cutoff_function": "xplor"},
+            "needs a cutoff_onset between 0 and 3.0 Å, got None",
+        ),
+        (NequIP, XPLOR | {"cutoff_onset": 4.0}, "between 0 and 3.0 Å, got 4.0"),
+        (NequIP, {"pair_cutoffs": ((3.0,),)}, "pair_cutoffs must be 3 rows of as many cutoffs"),
+        (NequIP, {"pair_cutoffs": ((4.0, 3, 3),) * 3}, "at most 3.0 Å"),
+        (NequIP, {"species_neighbors": (2.0, 3.0)}, "species_neighbors must be 3 positive numbers"),
+        (NequIP, {"hidden": "4x1o"}, "0e, which"),
+        (NequIP, {"hidden": "4x0e,4x0e,4x0e"}, "for each of the 2 layers with commas"),
+        (NequIP, {"radial": "tables"}, "radial must be one of auto, network, table, got 'tables'"),
+        (NequIP, {"radial_knots": 3}, "radial_knots must be at least 4, got 3"),
+        (Allegro, {"two_body": "sum"}, "two_body must be one of concatenate, product, spline"),
+        (Allegro, {"two_body": "product", "embedding_dim": 5}, "an even embedding_dim, got 5"),
+        (Allegro, {"two_body": "spline", "spline_span": 17}, "0 and num_splines, 16, got 17"),
+        (Allegro, {"pair_cutoffs": ((3.0,),)}, "pair_cutoffs must be 3 rows of as many cutoffs"),
+        (Allegro, {"species_neighbors": (2.0, 3)}, "species_neighbors must be 3 positive numbers"),
+        (Allegro, {"readout_layers": 0}, "readout_layers must be positive"),
         (Allegro, {"latent_dim": 0}, "latent_dim must be positive, got 0"),
         (MACE, {"correlation": 0}, "correlation must be at least 1, got 0"),
         (MACE, {"distance_transform": "tanh"}, "'tanh' is unknown; give 'agnesi', 'soft' or"),
@@ -119,7 +142,7 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
 )
 def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
     with pytest.raises(ValueError, match=message):
-        variables_of(small(cls, **settings), graph)
+        variables_of(small(cls, **{"layers": 2} | settings), graph)
 
 
 PARAMETERS = {

@@ -10,6 +10,7 @@ from eqfuse.models.radial import (
     lengths_and_directions,
     polynomial_cutoff,
     spherical_harmonics,
+    spline_basis,
 )
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
@@ -48,6 +49,15 @@ def test_bessel_basis_is_orthonormal():
     basis = bessel_basis(jnp.asarray(d), n, c)
     measure = d**2 * quadrature * c / 2
     np.testing.assert_allclose((basis.T * measure) @ basis, np.eye(n), atol=1e-13)
+
+
+def test_splines_are_smooth_and_end_at_one():
+    """Check by hand that bump k, of 4 that span 1 other, goes from (k - 1)/4 to (k + 1)/4."""
+    x = jnp.array([0.0, 0.25, 0.5, 0.625, 1.0, 1.5])
+    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0.25, 0.25], [0] * 4, [0] * 4]
+    np.testing.assert_allclose(spline_basis(x, 4, 1), expected, atol=1e-12)
+    slope = jax.jacobian(lambda x: spline_basis(x[None], 4, 1)[0])(jnp.array(1 - 1e-6))
+    np.testing.assert_allclose(slope, 0, atol=1e-12)
 
 
 def test_lengths_and_directions():

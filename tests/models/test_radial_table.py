@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.models import MACE, NequIP, predict, radial_table, with_knots, with_tables
-from eqfuse.models.nequip_edges import xplor_cutoff
-from eqfuse.models.radial import bessel_basis, polynomial_cutoff
-from eqfuse.models.radial_accuracy import choose_knots, measure
-from eqfuse.models.radial_choice import choose
-from eqfuse.models.radial_table import RadialTable, radial_basis
+from eqfuse.models import MACE, NequIP, predict, radial_table, with_tables
+from eqfuse.models.radial import bessel_basis, polynomial_cutoff, xplor_cutoff
+from eqfuse.models.radial_table import RadialTable, choose, radial_basis
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
+from tests.models.settings_variants import mace
 from tests.ops import tiers
 from tests.ops.parity import INTERPRETED
 
@@ -165,7 +163,6 @@ def radial_functions(onset, knots=64):
         network = types.SimpleNamespace(
             radial=radial,
             radial_knots=knots,
-            radial_accuracy=1.0,
             backend="xla",
             variables={},
             num_pairs=lambda: 1,
@@ -270,19 +267,6 @@ def test_auto_counts_a_table_for_each_pair_of_species():
     assert "128 knots for each of 6 pairs of species" in choice.why
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"radial": "tables"}, "radial must be one of auto, network, table, got 'tables'"),
-        ({"radial_knots": 3}, "radial_knots must be at least 4, or None, got 3"),
-        ({"radial_accuracy": -1.0}, "radial_accuracy must be positive, got -1.0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(graph, settings, message):
-    with pytest.raises(ValueError, match=message):
-        variables_of(small(NequIP, **settings), graph)
-
-
 def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
     potential, variables, _ = make("mace agnesi")
     potential = with_table(potential, knots=16)
@@ -296,21 +280,17 @@ def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
     assert np.abs(run(kept | {"tables": doubled}, batch).forces - exact.forces).max() > 1e-3
 
 
-def test_knots_follow_from_a_bound_on_measured_errors(make, batch):
-    """The error of forces is below the measured one, and not by much."""
-    potential, variables, exact = make("nequip xplor")
-    params = variables["params"]["model"]
-    model = potential.model
-    coarse, fine = (measure(model, params, knots) for knots in (48, 96))
-    assert 16 < coarse / fine < 64  # the fifth power of the distance of knots
-    found = errors(results(with_table(potential, knots=48), variables, batch), exact)
-    assert coarse / 100 < found["forces"] < coarse
-    knots, error = choose_knots(model.clone(radial_accuracy=2 * fine), params)
-    assert (knots, error <= 2 * fine) == (96, True)
-    chosen, accuracy = with_knots(with_table(potential, knots=None), variables, 1000)
-    assert accuracy.error <= 1e-6
-    assert chosen.model.radial_knots == accuracy.knots
-    assert with_knots(with_table(potential, "network"), variables, 1000)[1] is None
+def test_errors_of_slopes_fall_with_the_fifth_power_of_the_knots():
+    lengths = np.linspace(0.1 * CUTOFF, CUTOFF, 2001)[:-1]
+
+    def error(knots):
+        slopes = (
+            jax.jvp(f, (lengths,), (np.ones_like(lengths),))[1]
+            for f in radial_functions(None, knots)
+        )
+        return np.abs(np.subtract(*slopes)).max()
+
+    assert 16 < error(48) / error(96) < 64
 
 
 @pytest.mark.slow
@@ -338,3 +318,15 @@ def test_energy_is_conserved_as_with_the_network(make, make_graph, molecule):
     network, table = worst("network", None), worst("table", 16)
     assert 0 < network < 1e-3  # of the order of dt^2
     assert table < 1.5 * network
+
+
+def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):
+    """Compute them by networks for any number of edges, for which others have tables."""
+    variables = variables_of(mace("nonlinear"), graph)
+    arguments = variables, graph.vectors, graph.species, graph.edges
+    expected = jax.jit(mace("nonlinear", radial="network").apply)(*arguments).array
+    monkeypatch.setitem(radial_table.EDGES_PER_KNOT, "cpu", 0)
+    assert not radial_table.choose(mace("nonlinear"), 10**6).table
+    np.testing.assert_array_equal(jax.jit(mace("nonlinear").apply)(*arguments).array, expected)
+    with pytest.raises(ValueError, match="is not for nonlinear=True"):
+        mace("nonlinear", radial="table").apply(*arguments)

@@ -1,4 +1,4 @@
-"""What holds for all settings in which published networks differ, in float64."""
+"""Settings in which published networks differ: equivariance, padding, backends, in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -88,9 +88,10 @@ def test_a_network_of_fewer_species_predicts_the_same(graph, name):
     variables = moved(variables_of(model, graph))
     smaller, params = model.narrow(variables["params"], np.array([2, 0]))
     species = jnp.asarray(np.where(np.arange(len(graph.species)) % 2, 2, 0), jnp.int32)
-    expected = model.apply(variables, graph.vectors, species, graph.edges).array
+    expected = jax.jit(model.apply)(variables, graph.vectors, species, graph.edges).array
     renumbered = jnp.where(species == 2, 0, 1).astype(jnp.int32)
-    out = smaller.apply({"params": params}, graph.vectors, renumbered, graph.edges).array
+    arguments = graph.vectors, renumbered, graph.edges
+    out = jax.jit(smaller.apply)({"params": params}, *arguments).array
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
     sizes = [sum(p.size for p in jax.tree.leaves(tree)) for tree in (params, variables)]
     assert sizes[0] < sizes[1]
@@ -102,11 +103,11 @@ def test_padding_and_edges_beyond_the_cutoff_change_nothing(graph, name):
     variables = moved(variables_of(model, graph))
     lengths = np.linalg.norm(graph.vectors, axis=1)
     edge = np.argmin(np.where(lengths > 0, lengths, np.inf))
-    out = []
+    apply, out = jax.jit(model.apply), []
     for length in (0.0, 3.0 + 1e-7, 6.0, 1.0):
         vectors = np.array(graph.vectors)
         vectors[edge] *= length / lengths[edge]
-        out.append(model.apply(variables, vectors, graph.species, graph.edges).array)
+        out.append(apply(variables, vectors, graph.species, graph.edges).array)
     np.testing.assert_array_equal(out[0], out[1])
     np.testing.assert_array_equal(out[0], out[2])
     assert np.abs(out[0] - out[3]).max() > 1e-6

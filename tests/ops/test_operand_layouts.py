@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.launches.hlo import HloProgram
 from eqfuse import ops
-from eqfuse.train.device.hlo import HloProgram
 
 NODES, EDGES = 150, 3000
 X, Y = e3nn.Irreps("64x0e+64x1o+64x2e"), e3nn.Irreps("0e+1o+2e")

@@ -28,7 +28,7 @@ def case(request):
     return CASES[request.param]
 
 
-# natively, all cases run in tests/ops/backends/llvm/test_fused.py
+# natively, all cases run in tests/ops/backends/test_fused_ops.py
 ALL_ORDERS = tiers.by_backend(CASES, CORE, always="triton-interpret")
 
 

@@ -7,10 +7,11 @@ import pytest
 from ase.data import atomic_numbers
 
 from eqfuse.convert import convert_mace
-from eqfuse.train.elements import _group, of_elements, similar
-from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.start import _group, of_elements, similar
 from tests.convert.conftest import GOLDENS
+from tests.small_runs import prepared
 
 
 @pytest.mark.parametrize(
@@ -61,17 +62,15 @@ def test_a_new_element_has_the_weights_of_the_similar_one_and_its_own_radius(net
     assert theirs["potential"]["repulsion"]["atomic_numbers"] == [1, 6, 8, 16]
 
 
-def test_an_added_element_is_trained(network, copper, tmp_path, capsys):
-    settings = [f"start_from={network}", "data=extxyz", f"data.path={copper}", "epochs=1"]
-    settings += ["data.val=4", "data.batch_size=4", f"run={tmp_path / 'run'}"]
-    assert main(settings) == 2
-    assert "let them begin as a similar element (elements=add)" in capsys.readouterr().err
-    assert main([*settings, "elements=add"]) == 2
-    assert "fit, for Cu, which the network does not know" in capsys.readouterr().err
-    assert main([*settings, "elements=add", "data.reference_energies=fit"]) == 0
-    _, metadata, _ = read_checkpoint(tmp_path / "run", ("last",))
-    assert metadata["species"] == [1, 6, 8, 29]
-    before = metadata["reference_energies"]
+def test_an_added_element_is_trained(network, copper):
+    settings = [f"start_from={network}", "data=extxyz", f"data.path={copper}", "data.val=4"]
+    with pytest.raises(ConfigError, match=r"begin as a similar element \(elements=add\)"):
+        prepared(*settings, tiny=())
+    with pytest.raises(ConfigError, match="fit, for Cu, which the network does not know"):
+        prepared(*settings, "elements=add", tiny=())
+    settings += ["elements=add", "data.reference_energies=fit"]
+    dataset, _ = prepared(*settings, tiny=())
+    assert dataset.species == (1, 6, 8, 29)
     # the energy of copper is fitted; those of elements that are not in the data stay
-    assert before["8"] == read_checkpoint(network, ("best",))[1]["reference_energies"]["8"]
-    assert before["29"] != before["8"]
+    before = read_checkpoint(network, ("best",))[1]["reference_energies"]
+    assert dataset.references[8] == before["8"] != dataset.references[29]

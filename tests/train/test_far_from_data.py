@@ -14,9 +14,9 @@ from ase.build import molecule
 from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.data.samples import prepare_samples
 from eqfuse.models import predict
-from eqfuse.train.initial import initial_parameters
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.settings.options import parse
+from eqfuse.train.step import initial_parameters
 
 CUTOFF, COULOMB = 4.5, 14.399645
 NEAR = np.array([0.003, *np.arange(0.02, 0.301, 0.02)])

@@ -16,6 +16,7 @@ from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, Loss, error_sums
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
+from tests.small_runs import TINY, prepared
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)
 QUANTITIES = ("energy", "forces", "stress")
@@ -177,86 +178,68 @@ def rewritten(path, target, change):
     return target
 
 
-def train(folder, path, tiny, *more):
-    return main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
-
-
-def last_row(folder):
-    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))[-1]
-
-
-def test_a_run_on_mixed_frames_reports_how_many_have_which_label(tmp_path, water, tiny, capsys):
+def test_the_report_says_how_many_frames_have_which_label(tmp_path, water):
     def change(number, atoms):
         if number % 2:
             del atoms.calc.results["forces" if number % 4 == 1 else "energy"]
         if number == 2:
             atoms.info["config_weight"] = 2.0
 
-    path, folder = rewritten(water, tmp_path / "mixed.xyz", change), tmp_path / "run"
-    tiny = [s for s in tiny if s != "data.val=4"]
-    assert train(folder, path, tiny, f"data.val_path={water}", "epochs=2") == 0
-    out = capsys.readouterr().out
-    assert "energies   in 15 of 20 training and 20 of 20 validation frames, weight 1.0" in out
-    assert "forces     in 15 of 20 training and 20 of 20 validation frames, weight 1.0" in out
-    assert "weights    of their own in 1 training and 0 validation frames" in out
-    row = last_row(folder)
-    assert all(np.isfinite(float(v)) for k, v in row.items() if "rmse" in k or "loss" in k)
-    assert (folder / "parity.png").exists()
+    path = rewritten(water, tmp_path / "mixed.xyz", change)
+    _, text = prepared(f"data={path}", "data.val=0.1", f"data.val_path={water}")
+    assert "energies   in 15 of 20 training and 20 of 20 validation frames, weight 1.0" in text
+    assert "forces     in 15 of 20 training and 20 of 20 validation frames, weight 1.0" in text
+    assert "weights    of their own in 1 training and 0 validation frames" in text
 
 
-def test_energies_alone_are_trained_on_only_if_asked_for(tmp_path, water, tiny, capsys):
+def test_energies_alone_are_trained_on_only_if_asked_for(tmp_path, water):
     def change(_, atoms):
         atoms.arrays["push"] = atoms.calc.results.pop("forces")
 
     path, folder = rewritten(water, tmp_path / "energies.xyz", change), tmp_path / "run"
-    assert train(folder, path, tiny) == 2
-    error = capsys.readouterr().err
-    assert "training.forces_weight=1.0 needs forces" in error
-    assert "candidates: push (data.forces_key=KEY" in error
-    assert error.rstrip().endswith("or set training.forces_weight=0")
-    assert not folder.exists()
-    assert train(folder, path, tiny, "training.forces_weight=0", "epochs=2") == 0
-    out = capsys.readouterr().out
-    assert "in 0 of 16 training and 0 of 4 validation frames, not trained on" in out
-    row = last_row(folder)
+    with pytest.raises(ConfigError, match=r"forces_weight=1.0 needs forces.*: push \(.*_weight=0$"):
+        prepared(f"data={path}")
+    settings = [f"data={path}", *TINY, "training.forces_weight=0", "epochs=2", f"run={folder}"]
+    assert main(settings) == 0
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        row = list(csv.DictReader(file))[-1]
     assert np.isnan(float(row["val_forces_rmse_mev_per_a"]))
     assert float(row["val_energy_rmse_mev_per_atom"]) > 0
     for picture in ("learning.png", "parity.png"):
         assert (folder / picture).exists()
 
 
-def test_forces_alone_are_trained_on_only_if_asked_for(tmp_path, water, tiny, capsys):
+def test_forces_alone_are_trained_on_only_if_asked_for(tmp_path, water):
     path = rewritten(
         water, tmp_path / "forces.xyz", lambda _, atoms: atoms.calc.results.pop("energy")
     )
-    assert train(tmp_path / "run", path, tiny) == 2
-    assert "training.energy_weight=1.0 needs energy" in capsys.readouterr().err
-    assert train(tmp_path / "run", path, tiny, "training.energy_weight=0", "epochs=1") == 0
-    assert "H 0.0000, O 0.0000 eV (no energies to fit them to)" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"training.energy_weight=1.0 needs energy"):
+        prepared(f"data={path}")
+    _, text = prepared(f"data={path}", "training.energy_weight=0")
+    assert "H 0.0000, O 0.0000 eV (no energies to fit them to)" in text
+    assert "in 0 of 16 training and 0 of 4 validation frames, not trained on" in text
 
 
-def test_validation_frames_without_any_label_that_is_trained_on(tmp_path, water, tiny, capsys):
+def test_validation_frames_without_any_label_that_is_trained_on(tmp_path, water, capsys):
     path = rewritten(
         water, tmp_path / "energies.xyz", lambda _, atoms: atoms.calc.results.pop("forces")
     )
-    tiny = [s for s in tiny if s != "data.val=4"]
-    more = [f"data.val_path={path}", "epochs=1"]
-    assert train(tmp_path / "a", water, tiny, *more, "training.energy_weight=0") == 2
-    assert "no validation frame has a label that is trained on (forces)" in capsys.readouterr().err
-    assert train(tmp_path / "b", water, tiny, *more) == 0
+    settings = [f"data={water}", "data.val=0.1", f"data.val_path={path}"]
+    with pytest.raises(ConfigError, match=r"has a label that is trained on \(forces\)"):
+        prepared(*settings, "training.energy_weight=0")
+    prepared(*settings)
     assert "warning: no validation frame has forces" in capsys.readouterr().err
 
 
-def test_weights_of_a_config_type_that_no_frame_has(tmp_path, water, tiny, capsys):
+def test_weights_of_a_config_type_that_no_frame_has(tmp_path, water):
     def change(number, atoms):
         atoms.info["config_type"] = "hot" if number % 2 else "cold"
 
     path = rewritten(water, tmp_path / "typed.xyz", change)
-    assert train(tmp_path / "run", path, tiny, "data.config_type_weights={warm: 2}") == 2
-    assert "no frame has config_type=warm; there are cold, hot" in capsys.readouterr().err
-    assert train(tmp_path / "run", path, tiny, "data.config_type_weights={hot: 2}", "epochs=1") == 0
-    assert "weights    of their own in" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="no frame has config_type=warm; there are cold, hot"):
+        prepared(f"data={path}", "data.config_type_weights={warm: 2}")
+    _, text = prepared(f"data={path}", "data.config_type_weights={hot: 2}")
+    assert "weights    of their own in" in text
 
 
 def test_weights_of_config_types_are_a_mapping():

@@ -34,7 +34,8 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
     folder = tmp_path / "run"
     if model == "allegro":
         tiny = [s for s in tiny if not s.startswith("model.radial")] + ["model.latent_dim=16"]
-    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}", "profile=true") == 0
+    more = ["profile=true", "verbose=true"]
+    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}", *more) == 0
 
     rows = rows_of(folder)
     assert [int(row["epoch"]) for row in rows] == list(range(1, 41))
@@ -73,11 +74,9 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
         "backend    ",
         "parameters",
         "  ops      ",
-        "launches per step",
-        "eqfuse_native",
+        "the trace is in",
     ):
         assert part in report
-    assert (folder / "profile" / "operations.csv").exists()
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
     assert [line.split()[0] for line in lines[header + 1 :][:40]] == [str(n) for n in range(1, 41)]
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
@@ -86,16 +85,16 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
 @pytest.mark.slow
 def test_a_run_with_a_backend_for_an_op_and_a_name_of_before(tmp_path, water, tiny, capsys):
     folder = tmp_path / "run"
-    assert train(folder, water, tiny, "epochs=1", "backend=numba,linear=xla") == 0
+    assert train(folder, water, tiny, "epochs=1", "backend=numba,linear=xla", "verbose=true") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "backend    llvm on cpu; linear on xla; float32; fused=auto" in lines
+    assert "backend    llvm on cpu; linear on xla; float32" in lines
     asked = "not llvm: backend 'numba,linear=xla': 'xla' was asked for"
     assert f"  ops      3 linear on xla, {asked}" in lines
     found = "  ops      1 tensor_product_linear_gate on llvm; apart: "
     assert len([line for line in lines if line.startswith(found)]) == 1
     assert "backend: numba,linear=xla\n" in (folder / "config.yaml").read_text()
     assert main([f"resume={folder}", "epochs=2"]) == 0
-    assert "backend    llvm on cpu; linear on xla; float32; fused=auto" in capsys.readouterr().out
+    assert "backend    llvm on cpu; linear on xla; float32" in capsys.readouterr().out
     assert [row["epoch"] for row in rows_of(folder)] == ["1", "2"]
     assert train(tmp_path / "refused", water, tiny, "backend=llvm,linaer=xla") == 2
     assert "op 'linaer' is unknown; choose one of" in capsys.readouterr().err
@@ -127,33 +126,16 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path, wat
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_run(tmp_path, water, tiny):
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        assert train(tmp_path / name, water, tiny, "epochs=2", f"seed={seed}") == 0
-    losses = {name: [row["val_loss"] for row in rows_of(tmp_path / name)] for name in "abc"}
-    assert losses["a"] == losses["b"] != losses["c"]
-
-
-@pytest.mark.slow
-def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny, capsys):
-    folder = tmp_path / "run"
-    more = ("cutoff=3", "data.val=2", "epochs=3", "training.stress_weight=100")
-    assert train(folder, copper, tiny, *more) == 0
-    error = float(rows_of(folder)[-1]["val_stress_rmse_mev_per_a3"])
-    assert error > 0
-    lines = capsys.readouterr().out.splitlines()
-    heads = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
-    assert " S RMSE " in lines[heads]
-    assert f" {error:.3f} " in lines[heads + 3]
-
-
-@pytest.mark.slow
-def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
+def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny, capsys):
     folder = tmp_path / "run"
     more = ("data=lif", "cutoff=3", "data.batch_size=10", "epochs=15", "lr=0.03", "channels=4")
     assert main([*tiny, *more, "training.stress_weight=100", f"run={folder}"]) == 0
     first, last = (float(rows_of(folder)[i]["val_stress_rmse_mev_per_a3"]) for i in (0, -1))
     assert last < 0.5 * first
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
+    assert " S RMSE " in lines[heads]
+    assert any(f" {first:.3f} " in line for line in lines[heads + 1 :])
 
 
 @pytest.mark.slow
@@ -271,13 +253,6 @@ def test_parameters_are_taken_apart_for_checkpoints_that_are_written_only(
 
 
 @pytest.mark.slow
-def test_steps_stop_within_an_epoch(tmp_path, water, tiny, capsys):
-    assert train(tmp_path / "run", water, tiny, "steps=6") == 0
-    assert [int(row["step"]) for row in rows_of(tmp_path / "run")] == [4, 6]
-    assert "all steps done" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_steps_that_compile_are_not_timed(tmp_path, water, tiny, capsys):
     tiny = [s for s in tiny if "batch_size" not in s]
     assert train(tmp_path / "run", water, tiny, "epochs=3", "batch_size=100") == 0
@@ -319,17 +294,6 @@ def test_an_exhausted_plateau_stops_a_run(tmp_path, water, tiny, capsys):
     more = ("training.schedule=plateau", "training.patience=1", "lr=1e-9", "training.min_lr=9e-10")
     assert train(tmp_path / "run", water, tiny, "epochs=1000", *more) == 0
     assert "learning rate exhausted" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, water, tiny, capsys):
-    folder = tmp_path / "run"
-    assert train(folder, water, tiny, "lr=1e30", "training.warmup_steps=0") == 1
-    error = capsys.readouterr().err
-    assert "the loss became" in error
-    assert str(folder / "checkpoints") in error
-    _, params, _ = load_run(folder)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
 @pytest.mark.slow

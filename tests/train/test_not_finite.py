@@ -26,7 +26,7 @@ def test_nan_in_a_step_names_its_frames_and_keeps_the_last_good_checkpoint(
     error = capsys.readouterr().err
     assert "epoch 2, step 6" in error
 
-    from eqfuse.data.splits import split_indices
+    from eqfuse.data.dataset import split_indices
 
     frames = split_indices(20, 16, 4, 0)[0][bad]
     assert "; ".join(f"{water}, frame {n}" for n in frames) in error

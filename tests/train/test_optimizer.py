@@ -9,8 +9,7 @@ import pytest
 from optax import contrib
 
 from eqfuse.train.flat import Flat
-from eqfuse.train.matrices import Stacks, is_matrix, merged, place
-from eqfuse.train.muon import RMS, muon
+from eqfuse.train.muon import RMS, Stacks, is_matrix, merged, muon, place
 from eqfuse.train.optimizer import decays_of, flat_training, make_optimizer
 from eqfuse.train.schedule import LearningRate, MoleculeTraining, average_decay
 from eqfuse.train.step import apply_gradient, init_state
@@ -112,7 +111,7 @@ def test_padding_changes_no_update_of_muon(monkeypatch):
     gradient = {name: jnp.float32(rng.normal(size=p.shape)) for name, p in params.items()}
     updates = []
     for padding, count in ((0.0, 5), (1e9, 1)):
-        monkeypatch.setattr("eqfuse.train.matrices.PADDING", padding)
+        monkeypatch.setattr("eqfuse.train.muon.PADDING", padding)
         flat = Flat.of(params, place)
         assert len(Stacks.of(flat).names) == count
         optimizer = muon(flat)

@@ -14,7 +14,6 @@ from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.schedule import LearningRate, MoleculeTraining, average_decay
-from eqfuse.train.settings.options import of_this_version, parse
 
 STAGES = ["training.second_stage=0.5", "training.second_energy_weight=300", "epochs=6"]
 
@@ -117,15 +116,3 @@ def test_a_criterion_that_is_not_known_is_refused(water, tiny, tmp_path, capsys)
     assert main([*data, "training.best=stress_mae"]) == 2
     assert "training.best=stress_mae is impossible" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_runs_of_before_have_no_second_stage_and_new_ones_do():
-    """Also a run whose config.yaml says so: `null` is not the default."""
-    assert parse(["data=ethanol"]).training.second_stage == 0.75
-    assert parse(["data=ethanol", "training.second_stage=null"]).training.second_stage is None
-    older = {"training.weight_decay": 0.01, "training.optimizer": "adamw"}
-    assert of_this_version(older) == {**older, "training.second_stage": None}
-    stated = {"training.weight_decay": None, "training.second_stage": 0.5}
-    assert of_this_version(stated) == stated
-    published = parse(["model=mace", "preset=3bpa", "data=3bpa"]).training
-    assert published.second_stage is None

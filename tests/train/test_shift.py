@@ -5,7 +5,6 @@ import pytest
 from eqfuse.data import Dataset, Structure
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.settings.options import parse
-from eqfuse.train.settings.schema import ConfigError
 
 
 @pytest.mark.parametrize(("shift", "expected"), [("mean", -1.5), ("zero", 0.0)])
@@ -16,8 +15,3 @@ def test_atoms_begin_at_the_mean_energy_or_at_their_reference(shift, expected):
     potential, fields = build_potential(config.model, dataset, None)
     assert potential.shift == (expected,)
     assert "shift" not in fields
-
-
-def test_tetris_has_no_energies_to_shift():
-    with pytest.raises(ConfigError, match="left out for tetris, which has no energies"):
-        parse(["model=mace", "data=tetris", "model.shift=zero"])

@@ -11,8 +11,12 @@ import pytest
 
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.run.resume import started_config
 from eqfuse.train.settings.options import parse, to_yaml
-from tests.small_runs import TINY, write_displaced
+from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.start import Start
+from eqfuse.train.tetris_settings import TETRIS
+from tests.small_runs import TINY, prepared, write_displaced
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,6 @@ def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys)
     out = capsys.readouterr().out
     assert f"the network of {base}" in out
     assert f"those of {base}" in out
-    assert "0 for the parameters" in out
     start, theirs, _ = read_checkpoint(base, ("best",))
     params, ours, _ = read_checkpoint(folder, ("best",))
     for name in ("model", "model_fields", "potential", "species", "reference_energies"):
@@ -130,18 +133,14 @@ def test_an_interrupted_one_ends_like_one_that_was_not(
     assert len(rows_of(tmp_path / "parts")) == len(rows_of(whole)) == 4
 
 
-@pytest.mark.slow
-def test_reference_energies_that_are_given_win(settings, base, tmp_path, capsys):
+def test_reference_energies_that_are_given_win(settings, tmp_path):
     atoms = [ase.Atoms("O", info={"energy": -3.0}), ase.Atoms("H", info={"energy": -1.0})]
     ase.io.write(tmp_path / "both.xyz", atoms, format="extxyz")
     ase.io.write(tmp_path / "one.xyz", atoms[:1], format="extxyz")
-    path = f"data.reference_energies={tmp_path / 'one.xyz'}"
-    assert "no energy of H" in refused([*settings, path, f"run={tmp_path / 'none'}"], capsys)
-    assert not (tmp_path / "none").exists()
-    path = f"data.reference_energies={tmp_path / 'both.xyz'}"
-    assert main([*settings, path, "steps=1", f"run={tmp_path / 'run'}"]) == 0
-    _, metadata, _ = read_checkpoint(tmp_path / "run", ("last",))
-    assert metadata["reference_energies"] == {"1": -1.0, "8": -3.0}
+    with pytest.raises(ConfigError, match="no energy of H"):
+        prepared(*settings, f"data.reference_energies={tmp_path / 'one.xyz'}", tiny=())
+    dataset, _ = prepared(*settings, f"data.reference_energies={tmp_path / 'both.xyz'}", tiny=())
+    assert dataset.references == {1: -1.0, 8: -3.0}
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +195,11 @@ def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, 
     ]
     path = tmp_path / "with_atoms.xyz"
     ase.io.write(path, [*ase.io.read(others, ":"), *atoms], format="extxyz")
-    more = [f"data.path={path}", "steps=1", f"run={tmp_path / 'run'}"]
-    assert main([*settings, *more]) == 0
-    warnings = capsys.readouterr().err.splitlines()
-    assert len(warnings) == 1
-    assert f"frame 12: H has {hydrogen + 0.5:.4f} eV" in warnings[0]
-    assert f"{hydrogen:.4f} eV, which is used" in warnings[0]
-    _, ours, _ = read_checkpoint(tmp_path / "run", ("last",))
-    assert ours["reference_energies"] == theirs["reference_energies"]
+    dataset, _ = prepared(*settings, f"data.path={path}", tiny=())
+    [warning] = capsys.readouterr().err.splitlines()
+    assert f"frame 12: H has {hydrogen + 0.5:.4f} eV" in warning
+    assert f"{hydrogen:.4f} eV, which is used" in warning
+    assert dataset.references == {int(z): e for z, e in theirs["reference_energies"].items()}
 
 
 def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path, capsys):
@@ -213,23 +209,23 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
     rest = settings[1:]
     assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
     assert "holds no run" in refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
-    assert "give data= too" in refused(settings[:1], capsys)
+    assert "data= is missing" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
     assert "the data have Cu, for which the network of start_from= has no weights" in elements
     empty = tmp_path / "empty"
     shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
     assert "has no checkpoint" in refused([f"start_from={empty}", *rest], capsys, 1)
-    (empty / "config.yaml").write_text(to_yaml(parse(["data=tetris"])), encoding="utf-8")
+    (empty / "config.yaml").write_text(to_yaml(parse(["data=tetris"], TETRIS)), encoding="utf-8")
     assert "classifies the Tetris shapes" in refused([f"start_from={empty}", *rest], capsys)
 
 
 def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp_path):
     file = shutil.copy(base / "checkpoints" / "best.safetensors", tmp_path / "water.safetensors")
-    for name, start in (("folder", base), ("file", file)):
-        run = f"run={tmp_path / name}"
-        assert main([f"start_from={start}", *settings[1:], "steps=3", run]) == 0
-    found = [read_checkpoint(tmp_path / name, ("last",))[0] for name in ("folder", "file")]
-    jax.tree.map(np.testing.assert_array_equal, *found)
+    folder, alone = (
+        Start.read(started_config([f"start_from={start}", *settings[1:]])) for start in (base, file)
+    )
+    jax.tree.map(np.testing.assert_array_equal, folder.initial_params(), alone.initial_params())
+    assert folder.potential() == alone.potential()
 
 
 def test_a_damaged_file_of_a_network_is_refused(settings, tmp_path, capsys):

@@ -8,7 +8,6 @@ import pytest
 from eqfuse import data
 from eqfuse.train import load_run
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.tetris import ROTATION_TOLERANCE, demonstrate, logits
 
 
@@ -23,7 +22,7 @@ from eqfuse.train.tetris import ROTATION_TOLERANCE, demonstrate, logits
 )
 def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     folder = tmp_path / "run"
-    assert main([f"model={model}", f"run={folder}"]) == 0
+    assert main([f"model={model}", "verbose=true", f"run={folder}"]) == 0
     out = capsys.readouterr().out
     assert "accuracy 100.0%" in out
     assert " parameters\n  ops      " in out
@@ -48,18 +47,14 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     np.testing.assert_array_equal(values.argmax(-1), labels)
 
 
-@pytest.mark.slow
-def test_a_resumed_run_begins_again_and_ends_alike(tmp_path, capsys):
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    assert main(["model=tetris", f"run={whole}"]) == 0
-    assert main(["model=tetris", "steps=2", f"run={part}"]) == 1
-    assert main([f"resume={part}", "steps=100"]) == 0
-    assert "resume     from the beginning" in capsys.readouterr().out
-    assert (whole / "metrics.csv").read_text() == (part / "metrics.csv").read_text()
-    for name in ("best", "last"):
-        (_, ours, _), (_, expected, _) = (read_checkpoint(f, (name,)) for f in (part, whole))
-        assert ours["step"] == expected["step"]
-        assert ours["arrays_sha256"] == expected["arrays_sha256"]
+def test_it_neither_goes_on_nor_starts_another_run(tmp_path, capsys):
+    assert main(["model=tetris", "steps=2", f"run={tmp_path / 'run'}"]) == 1
+    for settings in (
+        [f"resume={tmp_path / 'run'}"],
+        [f"start_from={tmp_path / 'run'}", "data=lif"],
+    ):
+        assert main(settings) == 2
+        assert "classifies the Tetris shapes" in capsys.readouterr().err
 
 
 class Wrapper:
@@ -92,9 +87,8 @@ def test_too_few_steps_fail_and_are_profiled(tmp_path, capsys):
     assert main(["model=tetris", "steps=2", "profile=true", f"run={folder}"]) == 1
     captured = capsys.readouterr()
     assert "did not reach 100% in 2 steps" in captured.err
-    for part in ("launches per step", "eqfuse_native", "  optimizer"):
-        assert part in captured.out
-    assert (folder / "profile" / "operations.csv").exists()
+    assert "ms per step; the trace is in" in captured.out
+    assert list((folder / "profile").rglob("*.xplane.pb"))
     load_run(folder)
 
 
@@ -120,12 +114,6 @@ def test_networks_that_cannot_tell_a_shape_from_its_mirror_image_are_refused(
     for part in parts:
         assert part in captured.err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_not_finite_fails(tmp_path, capsys):
-    assert main(["model=tetris", "lr=1e30", f"run={tmp_path / 'run'}"]) == 1
-    assert "smaller lr=" in capsys.readouterr().err
 
 
 @pytest.mark.slow

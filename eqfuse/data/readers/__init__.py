@@ -9,16 +9,14 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.progress import reported
-from eqfuse.data.readers import ase_files, extxyz
-from eqfuse.data.readers.ase_files import iterate_ase
-from eqfuse.data.readers.extxyz import iterate_extxyz
+from eqfuse.data.lazy import reported
+from eqfuse.data.readers.ase_files import SUFFIXES, iterate_ase
+from eqfuse.data.readers.extxyz import iterate_extxyz, label_candidates
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected
 from eqfuse.data.readers.hdf5 import iterate_hdf5
 from eqfuse.data.readers.lmdb_files import iterate_lmdb
 from eqfuse.data.readers.rmd17 import iterate_rmd17
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import DataError, Structure
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
@@ -43,7 +41,7 @@ FORMATS = {
     "rmd17": Format(iterate_rmd17, (".npz",)),
     "hdf5": Format(iterate_hdf5, (".h5", ".hdf5")),
     "lmdb": Format(iterate_lmdb, (".lmdb", ".aselmdb")),
-    "ase": Format(iterate_ase, ase_files.SUFFIXES),
+    "ase": Format(iterate_ase, SUFFIXES),
 }
 """Formats by name. The first one reads files of any other suffix."""
 
@@ -84,21 +82,47 @@ def read_structures(
       DataError: an unknown format, or a file that cannot be read; names the file and the frame.
     """
     structures = iterate_structures(path, format=format, keys=keys, units=units)
-    missing = functools.partial(missing_label, path, keys=keys) if require_labels else None
-    return collected(reported(structures, f"frames of {path} read"), path, missing)
+    missing = functools.partial(missing_label, path, keys=keys, format=format)
+    structures = reported(structures, f"frames of {path} read")
+    return collected(structures, path, missing if require_labels else None)
 
 
-def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
-    """Return what to do about a label that no frame of a file has.
+def read_extxyz(
+    path: str | os.PathLike,
+    *,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+    require_labels: bool = True,
+) -> list[Structure]:
+    """Read every frame of an extended XYZ file, whatever its name; see `iterate_extxyz`.
+
+    Args:
+      path, keys, units, require_labels: see `read_structures`.
+    Raises:
+      DataError: see `read_structures`.
+    """
+    return read_structures(
+        path, format="extxyz", keys=keys, units=units, require_labels=require_labels
+    )
+
+
+def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | None = None) -> str:
+    """Return the advice for a label that no frame of a file has.
 
     Args:
       path: the file.
       name: energy, forces or stress.
       keys: under which labels were looked for.
+      format: of the file; None to choose by its suffix.
     """
-    if FORMATS[_format(path)].iterate is iterate_extxyz:
-        return extxyz.missing_label(path, name, keys)
-    return f"no {name} under the key {getattr(keys, name)!r}"
+    key = getattr(keys, name)
+    if (format or _format(path)) != "extxyz":
+        return f"no {name} under the key {key!r}"
+    known = ", ".join(sorted(label_candidates(path, name, keys.stress))) or "none"
+    return (
+        f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
+        f"--{name}-key KEY where a run is evaluated)"
+    )
 
 
 def _format(path: str | os.PathLike) -> str:

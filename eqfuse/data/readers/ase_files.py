@@ -1,6 +1,7 @@
-"""Structures from trajectories and databases of ASE, and from other files that it reads."""
+"""Structures from ASE's atoms: trajectories, databases and other files that it reads."""
 
 import os
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -9,10 +10,8 @@ import ase.db
 import ase.io
 import numpy as np
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.readers.atoms import of_atoms
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import DataError, Structure, Weights
 
 _FORMATS = {
     ".traj": "traj",
@@ -78,3 +77,115 @@ def of_row(row) -> ase.Atoms:
         kept = atoms.arrays if np.shape(value)[:1] == (len(atoms),) else atoms.info
         kept.setdefault(key, value)
     return atoms
+
+
+PLAIN = "eqfuse_"
+NINE_NUMBERS = ("stress", "virial")
+"""ASE reads nothing but nine numbers under these keys; the reader of extxyz puts `PLAIN` before."""
+
+
+def properties_of(atoms) -> tuple[dict, dict]:
+    """Return the properties of a frame and of its atoms, by their names in the file."""
+    # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
+    # through `atoms.get_forces()` would apply constraints, so its results are read directly.
+    results = atoms.calc.results if atoms.calc is not None else {}
+    plain = {PLAIN + key: key for key in NINE_NUMBERS}
+    info = {plain.get(key, key): value for key, value in atoms.info.items()}
+    # results may have a column of the same name
+    return {**results, **info}, {**atoms.arrays, **results}
+
+
+def of_atoms(
+    atoms: ase.Atoms, keys: Keys = USUAL_KEYS, units: Units | None = None, origin: str | None = None
+) -> Structure:
+    """Return the `Structure` of ASE's atoms, with what labels they have.
+
+    Args:
+      atoms: with labels among the results of its calculator, in `info` and in `arrays`.
+      keys: names of the labels.
+      units: of the labels and positions; None for eV and Å.
+      origin: its name in messages.
+    Raises:
+      DataError: see `Structure`; a weight or a stress that is none.
+    """
+    per_frame, per_atom = properties_of(atoms)
+    config_type = atoms.info.get("config_type")
+    volume = abs(np.linalg.det(atoms.cell.array))
+    return (units or Units()).structure(
+        numbers=atoms.numbers,
+        positions=atoms.positions,
+        cell=atoms.cell.array,
+        pbc=atoms.pbc,
+        energy=per_frame.get(keys.energy),
+        forces=per_atom.get(keys.forces),
+        stress=stress_of(per_frame, keys.stress, volume),
+        config_type=None if config_type is None else str(config_type),
+        origin=origin,
+        weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
+    )
+
+
+def _weights(info: dict, from_virial: bool) -> Weights:
+    """Return the weights of the labels from the comment line, with the names that mace has.
+
+    Args:
+      info: of a frame.
+      from_virial: whether its stress is from its virial, whose weight is `config_virials_weight`.
+    """
+
+    def weight(key: str) -> float:
+        value = info.get(key, 1.0)
+        if not is_number(value) or not 0 <= value < np.inf:
+            raise DataError(f"{key} must be a finite number, zero or more, got {value}")
+        return float(value)
+
+    common = weight("config_weight")
+    names = {name: f"config_{name}_weight" for name in Weights._fields}
+    if from_virial and "config_virials_weight" in info:
+        names["stress"] = "config_virials_weight"
+    return Weights(*(common * weight(name) for name in names.values()))
+
+
+def is_number(value) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def stress_key(per_frame: dict, key: str) -> str:
+    """Return the key of a frame's stress: for "stress" that of its virial, where it has only it."""
+    if key == "stress" and key not in per_frame:
+        return next((k for k in ("virial", "virials") if k in per_frame), key)
+    return key
+
+
+def is_virial(key: str) -> bool:
+    """Test whether a key is that of -volume * stress."""
+    return "virial" in key.lower()
+
+
+def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
+    """Return the stress [3, 3], eV/Å^3, of 6 or 9 numbers under a key, or of the virial.
+
+    Args:
+      per_frame: properties of a frame; without the key "stress", its virial is taken.
+      key: a name with "virial" in it is that of -volume * stress.
+      volume: Å^3; 0 where there is no stress.
+    Raises:
+      DataError: other numbers.
+    """
+    key = stress_key(per_frame, key)
+    value = per_frame.get(key)
+    if value is None or volume == 0:
+        return None
+    try:
+        # a list of lists, as ASE leaves it
+        listed = isinstance(value, str) and re.sub(r"[\[\],]", " ", value).split()
+        stress = np.asarray(listed or value, np.float64)
+    except (TypeError, ValueError) as err:
+        raise DataError(f"{key} must be 6 or 9 numbers, got {value!r}") from err
+    if stress.size == 6:
+        stress = stress.ravel()[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
+    if stress.size != 9:
+        raise DataError(f"{key} must be 6 or 9 numbers, got {stress.size}")
+    stress = stress.reshape(3, 3)
+    stress = (stress + stress.T) / 2
+    return -stress / volume if is_virial(key) else stress

@@ -1,6 +1,5 @@
 """Structures from extended XYZ files, read by ASE."""
 
-import functools
 import io
 import itertools
 import lzma
@@ -16,17 +15,15 @@ import numpy as np
 from ase.io.extxyz import key_val_str_to_dict
 from ase.io.formats import open_with_compression
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.readers.atoms import NINE_NUMBERS, PLAIN, is_number, of_atoms, properties_of
+from eqfuse.data.readers.ase_files import NINE_NUMBERS, PLAIN, is_number, of_atoms, properties_of
 from eqfuse.data.readers.format import (
     USUAL_KEYS,
     Keys,
     Units,
-    collected,
     named,
-    require_regular,
+    require_file,
 )
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import DataError, Structure
 
 _FRAMES_SEARCHED = 10  # for candidates
 _NO_LABELS = {
@@ -41,14 +38,10 @@ _QUOTED = "|".join([r"\\.", *(rf"{a}(?:\\.|[^{b}\\])*(?:{b}|\\?\Z)" for a, b in 
 _NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*(?:,\s*)?\[[^]]*\])*\s*\]"
 
 
-def read_extxyz(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    require_labels: bool = True,
-) -> list[Structure]:
-    """Read every frame of an extended XYZ file, which may be compressed (.gz, .bz2, .xz).
+def iterate_extxyz(
+    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+) -> Iterator[Structure]:
+    """Yield the frames of an extended XYZ file, which may be compressed (.gz, .bz2, .xz).
 
     A stress key whose name contains "virial" is read as the virial -V * stress, an energy; with the
     default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
@@ -62,25 +55,12 @@ def read_extxyz(
       keys: names of the total energy and of the stress in the comment line, and of the column of
         forces.
       units: of the file; None for eV and Å.
-      require_labels: refuse a file without any energy, or without any forces unless all frames
-        are isolated atoms (see `Structure.config_type`).
-    Returns:
-      one Structure per frame, in order, in eV and Å.
     Raises:
-      DataError: a missing, empty or unreadable file, a pipe or a device; labels that no frame has;
-        a frame without atoms, with an unknown element, NaN, infinity, a weight below zero or a
-        comment line of more than 2^20 characters. Names the file and the frame, counted from 0.
+      DataError: a missing or unreadable file, a pipe or a device; a frame without atoms, with an
+        unknown element, NaN, infinity, a weight below zero or a comment line of more than 2^20
+        characters. Names the file and the frame, counted from 0.
     References: https://github.com/libAtoms/extxyz
     """
-    structures = iterate_extxyz(path, keys=keys, units=units)
-    missing = functools.partial(missing_label, path, keys=keys) if require_labels else None
-    return collected(structures, path, missing)
-
-
-def iterate_extxyz(
-    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
-) -> Iterator[Structure]:
-    """Yield the frames of `read_extxyz` while the file is read, which may have none."""
 
     def structure(text: str, origin: str) -> Structure:
         return of_atoms(_parse(text, keys.stress), keys, units, origin)
@@ -88,40 +68,34 @@ def iterate_extxyz(
     return named(_frames(path), path, structure)
 
 
-def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
-    """Return what to do about a label that no frame of a file has, with names it may be under.
+def label_candidates(path: str | os.PathLike, name: str, stress_key: str) -> set[str]:
+    """Return the names under which the first frames of a file may have a label.
 
     Args:
       path: the file.
       name: energy, forces or stress.
-      keys: under which it was looked for.
+      stress_key: under which stress was looked for.
     """
     candidates: set[str] = set()
     for text in itertools.islice(_frames(path), _FRAMES_SEARCHED):
-        per_frame, per_atom = properties_of(atoms := _parse(text, keys.stress))
+        per_frame, per_atom = properties_of(atoms := _parse(text, stress_key))
         vectors = {key for key, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
         candidates |= {
             "energy": {key for key, value in per_frame.items() if is_number(value)},
             "forces": vectors,
             "stress": {key for key, v in per_frame.items() if np.size(v) in (6, 9)} - vectors,
         }[name]
-    key, known = getattr(keys, name), ", ".join(sorted(candidates - _NO_LABELS)) or "none"
-    return (
-        f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
-        f"--{name}-key KEY where a run is evaluated)"
-    )
+    return candidates - _NO_LABELS
 
 
 def _lines(path) -> Iterator[str]:
-    require_regular(path)
+    require_file(path)
     try:
         with (
             open_with_compression(os.fspath(path), "rb") as file,
             io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # without a byte-order mark
         ):
             yield from text
-    except FileNotFoundError as err:
-        raise DataError(f"no such file: {path}") from err
     except IsADirectoryError as err:
         files = os.path.join(path, "*.xyz")
         raise DataError(f"{path} is a folder; give a file or a pattern: '{files}'") from err

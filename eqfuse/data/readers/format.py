@@ -1,7 +1,8 @@
-"""What the readers of all formats share: names of labels, units, checks of files."""
+"""Names of labels, units and checks of files, which the readers of all formats share."""
 
 import dataclasses
 import importlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -9,8 +10,7 @@ from typing import NamedTuple
 
 import ase.units
 
-from eqfuse.data.errors import DataError, counted
-from eqfuse.data.structures import Structure, count_labelled
+from eqfuse.data.structures import DataError, Structure, count_labelled, counted
 
 _KCAL_PER_MOL = ase.units.kcal / ase.units.mol
 _ENERGIES = {
@@ -81,18 +81,18 @@ def _factor(quantity: str, name: str, known: dict[str, float]) -> float:
     return factor
 
 
-def require_regular(path: str | os.PathLike) -> None:
-    """Refuse pipes, devices and sockets: opening or reading them may never end.
-
-    A path that leads nowhere, or to a folder, is left for `open` to refuse.
+def require_file(path: str | os.PathLike) -> None:
+    """Refuse what is not there, and pipes, devices and sockets, which may never end.
 
     Raises:
       DataError: one of them.
     """
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return
+    except (FileNotFoundError, NotADirectoryError, ValueError) as err:
+        raise DataError(f"no such file: {path}") from err
+    except OSError as err:
+        raise DataError(f"{path} cannot be read: {err.strerror}") from err
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         raise DataError(
@@ -129,7 +129,10 @@ def collected(
 
 
 def named(
-    frames: Iterable, path: str | os.PathLike, structure: Callable[..., Structure]
+    frames: Iterable,
+    path: str | os.PathLike,
+    structure: Callable[..., Structure],
+    numbers: Iterable[int] | None = None,
 ) -> Iterator[Structure]:
     """Yield the structures of frames, with their origins, which errors name.
 
@@ -137,26 +140,17 @@ def named(
       frames: of the file.
       path: the file.
       structure: makes a structure of a frame and an origin.
+      numbers: of the frames in the file; None for 0, 1, 2, ...
     Raises:
-      DataError: what it raises, after the file and the number of the frame, from 0.
+      DataError: what it raises, after the file and the number of the frame.
     """
-    for number, frame in enumerate(frames):
+    numbers = itertools.count() if numbers is None else numbers
+    for number, frame in zip(numbers, frames, strict=False):
         origin = f"{path}, frame {number}"
         try:
             yield structure(frame, origin)
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
-
-
-def require_file(path: str | os.PathLike) -> None:
-    """Refuse what is not there, and what `require_regular` refuses.
-
-    Raises:
-      DataError: one of them.
-    """
-    require_regular(path)
-    if not os.path.exists(path):
-        raise DataError(f"no such file: {path}")
 
 
 def imported(module: str, path: str | os.PathLike):

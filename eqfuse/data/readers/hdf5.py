@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.readers.atoms import stress_of
+from eqfuse.data.readers.ase_files import stress_of
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, imported, named, require_file
-from eqfuse.data.structures import Structure, Weights
+from eqfuse.data.structures import DataError, Structure, Weights
 
 
 def iterate_hdf5(
@@ -61,7 +60,7 @@ def _groups(path) -> Iterator:
 
 
 def _numbered(group, prefix: str) -> list:
-    """Return what is in a group under a prefix and a number, in the order of the numbers."""
+    """Return the items of a group named by a prefix and a number, in the order of the numbers."""
     # Names in damaged files are bytes.
     names = [n for n in group if isinstance(n, str) and n.removeprefix(prefix).isdecimal()]
     return [group[name] for name in sorted(names, key=lambda n: int(n.removeprefix(prefix)))]

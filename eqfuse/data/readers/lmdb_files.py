@@ -12,11 +12,9 @@ from ase.calculators.calculator import all_properties
 from ase.db.row import AtomsRow
 from ase.io.jsonio import decode
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.readers.ase_files import of_row
-from eqfuse.data.readers.atoms import of_atoms
+from eqfuse.data.readers.ase_files import of_atoms, of_row
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, imported, named, require_file
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import DataError, Structure
 
 _NOT_ROWS = (b"nextid", b"deleted_ids", b"metadata")
 

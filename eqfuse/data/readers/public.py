@@ -9,11 +9,29 @@ figshare gives. Of MD22 and of the test sets no checksum is published; see `Remo
 """
 
 import contextlib
+import logging
 import os
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.readers.download import RemoteFile, fetch
+from eqfuse.data.structures import DataError
+
+
+class RemoteFile(NamedTuple):
+    """A file on the network.
+
+    Attributes:
+      name: of the local copy.
+      url: http or https.
+      checksum: "sha256:..." or "md5:..."; None where none is known. Then that of the first download
+        is kept beside the copy, and later uses are checked against it.
+    """
+
+    name: str
+    url: str
+    checksum: str | None = None
+
 
 _BOTNET = (
     "https://raw.githubusercontent.com/davkovacs/BOTNet-datasets/"
@@ -27,13 +45,6 @@ def _botnet(folder: str, files: dict[str, str | None]) -> dict[str, RemoteFile]:
     return {
         name: RemoteFile(name, f"{_BOTNET}{folder}/{name}", digest and f"sha256:{digest}")
         for name, digest in files.items()
-    }
-
-
-def _figshare(files: dict[str, tuple[int, str]]) -> dict[str, RemoteFile]:
-    return {
-        name: RemoteFile(name, f"{_FIGSHARE}{number}", f"md5:{digest}")
-        for name, (number, digest) in files.items()
     }
 
 
@@ -60,8 +71,9 @@ PUBLIC: dict[str, dict[str, RemoteFile]] = {
             "test_H_transfer.xyz": None,
         },
     ),
-    "rmd17": _figshare(
-        {
+    "rmd17": {
+        name: RemoteFile(name, f"{_FIGSHARE}{number}", f"md5:{digest}")
+        for name, (number, digest) in {
             "rmd17_aspirin.npz": (62265757, "17fd6fb69066888613f7e16b358a7553"),
             "rmd17_azobenzene.npz": (62265754, "be79df918468eb3579aa73a0becf7390"),
             "rmd17_benzene.npz": (62265739, "18c9242bc90fbf28215f6dd81e650f16"),
@@ -74,8 +86,8 @@ PUBLIC: dict[str, dict[str, RemoteFile]] = {
             "rmd17_uracil.npz": (62265745, "992a4479c28a07e0cce6da964805be31"),
             "index_train_01.csv": (62265793, "22264dcf2e42d6133362411abbbe4ce8"),
             "index_test_01.csv": (62265781, "124c8a0849e84e244d6ce8424e1c05cf"),
-        }
-    ),
+        }.items()
+    },
     "md22": {
         name: RemoteFile(name, _MD22 + name)
         for name in (
@@ -127,3 +139,70 @@ def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) 
             parent.parent.mkdir(parents=True, exist_ok=True)
             parent.mkdir(mode=0o700)
     return fetch(files[file], parent / name)
+
+
+def fetch(remote: RemoteFile, folder: Path) -> Path:
+    """Return the local copy of a file, downloaded if it is not there yet.
+
+    Args:
+      remote: the file.
+      folder: where the copies are; made if missing.
+    Returns:
+      Path of a whole, checked file.
+    Raises:
+      DataError: no network, a folder that cannot be written, or another checksum.
+    """
+    import pooch  # imported here, since it takes 0.3 s and most runs download nothing
+
+    path = Path(folder) / remote.name
+    try:
+        if not path.exists():
+            _download(remote, path)
+        recorded = _record_of(path)
+        expected = remote.checksum or (recorded.exists() and recorded.read_text("utf-8").strip())
+        matches = not expected or pooch.hashes.hash_matches(path, expected)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if not matches:
+        raise DataError(
+            f"{path} does not have the checksum {expected}: it is damaged or has changed. Remove "
+            "it and try again, or give a file that you trust by data.path=FILE"
+        )
+    return path
+
+
+def _download(remote: RemoteFile, path: Path):
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel(logging.ERROR)
+    print(f"download   {remote.url}", file=sys.stderr, flush=True)
+    client = pooch.create(
+        path.parent,
+        base_url="",
+        registry={remote.name: remote.checksum},
+        urls={remote.name: remote.url},
+        retry_if_failed=2,
+    )
+    try:
+        downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty())
+        client.fetch(remote.name, downloader=downloader)
+        if remote.checksum is None:
+            record = f"sha256:{pooch.file_hash(path)}\n"
+            _record_of(path).write_text(record, encoding="utf-8")
+    except requests.RequestException as error:
+        raise DataError(
+            f"{remote.url} cannot be downloaded: {error}. Download it where there is a network, "
+            f"and put it at {path} or give data.path=FILE"
+        ) from error
+    except ValueError as error:
+        raise DataError(
+            f"{remote.url} does not have the checksum {remote.checksum}: the download was damaged "
+            "or the file has changed. Try again, or give a file that you trust by data.path=FILE"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {os.strerror(error.errno)}") from error
+
+
+def _record_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")

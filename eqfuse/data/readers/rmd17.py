@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, require_regular
-from eqfuse.data.structures import Structure
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, named, require_file
+from eqfuse.data.structures import DataError, Structure
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
 _MD22 = ("z", "R", "E", "F")
@@ -16,33 +15,10 @@ _MD22 = ("z", "R", "E", "F")
 def read_rmd17(
     path: str | os.PathLike,
     *,
-    keys: Keys = USUAL_KEYS,
     units: Units | None = None,
-    require_labels: bool = True,
     frames: Sequence[int] | None = None,
 ) -> list[Structure]:
-    """Read the frames of one molecule in the layout of rMD17 or of MD22.
-
-    The file holds `nuclear_charges` [n_atoms], `coords` [n_frames, n_atoms, 3], `energies`
-    [n_frames] and `forces` [n_frames, n_atoms, 3]; or the same as `z`, `R`, `E` and `F`. Energies
-    are in kcal/mol and lengths in Å, unless the file names its units as sGDML does, by `e_unit` and
-    `r_unit`.
-
-    Args:
-      path: the npz file.
-      keys: not used, since the format names its arrays.
-      units: of the file; None for those above.
-      require_labels: not used, since the format always has labels.
-      frames: which to read, counted from 0, in their order; None for all.
-    Returns:
-      one Structure per frame, in order; energies in eV, forces in eV/Å.
-    Raises:
-      DataError: a missing or unreadable file, a pipe or a device, missing arrays, unknown
-        units, shapes that do not fit, a frame that is not there, an unknown element, NaN or
-        infinity. Names the file and the frame, counted from 0.
-    References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
-      2023, doi:10.1126/sciadv.adf0873.
-    """
+    """Read the frames of one molecule in the layout of rMD17 or of MD22; see `iterate_rmd17`."""
     return collected(iterate_rmd17(path, units=units, frames=frames), path)
 
 
@@ -53,7 +29,27 @@ def iterate_rmd17(
     units: Units | None = None,
     frames: Sequence[int] | None = None,
 ) -> Iterator[Structure]:
-    """Yield the frames of `read_rmd17`."""
+    """Yield the frames of one molecule in the layout of rMD17 or of MD22.
+
+    The file holds `nuclear_charges` [n_atoms], `coords` [n_frames, n_atoms, 3], `energies`
+    [n_frames] and `forces` [n_frames, n_atoms, 3]; or the same as `z`, `R`, `E` and `F`. Energies
+    are in kcal/mol and lengths in Å, unless the file names its units as sGDML does, by `e_unit` and
+    `r_unit`.
+
+    Args:
+      path: the npz file.
+      keys: not used, since the format names its arrays.
+      units: of the file; None for those above.
+      frames: which to read, counted from 0, in their order; None for all.
+    Returns:
+      one Structure per frame, in order; energies in eV, forces in eV/Å.
+    Raises:
+      DataError: a missing or unreadable file, a pipe or a device, missing arrays, unknown
+        units, shapes that do not fit, a frame that is not there, an unknown element, NaN or
+        infinity. Names the file and the frame, counted from 0.
+    References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
+      2023, doi:10.1126/sciadv.adf0873.
+    """
     arrays, units_of_file = _load(path)
     units = units or units_of_file
     for key, array in arrays.items():
@@ -68,20 +64,21 @@ def iterate_rmd17(
             f"{path}: shapes do not fit: {shapes}; expected [n_atoms], [n_frames, n_atoms, 3], "
             "[n_frames], [n_frames, n_atoms, 3]"
         )
-    for frame in range(len(coords)) if frames is None else frames:
+    frames = range(len(coords)) if frames is None else frames
+    for frame in frames:
         if not 0 <= frame < len(coords):
             raise DataError(f"{path} has {len(coords)} frames, and no frame {frame}")
-        origin = f"{path}, frame {frame}"
-        labels = {"energy": energies[frame], "forces": forces[frame]}
-        try:
-            yield units.structure(numbers=numbers, positions=coords[frame], origin=origin, **labels)
-        except DataError as err:
-            raise DataError(f"{origin}: {err}") from err
+
+    def structure(frame: int, origin: str) -> Structure:
+        labels = {"energy": energies[frame], "forces": forces[frame], "origin": origin}
+        return units.structure(numbers=numbers, positions=coords[frame], **labels)
+
+    yield from named(frames, path, structure, frames)
 
 
 def _load(path) -> tuple[dict[str, np.ndarray], Units]:
     """Return the arrays and their units."""
-    require_regular(path)
+    require_file(path)
     try:
         with open(path, "rb") as stream, _npz(path, stream) as file:
             keys = _MD22 if set(_MD22) <= set(file) else _RMD17
@@ -93,8 +90,6 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
                 )
             units = _units(path, file)
             return {key: _array(path, file, key) for key in keys}, units
-    except FileNotFoundError as err:
-        raise DataError(f"no such file: {path}") from err
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files

@@ -1,7 +1,9 @@
-"""How to read a network or the state of a run back from its files."""
+"""Checkpoints of a run: written so that none is ever lost, and read back."""
 
 import os
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -9,11 +11,94 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import models
-from eqfuse.train.run.files import FILES, CheckpointError, read_file, set_aside
+from eqfuse.train.run.files import (
+    FILES,
+    CheckpointError,
+    encode,
+    read_file,
+    set_aside,
+    sync_folder,
+    write_whole,
+)
 
 
 class DamagedCheckpointWarning(UserWarning):
     """The newest checkpoint is damaged or missing, and the one before it was read."""
+
+
+class Checkpoints:
+    """Writes the checkpoints `best` and `last` to one folder.
+
+    The last one is kept with the one before it. A new checkpoint is complete on disk, safe from a
+    power loss, before it replaces another, so that a run killed at any moment leaves one of the
+    two. `best` is written before a `last` that knows of it. What is offered more often than
+    `seconds` waits in memory for the next offer or for `flush`. With `writes` False nothing is
+    written: another process does it.
+    """
+
+    def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0, *, writes: bool = True):
+        self._writes = writes
+        self._folder = Path(folder).resolve()
+        self._metadata = metadata
+        self._seconds = seconds
+        self._waiting = {}
+        self._written_at = -np.inf
+
+    def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
+        """Keep parameters as checkpoint `name`, now or at the next chance.
+
+        Args:
+          name: "best" or "last".
+          step: number of optimiser steps behind the parameters.
+          params: gives a pytree of arrays, to predict with; called if they are written.
+          progress: epoch, metrics; plain values.
+          state: pytree of arrays that a resumed run needs besides; None for nothing.
+        """
+        if not self._writes:
+            return
+        self._waiting[name] = (step, params, progress, state)
+        if name == "last" and time.monotonic() - self._written_at >= self._seconds:
+            self.flush()
+
+    def flush(self):
+        """Write what waits.
+
+        Raises:
+          CheckpointError: the disk is full or not writable; what was written before is intact.
+        """
+        for name in ("best", "last"):
+            if name in self._waiting:
+                self._write(name, *self._waiting[name])
+                del self._waiting[name]  # now: an exception within the writing leaves it here
+        self._written_at = time.monotonic()
+
+    def _write(self, name: str, step: int, params: Callable, progress: dict, state):
+        arrays = named_arrays("params", params())
+        if state is not None:
+            arrays |= named_arrays("state", state)
+        content = encode(arrays, {**self._metadata, "step": step, **progress})
+        path, *previous = (self._folder / file for file in FILES[name])
+        try:
+            if not self._folder.exists():
+                self._folder.mkdir(parents=True)
+                sync_folder(self._folder.parent)
+            for damaged in filter(Path.is_dir, (path, *previous)):
+                set_aside(damaged)
+            write_whole(path, content, *previous)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint, {len(content) // 1000 + 1} kB, cannot be written to {path}: "
+                f"{error.strerror}; free or repair the disk and resume the run: "
+                f"{self._intact(name)}"
+            ) from error
+
+    def _intact(self, name: str) -> str:
+        """Return what is left where a checkpoint of this name could not be written."""
+        run = self._folder.parent
+        if has_checkpoint(run, name):
+            return "the one before it is intact"
+        others = [other for other in FILES if has_checkpoint(run, other)]
+        return f"the one in {others[0]} is intact" if others else "none has been written yet"
 
 
 def load_run(run, *, which: str | None = None, backend: str | None = None):
@@ -78,25 +163,18 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
 def has_checkpoint(folder, name: str) -> bool:
     """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
     path = Path(folder).expanduser() / "checkpoints"
-    return any(os.path.lexists(path / file) for file in FILES[name]) or os.path.isdir(path / name)
+    return any(os.path.lexists(path / file) for file in FILES[name])
 
 
 def named_arrays(group: str, tree) -> dict[str, np.ndarray]:
     """Return the leaves of a pytree by their paths, "group/key/...", as a file holds them."""
     leaves = jax.tree.leaves_with_path(tree)
-    return {"/".join([group, *map(_text, path)]): _plain(leaf) for path, leaf in leaves}
-
-
-def _text(entry) -> str:
-    return jax.tree_util.keystr((entry,), simple=True)
-
-
-def _is_key(leaf) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
-
-
-def _plain(leaf) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf, order="C")
+    return {
+        "/".join([group, *(jax.tree_util.keystr((key,), simple=True) for key in path)]): np.asarray(
+            leaf, order="C"
+        )
+        for path, leaf in leaves
+    }
 
 
 def _names(run, which: str | None) -> tuple[str, ...]:
@@ -141,11 +219,6 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
         inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
         hint = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
         raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {hint}")
-    if os.path.isdir(folder / name):
-        raise CheckpointError(
-            f"{run} was written by an earlier version; `eqfuse convert run {run} NEW` writes its "
-            "networks and its state to a folder for this one"
-        )
     return [folder / file for file in FILES[name]]
 
 
@@ -156,20 +229,17 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
     kinds = [{n: (a.shape, a.dtype) for n, a in tree.items()} for tree in (ours, arrays)]
     if kinds[0] != kinds[1]:
         raise CheckpointError(f"checkpoint {path} is of another model or optimizer")
-    leaves = [
-        jax.random.wrap_key_data(arrays[name], impl=jax.random.key_impl(leaf))
-        if _is_key(leaf)
-        else arrays[name]
-        for name, leaf in zip(ours, jax.tree.leaves(like), strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in ours])
 
 
 def module_of(metadata: dict, backend: str | None):
     """Return the network that a checkpoint is of, see `load_run`."""
-    fields = metadata["model_fields"]
-    if fields.get("radial_knots") is None and "radial" in metadata:  # chosen for this network
-        fields = {**fields, "radial_knots": metadata["radial"]["knots"]}
+    fields = dict(metadata["model_fields"])
+    fields.pop("radial_accuracy", None)  # earlier versions chose knots by it
+    if fields.get("radial_knots", 0) is None:
+        del fields["radial_knots"]
+    if isinstance(metadata.get("radial"), dict):
+        fields.setdefault("radial_knots", metadata["radial"]["knots"])
     model = models.build(metadata["model"], **fields, backend=backend)
     plain = metadata["potential"]
     return model if plain is None else models.Potential.from_plain(model, plain)

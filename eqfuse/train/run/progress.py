@@ -46,15 +46,12 @@ HEARTBEAT = 10.0
 
 @contextlib.contextmanager
 def waiting(what: str):
-    """Return a context that prints every 10 s what is waited for, and how long it took."""
+    """Return a context that prints every 10 s what is waited for."""
     start, done = time.monotonic(), threading.Event()
-
-    def passed() -> str:
-        return duration(time.monotonic() - start)
 
     def beat():
         while not done.wait(HEARTBEAT):
-            print(f"{what} ... {passed()}", flush=True)
+            print(f"{what} ... {duration(time.monotonic() - start)}", flush=True)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -63,8 +60,6 @@ def waiting(what: str):
     finally:
         done.set()
         thread.join()
-    if time.monotonic() - start >= 1:
-        print(f"{what} took {passed()}", flush=True)
 
 
 class Progress:
@@ -128,12 +123,7 @@ class Progress:
         self.heartbeat(f"epoch {self._epoch}, batch {self._done} of {self._steps}, loss {loss:.4g}")
 
     def end_epoch(self, row: dict, left: float):
-        """Print the line of a validation.
-
-        Args:
-          row: its line of metrics.csv.
-          left: estimated time left, s; not finite if it is not known.
-        """
+        """Print the line of a validation, of metrics.csv, and the estimated time left, s."""
         stress = ()
         if self._stress:
             names = ("val_stress_mae_mev_per_a3", "val_stress_rmse_mev_per_a3")

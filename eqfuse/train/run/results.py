@@ -1,47 +1,38 @@
 """The end of a run: errors of the best network, plots, and all of it on one page."""
 
+import base64
 import csv
+import html
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse import plots
+from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
 from eqfuse.data.error_table import error_table
-from eqfuse.data.errors import counted
-from eqfuse.data.structures import LABELS, count_labelled
+from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
-from eqfuse.train.run.page import page
-from eqfuse.train.run.runs import RunFolder, read_log
+from eqfuse.train.run.folder import RunFolder, read_log
 
 MAX_TRAINING = 1000
 """The errors on the training frames are of the first of them, at most so many."""
 
-_HEADS = ("set", "group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 _MOST_ROWS = 30
-
-
-def evaluated_samples(dataset: Dataset, ended: bool) -> dict[str, tuple[Sample, ...]]:
-    """Return the samples of each set that the best network is evaluated on.
-
-    Args:
-      dataset: of the run.
-      ended: whether the run is at its end; validation only where it was interrupted.
-    """
-    if not ended:
-        return {"validation": dataset.val}
-    sets = {"training": dataset.train[:MAX_TRAINING], "validation": dataset.val}
-    return sets | ({"test": dataset.test} if dataset.test else {})
-
-
-def evaluation_batcher(sets: dict[str, tuple[Sample, ...]], batch_size: int, dtype) -> Batcher:
-    """Return batches of all sets, one behind the other, for one device."""
-    return Batcher([s for samples in sets.values() for s in samples], batch_size, dtype=dtype)
+_COLUMNS = {
+    "energy_mae_mev_per_atom": ("E MAE", "meV/atom"),
+    "energy_rmse_mev_per_atom": ("E RMSE", "meV/atom"),
+    "forces_mae_mev_per_a": ("F MAE", "meV/Å"),
+    "forces_rmse_mev_per_a": ("F RMSE", "meV/Å"),
+    "stress_mae_mev_per_a3": ("S MAE", "meV/Å³"),
+    "stress_rmse_mev_per_a3": ("S RMSE", "meV/Å³"),
+}
+"""Of errors.csv: short titles and units."""
 
 
 def write_results(
@@ -55,26 +46,25 @@ def write_results(
 ) -> list[dict]:
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
-    What cannot be written is a warning: the training is done.
+    What cannot be written is a warning: the training is done. A run that was interrupted, which has
+    not `ended`, is evaluated on validation frames only.
 
-    Args:
-      folder: of the run.
-      potential: its network.
-      dataset: with the test samples, if any.
-      batch_size, dtype: of the batches.
-      ended: see `evaluated_samples`.
     Returns:
       the rows of errors.csv, see `error_table`, each with its set; [] where there are none.
     """
     if not folder.metrics.exists():
         return []
+    sets = {"validation": dataset.val}
+    if ended:
+        sets = {"training": dataset.train[:MAX_TRAINING], **sets}
+        sets |= {"test": dataset.test} if dataset.test else {}
     try:
         read_log(folder.metrics)
         stage = read_metadata(folder.path, which="last")["position"]["second_since"]
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
-        sets = evaluated_samples(dataset, ended)
-        batcher = evaluation_batcher(sets, batch_size, dtype)
+        samples = [sample for own in sets.values() for sample in own]
+        batcher = Batcher(samples, batch_size, dtype=dtype)
         predicted = _predictions(potential, jax.tree.map(jnp.asarray, params), batcher)
         rows, start = [], 0
         for name, samples in sets.items():
@@ -89,8 +79,11 @@ def write_results(
                 plots.parity(**_pairs(samples, part), target=target, title=title)
         if ended:
             print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
-        _write_csv(folder.path / "errors.csv", rows)
-        text = page(folder.path, metadata, rows, ended)
+        with open(folder.path / "errors.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+            writer.writeheader()
+            writer.writerows(rows)
+        text = _page(folder.path, metadata, rows, ended)
         (folder.path / "report.html").write_text(text, encoding="utf-8")
         return rows
     except (OSError, ValueError) as error:
@@ -125,56 +118,124 @@ def _with_numbers(sample: Sample, species: Sequence[int]) -> SimpleNamespace:
 
 
 def _pairs(samples: Sequence[Sample], predicted: Sequence[SimpleNamespace]) -> dict:
-    """Return for each label the (reference, predicted) values where the reference is known.
+    """Return the (reference, predicted) values of each label, where the reference is known.
 
-    Returns:
-      energies per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stress [n, 3, 3] eV/Å^3; () for a
-      label that no sample has.
+    Energies are per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stress [n, 3, 3] eV/Å^3.
     """
     pairs = {}
-    for name in LABELS:
-        known = [(s, p) for s, p in zip(samples, predicted, strict=True) if _has(s, name)]
+    for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
+        known = [
+            (np.array(getattr(s, name)), np.array(getattr(p, name)))
+            for s, p in zip(samples, predicted, strict=True)
+            if getattr(s, name) is not None
+        ]
         if name == "energy":
-            values = [(s.energy / s.num_atoms, p.energy / s.num_atoms) for s, p in known]
-            pairs["energies"] = tuple(map(np.array, zip(*values, strict=True)))
-            continue
-        values = [(getattr(s, name), getattr(p, name)) for s, p in known]
+            atoms = [s.num_atoms for s in samples if s.energy is not None]
+            known = [(s / n, p / n) for (s, p), n in zip(known, atoms, strict=True)]
         join = np.concatenate if name == "forces" else np.stack
-        pairs[name] = tuple(map(join, zip(*values, strict=True)))
+        pairs[title] = tuple(map(join, zip(*known, strict=True)))
     return pairs
-
-
-def _has(sample: Sample, name: str) -> bool:
-    return getattr(sample, name) is not None
-
-
-def _write_csv(path, rows: list[dict]):
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _table(rows: list[dict], epoch: int, num_training: int) -> str:
     """Return the errors for the terminal: of all sets, and of the groups of the last one."""
     last = rows[-1]["set"]
     shown = [row for row in rows if row["set"] == last or row["group"] == "all"]
-    stress = any("stress_mae_mev_per_a3" in row for row in rows)
-    lines = [_HEADS + (("S MAE", "S RMSE") if stress else ())]
+    columns = {key: title for key, (title, _) in _COLUMNS.items() if any(key in r for r in rows)}
+    lines = [("set", "group", "frames", "atoms", *columns.values())]
     for row in shown[:_MOST_ROWS]:
-        errors = [v for k, v in row.items() if "_mae_" in k or "_rmse_" in k]
-        numbers = ["-" if error is None else f"{error:.2f}" for error in errors]
-        lines.append((row["set"], row["group"], str(row["frames"]), str(row["atoms"]), *numbers))
+        errors = ("-" if row.get(key) is None else f"{row[key]:.2f}" for key in columns)
+        lines.append((row["set"], row["group"], str(row["frames"]), str(row["atoms"]), *errors))
     width = max(len(line[1]) for line in lines)
     texts = [
         f"  {name:<10}  {group:<{width}}  " + " ".join(f"{number:>8}" for number in numbers)
         for name, group, *numbers in lines
     ]
     head = f"errors of the best network, of epoch {epoch}: E in meV/atom, F in meV/Å"
-    head += ", S in meV/Å^3" if stress else ""
+    head += ", S in meV/Å^3" if "stress_mae_mev_per_a3" in columns else ""
     if num_training > MAX_TRAINING:
         head += f" (training: the first {MAX_TRAINING} of {num_training} frames)"
     if len(shown) > _MOST_ROWS:
         texts.append(f"  {len(shown) - _MOST_ROWS} more are in errors.csv")
     return "\n".join([head, *texts])
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em;
+  color: #222; background: #fff }
+h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: 0.15em 0.8em; border-bottom: 1px solid #ddd; text-align: right }
+td:first-child, th:first-child, td.text, th.text { text-align: left }
+tr.all td { font-weight: 600 } img { max-width: 100% }
+.settings { columns: 2; column-gap: 3em; font-size: 13px } .settings div { break-inside: avoid }
+.settings code { color: #555 } pre { background: #f5f5f5; padding: 0.8em; overflow-x: auto }
+"""
+_PICTURES = {
+    "learning.png": "Errors during the training",
+    "parity.png": "Predictions for the validation frames",
+    "parity_test.png": "Predictions for the test frames",
+}
+
+
+def _page(folder: Path, metadata: dict, rows: list[dict], ended: bool) -> str:
+    """Return the page of a run as HTML, in one file that needs nothing else."""
+    name = html.escape(folder.name)
+    what = "" if ended else " The run was interrupted: the test frames are not evaluated."
+    criterion = metadata["config"]["training"].get("best", "loss").replace("_", " ")
+    pictures = ""
+    for file, title in _PICTURES.items():
+        if (path := folder / file).exists():
+            encoded = base64.b64encode(path.read_bytes()).decode()
+            pictures += f"<h2>{title}</h2>\n<img alt='{title}' "
+            pictures += f"src='data:image/png;base64,{encoded}'>\n"
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style></head>
+<body>
+<h1>{name}</h1>
+<p>{html.escape(metadata["model"])} trained by eqfuse {__version__}. The best network is of epoch
+{metadata["epoch"]}, step {metadata["step"]}, by the lowest {criterion} on the validation
+frames.{what}</p>
+<h2>Errors of the best network</h2>
+{_errors(rows)}
+{pictures}
+<h2>Use it</h2>
+<pre>eqfuse predict {html.escape(str(folder))} FILE.xyz OUT.xyz
+eqfuse evaluate {html.escape(str(folder))} FILE.xyz
+calculator = eqfuse.Calculator({html.escape(repr(str(folder)))})  # of ASE</pre>
+<h2>Settings</h2>
+<div class="settings">
+{_settings(metadata["config"])}
+</div>
+</body></html>
+"""
+
+
+def _errors(rows: list[dict]) -> str:
+    columns = {key: text for key, text in _COLUMNS.items() if any(key in row for row in rows)}
+    heads = "".join(f"<th>{title}<br>{unit}</th>" for title, unit in columns.values())
+    lines = [
+        "<table><tr><th>set</th><th class='text'>group</th><th>frames</th><th>atoms</th>"
+        f"{heads}</tr>"
+    ]
+    for row in rows:
+        errors = ("" if row.get(key) is None else f"{row[key]:.2f}" for key in columns)
+        numbers = "".join(f"<td>{number}</td>" for number in errors)
+        kind = " class='all'" if row["group"] == "all" else ""
+        lines.append(
+            f"<tr{kind}><td>{row['set']}</td><td class='text'>{html.escape(row['group'])}</td>"
+            f"<td>{row['frames']}</td><td>{row['atoms']}</td>{numbers}</tr>"
+        )
+    return "\n".join([*lines, "</table>"])
+
+
+def _settings(config: dict) -> str:
+    plain = {True: "true", False: "false", None: "null"}
+    lines = []
+    for key, value in config.items():
+        inner = value.items() if isinstance(value, dict) else [(None, value)]
+        for name, v in inner:
+            full = key if name is None else f"{key}.{name}"
+            text = plain[v] if isinstance(v, bool) or v is None else str(v)
+            lines.append(f"<div>{html.escape(full)} = <code>{html.escape(text)}</code></div>")
+    return "\n".join(lines)

@@ -2,26 +2,17 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
-from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config
-from eqfuse.train.settings.networks import PotentialSettings
-from eqfuse.train.settings.options import (
-    flat,
-    from_plain,
-    of_this_version,
-    read_yaml,
-    settings_of,
-)
+from eqfuse.train.settings.config import RUNS, Config, PotentialSettings
+from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
 from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
-CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
+CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile", "verbose")
 
-RADIAL = ("radial", "radial_knots", "radial_accuracy")
+RADIAL = ("radial", "radial_knots")
 """Settings of a network that are not what it computes but how: it may change them at any time."""
 _RADIAL = tuple(f"model.{name}" for name in RADIAL)
 
@@ -29,28 +20,23 @@ TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 """Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
 
 
-def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
+def resumed_config(arguments: list[str]) -> Config | None:
     """Return the configuration that `resume=FOLDER` asks for; None if it is not given.
 
-    Args:
-      parse: arguments to configuration.
-      arguments: settings such as "resume=runs/first", "epochs=200".
     Raises:
-      ConfigError: no run in the folder, a converted network, or settings besides that cannot
-        change.
+      ConfigError: no run in the folder, a converted network, or settings that cannot change.
     """
     given = dict(argument.partition("=")[::2] for argument in arguments)
     if given.get("resume", "null") == "null":
         return None
     require(given["resume"] != "", "resume", "", "the folder of a run")
-    others = [name for name in given if name not in ("resume", *CHANGEABLE, *_RADIAL)]
-    if others:
+    if others := [n for n in given if n not in ("resume", *CHANGEABLE, *_RADIAL)]:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
             f"the run; only {', '.join((*CHANGEABLE, *_RADIAL))} can"
         )
-    others = parse(arguments)
-    folder = os.path.expanduser(others.resume)
+    others = parse([*arguments, "data=ethanol"])  # any data, which are not used
+    folder = others.resume
     config = read_config(Path(folder))
     if _is_converted(Path(folder)):
         raise ConfigError(
@@ -58,8 +44,6 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"start_from={folder} trains it further, in a folder of its own"
         )
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
-    if config.data.name == "tetris" and (radial := given.keys() & {*_RADIAL}):
-        raise ConfigError(f"{min(radial)} is for networks of energies and forces")
     model = _with_radial(config.model, others.model, given)
     return dataclasses.replace(config, model=model, **changed, run=folder, resume=folder)
 
@@ -70,20 +54,17 @@ def _with_radial(model: PotentialSettings, other: PotentialSettings, given) -> P
     return dataclasses.replace(model, **changed)
 
 
-def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
+def started_config(arguments: list[str]) -> Config | None:
     """Return the configuration that `start_from=` asks for; None if it is not given.
 
-    Args:
-      parse: arguments to configuration.
-      arguments: settings such as "start_from=runs/first", "lr=0.001".
     Raises:
       ConfigError: no network of energies and forces there, or settings of the network besides.
     """
-    names = [argument.partition("=")[0] for argument in arguments]
+    names = {SHORTHANDS.get(n, n): n for n in (a.partition("=")[0] for a in arguments)}
     others = [
-        n
-        for n in names
-        if SHORTHANDS.get(n, n).partition(".")[0] in ("model", "preset") and n not in _RADIAL
+        name
+        for full, name in names.items()
+        if full.partition(".")[0] in ("model", "preset") and full not in _RADIAL
     ]
     config = None if "start_from" in names and others else parse(arguments)
     if config is not None and config.start_from is None:
@@ -93,19 +74,14 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
             f"run; only its data, its training and {', '.join(_RADIAL)} can be others"
         )
-    if config.data.name == "tetris":
-        raise ConfigError("start_from= is for energies and forces; give data= too, see --help")
-    theirs = _trained_config(Path(config.start_from))
-    if theirs.data.name == "tetris":
-        raise ConfigError(
-            f"the network of {config.start_from} classifies the Tetris shapes; start_from= takes "
-            "one of energies and forces"
-        )
-    model = _with_radial(theirs.model, config.model, names)
-    given = {SHORTHANDS.get(name, name) for name in names}
+    start, training, given = Path(config.start_from), config.training, set(names)
+    model = _with_radial(_trained_config(start).model, config.model, names)
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}
-    training = _tuning(config.training, config.start_from, given)
+    if _is_converted(start):  # smaller steps by default
+        optimizer = training.optimizer if "training.optimizer" in given else "adam"
+        lr = training.lr if "training.lr" in given else TUNING_LR[optimizer]
+        training = dataclasses.replace(training, optimizer=optimizer, lr=lr)
     return dataclasses.replace(config, model=model, training=training)
 
 
@@ -126,15 +102,6 @@ def _is_converted(run: Path) -> bool:
         return "converted" in read_file(path, only_metadata=True)[1]
     except CheckpointError:  # an error where it is needed
         return False
-
-
-def _tuning(training: MoleculeTraining, start_from: str, given: set[str]) -> MoleculeTraining:
-    """Return the training; a converted network has smaller steps by default."""
-    if not _is_converted(Path(start_from)):
-        return training
-    optimizer = training.optimizer if "training.optimizer" in given else "adam"
-    lr = training.lr if "training.lr" in given else TUNING_LR[optimizer]
-    return dataclasses.replace(training, optimizer=optimizer, lr=lr)
 
 
 def read_config(folder: Path) -> Config:
@@ -164,8 +131,8 @@ def check_same_run(ours: dict, theirs: dict, folder: Path):
     Raises:
       ConfigError: naming the settings that differ.
     """
-    ours, theirs = flat(ours, folder), of_this_version(flat(theirs, folder))
-    known = settings_of({group: ours[group] for group in DEFAULTS})
+    ours, theirs = flat(ours, folder), flat(theirs, folder)
+    known = RUNS.known({group: ours[group] for group in RUNS.groups})
     theirs = {key: field.default for key, field in known.items()} | theirs
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"

@@ -1,18 +1,20 @@
 """The settings of a run: what can be chosen, and what each setting means."""
 
+import ast
 import dataclasses
 import os
 import re
+from pathlib import Path
 from typing import Any, Literal
 
+import eqfuse
 from eqfuse.train.data_sets import DATA
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings import tetris
-from eqfuse.train.settings.networks import settings_of_network
 from eqfuse.train.settings.schema import (
+    NOT_NEGATIVE,
     POSITIVE,
-    ConfigError,
     Range,
+    Schema,
     absolute,
     check_ranges,
     require,
@@ -20,11 +22,82 @@ from eqfuse.train.settings.schema import (
 )
 from eqfuse.train.sources import AVERAGE, FIT
 
-_NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
+NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
+_MODELS = Path(eqfuse.__file__).parent / "models"
+_NO_SETTINGS = ("irreps_out", "num_species", "avg_num_neighbors", "backend", "fused")
+_NO_SETTINGS += ("radial_accuracy",)  # a training does not choose knots
+_MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
 
 
 @dataclasses.dataclass
-class Config:
+class NetworkSettings:
+    """What every network has besides the fields of its module."""
+
+    avg_num_neighbors: float | None = setting(
+        None, "neighbours per atom; null: from the data", POSITIVE
+    )
+
+    def __post_init__(self):
+        check_ranges(self, "model.")
+        both = getattr(self, "species_linear", False) and self.first_skip
+        need = "left out with model.first_skip=true: it is in the place of that skip"
+        require(not both, "model.species_linear", "true", need)
+
+    def model_fields(self, avg_num_neighbors: float) -> dict:
+        """Return the fields of the module; neighbours are those of the data, if not given."""
+        others = {"name", *(f.name for f in dataclasses.fields(PotentialSettings))}
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if k not in others}
+        return fields | {"avg_num_neighbors": self.avg_num_neighbors or avg_num_neighbors}
+
+
+@dataclasses.dataclass
+class PotentialSettings(NetworkSettings):
+    """What a potential adds to the settings of its network."""
+
+    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
+    shift: Literal["mean", "zero"] = setting(
+        "mean",
+        "energy that an atom has besides what the network computes: the mean of the training "
+        "energies, relative to the reference energies, or zero, which is right far from the data",
+    )
+    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
+
+
+def settings_of_network(name: str, base: type) -> type:
+    """Return the settings of a network as a dataclass.
+
+    They are the fields of its class that are numbers, texts, true or false, and the docstring is
+    their help. The source is read and not imported: that would import JAX, which takes seconds, and
+    for which `--help` does not wait.
+
+    Args:
+      name: of the model, and of its file; the fields of its class have literal defaults.
+      base: the dataclass of the other settings.
+    """
+    tree = ast.parse((_MODELS / f"{name}.py").read_text(encoding="utf-8"))
+    [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == NETWORKS[name])
+    doc = ast.get_docstring(node)
+    attributes = re.split(r"\n\n|\n(?=\w)", doc.partition("Attributes:\n")[2])[0]
+    texts = {}
+    for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", attributes, re.M):
+        texts |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
+    fields = [("name", str, name)]
+    for item in node.body:
+        if not isinstance(item, ast.AnnAssign) or (key := item.target.id) in _NO_SETTINGS:
+            continue
+        kind = ast.unparse(item.annotation)
+        if not kind.startswith("tuple"):
+            within = NOT_NEGATIVE if key in _MAY_BE_ZERO else POSITIVE
+            within = within if kind in ("int", "float") else None
+            default = setting(ast.literal_eval(item.value), texts[key], within)
+            fields.append((key, eval(kind, {"Literal": Literal}), default))
+    made = dataclasses.make_dataclass(NETWORKS[name], fields, bases=(base,))
+    made.__doc__ = doc.splitlines()[0]
+    return made
+
+
+@dataclasses.dataclass(kw_only=True)
+class RunSettings:
     """A whole run: the settings of its model, data and training, and those of every run."""
 
     model: Any
@@ -41,9 +114,6 @@ class Config:
         "implementation of the ops: triton, llvm, xla or e3nn, and of single ops: "
         "triton,linear=xla; null: by device",
     )
-    devices: str = setting(
-        "1", "share every batch between a number of devices, all, or distributed; see Options"
-    )
     dtype: Literal["float32", "float64"] = setting("float32", "dtype of parameters and data")
     precision: Literal["auto", "highest", "tf32x3"] = setting(
         "auto",
@@ -56,7 +126,30 @@ class Config:
         "without profile=",
     )
     steps: int | None = setting(
-        None, "stop after this many steps; null: 100 for tetris, no limit for others", POSITIVE
+        None, "stop after this many steps; null: no limit (100 for tetris)", POSITIVE
+    )
+    profile: bool = setting(
+        False, "trace a few steps before the training, for Perfetto or TensorBoard"
+    )
+    verbose: bool = setting(
+        False, "print layers, what runs each op, and the shapes of batches, too"
+    )
+    run: str | None = setting(
+        None, "folder of the run; null: runs/<date-time>_<model>_<data>", convert=os.path.expanduser
+    )
+
+    def __post_init__(self):
+        check_ranges(self, "")
+        fits = self.precision != "tf32x3" or self.dtype == "float32"
+        require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Config(RunSettings):
+    """A run on energies and forces."""
+
+    devices: str = setting(
+        "1", "share every batch between a number of devices, all, or distributed; see Options"
     )
     epochs: int | None = setting(
         None,
@@ -68,12 +161,6 @@ class Config:
     )
     loggers: str | None = setting(
         None, "report to tensorboard or wandb, too, or to both: tensorboard,wandb"
-    )
-    profile: bool = setting(
-        False, "trace a few steps before the training, and print their kernels and times"
-    )
-    run: str | None = setting(
-        None, "folder of the run; null: runs/<date-time>_<model>_<data>", convert=os.path.expanduser
     )
     start_from: str | None = setting(
         None, "folder of a run whose trained network to start from; see Options", convert=absolute
@@ -90,9 +177,7 @@ class Config:
     )
 
     def __post_init__(self):
-        check_ranges(self, "")
-        fits = self.precision != "tf32x3" or self.dtype == "float32"
-        require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
+        super().__post_init__()
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
         require(fits, "devices", self.devices, "a number of devices, all, or distributed")
         wrong, need = AVERAGE, f"{FIT} with start_from=, whose network has reference energies"
@@ -100,33 +185,17 @@ class Config:
             need = "left out without start_from=: a new network has the elements of its data"
             require(not self.elements, "elements", self.elements, need)
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
-        fits = getattr(self.data, "reference_energies", None) != wrong
-        require(fits, "data.reference_energies", wrong, need)
-        if self.data.name == "tetris":
-            tetris.complete(self.data, self.model)
-        elif self.model.name == "tetris":
-            raise ConfigError(
-                "model=tetris classifies the Tetris shapes only; use model=nequip with "
-                f"data={self.data.name}"
-            )
+        given = self.data.reference_energies
+        require(given != wrong, "data.reference_energies", wrong, need)
 
 
-DEFAULTS = {"model": "nequip", "data": "tetris"}
-GROUPS = {
-    "model": {
-        **{name: settings_of_network(name, network) for name, network in _NETWORKS.items()},
-        "tetris": tetris.TetrisNetSettings,
+RUNS = Schema(
+    Config,
+    {
+        "model": {name: settings_of_network(name, PotentialSettings) for name in NETWORKS},
+        "data": DATA,
     },
-    "data": {"tetris": tetris.TetrisData, **DATA},
-    "training": {"tetris": tetris.TetrisTraining, **dict.fromkeys(DATA, MoleculeTraining)},
-}
-"""The dataclasses of what can be chosen; training follows from the data."""
-SHORTHANDS = {
-    "layers": "model.layers",
-    "channels": "model.channels",
-    "lmax": "model.lmax",
-    "cutoff": "model.cutoff",
-    "lr": "training.lr",
-    "batch_size": "data.batch_size",
-    "freeze": "training.freeze",
-}
+    MoleculeTraining,
+    {"model": "nequip"},
+)
+"""The settings of runs on energies and forces."""

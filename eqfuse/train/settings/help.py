@@ -4,9 +4,10 @@ import dataclasses
 import textwrap
 from pathlib import Path
 
-from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
-from eqfuse.train.settings.options import PRESETS
+from eqfuse.train.settings.config import RUNS
+from eqfuse.train.settings.options import PRESETS, SHORTHANDS
 from eqfuse.train.settings.schema import described
+from eqfuse.train.tetris_settings import TETRIS
 
 
 def help_text() -> str:
@@ -25,28 +26,31 @@ def help_text() -> str:
 
 def choices() -> dict[str, list[tuple[str, str]]]:
     """Return for each group the choices, as `name=value` and what it is."""
+    groups = {group: {**RUNS.groups[group], **TETRIS.groups[group]} for group in RUNS.groups}
     return {
         group: [
-            (f"{group}={name}", node.__doc__ + (" Default." if default == name else ""))
-            for name, node in GROUPS[group].items()
+            (f"{group}={name}", f"{node.__doc__}{' Default.' * (TETRIS.choices[group] == name)}")
+            for name, node in nodes.items()
         ]
-        for group, default in DEFAULTS.items()
+        for group, nodes in groups.items()
     }
 
 
 def sections():
     """Yield the title and the (name, help, default) of the settings that choices have in common."""
-    yield "every run", list(_rows("", Config))
-    for group, nodes in GROUPS.items():
+    yield "every run", list(_rows("", RUNS.config))
+    for group, nodes in RUNS.groups.items():
         owners = {}
         for choice, node in nodes.items():
             for row in _rows(f"{group}.", node):
                 owners.setdefault(row, []).append(choice)
         for names in dict.fromkeys(map(tuple, sorted(owners.values(), key=len, reverse=True))):
-            left_out = [name for name in nodes if name not in names]
-            of = ", ".join(names) if len(left_out) != 1 else f"all but {left_out[0]}"
-            title = f"training on data={of}" if group == "training" else f"{group}={of}"
-            yield title, [row for row, owned in owners.items() if tuple(owned) == names]
+            title = "all" if len(names) == len(nodes) else ", ".join(names)
+            rows = [row for row, owned in owners.items() if tuple(owned) == names]
+            yield f"{group}={title}", rows
+    yield "the training", list(_rows("training.", RUNS.training))
+    rows = _rows("data.", TETRIS.groups["data"]["tetris"]), _rows("training.", TETRIS.training)
+    yield "data=tetris", [row for own in rows for row in own]
 
 
 def _rows(prefix: str, node: type):

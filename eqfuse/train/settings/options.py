@@ -1,4 +1,4 @@
-"""From command line arguments, or the YAML of a run, to a checked `Config`, and back to YAML."""
+"""From command line arguments, or the YAML of a run, to checked settings, and back to YAML."""
 
 import dataclasses
 import itertools
@@ -8,26 +8,35 @@ from pathlib import Path
 
 import yaml
 
-from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
-from eqfuse.train.settings.schema import ConfigError, nearest, one_of, require, split, typed
+from eqfuse.train.settings.config import RUNS
+from eqfuse.train.settings.schema import (
+    ConfigError,
+    Schema,
+    nearest,
+    one_of,
+    require,
+    split,
+    typed,
+)
+
+SHORTHANDS = {
+    "layers": "model.layers",
+    "channels": "model.channels",
+    "lmax": "model.lmax",
+    "cutoff": "model.cutoff",
+    "lr": "training.lr",
+    "batch_size": "data.batch_size",
+    "freeze": "training.freeze",
+}
+_GONE = {"model.radial_accuracy", "model.radial_knots=None"}
+"""Settings in the config.yaml of earlier runs, which chose knots of tables."""
 
 
 def _read_own(name: str) -> dict:
     return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
-def _merged(parts) -> dict:
-    """Return settings whose parts are in a list, or in lists of these; the later win."""
-    if isinstance(parts, dict):
-        return parts
-    return {key: value for part in parts for key, value in _merged(part).items()}
-
-
-_SETS = _read_own("presets.yaml")
-PRESETS: dict[str, dict[str, dict]] = {
-    model: {name: _merged(parts) for name, parts in sets.items()}
-    for model, sets in _SETS["networks"].items()
-}
+PRESETS: dict[str, dict[str, dict]] = _read_own("presets.yaml")["networks"]
 """By model and name: settings by their full names."""
 OTHER_NAMES: dict[str, str] = {
     theirs: ours for ours, names in _read_own("other_names.yaml").items() for theirs in names
@@ -35,12 +44,13 @@ OTHER_NAMES: dict[str, str] = {
 """By the name of a setting of mace or nequip: what to write here."""
 
 
-def parse(arguments: list[str]) -> Config:
+def parse(arguments: list[str], schema: Schema = RUNS):
     """Return the configuration that the arguments ask for.
 
     Args:
       arguments: settings such as "model=nequip", "layers=3", "data.path=FILE"; they override those
         of a preset, wherever it stands, and of config=FILE, and the later of two the earlier.
+      schema: of the kind of run.
     Raises:
       ConfigError: an argument that is misspelt, ill-typed or impossible, with the nearest names.
     """
@@ -52,12 +62,20 @@ def parse(arguments: list[str]) -> Config:
             raise ConfigError(other)
         key, value = split(argument)
         is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
-        if key == "data" and (is_file or (value not in GROUPS[key] and os.path.isfile(value))):
+        if key == "data" and (
+            is_file or (value not in schema.groups[key] and os.path.isfile(value))
+        ):
             given |= {"data": "extxyz", "data.path": value}
         else:
-            given["data.val_path" if key == "data.val" and is_file else _full(key)] = value
-    file = given.pop("config", "null")
-    return _config({} if file == "null" else _base(file, given), given)
+            full = SHORTHANDS.get(key, key)
+            given["data.val_path" if key == "data.val" and is_file else full] = value
+    base, file = {}, given.pop("config", "null")
+    if file != "null":
+        base = flat(read_yaml(config_file(file)), file)
+        left = ["run", "resume"]  # another run has a folder of its own
+        left += [g for g in schema.groups if g in given and given[g] != base.get(g)]
+        base = {k: v for k, v in base.items() if k.partition(".")[0] not in left}
+    return _config(schema, base, given)
 
 
 def _other_name(key: str) -> str | None:
@@ -65,25 +83,6 @@ def _other_name(key: str) -> str | None:
     theirs = key.lstrip("-").rpartition(".")[2].replace("-", "_")
     other = OTHER_NAMES.get(theirs)
     return f"{key} is a name of mace or nequip; here: {other}" if other else None
-
-
-def _full(key: str) -> str:
-    return SHORTHANDS.get(key, key)
-
-
-def _base(file: str, given: dict) -> dict:
-    """Return the settings of a file which hold beside those that are given, by full name."""
-    path = Path(file).expanduser()
-    base = flat(read_yaml(path / "config.yaml" if path.is_dir() else path), file)
-    left = ["run", "resume"]  # another run has a folder of its own
-    left += [
-        f"{group}." for group in DEFAULTS if group in given and given[group] != base.get(group)
-    ]
-    if "data" in given and "tetris" in (given["data"], base.get("data")):
-        left.append("training.")
-    return {
-        k: v for k, v in base.items() if k not in left and k.partition(".")[0] + "." not in left
-    }
 
 
 def sweep(arguments: list[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -112,10 +111,16 @@ def sweep(arguments: list[str]) -> tuple[list[str], list[tuple[str, list[str]]]]
     return common, [(",".join(own).replace("/", "_"), list(own)) for own in runs]
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config) -> str:
     """Return the configuration as YAML."""
     plain = dataclasses.asdict(config)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=float("inf"))
+
+
+def config_file(path) -> Path:
+    """Return the file of settings of that name, or that in the folder of a run."""
+    path = Path(path).expanduser()
+    return path / "config.yaml" if os.path.isdir(path) else path
 
 
 def read_yaml(path: Path):
@@ -133,72 +138,46 @@ def flat(plain, path) -> dict:
         raise ConfigError(f"{path}: it is not the configuration of a run")
     values = {}
     for key, value in plain.items():
-        if key in GROUPS and isinstance(value, dict):
+        if key in ("model", "data", "training") and isinstance(value, dict):
             values |= {key if n == "name" else f"{key}.{n}": v for n, v in value.items()}
         else:
-            values[_full(key)] = value
-    return values
+            values[SHORTHANDS.get(key, key)] = value
+    return {k: v for k, v in values.items() if not _GONE & {k, f"{k}={v}"}}
 
 
-def from_plain(plain, path) -> Config:
+def from_plain(plain, path):
     """Return the configuration that a run wrote as YAML to `path`, checked as one that is typed.
 
     Raises:
       ConfigError: it is none, or a setting was changed to an impossible one.
     """
     try:
-        return _config(of_this_version(flat(plain, path)), {})
+        return _config(RUNS, flat(plain, path), {})
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
 
-def of_this_version(settings: dict) -> dict:
-    """Return the settings of a run by their full names, as this version means them.
-
-    eqfuse 0.1 wrote a weight decay for every optimizer, and used it in adamw alone. It had no
-    second stage.
-    """
-    if "training.weight_decay" not in settings or "training.second_stage" in settings:
-        return settings
-    settings = {**settings, "training.second_stage": None}
-    if settings.get("training.optimizer") != "adamw":
-        settings["training.weight_decay"] = None
-    return settings
-
-
-def settings_of(choices: dict) -> dict[str, dataclasses.Field]:
-    """Return every setting of the chosen groups by its full name."""
-    nodes = {group: GROUPS[group][choice] for group, choice in choices.items()}
-    nodes = {"": Config, **nodes, "training": GROUPS["training"][choices["data"]]}
-    return {
-        f"{group}.{field.name}".lstrip("."): field
-        for group, node in nodes.items()
-        for field in dataclasses.fields(node)
-        if "help" in field.metadata
-    }
-
-
-def _config(base: dict, given: dict) -> Config:
+def _config(schema: Schema, base: dict, given: dict):
     """Return the configuration of the settings of a file and those that are typed, by full name."""
     both = base | given
-    choices = {group: both.get(group, default) for group, default in DEFAULTS.items()}
+    if "data" not in both | schema.choices:
+        raise ConfigError("data= is missing: a file, such as data=FILE.xyz, or a set, see --help")
+    choices = {group: both.get(group, schema.choices.get(group)) for group in schema.groups}
     for group, choice in choices.items():
-        one_of(group, choice, list(GROUPS[group]))
-    known = settings_of(choices)
+        one_of(group, choice, list(schema.groups[group]))
+    known = schema.known(choices)
     if unknown := [key for key in both if key not in known and key not in choices]:
-        raise _unknown(str(unknown[0]), known, choices)
-    defaults = _SETS["tetris"] if choices["data"] == "tetris" else {}
-    values = dict(defaults.get(choices["model"], {}))
+        raise _unknown(str(unknown[0]), known, choices, schema)
+    values = dict(schema.defaults.get(choices["model"], {}))
     for layer in (base, given):
         values |= _preset(layer.get("preset"), both, known, choices) | layer
-    parts = {group: {} for group in ("", *GROUPS)}
+    parts = {group: {} for group in ("", *choices, "training")}
     for full, value in values.items():
         if full in known:
             group, _, name = full.rpartition(".")
             parts[group][name] = typed(full, known[full], value)
-    choices["training"] = choices["data"]
-    groups = {group: GROUPS[group][choice](**parts[group]) for group, choice in choices.items()}
-    return Config(**groups, **parts[""])
+    groups = {g: schema.groups[g][choice](**parts[g]) for g, choice in choices.items()}
+    return schema.config(**groups, training=schema.training(**parts["training"]), **parts[""])
 
 
 def _preset(name: str | None, given: dict, known: dict, choices: dict) -> dict:
@@ -212,29 +191,25 @@ def _preset(name: str | None, given: dict, known: dict, choices: dict) -> dict:
         hint = nearest(str(name), PRESETS[model])
         raise ConfigError(f"preset={name} is unknown for model={model}; {hint}")
     settings = dict(PRESETS[model][name])
-    if not settings.keys() <= known.keys():
-        raise ConfigError(
-            f"preset={name} sets the training on molecules, which data={choices['data']} does not "
-            "have; give data=FILE, or other data"
-        )
+    if others := settings.keys() - known.keys():
+        raise ConfigError(f"preset={name} sets {min(others)}: give data=FILE, or other data")
     if given.get("data.val_path") is not None:
         settings.pop("data.val", None)  # all frames of that file validate
     return settings
 
 
-def _unknown(key: str, known: dict, choices: dict) -> ConfigError:
+def _unknown(key: str, known: dict, choices: dict, schema: Schema) -> ConfigError:
     """Return the error of a setting that the chosen groups do not have."""
     if key == "training":
         return ConfigError("training follows from data=; set its fields, such as training.lr=0.01")
     group, _, name = key.partition(".")
-    chosen = "data" if group == "training" else group
     owners = [
         choice
-        for choice, node in GROUPS.get(group, {}).items()
+        for choice, node in schema.groups.get(group, {}).items()
         if name in {f.name for f in dataclasses.fields(node)} - {"name"}
     ]
     if owners:
-        others = f"{chosen}={', '.join(owners)}, and not of {chosen}={choices[chosen]}"
+        others = f"{group}={', '.join(owners)}, and not of {group}={choices[group]}"
         return ConfigError(f"{key} is a setting of {others}")
     if other := _other_name(key):
         return ConfigError(other)

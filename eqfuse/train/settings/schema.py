@@ -40,6 +40,35 @@ def setting(default, text: str, within: Range | None = None, convert: Callable =
     return dataclasses.field(default=default, metadata=metadata)
 
 
+class Schema(NamedTuple):
+    """The settings that runs of a kind have.
+
+    Attributes:
+      config: the dataclass of a run, with model, data and training among its fields.
+      groups: the dataclasses of what can be chosen: of the model and of the data, by name.
+      training: that of the training.
+      choices: those of the groups by default.
+      defaults: by model: settings by full name that are not those of its dataclass.
+    """
+
+    config: type
+    groups: dict[str, dict[str, type]]
+    training: type
+    choices: dict[str, str]
+    defaults: dict[str, dict] = {}  # noqa: RUF012 - it is not changed
+
+    def known(self, choices: dict[str, str]) -> dict[str, dataclasses.Field]:
+        """Return every setting of the chosen groups by its full name."""
+        nodes = {group: self.groups[group][choice] for group, choice in choices.items()}
+        nodes = {"": self.config, **nodes, "training": self.training}
+        return {
+            f"{group}.{field.name}".lstrip("."): field
+            for group, node in nodes.items()
+            for field in dataclasses.fields(node)
+            if "help" in field.metadata
+        }
+
+
 def absolute(path: str) -> str:
     """Return the whole name of a file, or of several with commas between them."""
     files = [path] if os.path.exists(path) else path.split(",")

@@ -1,11 +1,18 @@
-"""Trajectories, databases and other files that ASE reads."""
+"""Trajectories, databases and other files that ASE reads, and LMDB files of rows of ASE."""
+
+import pickle
+import zlib
 
 import ase.build
 import ase.io
+import lmdb
 import numpy as np
 import pytest
+from ase.db.row import AtomsRow
+from ase.io.jsonio import encode
 
 from eqfuse.data import DataError, Keys, read_structures
+from tests.data.readers.conftest import assert_read
 from tests.data.readers.test_damaged_files import assert_read_or_refused
 
 
@@ -16,15 +23,7 @@ def test_frames_and_labels(frames, tmp_path, suffix):
     read = read_structures(path)
     assert [s.origin for s in read] == [f"{path}, frame 0", f"{path}, frame 1"]
     for structure, atoms in zip(read, frames, strict=True):
-        np.testing.assert_array_equal(structure.numbers, atoms.numbers)
-        np.testing.assert_array_equal(structure.positions, atoms.positions)
-        np.testing.assert_array_equal(structure.cell, atoms.cell.array)
-        assert structure.energy == atoms.get_potential_energy()
-        np.testing.assert_array_equal(structure.forces, atoms.get_forces())
-    stress = frames[1].get_stress(voigt=False)
-    assert np.ptp(np.diag(stress)) > 1e-3
-    np.testing.assert_allclose(read[1].stress, stress, rtol=1e-12)
-    assert read[0].stress is None
+        assert_read(structure, atoms)
 
 
 def test_labels_in_columns_of_a_database(frames, tmp_path):
@@ -66,3 +65,60 @@ def test_bad_files_are_named(tmp_path, suffix, frames, rng):
     if suffix != "cif":
         ase.io.write(path, frames)
         assert_read_or_refused(read_structures, path, rng)
+
+
+def write(path, rows: dict[str, bytes], subdir=False):
+    with lmdb.open(str(path), map_size=2**24, subdir=subdir) as file, file.begin(write=True) as to:
+        for key, value in rows.items():
+            to.put(key.encode(), value)
+
+
+def encoded(atoms, **columns) -> bytes:
+    """Return a row as the package ase-db-backends 0.11 writes it."""
+    row = AtomsRow(atoms)
+    hidden = {key for key in row.__dict__ if key[0] == "_" or key in row._keys or key == "id"}
+    fields = {key: row[key] for key in row.__dict__ if key not in hidden}
+    fields["cell"] = np.asarray(fields["cell"])
+    fields |= {"mtime": 0.0, "key_value_pairs": columns, "data": {}}
+    return zlib.compress(encode(fields).encode())
+
+
+@pytest.fixture
+def rows(frames):
+    """Return twelve rows, and what besides rows is in such a file."""
+    rows = {str(k + 1): encoded(frames[k % 2], config_type=f"group {k}", E=1.0) for k in range(12)}
+    others = {"nextid": 13, "deleted_ids": [], "metadata": {"format": "x"}}
+    return rows | {key: zlib.compress(encode(value).encode()) for key, value in others.items()}
+
+
+@pytest.mark.parametrize("subdir", [False, True])
+def test_rows_in_the_order_of_their_ids(frames, rows, tmp_path, subdir):
+    path = tmp_path / "frames.aselmdb"
+    write(path, rows, subdir)
+    read = read_structures(path)
+    assert [s.config_type for s in read] == [f"group {k}" for k in range(12)]
+    for k, structure in enumerate(read):
+        assert_read(structure, frames[k % 2])
+    assert read_structures(path, keys=Keys(energy="E"))[3].energy == 1.0
+
+
+def test_a_folder_of_files(rows, tmp_path):
+    for name in ("b", "a"):
+        write(tmp_path / f"{name}.aselmdb", {"1": rows["1" if name == "a" else "2"]})
+    read = read_structures(tmp_path, format="lmdb")
+    assert [s.config_type for s in read] == ["group 0", "group 1"]
+
+
+def test_pickled_objects_and_other_files_are_refused(rows, tmp_path):
+    """Without executing what they hold."""
+    write(tmp_path / "old.lmdb", {"0": pickle.dumps({"pos": 1})})
+    with pytest.raises(DataError, match="files of pickled objects are not read"):
+        read_structures(tmp_path / "old.lmdb")
+    (tmp_path / "text.lmdb").write_text("text" * 10000)
+    with pytest.raises(DataError, match="cannot be read as LMDB"):
+        read_structures(tmp_path / "text.lmdb")
+    with pytest.raises(DataError, match="no such file"):
+        read_structures(tmp_path / "none.lmdb")
+    write(tmp_path / "damaged.lmdb", {"1": rows["1"], "2": zlib.compress(b"{}")})
+    with pytest.raises(DataError, match=r"damaged\.lmdb: a row is damaged"):
+        read_structures(tmp_path / "damaged.lmdb")

@@ -89,8 +89,8 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, chann
 def test_launches_of_a_training_step_of_the_tetris_network(gpu):
     from benchmarks.launches import compiled
     from benchmarks.launches.account import NOT_SCHEDULED, account
+    from benchmarks.launches.hlo import NOT_ATTRIBUTED
     from benchmarks.launches.tetris import CASES
-    from eqfuse.train.device.hlo import NOT_ATTRIBUTED
 
     found = compiled(*CASES["tetris, eqfuse"](), gpu)
     by_part = account(found.text, found.launches.launches)

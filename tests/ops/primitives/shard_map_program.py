@@ -1,4 +1,4 @@
-"""Run by test_shard_map_gradients.py in a process with two host devices."""
+"""Run by test_sharding.py in a process with two host devices."""
 
 import sys
 import warnings

@@ -12,33 +12,43 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.launches import H100
 from eqfuse import ops
-from eqfuse.bench.launches import H100
-from tests.ops import tiers
 
 HERE = pathlib.Path(__file__).parent
+PROGRAMS = {
+    # under jit with sharded operands and inside shard_map, values and gradients are e3nn's
+    "sharded": (HERE / "sharded_program.py", 4, ["xla", "llvm", "triton-interpret"]),
+    # gradients of data and parameters, first and second order, are those of e3nn half by half
+    "shard_map": (HERE / "shard_map_program.py", 2, ["xla", "llvm", "triton-interpret"]),
+    # on a mesh, sharded, replicated, on explicit axes and inside shard_map
+    "sequence": (HERE.parent / "transforms/sequence/sharded_sequence.py", 4, ["llvm"]),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "triton-interpret"))
-def test_four_host_devices(backend):
-    """Under jit with sharded operands and inside shard_map, values and gradients are e3nn's."""
+@pytest.mark.parametrize(
+    ("name", "backend"), [(name, b) for name, (*_, backends) in PROGRAMS.items() for b in backends]
+)
+def test_several_host_devices(name, backend):
     if backend == "triton-interpret":
         pytest.importorskip("triton", reason="the interpreter is part of triton")
+    program, devices, _ = PROGRAMS[name]
     result = subprocess.run(
-        [sys.executable, HERE / "sharded_program.py", backend],
+        [sys.executable, program, backend],
         capture_output=True,
         text=True,
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+            "PYTHONPATH": str(HERE.parents[2]),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         },
         timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "sharded ok" in result.stdout
+    assert result.stdout.endswith(" ok\n")
 
 
 def test_every_gpu_computes_its_own_rows():

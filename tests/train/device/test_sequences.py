@@ -18,7 +18,8 @@ def test_the_tetris_run_is_the_same_in_one_native_call(tmp_path, capsys):
         ("on", "sequence   one native call of "),
         ("off", None),
     ):
-        main(["model=tetris", "steps=3", f"sequence={setting}", f"run={tmp_path / setting}"])
+        run = f"run={tmp_path / setting}"
+        main(["model=tetris", "steps=3", f"sequence={setting}", "verbose=true", run])
         out = capsys.readouterr().out
         assert (said is None) == ("sequence " not in out)
         assert said is None or said in out
@@ -33,7 +34,7 @@ def test_a_molecule_run_says_its_choice_before_it_trains(tmp_path, water, tiny, 
     losses = {}
     for setting in ("on", "off"):
         folder = tmp_path / setting
-        assert train(folder, water, tiny, "steps=4", f"sequence={setting}") == 0
+        assert train(folder, water, tiny, "steps=4", f"sequence={setting}", "verbose=true") == 0
         lines = capsys.readouterr().out.splitlines()
         said = [n for n, line in enumerate(lines) if line.startswith("sequence   ")]
         heads = next(n for n, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
@@ -45,10 +46,9 @@ def test_a_molecule_run_says_its_choice_before_it_trains(tmp_path, water, tiny, 
 
 @pytest.mark.slow
 def test_a_profile_is_of_the_step_as_it_is_written(tmp_path, capsys):
-    main(["model=tetris", "steps=1", "profile=true", f"run={tmp_path / 'run'}"])
-    out = capsys.readouterr().out
-    assert "sequence " not in out
-    assert "  optimizer" in out
+    more = ["profile=true", "verbose=true", f"run={tmp_path / 'run'}"]
+    main(["model=tetris", "steps=1", *more])
+    assert "sequence " not in capsys.readouterr().out
 
 
 def test_an_unknown_choice_is_refused(tmp_path, capsys):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eqfuse.train.run.checkpoint import CheckpointError, read_checkpoint
-from eqfuse.train.run.saving import Checkpoints
+from eqfuse.train.run.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 
 ARRAYS = {str(k): np.random.default_rng(k).random(300).astype(np.float32) for k in range(6)}
 METADATA = {"model": "nequip", "model_fields": {}, "potential": None}

@@ -16,15 +16,14 @@ from safetensors.numpy import save_file
 from eqfuse import models
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.flat import Flat
-from eqfuse.train.matrices import place
-from eqfuse.train.muon import muon
+from eqfuse.train.muon import muon, place
 from eqfuse.train.run.checkpoint import (
+    Checkpoints,
     DamagedCheckpointWarning,
     named_arrays,
     read_checkpoint,
 )
-from eqfuse.train.run.files import FORMAT, encode, read_file
-from eqfuse.train.run.saving import Checkpoints
+from eqfuse.train.run.files import FORMAT, encode
 from eqfuse.train.step import init_state
 
 METADATA = {
@@ -111,11 +110,10 @@ def states():
     dtypes = ("bool", "int8", "uint32", "int32", "float16", "bfloat16", "float32", "float64")
     yield "dtypes", [np.arange(6).reshape(2, 3).astype(jnp.dtype(dtype)) for dtype in dtypes]
     yield "odd", (np.float64(np.pi), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, None, {})
-    yield "keys", {"key": jax.random.key(3), "keys": jax.random.split(jax.random.key(4), 2)}
     yield "special", [np.array([np.nan, np.inf, -0.0, 5e-324])]
 
 
-@pytest.mark.parametrize("name", ["muon", "nested", "dtypes", "odd", "keys", "special"])
+@pytest.mark.parametrize("name", ["muon", "nested", "dtypes", "odd", "special"])
 def test_a_state_is_read_back_to_the_last_bit(tmp_path, name):
     state = dict(states())[name]
     checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
@@ -123,9 +121,6 @@ def test_a_state_is_read_back_to_the_last_bit(tmp_path, name):
     _, _, read = read_checkpoint(tmp_path, ("last",), state)
     assert jax.tree.structure(read) == jax.tree.structure(state)
     for ours, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(read), strict=True):
-        if name == "keys":
-            assert jax.random.key_impl(ours) == jax.random.key_impl(theirs)
-            ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
         ours = np.asarray(ours)
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         assert ours.tobytes() == np.asarray(theirs).tobytes()
@@ -153,7 +148,6 @@ def test_a_checkpoint_is_on_disk_before_another_one_is_replaced(tmp_path, monkey
         fsync(descriptor)
 
     def replaced(old, new):
-        assert (folder / "last.safetensors").exists()
         done.append((os.path.basename(old), os.path.basename(new)))
         replace(old, new)
 
@@ -162,23 +156,10 @@ def test_a_checkpoint_is_on_disk_before_another_one_is_replaced(tmp_path, monkey
     checkpoints.offer("last", 3, functools.partial(params, 3), {})
     assert done == [
         ("sync", "last.safetensors.part"),
-        ("previous.safetensors.part", "previous.safetensors"),
+        ("last.safetensors", "previous.safetensors"),
         ("last.safetensors.part", "last.safetensors"),
         ("sync", folder.name),
     ]
-
-
-def test_a_file_system_without_hard_links_keeps_both_checkpoints(tmp_path, monkeypatch):
-    def refused(*_):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refused)
-    checkpoints = written(tmp_path, 1, 2)
-    checkpoints.offer("last", 3, functools.partial(params, 3), {})
-    folder = tmp_path / "checkpoints"
-    steps = [read_file(folder / f"{name}.safetensors")[1]["step"] for name in ("last", "previous")]
-    assert steps == [3, 2]
-    assert not list(folder.glob("*.part"))
 
 
 # A signal that arrives within `open` is raised before the file is in the hands of `with`.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eqfuse.train.main import main
-from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.run.folder import RunFolder
 from tests.small_runs import TINY
 from tests.train.run.test_resume import assert_same, history
 
@@ -83,16 +83,15 @@ def changed(change):
     ("damage", "said"),
     [
         (changed(lambda text: text.partition(b"\n")[2]), "first line"),
-        (changed(lambda text: text.replace(b"\n1,", b"\n1.0,")), "line 2 is no whole number"),
+        (changed(lambda text: text.replace(b"\n1,", b"\n1.0,")), "line 2 is not one of numbers"),
         (changed(lambda text: text.replace(b"\n1,", b"\none,")), "line 2 is not one of numbers"),
         (changed(lambda text: text.replace(b",", b";", 40)), "first line"),
         (changed(lambda text: text.replace(b"\n1,", b"\n1,2,")), "line 2 is not"),
         (changed(lambda text: text + b"\xff\xfe"), "is no text"),
-        (changed(lambda text: text + bytes(512)), "NUL characters"),
         (changed(lambda text: text.replace(b"val_loss", b"loss")), "its columns are not those"),
         (to_folder, "it is no file"),
     ],
-    ids=["header", "float", "word", "semicolons", "long", "bytes", "nul", "columns", "folder"],
+    ids=["header", "float", "word", "semicolons", "long", "bytes", "columns", "folder"],
 )
 def test_a_damaged_log_is_set_aside(folder, capsys, damage, said):
     """Nothing that was set aside before is overwritten."""
@@ -119,12 +118,12 @@ def test_a_damaged_log_is_set_aside(folder, capsys, damage, said):
         assert [line["epoch"] for line in history(folder)] == ["3"]
 
 
-@pytest.mark.parametrize("end", [b"3,12,0.0", b"", b"\r"])
+@pytest.mark.parametrize("end", [b"3,12,0.0", b"", b"\r", bytes(512)])
 def test_a_log_that_was_cut_off_is_not_damaged(folder, capsys, end):
     log = folder / "metrics.csv"
     opened = RunFolder(folder, None)
     rows, text = history(folder), log.read_bytes()
-    log.write_bytes(text.removesuffix(b"\r\n") + end if end != b"3,12,0.0" else text + end)
+    log.write_bytes(text + end if len(end) > 1 else text.removesuffix(b"\r\n") + end)
     opened.forget_after(8)
     opened.close()
     assert capsys.readouterr().err == ""
@@ -153,15 +152,3 @@ def test_a_run_with_a_damaged_log_goes_on(three_epochs, folder, capsys):
     [warning] = capsys.readouterr().err.splitlines()
     assert warning.endswith("it is now metrics.csv.damaged, and a new one begins here")
     assert history(folder) == history(three_epochs)[2:]
-
-
-def test_a_tetris_run_with_a_folder_for_a_log_begins_again(tmp_path, capsys):
-    RunFolder(tmp_path / "run", "seed: 0\n").close()
-    opened = RunFolder(tmp_path / "run", None)
-    for damage in (Path.touch, Path.mkdir, lambda path: None):
-        damage(opened.metrics)
-        opened.forget()
-        assert not opened.metrics.exists()
-    opened.close()
-    [warning] = capsys.readouterr().err.splitlines()
-    assert "it is now metrics.csv.damaged" in warning

@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.train.loop import Fit
+from eqfuse.train.loop import Fit, Position
 from eqfuse.train.main import main
-from eqfuse.train.position import Position
 from eqfuse.train.run.checkpoint import read_checkpoint
 from tests.small_runs import TINY
 from tests.train.run.test_resume import history
@@ -39,8 +38,6 @@ def assert_same(first, second):
 
 
 def test_positions_count_steps_since_the_last_validation():
-    old = {"epoch": 2, "batch": 3, "loss_sum": 1.5}
-    assert Position.of(old) == Position(2, 3, unvalidated=3, loss_sum=1.5)
     at = Position(2, 4, unvalidated=6, error_sums={"a": 1}, loss_sum=2.0, best=0.5)
     assert at.validated(ends_epoch=False) == Position(2, 4, best=0.5)
     assert at.validated(ends_epoch=True) == Position(3, 0, best=0.5)

@@ -1,14 +1,10 @@
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from eqfuse import __version__
-from eqfuse.train import load_run
 from eqfuse.train.main import main
 
 TRAIN = Path(__file__).parents[3] / "train.py"
@@ -40,38 +36,6 @@ def test_a_wrong_setting_exits_with_2_and_one_line(tmp_path):
     assert result.stderr.startswith("error: layer is not a setting")
     assert len(result.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_a_loadable_checkpoint(tmp_path, water, tiny, signum):
-    folder = tmp_path / "run"
-    settings = ["data=extxyz", f"data.path={water}", f"run={folder}", *tiny, "epochs=1000000"]
-    process = subprocess.Popen(
-        [*PYTHON, TRAIN, *settings],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not (folder / "metrics.csv").exists():
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signum)
-        _, error = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signum
-    # The last words are ours and not a traceback's; JAX may log before them what it lacks for CUDA.
-    assert error.splitlines()[-1].startswith("interrupted in epoch")
-    assert str(folder / "checkpoints") in error
-    _, _, metadata = load_run(folder, which="last")
-    assert metadata["step"] > 0
-    assert f"step {metadata['step']};" in error
 
 
 def test_a_sweep_checks_all_runs_and_trains_them_in_folders_of_their_own(

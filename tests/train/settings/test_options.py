@@ -8,14 +8,15 @@ import pytest
 import yaml
 
 from eqfuse.models import MODELS
-from eqfuse.train.file_sources import matching
+from eqfuse.train.main import _config as parse
 from eqfuse.train.run.resume import read_config
-from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
+from eqfuse.train.settings import options
+from eqfuse.train.settings.config import RUNS, PotentialSettings
 from eqfuse.train.settings.help import help_text
-from eqfuse.train.settings.networks import PotentialSettings
-from eqfuse.train.settings.options import OTHER_NAMES, PRESETS, parse, sweep, to_yaml
+from eqfuse.train.settings.options import OTHER_NAMES, PRESETS, SHORTHANDS, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.sources import MoleculeData
+from eqfuse.train.sources import MoleculeData, matching
+from eqfuse.train.tetris_settings import TETRIS
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
 
@@ -111,7 +112,8 @@ def test_a_configuration_file_is_where_another_run_starts(tmp_path):
     other = parse([f"config={file}", "data=ethanol"])
     assert (other.data.name, other.data.val, other.training.lr) == ("ethanol", 0.1, 0.003)
     assert parse([f"config={file}", "model=nequip", "preset=small"]).model.channels == 32
-    assert parse([f"config={file}", "data=tetris", "preset=null"]).training.lr == 0.003
+    file.write_text(to_yaml(parse(["layers=4"])))  # of a run on the Tetris shapes
+    assert parse([f"config={file}", "lr=0.02"]).training.lr == 0.02
 
 
 def test_own_settings_in_a_file(tmp_path):
@@ -190,15 +192,15 @@ def test_documented_names_of_mace_and_nequip_have_an_answer(names):
         assert (
             " here: " in message
             or f"nearest: model.{name}" in message
-            or any(f"nearest: {group}.{name}" in message for group in GROUPS)
+            or any(f"nearest: {group}.{name}" in message for group in ("data", "training"))
         ), message
 
 
 def test_what_names_of_mace_and_nequip_are_called_here_exists():
-    ours = {*SHORTHANDS, *DEFAULTS, *(f.name for f in dataclasses.fields(Config)), "seeds"}
-    for group, choices in GROUPS.items():
-        for node in choices.values():
-            ours |= {f"{group}.{f.name}" for f in dataclasses.fields(node)}
+    ours = {*SHORTHANDS, "model", "data", "seeds"}
+    for data in RUNS.groups["data"]:
+        for model in RUNS.groups["model"]:
+            ours |= RUNS.known({"model": model, "data": data}).keys()
     for name, text in OTHER_NAMES.items():
         mentioned = set(re.findall(r"([a-z_.]+)=", text)) - {"variable"}
         assert mentioned <= ours, name
@@ -248,15 +250,17 @@ def test_training_follows_the_data():
         (["data.radius=0"], ["data.radius=0", "greater than zero"]),
         (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
         (["model=tetris", "preset=large"], ["model=tetris has no presets"]),
-        (["preset=rmd17"], ["preset=rmd17", "data=tetris", "data=FILE"]),
+        (["preset=rmd17"], ["preset=rmd17", "data=FILE"]),
         (["data=extxy"], ["nearest", "extxyz"]),
         (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
         (["data=rmd17"], ["data=rmd17 data.path=FILE", "data.molecule", "aspirin"]),
         (["data=md22", "data.molecule=DHB"], ["DHB", "nearest: DHA"]),
         (["data=rmd17", "data.path=x.npz", "data.molecule=aspirin"], ["left out"]),
-        (["data.path=x.xyz"], ["data.path", "data=extxyz"]),
+        (["data.path=x.xyz"], ["data= is missing", "data=FILE"]),
         (["model=tetris", "layers=3"], ["layers", "model=tetris"]),
-        (["model=tetris", *MOLECULE], ["model=nequip"]),
+        (["model=tetris", *MOLECULE], ["model=tetris is unknown", "nequip"]),
+        (["resume=x", "layers=3"], ["layers cannot be given with resume="]),
+        (["start_from=x"], ["data= is missing"]),
         (["layers=-1"], ["model.layers=-1", "greater than zero"]),
         (["layers=abc"], ["model.layers", "abc", "a whole number"]),
         (["layers=2.5"], ["model.layers", "2.5", "a whole number"]),
@@ -296,7 +300,7 @@ def test_training_follows_the_data():
         (["model.parity=maybe"], ["model.parity=maybe", "true or false"]),
         (["model=mace", "model.distance_transform=agnes", *MOLECULE], ["nearest: agnesi"]),
         (["model=mace", "model.distance_transform=agnesi"], ["left out for tetris"]),
-        (["model.zbl=true"], ["model.zbl=true", "left out for tetris"]),
+        (["model.zbl=true"], ["model.zbl is not a setting of this run"]),
         (["elements=data", *MOLECULE], ["elements=data", "start_from="]),
     ],
     ids=lambda value: " ".join(value),
@@ -312,13 +316,17 @@ def test_wrong_settings_are_refused_in_one_line(arguments, parts):
 
 def test_help_names_every_setting():
     text = help_text()
-    nodes = [("", Config)]
-    nodes += [(f"{group}.", node) for group, choices in GROUPS.items() for node in choices.values()]
-    for prefix, node in nodes:
-        for field in dataclasses.fields(node):
-            if field.name not in ("name", *GROUPS):
-                assert field.metadata.get("help"), field.name
-                assert f"  {prefix}{field.name} " in text
+    for schema in (RUNS, TETRIS):
+        for prefix, choices in schema.groups.items():
+            for node in choices.values():
+                for field in dataclasses.fields(node):
+                    if field.name != "name" and prefix:
+                        assert field.metadata.get("help"), field.name
+                        assert f"  {prefix}.{field.name} " in text
+        for group, node in (("", schema.config), ("training.", schema.training)):
+            for field in dataclasses.fields(node):
+                if field.name not in ("model", "data", "training"):
+                    assert f"  {group}{field.name} " in text
     for short, full in SHORTHANDS.items():
         assert f"{short} = {full}" in text
 
@@ -327,7 +335,7 @@ def test_help_names_every_setting():
 def test_settings_of_a_network_are_the_fields_of_its_module(name):
     """They are read from its source, without an import of JAX."""
     fields = {f.name: f for f in dataclasses.fields(MODELS[name])}
-    for setting in dataclasses.fields(GROUPS["model"][name]):
+    for setting in dataclasses.fields(RUNS.groups["model"][name]):
         if setting.name not in ("name", *(f.name for f in dataclasses.fields(PotentialSettings))):
             field = fields[setting.name]
             assert (setting.type, setting.default) == (field.type, field.default), setting.name
@@ -361,7 +369,8 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     given = ["data=extxyz", "data.path=~/a*.xyz", "data.val_path=b.xyz", "run=~/first"]
-    config = parse([*given, "data.reference_energies=../c.xyz", "start_from=runs/base"])
+    more = ["data.reference_energies=../c.xyz", "start_from=runs/base"]
+    config = options.parse([*given, *more])
     data, home = config.data, f"{tmp_path}/home"
     assert (data.path, data.val_path) == (f"{home}/a*.xyz", f"{tmp_path}/b.xyz")
     assert data.reference_energies == f"{tmp_path.parent}/c.xyz"
@@ -372,7 +381,8 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     assert average.reference_energies == average.read_reference_energies() == "average"
     typed = parse([*MOLECULE, "data.reference_energies={H: -13.6, 8: -2041}"]).data
     assert typed.read_reference_energies() == {1: -13.6, 8: -2041.0}
-    fitted = parse([*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"])
+    fitted = [*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"]
+    fitted = options.parse(fitted)
     assert fitted.data.reference_energies == "fit"
 
 

@@ -4,8 +4,7 @@ from importlib import resources
 
 import numpy as np
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import DataError, Structure
 
 NAMES = ("ethanol", "lif")
 

@@ -1,4 +1,4 @@
-"""Run by test_places.py in a process with four host devices."""
+"""Run by primitives/test_sharding.py in a process with four host devices."""
 
 import jax
 import numpy as np

@@ -78,12 +78,6 @@ def test_passes_that_are_shared_out(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, shared, alone)
 
 
-@pytest.mark.slow
-def test_gradients_of_a_sequence_are_those_of_the_function():
-    loss, args = tetris("llvm")
-    assert difference(jax.grad(ops.sequence(loss))(*args), jax.grad(loss)(*args)) <= 1e-5
-
-
 def molecule():
     """Return a molecule of six atoms of two species, in no order of edges; and forces to fit."""
     rng = np.random.default_rng(1)
@@ -224,26 +218,6 @@ def test_what_is_computed_as_it_is_written(function, options, reason):
     found = ops.sequence(function, report=said.append, **options)(SQUARE)
     assert difference(found, function(SQUARE)) <= 1e-6
     assert said == [f"as written: {reason}"]
-
-
-def test_transformations_are_those_of_the_function():
-    sequenced = ops.sequence(small)
-    batch = jnp.stack([SQUARE, 2 * SQUARE])
-    assert difference(jax.vmap(sequenced)(batch), jax.vmap(small)(batch)) <= 1e-6
-    tangents = (SQUARE,), (SQUARE + 1,)
-    assert difference(jax.jvp(sequenced, *tangents), jax.jvp(small, *tangents)) <= 1e-6
-    for order in (jax.jacrev, jax.hessian):
-        assert difference(order(sequenced)(SQUARE), order(small)(SQUARE)) <= 1e-5
-
-    def step(x, _):
-        return sequenced(x) / 3, None
-
-    found, expected = (
-        jax.lax.scan(step, SQUARE, length=3),
-        (small(small(small(SQUARE) / 3) / 3) / 3, None),
-    )
-    assert difference(found, expected) <= 1e-5
-    assert difference(jax.jit(lambda x: sequenced(x + 1))(SQUARE), small(SQUARE + 1)) <= 1e-6
 
 
 def test_constants_of_an_outer_trace_and_other_arguments():

@@ -1,0 +1,348 @@
+"""Files of torch, TorchScript and torch.package, read with NumPy: nothing in them is executed.
+
+Such a file is a zip archive of a pickle and the bytes of its tensors. A pickle is a program that
+may call any function of any module. Here every name that it asks for is an inert `Record`, which
+keeps what it was called with and does nothing.
+"""
+
+import contextlib
+import dataclasses
+import io
+import math
+import pickle
+import zipfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from eqfuse.convert.converted import ConvertError
+
+_DTYPES = {
+    "DoubleStorage": "<f8",
+    "FloatStorage": "<f4",
+    "HalfStorage": "<f2",
+    "LongStorage": "<i8",
+    "IntStorage": "<i4",
+    "ShortStorage": "<i2",
+    "CharStorage": "<i1",
+    "ByteStorage": "<u1",
+    "BoolStorage": "?",
+}
+_OLD_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+"""The first bytes of torch's own format from before version 1.6."""
+
+
+class Record:
+    """An object of a pickle: the arguments and the state that it was given.
+
+    Attributes:
+      kind: name of its class or function, with that of the module.
+      args: what that was called with.
+      state: what was to be its state; a dict for a module of torch.
+    """
+
+    kind = "?"
+
+    def __new__(cls, *args, **kwargs):
+        self = super().__new__(cls)
+        self.args, self.state = args, {}
+        return self
+
+    def __init__(self, *args, **kwargs):
+        """Accept any arguments."""
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def __call__(self, *args, **kwargs):
+        return Record(*args)
+
+    def append(self, item):
+        """Accept an item of a list."""
+
+    def extend(self, items):
+        """Accept items of a list."""
+
+    def __setitem__(self, key, value):
+        """Accept an item of a dict."""
+
+    def __hash__(self):
+        return id(self)
+
+    @property
+    def name(self) -> str:
+        """Return the last part of `kind`."""
+        return self.kind.rpartition(".")[2]
+
+    def get(self, name: str, default=None):
+        """Return an attribute, a submodule, or a parameter or buffer as an array.
+
+        Args:
+          name: with dots for submodules.
+          default: returned if there is no such attribute.
+        """
+        item = self
+        for part in name.split("."):
+            item = _attribute(item, part)
+            if item is None:
+                return default
+        return value(item)
+
+    def arrays(self) -> list[np.ndarray]:
+        """Return the arrays of a list of parameters, whose names are 0, 1, ..."""
+        result = []
+        while (item := self.get(str(len(result)))) is not None:
+            result.append(item)
+        return result
+
+    def children(self) -> list["Record"]:
+        """Return the submodules, in order."""
+        modules = _part(self, "_modules")
+        return [child for child in modules.values() if isinstance(child, Record)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The bytes of one or several tensors."""
+
+    dtype: str
+    data: bytes
+
+
+def read_module(path) -> Record:
+    """Read a file of `torch.save(module, path)`.
+
+    Args:
+      path: of the file.
+    Returns:
+      The module as a `Record`.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
+    found = read_saved(path)
+    if not isinstance(found, Record):
+        hint = ": it looks like a checkpoint of parameters alone" if isinstance(found, dict) else ""
+        raise ConvertError(
+            f"{path} holds a {type(found).__name__}, not a network{hint}; give the .model file "
+            "that mace writes at the end of a training"
+        )
+    return found
+
+
+def read_saved(path):
+    """Read what `torch.save(anything, path)` wrote: dicts, lists and numbers, the rest as records.
+
+    Args:
+      path: of the file.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
+    with _archive(path, "is not a file of torch.save") as archive:
+        names = archive.namelist()
+        roots = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
+        if len(roots) != 1:
+            raise ConvertError(f"{path} is not a file of torch.save: it has {len(roots)} data.pkl")
+        [root] = roots
+        if f"{root}constants.pkl" in names:
+            raise ConvertError(
+                f"{path} is compiled (TorchScript); give the file that was saved beside it, whose "
+                "name does not end in _compiled.model or -lammps.pt"
+            )
+        if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+            raise ConvertError(
+                f"{path} was written on a big-endian machine, which is not supported"
+            )
+        return _unpickled(archive, root, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A file of TorchScript.
+
+    Attributes:
+      module: its records.
+      constants: of its code.
+      extra: texts that the program has added, by name.
+      code: texts of its code by the name of the file, which are read and never executed.
+    """
+
+    module: Record
+    constants: list
+    extra: dict[str, str]
+    code: dict[str, str]
+
+
+def read_compiled(path) -> Compiled:
+    """Read what `torch.jit.save(module, path)` wrote.
+
+    Args:
+      path: of the file.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
+    with _archive(path, "is no compiled network (TorchScript)") as archive:
+        names = archive.namelist()
+        roots = [n.removesuffix("constants.pkl") for n in names if n.endswith("/constants.pkl")]
+        if len(roots) != 1:
+            raise ConvertError(f"{path} is no compiled network (TorchScript)")
+        [root] = roots
+        extra, code = (
+            {
+                name.removeprefix(root + folder): archive.read(name).decode("utf-8", "replace")
+                for name in names
+                if name.startswith(root + folder) and "debug" not in name
+            }
+            for folder in ("extra/", "code/")
+        )
+        constants = _unpickled(archive, root, path, "constants.pkl", "constants/{}")
+        module = _unpickled(archive, root, path)
+    return Compiled(module, [value(constant) for constant in constants], extra, code)
+
+
+def read_package(path, pickle_name: str) -> Record:
+    """Read a pickle of a file of `torch.package`.
+
+    Args:
+      path: of the file.
+      pickle_name: where the pickle is in it, such as "model/eager_model.pkl".
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
+    with _archive(path, "is no package of torch") as archive:
+        names = [name for name in archive.namelist() if name.endswith(f"/{pickle_name}")]
+        if len(names) != 1:
+            raise ConvertError(f"{path} is no package of torch: it has {len(names)} {pickle_name}")
+        root = names[0].removesuffix(pickle_name)
+        return _unpickled(archive, root, path, pickle_name, ".data/{}.storage")
+
+
+@contextlib.contextmanager
+def _archive(path, what: str) -> Iterator[zipfile.ZipFile]:
+    """Open a zip archive, and refuse one that is damaged or something else.
+
+    Args:
+      path: of the file.
+      what: the message for a file that is no such archive, after its path.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_OLD_MAGIC))
+        if start == _OLD_MAGIC:
+            raise ConvertError(
+                f"{path} has the format of torch before 1.6; load it once with a newer torch and "
+                "save it again by torch.save(torch.load(FILE), NEW)"
+            )
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, RuntimeError) as error:
+        raise ConvertError(f"{path} {what}: {error}") from error
+
+
+def _unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "data/{}"):
+    """Read a pickle of an archive: dicts, lists and numbers, the rest as records.
+
+    Args:
+      archive: a `zipfile.ZipFile`.
+      root: folder of everything in it, with a slash.
+      path: of the file, for messages.
+      name: of the pickle.
+      data: where the bytes of its tensors are, by their key.
+    """
+    try:
+        return _Unpickler(archive, root, name, data).load()
+    except ConvertError:
+        raise
+    except Exception as error:  # damaged or malicious files fail in many ways
+        raise ConvertError(f"{path} is damaged, or no pickle of torch: {error}") from error
+
+
+class _Dict(dict):
+    """An OrderedDict; those of parameters carry metadata, which is left out."""
+
+    def __setstate__(self, state):
+        """Accept whatever the pickle holds."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, archive: zipfile.ZipFile, root: str, name: str, data: str):
+        super().__init__(io.BytesIO(archive.read(root + name)))
+        self._archive, self._data, self._kinds, self._storages = archive, root + data, {}, {}
+
+    def find_class(self, module, name):
+        """Return a class of records for any name except those of dict and set, which do nothing."""
+        if (module, name) == ("collections", "OrderedDict"):
+            return _Dict
+        if (module, name) == ("builtins", "set"):
+            return set
+        kind = f"{module}.{name}"
+        if kind not in self._kinds:
+            self._kinds[kind] = type("Record", (Record,), {"kind": kind})
+        return self._kinds[kind]
+
+    def persistent_load(self, pid):
+        """Return the storage that the pickle names: ("storage", class, key, device, count)."""
+        _, storage, key, *_ = pid
+        if key not in self._storages:
+            kind = storage.kind.rpartition(".")[2]
+            if kind not in _DTYPES:
+                raise ConvertError(f"the file has tensors of {kind}, which are not supported")
+            data = self._archive.read(self._data.format(key))
+            self._storages[key] = Storage(_DTYPES[kind], data)
+        return self._storages[key]
+
+
+def value(item):
+    """Return an array for a tensor or a number of NumPy, and anything else as it is."""
+    if not isinstance(item, Record):
+        return item
+    if item.kind.startswith("torch._tensor._rebuild_from_type"):
+        function, _, args, *_ = item.args
+        return value(function(*args))
+    if item.kind.startswith("torch.jit._pickle."):  # TorchScript: a value and its type
+        return value(item.args[0])
+    if item.kind.startswith("torch._utils._rebuild_parameter"):
+        return value(item.args[0])
+    if item.kind == "torch._utils._rebuild_tensor_v2":
+        return _array(*item.args[:4])
+    if item.kind.endswith("multiarray.scalar"):  # of numpy.core, or numpy._core
+        dtype, data = item.args
+        if isinstance(data, Record):  # bytes as Python 2 wrote them: text and its encoding
+            text, encoding = data.args
+            data = text.encode(encoding)
+        return np.frombuffer(data, np.dtype(str(dtype.args[0])))[0]
+    return item
+
+
+def _array(storage: Storage, offset: int, size: tuple, stride: tuple) -> np.ndarray:
+    flat = np.frombuffer(storage.data, storage.dtype)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    fits = offset >= 0 and all(n >= 0 for n in size) and all(step >= 0 for step in stride)
+    if math.prod(size) == 0:
+        return np.zeros(size, flat.dtype)
+    # strides from a file could reach any memory
+    if not fits or last >= len(flat):
+        raise ConvertError(
+            f"a tensor of shape {tuple(size)} reaches beyond its {len(flat)} numbers: the file is "
+            "damaged"
+        )
+    strides = [step * flat.itemsize for step in stride]
+    return np.lib.stride_tricks.as_strided(flat[offset:], size, strides).copy()
+
+
+def _attribute(item, name: str):
+    if isinstance(item, Record):
+        for part in ("_parameters", "_buffers", "_modules"):
+            inner = _part(item, part)
+            if inner.get(name) is not None:
+                return inner[name]
+        state = item.state
+        return state.get(name) if isinstance(state, dict) else None
+    return item.get(name) if isinstance(item, dict) else None
+
+
+def _part(record: Record, name: str) -> dict:
+    state = record.state if isinstance(record.state, dict) else {}
+    part = state.get(name)
+    return part if isinstance(part, dict) else {}

@@ -1,0 +1,349 @@
+"""Check data before they are believed: each problem is one sentence that names a frame.
+
+What clean data have by physics or by chance is no problem here: perfect crystals have no forces,
+and distributions of forces have tails. Frames are sampled where all of them would take long.
+"""
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from ase.data import chemical_symbols
+
+from eqfuse.data.checks_of_units import energy_differences, springs, total_energies_in_hartree
+from eqfuse.data.dataset import Dataset
+from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
+from eqfuse.data.references import compositions
+from eqfuse.data.samples import Sample
+from eqfuse.data.structures import Structure, counted
+
+
+def find_problems(
+    dataset: Dataset, structures: Sequence[Structure], validation: Sequence[Structure] | None = None
+) -> list[str]:
+    """Return the probable problems of data, a sentence each.
+
+    Args:
+      dataset: made of the structures, and of test structures, which are compared with the others.
+      structures: in the order of the file, whose neighbours may be frames of a trajectory.
+      validation: those that were given for validation, if any.
+    """
+    frames = without_isolated_atoms(Joined(structures, validation or ()))
+    samples, sets = Joined(dataset.train, dataset.val), (dataset.train, dataset.val, dataset.test)
+    every = Joined(*sets)
+    distances = Distances.of(every, dataset.cutoff)
+    return [
+        *zero_labels(samples),
+        *close_pairs(every, distances),
+        *duplicates(every, [len(part) for part in sets], distances),
+        *springs(frames),
+        *energy_differences(frames),
+        *total_energies_in_hartree(frames),
+        *energy_outliers(samples),
+        *force_outliers(samples),
+        *net_forces(samples),
+        *undetermined_references(dataset, structures),
+    ]
+
+
+_FEW_FRAMES = 3
+_GIVE = "give the energies of isolated atoms (data.reference_energies, or config_type=IsolatedAtom)"
+_SAMPLED = 10_000  # frames from which usual forces are computed
+_FEW = 0.01
+"""Outliers are at most this fraction of the frames; more of them are a kind of structure."""
+_DEVIATIONS = {"force": 6.0, "energy": 30.0}
+_LEAST = {"force": 5.0, "energy": 0.1}  # eV/Å, eV/atom
+_NET_OF_RMS, _LEAST_NET = 0.1, 0.02  # of the RMS of the forces; eV/Å
+_ASYMMETRIC = 1e-2
+
+
+def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:
+    """Find labels that are exactly zero where no symmetry makes them so.
+
+    Energies are relative to reference energies here; forces are zero by symmetry where the
+    directions to the neighbours cancel.
+    """
+    forces = [s for s in samples if s.num_atoms > 1 and _is_zero(s.forces) and _is_asymmetric(s)]
+    stress = [s for s in samples if _is_zero(s.stress)]
+    for name, zero in (("forces", forces), ("stress", stress)):
+        labelled = sum(getattr(s, name) is not None for s in samples)
+        if zero:
+            yield (
+                f"{name} {'are' if name == 'forces' else 'is'} exactly zero in {len(zero)} of "
+                f"{counted(labelled, 'frame')} ({zero[0].name}): a placeholder? Leave {name} out "
+                f"there, or give config_{name}_weight=0"
+            )
+
+
+def _is_zero(label) -> bool:
+    return label is not None and not np.any(label)
+
+
+def _is_asymmetric(sample: Sample) -> bool:
+    if not sample.num_edges:
+        return False
+    unit, length = vectors(sample)
+    sums = np.zeros((sample.num_atoms, 3))
+    np.add.at(sums, sample.receivers, unit * (1 - length / (1.001 * length.max()))[:, None] ** 2)
+    return bool(np.abs(sums).max() > _ASYMMETRIC)
+
+
+def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
+    """Find frames with forces far above all others.
+
+    Logarithms of the lengths of the forces have a median and, for their spread, the median of the
+    deviations from it, which outliers do not move.
+    """
+    labelled = selected(samples, lambda s: s.forces is not None)
+    if not labelled:
+        return
+
+    def lengths(sample: Sample) -> np.ndarray:
+        return np.linalg.norm(sample.forces, axis=1)
+
+    every = np.concatenate([lengths(s) for s in evenly(labelled, _SAMPLED)])
+    every = np.log(every[every > 1e-3]) if (every > 1e-3).any() else np.zeros(1)
+    center = np.median(every)
+    spread = 1.4826 * np.median(np.abs(every - center))
+    limit = max(np.exp(center + _DEVIATIONS["force"] * spread), _LEAST["force"])
+    largest = np.fromiter((lengths(s).max() for s in labelled), np.float64)
+    count = int((largest > limit).sum())
+    if 0 < count <= max(1, _FEW * len(labelled)):
+        k = int(np.argmax(largest))
+        atom = number_of(labelled[k], int(np.argmax(lengths(labelled[k]))))
+        yield (
+            f"{counted(count, 'frame has', 'frames have')} forces above {limit:.3g} eV/Å, far from "
+            f"all others (median {np.exp(center):.2g}); the largest, {largest[k]:.4g} eV/Å, is "
+            f"on atom {atom} of {labelled[k].name}"
+        )
+
+
+def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
+    """Find frames with energies far from all others, per atom."""
+    labelled = selected(samples, lambda s: s.energy is not None)
+    if len(labelled) < 10:
+        return
+    energies = np.fromiter((s.energy / s.num_atoms for s in labelled), np.float64)
+    deviations = np.abs(energies - np.median(energies))
+    limit = max(_DEVIATIONS["energy"] * 1.4826 * np.median(deviations), _LEAST["energy"])
+    count = int((deviations > limit).sum())
+    if 0 < count <= max(1, _FEW * len(labelled)):
+        k = int(np.argmax(deviations))
+        yield (
+            f"{counted(count, 'frame has', 'frames have')} energies more than {limit:.3g} eV/atom "
+            f"from the median; the farthest, by {energies[k] - np.median(energies):+.4g} "
+            f"eV/atom, is {labelled[k].name}"
+        )
+
+
+def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
+    """Find frames whose forces do not add up to zero.
+
+    Independent errors e of the components of the forces of n atoms add up to about e sqrt(n).
+    """
+    labelled = selected(samples, lambda s: s.forces is not None and s.num_atoms > 1)
+    if not labelled:
+        return
+    net = (np.abs(s.forces.sum(axis=0)).max() / np.sqrt(s.num_atoms) for s in labelled)
+    errors = np.fromiter(net, np.float64)
+    sizes = np.fromiter((np.sqrt(np.mean(s.forces**2)) for s in labelled), np.float64)
+    bad = errors > np.maximum(_NET_OF_RMS * np.maximum(sizes, np.median(sizes)), _LEAST_NET)
+    if bad.any():
+        k = int(np.argmax(np.where(bad, errors, 0)))
+        net = np.linalg.norm(labelled[k].forces.sum(axis=0))
+        yield (
+            f"forces do not add up to zero in {bad.sum()} of {counted(len(labelled), 'frame')}; "
+            f"the largest sum is {net:.3g} eV/Å, in {labelled[k].name}: are forces of atoms "
+            "missing, or fixed atoms set to zero?"
+        )
+
+
+NEAREST = 0.5
+"""Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
+_SAME = 1e-4  # Å: more than what files round, less than what a step of dynamics moves
+_SAME_ENERGY = 1e-3  # eV/atom
+_SAME_SUMS = 1e-4  # relative
+_PIECE = 10_000  # frames whose sums are compared at once
+_SETS = "training", "validation", "test"
+_FOLLOWING = 3  # frames, next to each other by a sum over pairs, that are compared
+
+
+def vectors(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Return unit vectors [n_edges, 3] and lengths [n_edges], Å, from receivers to senders."""
+    vector = sample.positions[sample.senders] + sample.shifts - sample.positions[sample.receivers]
+    length = np.linalg.norm(vector, axis=1)
+    return vector / length[:, None], length
+
+
+def number_of(sample: Sample, atom: int) -> int:
+    """Return the number of an atom in its structure."""
+    return int(atom if sample.order is None else sample.order[atom])
+
+
+@dataclasses.dataclass(frozen=True)
+class Distances:
+    """What the checks need of the distances of all samples.
+
+    Attributes:
+      nearest: [n_samples] float32, Å, inf where no atoms are within the cutoff.
+      sums: [n_samples, 3] float32, sums over atoms and pairs, which do not depend on the order of
+        the atoms.
+    """
+
+    nearest: np.ndarray
+    sums: np.ndarray
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], cutoff: float) -> "Distances":
+        """Return the distances of samples, looking at each once."""
+        nearest = np.full(len(samples), np.inf, np.float32)
+        sums = np.zeros((len(samples), 3), np.float32)
+        for k, sample in enumerate(samples):
+            if sample.num_edges:
+                lengths = vectors(sample)[1]
+                nearest[k] = lengths.min()
+                weight = (1 - lengths / cutoff) ** 2
+                species = sample.species + 1.3
+                product = species[sample.senders] * species[sample.receivers]
+                # The one that is sorted by comes last.
+                sums[k] = weight.sum(), species.sum(), weight @ product
+        return cls(nearest, sums)
+
+
+def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str]:
+    """Find structures with two atoms nearer than `NEAREST`."""
+    count = int((distances.nearest < NEAREST).sum())
+    if count:
+        sample = samples[int(np.argmin(distances.nearest))]
+        edge = int(np.argmin(vectors(sample)[1]))
+        ends = sample.senders[edge], sample.receivers[edge]
+        pair = sorted(number_of(sample, atom) for atom in ends)
+        yield (
+            f"{counted(count, 'frame has', 'frames have')} atoms nearer than {NEAREST} Å; the "
+            f"nearest are {distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
+            f"and {pair[1]}): are positions in Å?"
+        )
+
+
+def duplicates(
+    samples: Sequence[Sample], sizes: Sequence[int], distances: Distances
+) -> Iterator[str]:
+    """Find structures that occur twice, also rotated, mirrored or with atoms in another order.
+
+    Structures are the same here if they have the same elements and the same distances up to the
+    cutoff.
+
+    Args:
+      samples: those of training, validation and test, one after the other.
+      sizes: the numbers of these.
+      distances: of the samples.
+    """
+    pairs = _same(samples, distances)
+    sets = defaultdict(list)
+    for pair in pairs:
+        sets[tuple(np.searchsorted(np.cumsum(sizes), pair, "right").tolist())].append(pair)
+    if within := [pair for part in range(len(_SETS)) for pair in sets[part, part]]:
+        yield (
+            f"{counted(_count(within), 'frame is a copy', 'frames are copies')} of others, or what "
+            f"a rotation, a reflection or another order of atoms makes of them: "
+            f"{_example(samples, within)}"
+        )
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        if across := sets[one, other]:
+            first, later = _SETS[one], _SETS[other]
+            are = f"{later} frame is a {first} frame", f"{later} frames are {first} frames"
+            yield (
+                f"{counted(_count(across), *are)}, too, so that errors of {later} are too small: "
+                f"{_example(samples, across)}"
+            )
+    differing = [(d, p) for p in pairs if (d := _energy_difference(samples, p)) > _SAME_ENERGY]
+    if differing:
+        most, pair = max(differing)
+        have = "pair of the same structures has", "pairs of the same structures have"
+        yield (
+            f"{counted(len(differing), *have)} energies that differ, by up to {most:.3g} eV/atom: "
+            f"{_example(samples, [pair])}"
+        )
+
+
+def _count(pairs) -> int:
+    """Count the frames that are copies: the later one of each pair."""
+    return len({max(pair) for pair in pairs})
+
+
+def _example(samples, pairs) -> str:
+    a, b = min(pairs)
+    return f"{samples[a].name} and {samples[b].name}"
+
+
+def _energy_difference(samples, pair) -> float:
+    a, b = (samples[k].energy for k in pair)
+    return 0.0 if a is None or b is None else abs(a - b) / samples[pair[0]].num_atoms
+
+
+def _same(samples: Sequence[Sample], distances: Distances) -> list[tuple[int, int]]:
+    """Return pairs of samples with the same elements and distances."""
+    kept = np.isfinite(distances.nearest)
+    order = np.flatnonzero(kept)[np.lexsort(distances.sums[kept].T)]
+    found = []
+    for start, step in itertools.product(range(0, len(order), _PIECE), range(1, _FOLLOWING + 1)):
+        second = order[start + step : start + step + _PIECE]
+        first = order[start:][: len(second)]
+        sums = distances.sums[first], distances.sums[second]
+        near = np.isclose(*sums, rtol=_SAME_SUMS, atol=_SAME_SUMS).all(axis=1)
+        pairs = zip(first[near].tolist(), second[near].tolist(), strict=True)
+        found += [(min(p), max(p)) for p in pairs if _same_distances(samples[p[0]], samples[p[1]])]
+    return found
+
+
+def _same_distances(a: Sample, b: Sample) -> bool:
+    if not np.array_equal(np.sort(a.species), np.sort(b.species)):
+        return False
+    # A pair at the cutoff may be in one list only; it is the last.
+    lengths = [np.sort(vectors(sample)[1]) for sample in (a, b)]
+    least = min(map(len, lengths))
+    if max(map(len, lengths)) - least > 0.02 * least + 2:
+        return False
+    return bool(np.abs(lengths[0][:least] - lengths[1][:least]).max() < _SAME)
+
+
+def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -> Iterator[str]:
+    """Find fitted reference energies that the training structures do not determine.
+
+    Args:
+      dataset: made of the structures.
+      structures: all that were read.
+    """
+    train = selected(chosen(structures, dataset.train_indices), lambda s: s.energy is not None)
+    if not (dataset.references_fitted and train):
+        return
+    species = np.array(dataset.species)
+    table, which = compositions(s.numbers for s in train)
+    table = table[:, species]
+    loose = _loose(table.astype(np.float64))
+    if loose.any():
+        values = ", ".join(
+            f"{chemical_symbols[z]} {dataset.references[int(z)]:.1f}" for z in species[loose]
+        )
+        yield (
+            f"the fit does not determine the reference energies of {values} eV, since training "
+            f"frames have too few compositions: energies of others will be wrong; {_GIVE}"
+        )
+    having = np.bincount(which) @ (table > 0)  # frames by element
+    for k in np.flatnonzero(~loose & (having < min(_FEW_FRAMES, len(train)))):
+        frames = np.flatnonzero(table[which, k])
+        z = int(species[k])
+        yield (
+            f"{chemical_symbols[z]} is in {counted(len(frames), 'training frame')} only "
+            f"({train[frames[0]].origin or 'a structure'}), whose errors are its reference energy, "
+            f"{dataset.references[z]:.1f} eV; leave them out, or {_GIVE}"
+        )
+
+
+def _loose(counts: np.ndarray) -> np.ndarray:
+    """Return for each element whether some change of its reference energy changes no total."""
+    _, singular, rows = np.linalg.svd(counts, full_matrices=True)
+    rank = int((singular > 1e-10 * singular.max()).sum())
+    return (np.abs(rows[rank:]) > 1e-8).any(axis=0)

@@ -1,0 +1,311 @@
+"""Checks of signs and units: of forces, of differences of energies, of energies of atoms."""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import ase.units
+import numpy as np
+from ase.data import chemical_symbols, covalent_radii
+
+from eqfuse.data.lazy import chosen, selected
+from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.structures import Structure, counted
+
+_COMPARED = 100  # frames of a group that are compared with each other
+_RUNS = 5  # pieces of the file that these are from
+_LARGEST_MOLECULE = 60  # atoms, whose distances are compared
+_NEAREST = 2  # frames that each is compared with
+_LARGEST_GROUPS = 3
+_CORRELATED = 0.85
+_FLAT = 1e-7  # of the trace of J^T J: what is stiffer counts
+_AGREE = 1.5  # factor; clean data have 0.96 to 1.06, and the nearest unit is 1.89
+
+_EV_PER_KCAL = ase.units.kcal / ase.units.mol
+_FACTORS = {
+    1 / ase.units.Bohr: "forces are in eV/Bohr, or all is in atomic units",
+    ase.units.Bohr: "forces were divided by Bohr instead of multiplied, or positions are in Bohr",
+    ase.units.Hartree: "forces are in Hartree/Å, and energies in eV",
+    ase.units.Hartree / ase.units.Bohr: "forces are in Hartree/Bohr, and energies in eV",
+    1 / ase.units.Hartree: "energies are in Hartree, and forces in eV/Å",
+    1 / _EV_PER_KCAL: "energies are in kcal/mol, and forces in eV/Å",
+    _EV_PER_KCAL: "forces are in kcal/mol/Å, and energies in eV",
+}
+
+
+def energy_differences(structures: Sequence[Structure]) -> Iterator[str]:
+    """Find forces and differences of energies that disagree in sign or scale.
+
+    Between similar frames a and b of the same atoms, E_b - E_a is near (g_a + g_b) (q_b - q_a) / 2,
+    exactly for a quadratic energy, where g is the gradient by the coordinates q. For molecules, q
+    are the inverse distances of all pairs of atoms, so that rotations do not matter and stretched
+    bonds are nearly quadratic; in a cell q are the positions. Nothing is concluded where the two
+    are not correlated, as for frames that are far apart.
+    """
+    work, change, atoms = [np.zeros(0)], [np.zeros(0)], []
+    for group in _groups(structures):
+        group_work, group_change = _pairs(group)
+        # the same weight for each atom, however large the structures are
+        work.append(group_work / group[0].num_atoms)
+        change.append(group_change / group[0].num_atoms)
+        atoms.append(group[0].num_atoms)
+    work, change = np.concatenate(work), np.concatenate(change)
+    size = np.sqrt((work @ work) * (change @ change))
+    if len(work) < 5 or not size or abs(correlation := work @ change / size) < _CORRELATED:
+        return
+    ratio = np.sqrt((change @ change) / (work @ work))
+    seen = f"{len(work)} pairs of similar frames, correlation {correlation:.2f}"
+    if correlation < 0:
+        yield (
+            f"energies rise where forces pull ({seen}): the sign of the forces is probably wrong; "
+            "forces are minus the gradient of the energy"
+        )
+    if not 1 / _AGREE < ratio < _AGREE:
+        yield (
+            f"energies change by {ratio:.3g} times what the forces say ({seen}); "
+            f"{_explained(ratio, atoms)}; eV and eV/Å are needed"
+        )
+
+
+def _explained(ratio: float, atoms: list[int]) -> str:
+    per_atom = {1 / n: "energies are per atom, and totals are needed" for n in atoms}
+    near = sorted((abs(np.log(ratio / f)), text) for f, text in (_FACTORS | per_atom).items())
+    texts = [text for distance, text in near if distance < 0.25]
+    return (
+        f"probably {' (or: '.join(texts[:2])}{')' if len(texts) > 1 else ''}"
+        if texts
+        else ("they are in different units, or of different methods")
+    )
+
+
+def _groups(structures: Sequence[Structure]) -> list[list[Structure]]:
+    """Return the largest groups of frames of the same atoms in the same cell, sampled."""
+    groups = defaultdict(lambda: array("q"))  # a list has 40 bytes for each number
+    for k, s in enumerate(structures):
+        small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
+        if small and s.energy is not None and s.forces is not None:
+            groups[s.numbers.tobytes(), s.cell.round(5).tobytes()].append(k)
+    largest = sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]
+    return [[structures[k] for k in _sampled(group)] for group in largest if len(group) >= 3]
+
+
+def _sampled(group: Sequence[int]) -> Sequence[int]:
+    """Return numbers of pieces of consecutive frames, which are similar in a trajectory."""
+    if len(group) <= _COMPARED:
+        return group
+    length = _COMPARED // _RUNS
+    starts = np.linspace(0, len(group) - length, _RUNS).astype(int)
+    return [group[k] for k in np.unique((starts[:, None] + np.arange(length)).ravel())]
+
+
+def _pairs(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the work against the forces and the change of the energy, of pairs of near frames."""
+    if group[0].pbc.any():
+        coordinates, gradients = _wrapped(group), [-s.forces.ravel() for s in group]
+    else:
+        coordinates, gradients = _inverse_distances(group)
+    gradients, energies = np.array(gradients), np.array([s.energy for s in group])
+    distance = ((coordinates[:, None] - coordinates[None]) ** 2).sum(axis=-1)
+    np.fill_diagonal(distance, np.inf)
+    nearest = np.argsort(distance, axis=1)[:, :_NEAREST]
+    a = np.repeat(np.arange(len(group)), nearest.shape[1])
+    a, b = np.unique(np.sort(np.stack([a, nearest.ravel()]), axis=0), axis=1)
+    work = ((gradients[a] + gradients[b]) / 2 * (coordinates[b] - coordinates[a])).sum(axis=1)
+    return work, energies[b] - energies[a]
+
+
+def _wrapped(group: list[Structure]) -> np.ndarray:
+    """Return positions [n_frames, 3 n_atoms], of the images nearest to those of the first frame."""
+    first = group[0]
+    lattice = first.cell[first.pbc]
+    moved = np.array([s.positions - first.positions for s in group])
+    moved -= np.round(moved @ np.linalg.pinv(lattice)) @ lattice
+    moved -= moved.mean(axis=1, keepdims=True)
+    return moved.reshape(len(group), -1)
+
+
+def _inverse_distances(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
+    """Return 1 / distance of all pairs of atoms, [n_frames, n_pairs], and the gradient by them.
+
+    The pairs are more than the coordinates: the gradient g is the shortest that gives the forces,
+
+        g = J (J^T J + e)^-1 (-forces),    J_pa = dq_p / dx_a,
+
+    where e is small and is for what changes no distance: rotations, and moves out of a plane.
+    """
+    num_atoms = group[0].num_atoms
+    i, j = np.triu_indices(num_atoms, 1)
+    atoms = np.arange(num_atoms)
+    inverse, gradients = [], []
+    for s in group:
+        vector = s.positions[i] - s.positions[j]
+        q = 1 / np.linalg.norm(vector, axis=1)
+        slope = -vector * q[:, None] ** 3  # dq / dx_i, and that by x_j is its negative
+        blocks = np.zeros((num_atoms, num_atoms, 3, 3))
+        blocks[i, j] = blocks[j, i] = -slope[:, :, None] * slope[:, None]
+        blocks[atoms, atoms] = -blocks.sum(axis=1)
+        matrix = blocks.transpose(0, 2, 1, 3).reshape(3 * num_atoms, -1)
+        matrix[np.diag_indices_from(matrix)] += _FLAT * np.trace(matrix)
+        # Threads of LAPACK's eigenvalues wait for each other where other programs run.
+        moves = np.linalg.solve(matrix, -s.forces.ravel()).reshape(-1, 3)
+        inverse.append(q)
+        gradients.append((slope * (moves[i] - moves[j])).sum(axis=1))
+    return np.array(inverse), np.array(gradients)
+
+
+_FRAMES = 100  # that are looked at
+_MOST_ATOMS = 20_000  # of these together
+_BONDED = 1.25  # times the sum of covalent radii
+_CERTAIN = 10  # standard errors
+_EXPLAINED = 0.1  # of the variance of the forces
+
+_COVALENT = {5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35}
+_D_METALS = {*range(21, 30), *range(39, 48), *range(72, 80)}
+
+
+def _usual(z1: int, z2: int) -> tuple[float, float] | None:
+    """Return the usual range of the stiffness of a bond, eV/Å^2; None where it is not known.
+
+    X-H bonds have 26 to 46 in data of molecules, others of light elements 4 to 25 (multiple bonds
+    beside single ones are averaged), silicon 5, copper and platinum 2 to 3.
+    """
+    low, high = sorted((z1, z2))
+    if low == 1 and high in (6, 7, 8, 9):
+        return 8.0, 120.0
+    if {low, high} <= _COVALENT:
+        return 0.8, 150.0
+    return (0.25, 25.0) if {low, high} <= _D_METALS else None
+
+
+def _is_usual(stiffness: float, z1: int, z2: int) -> bool:
+    low, high = _usual(z1, z2)
+    return low < stiffness < high
+
+
+def springs(structures: Sequence[Structure]) -> Iterator[str]:
+    """Find forces that push where bonds are stretched, or of a size that bonds do not have.
+
+    Forces are fitted by springs between bonded atoms, one stiffness for each pair of elements. A
+    bond that is longer than usual pulls, whatever the method that gave the forces.
+    """
+    sample = _sample(structures)
+    bonds = [_bonds(structure) for structure in sample]
+    kinds = np.unique(np.concatenate([kind for *_, kind in bonds])) if bonds else np.array([])
+    if not len(kinds):
+        return
+    fitted = _fit(sample, bonds, kinds)
+    if fitted is None:
+        return
+    stiffness, error = fitted
+    certain = np.abs(stiffness) > _CERTAIN * error
+    if not certain.any():
+        return
+    names = {k: _elements(kind) for k, kind in enumerate(kinds.tolist())}
+    best = int(np.argmax(np.where(certain, np.abs(stiffness) / error, 0)))
+    where = counted(len(sample), "frame")
+    if (stiffness[certain] < 0).all():
+        yield (
+            f"forces push atoms together where bonds are short (stiffness of "
+            f"{_named(names[best])} {stiffness[best]:.3g} eV/Å^2 in {where}): their sign is "
+            "probably wrong; forces are minus the gradient of the energy"
+        )
+    # Bonds of hydrogen vary least; others are averaged over single and multiple ones.
+    known = [k for k in np.flatnonzero(certain) if _usual(*names[k])]
+    known = [k for k in known if 1 in names[k]] or known
+    odd = [k for k in known if not _is_usual(abs(stiffness[k]), *names[k])]
+    if len(odd) > len(known) / 2:
+        k = max(odd, key=lambda k: abs(stiffness[k]) / error[k])
+        low, high = _usual(*names[k])
+        few = abs(stiffness[k]) < low
+        unit = "Hartree/Å or Hartree/Bohr" if few else "kcal/mol/Å, kJ/mol/Å or kJ/mol/nm"
+        yield (
+            f"bonds {_named(names[k])} have a stiffness of {abs(stiffness[k]):.3g} eV/Å^2 in "
+            f"{where}, and usually {low:g} to {high:g}: forces are probably in {unit}, and eV/Å is "
+            "needed"
+        )
+
+
+def _named(elements) -> str:
+    return "-".join(chemical_symbols[z] for z in elements)
+
+
+def _elements(kind: int) -> tuple[int, int]:
+    return divmod(kind, 1000)
+
+
+def _sample(structures: Sequence[Structure]) -> list[Structure]:
+    """Return structures with forces, evenly spaced."""
+    forces = selected(structures, lambda s: s.forces is not None and np.any(s.forces))
+    steps = np.unique(np.linspace(0, len(forces) - 1, _FRAMES).astype(int)) if forces else []
+    sample, atoms = [], 0
+    for structure in chosen(forces, steps):
+        if sample and atoms + structure.num_atoms > _MOST_ATOMS:
+            break
+        sample.append(structure)
+        atoms += structure.num_atoms
+    return sample
+
+
+def _bonds(structure: Structure):
+    """Return the atoms, unit vectors, lengths (Å) and pairs of elements of the bonds."""
+    radii = covalent_radii[structure.numbers]
+    reach = 2 * _BONDED * radii.max()
+    senders, receivers, shifts = neighbor_list(
+        structure.positions, structure.cell, structure.pbc, reach
+    )
+    vector = structure.positions[senders] + shifts - structure.positions[receivers]
+    length = np.linalg.norm(vector, axis=1)
+    bonded = length < _BONDED * (radii[senders] + radii[receivers])
+    pairs = np.sort(np.stack([structure.numbers[senders], structure.numbers[receivers]]), axis=0)
+    kind = pairs[0] * 1000 + pairs[1]
+    unit = vector[bonded] / length[bonded, None]
+    return receivers[bonded], unit, length[bonded], kind[bonded]
+
+
+def _fit(structures, bonds, kinds) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return stiffness and standard error of each kind of bond; None if springs explain nothing."""
+    lengths = np.concatenate([length for _, _, length, _ in bonds])
+    which = np.searchsorted(kinds, np.concatenate([kind for *_, kind in bonds]))
+    mean = np.bincount(which, lengths) / np.bincount(which)
+    columns, forces = [], []
+    for structure, (atoms, unit, length, kind) in zip(structures, bonds, strict=True):
+        k = np.searchsorted(kinds, kind)
+        pulls = np.zeros((len(kinds), structure.num_atoms, 3))
+        np.add.at(pulls, (k, atoms), unit * (length - mean[k])[:, None])
+        columns.append(pulls.reshape(len(kinds), -1))
+        forces.append(structure.forces.ravel())
+    columns, forces = np.concatenate(columns, axis=1).T, np.concatenate(forces)
+    stiffness = np.linalg.lstsq(columns, forces, rcond=1e-8)[0]
+    left = forces - columns @ stiffness
+    if left @ left > (1 - _EXPLAINED) * (forces @ forces):
+        return None
+    variance = left @ left / max(1, len(forces) - len(kinds))
+    error = np.sqrt(variance * np.diag(np.linalg.pinv(columns.T @ columns)))
+    return stiffness, np.maximum(error, 1e-30)
+
+
+_TOTALS = (0.99, 1.025)  # of all-electron energies, over those of Thomas-Fermi theory
+
+
+def total_energies_in_hartree(structures: Sequence[Structure]) -> Iterator[str]:
+    """Find energies that have, in their unit, the numbers of all-electron energies in Hartree.
+
+    References: Englert and Schwinger 1984, doi:10.1103/PhysRevA.29.2353 (energies of neutral atoms
+      of Z electrons in Hartree, -0.768745 Z^(7/3) + Z^2 / 2 - 0.2699 Z^(5/3), 1% from Z = 6 on).
+    """
+    labelled = selected(structures, lambda s: s.energy is not None)
+    if not labelled:
+        return
+    ratios = (s.energy / _atoms_in_hartree(s.numbers) for s in labelled)
+    ratio = float(np.median(np.fromiter(ratios, np.float64)))
+    if _TOTALS[0] < ratio < _TOTALS[1]:
+        yield (
+            f"energies are {ratio:.3f} times those of the atoms' electrons in Hartree "
+            f"({labelled[0].origin or 'structure 0'}: {labelled[0].energy:.6g}): they are probably "
+            f"in Hartree, and eV are needed (1 Hartree = {ase.units.Hartree:.6f} eV)"
+        )
+
+
+def _atoms_in_hartree(numbers) -> float:
+    z = np.asarray(numbers, np.float64)
+    return float(np.sum(-0.768745 * z ** (7 / 3) + z**2 / 2 - 0.2699 * z ** (5 / 3)))

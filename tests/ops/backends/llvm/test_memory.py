@@ -1,0 +1,421 @@
+"""How kernels of forms use memory: parts, blocks, prefetches, streams; results do not change."""
+
+import dataclasses
+import re
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops import _processors
+from eqfuse.ops.backends.llvm import form as codegen
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.channels import folded, grouped
+from eqfuse.ops.backends.llvm.layout import PARTS, Machine, Plan, is_cut
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Index
+from eqfuse.ops.primitives import native
+from eqfuse.ops.primitives.forms import evaluate
+from tests.ops.ir.test_form import evaluate as definition
+from tests.ops.ir.test_form import gradients
+
+MIB = 1 << 20
+LARGE, SMALL = Machine(64, 32, 2 * MIB, 480 * MIB), Machine(64, 32, MIB // 2, 8 * MIB)
+HERE = Machine(64, 32)
+X, Y = "32x0e+32x1o", "0e+1o"  # paths: 0e0e, 0e1o, 1o0e, 1o1o -> 0e, 1e, 2e
+LONG = "32x0e+32x1o+32x2e"
+RNG = np.random.default_rng(0)
+
+
+def product_form(x=X, y=Y, on_graph=True, weighted=True):
+    irreps = e3nn.Irreps(x), e3nn.Irreps(y)
+    options = {"weighted": weighted, "on_graph": on_graph}
+    return products.tensor_product(*irreps, None, "component", **options).form
+
+
+def derivatives(x, y, graph, dtype, backend="llvm", keep=None):
+    """Return value, gradients, and the gradients of these, of a weighted product on a graph."""
+    ends, nodes = graph
+    edges = ops.Edges.from_arrays(*ends, nodes)
+    weights = e3nn.tensor_product(x, y, filter_ir_out=keep).num_irreps
+    sizes = e3nn.Irreps(x).dim, e3nn.Irreps(y).dim, weights
+    rows, rng = (nodes, len(ends[0]), len(ends[0])), np.random.default_rng(1)
+    with jax.enable_x64(dtype == np.float64):
+        arrays = [jnp.asarray(rng.normal(size=s), dtype) for s in zip(rows, sizes, strict=True)]
+
+        def product(*a):
+            xs, ys = e3nn.IrrepsArray(x, a[0]), e3nn.IrrepsArray(y, a[1])
+            options = {"filter_ir_out": keep, "backend": backend}
+            return ops.graph_tensor_product(xs, ys, a[2], edges, **options).array
+
+        def first(*a):
+            out, back = jax.vjp(product, *a)
+            return back(jnp.cos(out))
+
+        def both(*a):
+            found, back = jax.vjp(first, *a)
+            return product(*a), found, back(jax.tree.map(jnp.cos, found))
+
+        return jax.tree.map(np.asarray, jax.jit(both)(*arrays))
+
+
+def of_rows(irreps, num_rows, dtype=np.float32):
+    """Return a product of rows and its gradients."""
+    irreps, rng = tuple(map(e3nn.Irreps, irreps)), np.random.default_rng(0)
+    with jax.enable_x64(dtype == np.float64):
+        arrays = [jnp.asarray(rng.normal(size=(num_rows, i.dim)), dtype) for i in irreps]
+
+        def product(*arrays):
+            return ops.tensor_product(*map(e3nn.IrrepsArray, irreps, arrays), backend="llvm").array
+
+        @jax.jit
+        def both(*arrays):
+            out, back = jax.vjp(product, *arrays)
+            return out, back(jnp.cos(out))
+
+        return jax.tree.map(np.asarray, both(*arrays))
+
+
+def are_same(found, expected) -> bool:
+    """Return whether they are the same bit by bit, and numbers."""
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(found))
+    return jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+def largest_error(found, expected) -> float:
+    errors = jax.tree.map(lambda a, b: abs(a - b).max() / abs(b).max(), found, expected)
+    return max(jax.tree.leaves(errors))
+
+
+def assert_is_definition(form, graph=None, num_rows=7):
+    """Compare a form with its definition, in float64 to 1e-13 of the largest element."""
+    (senders, receivers), nodes = graph or ((None, None), None)
+    edges = None if graph is None else ops.Edges.from_arrays(senders, receivers, nodes)
+    rows, rng = num_rows if graph is None else len(senders), np.random.default_rng(1)
+    arrays = {o.name: rng.normal(size=(o.index.count(rows, nodes), o.size)) for o in form.inputs}
+    ends = () if graph is None else (senders, receivers, nodes)
+    expected = definition(form, arrays, *ends)
+    with jax.enable_x64(True):
+        found = evaluate(form, list(arrays.values()), edges, backend="llvm")
+    for operand, array in zip(form.outputs, found, strict=True):
+        exact = expected[operand.name]
+        np.testing.assert_allclose(array, exact, rtol=0, atol=1e-13 * abs(exact).max())
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    """Return a function that changes an attribute, after which kernels are written anew."""
+
+    def change(*args):
+        monkeypatch.setattr(*args)
+        codegen.generate.cache_clear()
+        jax.clear_caches()
+
+    yield change
+    monkeypatch.undo()
+    codegen.generate.cache_clear()
+    jax.clear_caches()
+
+
+# Sums over channels of products of components, for rows of many channels.
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_more_products_of_components_than_registers(dtype):
+    """On the path 3o x 2e -> 3o; in float32 errors are at most twice those of e3nn-jax."""
+    x, y, keep = "64x1o+64x3o", "0e+2e", "1o+3o"
+    graph = np.random.default_rng(0).integers(0, 5, (2, 40)), 5
+    expected = derivatives(x, y, graph, np.float64, "e3nn", keep)
+    allowed = 1e-13
+    if dtype is np.float32:
+        allowed = 2 * largest_error(derivatives(x, y, graph, dtype, "e3nn", keep), expected)
+    assert largest_error(derivatives(x, y, graph, dtype, "llvm", keep), expected) < allowed
+
+
+def double(x: str):
+    return gradients(gradients(product_form(x, "0e+1o+2e", on_graph=False)))
+
+
+def together(form) -> dict[str, list[int]]:
+    """Return how many paths to an output are taken together, for each time that several are."""
+    plan = Plan(form, Index.ROW, range(len(form.outputs)), {}, HERE, "float32")
+    found: dict[str, list[int]] = {o.name: [] for o in form.outputs}
+    for group in grouped(plan):
+        for paths in folded(form, group):
+            if len(paths) > 1:
+                found[form.outputs[paths[0].output.operand].name].append(len(paths))
+    return found
+
+
+@pytest.mark.parametrize("x", ["32x1o", "32x0e"])
+def test_two_paths_of_each_product_are_taken_together(x):
+    """The gradient by dout has w ddx + ddw x, times the same numbers."""
+    form = double(x)
+    assert together(form)["ddout"] == [2] * (form.inputs[2].size // 32)
+
+
+def test_sums_that_another_output_needs_stay_apart():
+    """Without the gradient by x, the sums over its components serve that by w as well."""
+    form = double("32x1o")
+    assert not together(form.restrict(tuple(o.name != "dx" for o in form.outputs)))["ddout"]
+
+
+@pytest.mark.parametrize("x", ["32x0e+32x1o+32x1e+32x2e", "5x0e+5x1o+5x1e"])  # long, short
+def test_double_backward_of_rows(x):
+    assert_is_definition(double(x))
+
+
+# Gradients by sender of a pass over parts of the receivers.
+
+GRAPHS = {
+    "more nodes than parts": (RNG.integers(0, 25, (2, 90)), 25),
+    "fewer nodes than parts": (RNG.integers(0, 3, (2, 40)), 3),
+    "one edge": (np.array([[4], [1]]), 6),
+    "one receiver": (np.stack([RNG.integers(0, 9, 50), np.full(50, 5)]), 9),
+}
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """Cut receivers into parts always; return the texts of the kernels that were asked for."""
+    found = []
+
+    def generate(*args):
+        module = codegen.generate(*args)
+        found.append(module.text)
+        return module
+
+    monkeypatch.setattr(Machine, "num_parts", lambda self, num_bytes: PARTS)
+    monkeypatch.setattr(native, "generate", generate)
+    jax.clear_caches()
+    yield found
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_double_backward_in_parts(graph, texts):
+    """Also where a segment of x has no gradient."""
+    form = gradients(gradients(product_form("16x0e+16x1o")))
+    paths = tuple(p for p in form.paths if (p.output.operand, p.output.segment) != (0, 0))
+    for part in (form, dataclasses.replace(form, paths=paths)):
+        assert_is_definition(part, graph)
+    assert all("define internal void @pass_sum_0" in text for text in texts)
+    assert len(texts) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x", [LONG, "32x0e+32x0o"])  # packed rows, and rows read in place
+def test_derivatives_in_parts_in_float32(texts, x):
+    """Errors are at most twice those of e3nn-jax; no path reads the third segment of x."""
+    graph = GRAPHS["more nodes than parts"]
+    expected = derivatives(x, Y, graph, np.float64, "e3nn", "0e+1o")
+    theirs = derivatives(x, Y, graph, np.float32, "e3nn", "0e+1o")
+    found = derivatives(x, Y, graph, np.float32, "llvm", "0e+1o")
+    assert largest_error(found, expected) < 2 * largest_error(theirs, expected)
+    assert any("pass_sum_0" in text for text in texts)
+
+
+def test_sums_of_parts_are_the_same_for_any_number_of_threads(texts):
+    """Bit by bit; there is enough work for all of them."""
+    rng = np.random.default_rng(2)
+    edges = ops.Edges.from_arrays(*rng.integers(0, 61, (2, 3000)), 61)
+    form = gradients(gradients(product_form()))
+    sizes = [(o.index.count(3000, 61), o.size) for o in form.inputs]
+    arrays = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in sizes]
+    function = jax.jit(lambda *a: evaluate(form, list(a), edges, backend="llvm"))
+    found = []
+    try:
+        for count in (1, 2, 3, 16):
+            machine.set_threads(count)
+            found.append(jax.tree.map(np.asarray, function(*arrays)))
+    finally:
+        machine.set_threads(machine.threads())
+    assert "pass_sum_0" in texts[0]
+    assert all(are_same(other, found[0]) for other in found[1:])
+
+
+def test_what_is_cut_into_parts():
+    """Gradients of long rows on a graph, where receivers gather more than senders."""
+
+    def is_long(mul):
+        return HERE.is_long(-(-mul // 16))
+
+    backward = gradients(product_form(LONG))
+    assert is_cut(backward, is_long)
+    assert is_cut(gradients(backward), is_long)
+    assert not is_cut(product_form(LONG), is_long)
+    assert not is_cut(gradients(product_form("16x0e+16x1o")), is_long)
+    assert not is_cut(gradients(product_form(LONG, on_graph=False)), is_long)
+    passes = [p.name for p in codegen.write(gradients(backward), "float32", HERE, PARTS).passes]
+    assert passes == ["pass_copy", "pass_receiver", "pass_sum_0"]
+
+
+@pytest.mark.parametrize(("level2", "cut"), [(2 * MIB, False), (MIB // 4, True)])
+def test_parts_are_for_edges_that_the_caches_do_not_hold(monkeypatch, level2, cut):
+    made_up = Machine(64, 32, level2, 480 * MIB)
+    monkeypatch.setattr("os.cpu_count", lambda: PARTS)
+    assert made_up.num_parts(8 * MIB) == (PARTS if cut else 0)
+    monkeypatch.setattr("os.cpu_count", lambda: PARTS + 1)
+    assert made_up.num_parts(8 * MIB) == 0
+
+
+# Rows that index arrays choose are prefetched one block ahead.
+
+COMPONENTS_OF_X, COMPONENTS_OUT, PATHS = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("x", "y"), [(X, Y), ("128x0e+128x1o", Y), ("5x0e+3x2e", "0e+2e")])
+def test_results_are_the_same_without_prefetches(patched, dtype, x, y):
+    """Of vectors, long rows, and packed rows."""
+    graph = np.random.default_rng(0).integers(0, 20, (2, 700)), 20
+    found = derivatives(x, y, graph, dtype)
+    patched(codegen, "Plan", lambda *args, prefetches, **kwargs: Plan(*args, **kwargs))
+    assert are_same(found, derivatives(x, y, graph, dtype))
+
+
+def prefetches(form, machine) -> dict[str, int]:
+    """Return how many cache lines of rows each pass asks for in a turn of its loops."""
+    counts, whole = {}, codegen.generate(form, "float32", machine).text
+    for text in whole.split("define internal void ")[1:]:
+        name = text[1 : text.index("(")]
+        kinds = re.findall(r"call void @llvm.prefetch.p0\(ptr %\w+, i32 0, i32 2, i32 1\)", text)
+        assert len(kinds) == text.count("call void @llvm.prefetch")
+        if name.startswith("pass_"):
+            counts[name] = len(kinds)
+    return counts
+
+
+@pytest.mark.parametrize("machine", [Machine(64, 32), Machine(16, 8)])  # one group, and several
+def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
+    """A line of y, and each vector of a component once, in its loop over channels."""
+    forward = prefetches(product_form(), machine)
+    assert forward == {"pass_copy": 0, "pass_receiver": 1 + COMPONENTS_OF_X + PATHS}
+    backward = gradients(product_form())
+    of_x = backward.restrict(tuple(o.index.is_node for o in backward.outputs))
+    assert prefetches(of_x, machine)["pass_sender"] == 1 + COMPONENTS_OUT + PATHS
+    in_order = product_form(on_graph=False)  # rows in order need none
+    for form in (in_order, gradients(in_order)):
+        assert not any(prefetches(form, machine).values())
+
+
+@pytest.mark.parametrize(("machine", "long"), [(Machine(128, 32), False), (Machine(64, 32), True)])
+def test_a_pass_that_writes_rows_prefetches_if_they_are_long(machine, long):
+    """32 channels are one vector of 128 bytes, or two of 64."""
+    counts = prefetches(gradients(product_form()), machine)
+    assert counts == {"pass_copy": 0, "pass_sender": (1 + COMPONENTS_OUT + PATHS) * long}
+
+
+# Large outputs of rows are written past the caches.
+
+STREAMED = "32x0e+16x1o+16x2e"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 257])
+def test_streamed_rows_are_the_stored_ones(patched, dtype, num_rows):
+    """The product, and the gradients, which are outputs of rows too."""
+    found = []
+    for size in (0, 1 << 60):
+        patched(Machine, "streamed_bytes", size)
+        found.append(of_rows((STREAMED, Y), num_rows, dtype))
+    assert are_same(*found)
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [(np.float32, 0), (np.float64, 0), (np.float32, 8)])
+def test_gradients_of_long_rows_of_edges_are_streamed(patched, dtype, parts):
+    """The rows of edges are written among sums over the edges of nodes."""
+    x, graph = "64x0e+64x1o", (np.random.default_rng(0).integers(0, 7, (2, 50)), 7)
+    form = product_form(x)
+    text = codegen.generate(gradients(form), "float32", HERE).text
+    assert text.count("!nontemporal") == text.count("fence seq_cst") * len(form.paths) > 0
+    patched(Machine, "num_parts", lambda self, num_bytes: parts)
+    found = []
+    for size in (0, 1 << 60):
+        patched(Machine, "streamed_bytes", size)
+        found.append(derivatives(x, Y, graph, dtype))
+    assert are_same(*found)
+
+
+def test_only_whole_vectors_are_streamed():
+    """Multiplicities that fill no vectors, and sums over edges, are stored."""
+
+    def is_streamed(x, on_graph=False):
+        form = product_form(x, on_graph=on_graph, weighted=False)
+        text = codegen.generate(form, "float32", HERE).text
+        assert ("fence seq_cst" in text) == ("!nontemporal" in text)
+        return "!nontemporal" in text
+
+    assert is_streamed(STREAMED)
+    assert not any(map(is_streamed, ("5x0e+5x1o", "16x0e+8x1o")))
+    assert not is_streamed(STREAMED, on_graph=True)
+
+
+# What kernels choose by the caches of the machine, for two machines that are made up.
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({2: "2048K", 3: "491520K"}, (2 * MIB, 480 * MIB)),
+        ({2: "1M", 3: "32M"}, (MIB, 32 * MIB)),
+        ({2: "262144"}, (MIB // 4, _processors.DEFAULT_CACHES[1])),
+        ({2: "unknown", 3: ""}, _processors.DEFAULT_CACHES),
+        ({}, _processors.DEFAULT_CACHES),
+    ],
+)
+def test_caches_that_linux_tells(tmp_path, sizes, expected):
+    files = {"level": "1", "type": "Data", "size": "48K"}, {"level": "2", "type": "Instruction"}
+    known = [{"level": str(n), "type": "Unified", "size": s} for n, s in sizes.items()]
+    for k, content in enumerate([*files, *known]):
+        (tmp_path / f"index{k}").mkdir()
+        for name, text in content.items():
+            (tmp_path / f"index{k}" / name).write_text(f"{text}\n")
+    assert _processors.caches(str(tmp_path)) == expected
+    assert machine.machine().level2 == _processors.caches()[0]
+
+
+def of_caches(x=LONG, y=Y):
+    return product_form(x, y, on_graph=False, weighted=False)
+
+
+@pytest.mark.parametrize(("made_up", "num_bytes"), [(LARGE, 16 * MIB), (SMALL, 4 * MIB)])
+def test_outputs_are_streamed_that_the_caches_do_not_hold(made_up, num_bytes):
+    form = of_caches()
+    least = -(-num_bytes // (4 * form.outputs[0].size))
+    text = codegen.generate(form, "float32", made_up).text
+    assert f"icmp sge i64 %rows, {least}\n" in text
+
+
+def test_blocks_have_as_many_rows_as_level_2_holds():
+    form = of_caches("256x0e+256x1o+256x2e", "0e+1o+2e")
+    blocks = {m: Plan(form, Index.ROW, [0], {}, m, "float32").block for m in (LARGE, SMALL)}
+    row_bytes = 4 * (form.inputs[0].size + form.outputs[0].size)
+    assert blocks == {m: max(1, m.level2 // 8 // row_bytes) for m in (LARGE, SMALL)}
+    assert blocks[LARGE] > blocks[SMALL]
+
+
+def test_kernels_are_kept_apart_by_caches(tmp_path, monkeypatch):
+    """By their text, where they differ, and by the processor where they do not."""
+    assert len({codegen.generate(of_caches(), "float32", m).name for m in (LARGE, SMALL)}) == 2
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+    text = "define void @nothing() {\n  ret void\n}\n"
+    for caches in ((LARGE.level2, LARGE.level3), (SMALL.level2, SMALL.level3)) * 2:
+        monkeypatch.setattr(_processors, "caches", lambda caches=caches: caches)
+        machine.compiled(text)
+    assert len(list((tmp_path / "cpu").glob("*.o"))) == 2
+
+
+def test_results_are_the_same_for_any_caches(monkeypatch):
+    found = []
+    for level2 in (2 * MIB, MIB // 64):
+        here = dataclasses.replace(machine.machine(), level2=level2)
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, "machine", lambda here=here: here)
+            jax.clear_caches()
+            found.append(of_rows(("100x0e+100x1o", Y), 40))
+    jax.clear_caches()
+    assert are_same(*found)

@@ -8,7 +8,6 @@ import ase
 import numpy as np
 
 from eqfuse.data import DataError, Structure, prefetched, read_structures
-from eqfuse.data.structures import names_of
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.network import load_networks
 
@@ -113,7 +112,7 @@ def predict(
     if batch_size is None:
         most = max(structure.num_atoms for structure in structures)
         batch_size = max(1, min(16, _ATOMS_AT_ONCE // most))
-    names = names_of(structures)
+    names = [one.origin or f"structure {k}" for k, one in enumerate(structures)]
     largest_first = np.argsort([-one.num_atoms for one in structures], kind="stable")
     groups = [largest_first[k : k + batch_size] for k in range(0, len(structures), batch_size)]
     evaluators = [Evaluator(network) for network in networks]

@@ -11,8 +11,7 @@ import functools
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 from eqfuse.ops.backends.triton.text import ArithmeticEmitter, Emitter, component_name, program
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role
-from eqfuse.ops.ir.schedule import ordered_groups, reductions
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, ordered_groups, reductions
 
 WARP = 32
 THREADS = 256
@@ -499,7 +498,7 @@ def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
     return lanes
 
 
-def refusal(form: Form, dtype: str) -> str:
+def unsupported_reason(form: Form, dtype: str) -> str:
     """Return why a program cannot sum all that a Linear of its node reads, or ""."""
     if form.max_mul > THREADS:
         return f"a program has at most {THREADS} channels, and these are {form.max_mul}"

@@ -111,8 +111,7 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend
 
 
 def _shape(form: Form, kernel: FormKernel, output: int, num_rows: int, num_nodes: int):
-    operand = form.outputs[output]
-    shape = (operand.index.count(num_rows, num_nodes), operand.size)
+    shape = form.outputs[output].shape(num_rows, num_nodes)
     return (kernel.channel_blocks, *shape) if output in kernel.partial else shape
 
 

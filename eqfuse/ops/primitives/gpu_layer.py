@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from eqfuse.ops.backends.triton import form, node, primitive
-from eqfuse.ops.backends.triton import rows as row_kernel
+from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.ir.fused import Fused, backward_form
@@ -27,27 +27,20 @@ ROWS_OF_A_PART = 256
 MOST_PARTS = 64
 """The most such sums: each is an array of the size of all parameters."""
 
-rows_forward_kernel = functools.lru_cache(maxsize=256)(row_kernel.forward)
-rows_backward_kernel = functools.lru_cache(maxsize=256)(row_kernel.backward)
-gradients_kernel = functools.lru_cache(maxsize=256)(row_kernel.gradients)
 
-
-def _launch_rows(call: Call, kernel, named: dict, sizes) -> list:
-    return launch(
-        kernel.spec,
-        [named[name] for name in kernel.inputs],
-        [(call.num_rows, size) for size in sizes],
-        (call.num_rows,),
-        (-(-call.num_rows // kernel.rows) * kernel.shares,),
-        call.backend,
-    )
+def _launch(call: Call, kernel, named: dict, count: int, sizes, *, scalars=()) -> list:
+    """Return the outputs [count, size] of a kernel, which is told the numbers `scalars`."""
+    arrays, shapes = [named[name] for name in kernel.inputs], [(count, size) for size in sizes]
+    programs = -(-count // kernel.rows) * kernel.shares
+    return launch(kernel.spec, arrays, shapes, scalars, (programs,), call.backend)
 
 
 def rows_forward(*arrays, call: Call):
     """Return the outputs, from one kernel; the arguments are those of `layer.fused_p`."""
     floats, integers = split(arrays, call.fused.num_floats)
-    kernel = rows_forward_kernel(call.fused, floats[0].dtype.name)
-    return _launch_rows(call, kernel, call.fused.named(floats, integers), call.fused.sizes)
+    kernel = row_kernels.forward(call.fused, floats[0].dtype.name)
+    named, n = call.fused.named(floats, integers), call.num_rows
+    return _launch(call, kernel, named, n, call.fused.sizes, scalars=(n,))
 
 
 def rows_backward(*arrays, call: Call, wanted, given):
@@ -65,10 +58,11 @@ def rows_backward(*arrays, call: Call, wanted, given):
     gated = "ct_out" in names
     dinputs, dz = [], list(cotangents)
     if any(of_inputs) or gated:
-        kernel = rows_backward_kernel(fused, tuple(of_inputs), given, floats[0].dtype.name)
+        kernel = row_kernels.backward(fused, tuple(of_inputs), given, floats[0].dtype.name)
         outputs = backward_form(fused.form, tuple(of_inputs)).outputs if any(of_inputs) else ()
         sizes = [o.size for o in outputs] + [fused.linear.size_out] * gated
-        results = _launch_rows(call, kernel, named, sizes)
+        n = call.num_rows
+        results = _launch(call, kernel, named, n, sizes, scalars=(n,))
         dinputs = [
             _of_nodes(call, o.index, rows, integers) if o.index.is_node else rows
             for o, rows in zip(outputs, results, strict=False)
@@ -86,7 +80,7 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     linear_form = call.fused.linear.linear_form
     weights = [w for w, is_wanted in zip(linear_form.inputs[1:], wanted, strict=True) if is_wanted]
     parts = max(1, min(MOST_PARTS, call.num_rows // ROWS_OF_A_PART))
-    kernel = gradients_kernel(call.fused, wanted, dtype, parts > 1)
+    kernel = row_kernels.gradients(call.fused, wanted, dtype, parts > 1)
     shapes = [linear_form.shape(w, call.num_rows) for w in weights]
     results = launch(
         kernel.spec,
@@ -99,24 +93,14 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     return results if parts == 1 else primitive.reduced(weights, results, dtype, call.backend)
 
 
-node_forward_kernel = functools.lru_cache(maxsize=256)(node.forward)
-node_backward_kernel = functools.lru_cache(maxsize=256)(node.backward)
-
-
-def _launch_nodes(call: Call, kernel, named: dict, num_nodes: int, sizes) -> list:
-    arrays = [named[name] for name in kernel.inputs]
-    shapes = [(num_nodes, size) for size in sizes]
-    return launch(kernel.spec, arrays, shapes, (), (num_nodes,), call.backend)
-
-
 def node_forward(*arrays, call: Call):
     """Return the outputs and the sums of nodes, from one kernel."""
     floats, integers = split(arrays, call.fused.num_floats)
     dtype = floats[0].dtype.name
     lanes = form.edge_lanes(call.fused.form, dtype, call.num_rows, call.num_nodes)
-    kernel = node_forward_kernel(call.fused, dtype, lanes)
+    kernel = node.forward(call.fused, dtype, lanes)
     named = call.fused.named(floats, integers)
-    return _launch_nodes(call, kernel, named, call.num_nodes, call.sizes)
+    return _launch(call, kernel, named, call.num_nodes, call.sizes)
 
 
 def node_backward(*arrays, call: Call, wanted, given):
@@ -134,9 +118,9 @@ def node_backward(*arrays, call: Call, wanted, given):
     gated = "ct_out" in names
     named = fused.named(floats, integers)
     named |= {"z": z} | dict(zip(names, cotangents, strict=True))
-    kernel = node_backward_kernel(fused, given, floats[0].dtype.name, 4)
+    kernel = node.backward(fused, given, floats[0].dtype.name, 4)
     sizes = [floats[0].shape[1], *[fused.linear.size_out] * gated]
-    dm, *dz = _launch_nodes(call, kernel, named, call.num_rows, sizes)
+    dm, *dz = _launch(call, kernel, named, call.num_rows, sizes)
     dz = dz or list(cotangents)
     gradients = []
     if any(of_parameters):

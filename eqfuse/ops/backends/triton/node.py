@@ -7,6 +7,7 @@ from which the kernel of the product's backward goes on.
 """
 
 import dataclasses
+import functools
 import math
 
 from eqfuse.ops.backends.triton import form
@@ -115,6 +116,7 @@ class NodeEmitter(FusedEmitter):
         return first
 
 
+@functools.lru_cache(maxsize=256)
 def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     """Return the kernel that writes the outputs of an op, and the sums of nodes last."""
     [out] = fused.form.outputs
@@ -142,6 +144,7 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs)
 
 
+@functools.lru_cache(maxsize=256)
 def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     """Return the kernel that writes the cotangent of the sums, `dm`, of an op that only mixes.
 

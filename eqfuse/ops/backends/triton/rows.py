@@ -9,6 +9,7 @@ which are too few for them.
 
 import contextlib
 import dataclasses
+import functools
 import math
 
 from eqfuse.ops.backends.triton.epilogue import (
@@ -261,7 +262,9 @@ def width_for(mul: int) -> int:
 SUMS = 96
 """Sums of the pre-activation that a thread has, at most; one in float64 counts twice."""
 FACTORS = 160
-"""Factors that a thread may hold beside them: with 224, allegro-128-l3, it spills 16 kB."""
+"""Factors that a thread may hold beside them: with 160 it spills 640 bytes at most, with 224 up to
+16 kB for an H100.
+"""
 
 
 def unsupported_reason(fused: Fused, dtype: str) -> str:
@@ -276,6 +279,7 @@ def unsupported_reason(fused: Fused, dtype: str) -> str:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def forward(fused: Fused, dtype: str) -> FusedKernel:
     """Return the kernel of a fused op: writes out, and z too if there is a gate."""
     return _Forward(fused, dtype).kernel_of_all()
@@ -405,6 +409,7 @@ COMPONENTS = 28
 """Components of the operands' cotangents that a program sums, at most; in float64 half as many."""
 
 
+@functools.lru_cache(maxsize=256)
 def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
     """Return the kernel of the backward; with a cotangent of the gated row, it writes dz last.
 
@@ -567,6 +572,7 @@ class Job:
     columns: tuple[tuple[Term, Part], ...]
 
 
+@functools.lru_cache(maxsize=256)
 def gradients(fused: Fused, wanted, dtype: str, partial: bool = False) -> FusedKernel:
     """Return the kernel of the wanted parameters' gradients, of dz: that of the pre-activation.
 

@@ -224,7 +224,7 @@ class Linear:
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class ParameterColumns:
     """Columns `first` to `stop` of the parameter of this number."""
 
     parameter: int
@@ -233,7 +233,7 @@ class Columns:
 
 
 @functools.cache
-def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, ...]]:
+def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[ParameterColumns, ...]]:
     """Return the same Linear with its pre-activation as several arrays.
 
     A block that belongs to two arrays becomes two blocks, and so do its parameters.
@@ -260,7 +260,7 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, 
     for term in linear.linear_form.terms:
         old = linear.parameters[term.w - 1]
         for o, block, first, last in places[term.z.block]:
-            columns.append(Columns(term.w - 1, first, last))
+            columns.append(ParameterColumns(term.w - 1, first, last))
             shape = (*old.shape[:-1], last - first)
             parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
             slots.append((term, o, block))

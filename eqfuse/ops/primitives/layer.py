@@ -54,11 +54,6 @@ class Call:
         names = "num_rows", "num_nodes", "backend"
         return {name: getattr(self, name) for name in names}
 
-    @property
-    def linear_counts(self) -> dict:
-        """Return the parameters of `linear_form_p` besides the form."""
-        return {"num_rows": self.num_output_rows, "backend": self.backend}
-
 
 def product(call: Call, form: Form, inputs, integers):
     """Return a form on the operands of a call."""
@@ -123,7 +118,7 @@ def forward_tangent(call: Call, active, floats, z, tangents, integers):
         [m, *parameters],
         [t_m, *t_parameters],
         [] if index is None else [index],
-        call.linear_counts,
+        {"num_rows": call.num_output_rows, "backend": call.backend},
     )
     if t_skip is not None:
         results = [t_skip if results[0] is None else results[0] + t_skip]

@@ -41,7 +41,7 @@ def _work_of(equation) -> tuple[int, int]:
         work = params["form"].counts(params["num_rows"], params["num_nodes"])
         return work.bytes, work.operations
     if primitive is linear.linear_form_p:
-        return moved, linear_operations(params["linear_form"], params["num_rows"])
+        return moved, linear_operations(params["form"], params["num_rows"])
     if primitive is jax.lax.dot_general_p:
         contracted = params["dimension_numbers"][0][0]
         length = math.prod(equation.invars[0].aval.shape[d] for d in contracted)

@@ -76,7 +76,7 @@ def _applied(equation, inputs, mode: str) -> list:
     if primitive is forms.form_p:
         return primitive.bind(*inputs, **(params | {"backend": "llvm"}))
     if primitive is linear.linear_form_p:
-        form, rows = params["linear_form"], params["num_rows"]
+        form, rows = params["form"], params["num_rows"]
         values, index = rules.split(inputs, len(form.inputs))
         index = index[0] if index else None
         function = functools.partial(xla_linear_forms.evaluate_linear_form, form, num_rows=rows)

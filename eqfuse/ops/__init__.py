@@ -42,7 +42,7 @@ from eqfuse.ops._tensor_product import (
     tensor_square,
     weighted_channels,
 )
-from eqfuse.ops.primitives.layer import fused_table, resolve_fused
+from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.transforms.sequence.sequence import sequence
 

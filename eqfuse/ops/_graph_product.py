@@ -16,7 +16,7 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.layer import graph_product_refusal, refuse, resolve_fused
+from eqfuse.ops.primitives.choice import refuse, resolve_fused, unsupported_product_reason
 
 
 def graph_tensor_product(
@@ -86,7 +86,7 @@ def graph_tensor_product(
         on_graph=True,
         unroll=backend == "llvm",
     )
-    refuse(mode, graph_product_refusal(product, backend, x.dtype))
+    refuse(mode, unsupported_product_reason(product, backend, x.dtype))
     if product.channel_columns or mode == "never":  # multiplicities on both sides: no one kernel
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:

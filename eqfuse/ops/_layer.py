@@ -42,7 +42,7 @@ from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import layer
 from eqfuse.ops.primitives import layer as _fused
-from eqfuse.ops.primitives.layer import choose, refuse, resolve_fused
+from eqfuse.ops.primitives.choice import choose, refuse, resolve_fused
 from eqfuse.ops.primitives.rules import BatchAxes
 
 
@@ -260,7 +260,7 @@ class TensorProductLinear(nn.Module):
         backend, mode = kernels
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
         record_fused(chosen.text)
-        call = layer.Call(fused, num_rows, num_nodes, backend, *chosen.how)
+        call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)
         outputs = _fused.evaluate(call, arrays, integers)
         outputs = [batch_axes.apart(out) for out in outputs]
         if self.split is not None:

@@ -23,8 +23,6 @@ from eqfuse.ops.ir.products import (
     columns_of,
     coupling,
     groups,
-    regrouped,
-    renumbered,
 )
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
@@ -366,27 +364,23 @@ def _build(
                     blocks.append((ir, *sides, terms, left.zero or right.zero))
     blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
 
-    used, paths, chosen, sizes, offset = Operands(), [], ([], []), [0, 0], 0
+    used, chosen, sizes, offset = Operands(), ([], []), [0, 0], 0
     for ir, x, y, terms, is_zero in blocks:
         mul = len(x)
         if mul and not is_zero:
-            refs = []
+            factors = {}
             for side, which in ((X, x), (Y, y)):
                 dim = which.shape[1]
-                refs.append(used.ref(side, Segment(sizes[side], mul, dim, dim)))
+                factors[side] = Segment(sizes[side], mul, dim, dim)
                 chosen[side].append(Columns(which))
                 sizes[side] += which.size
-            out = used.ref(OUT, Segment(offset, mul, ir.dim, ir.dim))
-            paths.append(Path(tuple(refs), out, terms))
+            used.add(factors, Segment(offset, mul, ir.dim, ir.dim), terms)
         offset += mul * ir.dim
-    irreps_out = e3nn.Irreps([(len(x), ir) for ir, x, *_ in blocks])
-    inputs = tuple(used.operand(s, sizes[s], True, Index.ROW) for s in (X, Y))
-    output = used.operand(OUT, irreps_out.dim, True, Index.ROW)
-    form = renumbered(Form(inputs, (output,), ()), paths)
-    zeros = tuple(block[-1] for block in blocks)
-    if regroup:
-        irreps_out, zeros = regrouped(irreps_out, zeros)
-    return Product(form, irreps_out, zeros, tuple(map(tuple, chosen)))
+    sizes = dict(zip((X, Y, OUT), (*sizes, offset), strict=True))
+    form = used.form(*((n, size, True, Index.ROW) for n, size in sizes.items()))
+    irreps_out = [(len(x), ir) for ir, x, *_ in blocks]
+    zeros = [block[-1] for block in blocks]
+    return products.product_of(form, irreps_out, zeros, regroup, tuple(map(tuple, chosen)))
 
 
 def _pairs(left, right, ir: e3nn.Irrep):

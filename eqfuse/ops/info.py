@@ -13,7 +13,7 @@ import jax
 from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._cache import cache_folder
 from eqfuse.ops.backends.triton import compile, runtime
-from eqfuse.ops.primitives.layer import fused_table, resolve_fused
+from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 
@@ -60,7 +60,7 @@ def _ptxas(program: pathlib.Path | None, target: str) -> str:
     number = compile.ptx_version(target)
     if number is None:
         return f"{where} may take PTX for {target} or not: this GPU is unknown here"
-    if reason := compile.refusal(program, target):
+    if reason := compile.unsupported_reason(program, target):
         return f"{where} REFUSES PTX {number / 10} for {target}: {reason}"
     return f"{where} takes PTX {number / 10} for {target}"
 

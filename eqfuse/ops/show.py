@@ -20,7 +20,7 @@ from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.primitives.layer import MODES, choose, resolve_fused
+from eqfuse.ops.primitives.choice import MODES, choose, resolve_fused
 
 ORDERS = ("forward", "backward", "double")
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}

@@ -7,7 +7,7 @@ import pytest
 from eqfuse.bench.cases import CASES
 from eqfuse.ops import _linear
 from eqfuse.ops.backends.triton import form, linear
-from eqfuse.ops.primitives import gpu_layer, layer
+from eqfuse.ops.primitives import gpu_layer
 from tests.emulator import cases
 from tests.ops import tiers
 
@@ -29,6 +29,8 @@ def _parameters():
         for order in cases.ORDERS:
             for dtype in cases.PRECISIONS:
                 if dtype == cases.TF32X3 and name in CASES:  # products, which have no matmuls
+                    continue
+                if (name, dtype) == ("fused allegro-128-l3", "float32"):  # refused: it would spill
                     continue
                 for target in ("sm_80", "sm_90"):
                     small = (name, order, dtype) in SMALL and target == "sm_90"
@@ -56,7 +58,7 @@ def test_edges_side_by_side_do_not_race(order, monkeypatch):
 def test_kernels_of_nodes_do_not_race(order, target, lanes, monkeypatch):
     """Forward and backward: what a thread writes and another reads has a barrier between."""
     monkeypatch.setattr(form, "edge_lanes", lambda *_: lanes)
-    monkeypatch.setattr(layer.Bound, "forward_only", False)
+    monkeypatch.setattr(cases, "_mode", lambda name: "always")
     texts = []
     cases.check("fused small graph", order, "float32", target, lambda t: (texts.append(t), t)[1])
     kernels = {re.search(r"\.entry (\w+?)_[0-9a-f]{16}", text)[1] for text in texts}

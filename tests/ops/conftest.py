@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from eqfuse.ops.primitives import layer
+from eqfuse.ops.primitives import choice
 from tests.ops import parity
 
 
@@ -17,7 +17,7 @@ def x64():
 @pytest.fixture
 def kernels(monkeypatch):
     """Return what native kernels compute; any number of rows is enough for one of a sequence."""
-    monkeypatch.setattr(layer, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(choice, "FEWEST_ROWS", 1)
     jax.clear_caches()  # of what was lowered for more
     yield parity.record_native(monkeypatch)
     jax.clear_caches()

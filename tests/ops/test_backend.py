@@ -23,6 +23,7 @@ from eqfuse.ops._backend import (
     resolve_here,
 )
 from eqfuse.ops.info import info
+from eqfuse.ops.ir.linear import LinearForm
 from tests.ops.parity import only
 
 
@@ -276,7 +277,8 @@ def test_kernels_multiply_as_jax_is_told(rng):
 
         found = set()
         for equation in jax.make_jaxpr(everything)(x).eqns:
-            if form := equation.params.get("linear_form"):
+            form = equation.params.get("form")
+            if isinstance(form, LinearForm):
                 found.add(form.input_precision)
             if call := equation.params.get("call"):
                 found.add(call.fused.linear.linear_form.input_precision)

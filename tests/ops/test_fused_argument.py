@@ -11,7 +11,7 @@ import pytest
 from eqfuse import models, ops
 from eqfuse.ops import show
 from eqfuse.ops.info import info
-from eqfuse.ops.primitives import layer
+from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, Case, Problem
 from tests.ops.linear_parity import orders, orders_of_e3nn, worst
@@ -133,6 +133,12 @@ REFUSED = {
         np.float32,
         "at most 256 channels, and these are 257",
     ),
+    "factors": (
+        Case(ops.TensorProductLinear, False, "65x0e+65x3o", "0e+3o", "65x0e+65x3o"),
+        "triton",
+        np.float32,
+        "would hold 224 factors of matmuls",
+    ),
     "an activation": (
         dataclasses.replace(CASES["rows-gate"], options=(("even_act", lambda x: x**2),)),
         "llvm",
@@ -197,15 +203,15 @@ def test_what_was_chosen_is_reported(monkeypatch):
     rows = Problem(CASES["rows-linear"], np.float32)
     with ops.recorded() as calls:
         rows.apply("llvm", rows.params, rows.arrays)
-    assert calls[-1].fused.startswith("apart: from 256 rows on")
+    assert calls[-1].fused == "apart: fewer than 256 rows"
     with ops.recorded() as calls:
         problem = always(CASES["rows-linear"], np.float32)
         problem.apply("llvm", problem.params, problem.arrays)
     assert calls[-1].fused == "fused: 'always' was asked for"
     of_linear = {"target": "none", "backend": "llvm", "linear": "8x0e"}
     few, many = (show.show("8x0e", "0e", num_edges=n, **of_linear) for n in (255, 256))
-    assert "\nwith a Linear to 8x0e, apart: from 256 rows on" in few
-    assert "\nwith a Linear to 8x0e, fused: from 256 rows on" in many
+    assert "\nwith a Linear to 8x0e, apart: fewer than 256 rows\n" in few
+    assert "\nwith a Linear to 8x0e, fused: 256 rows or more\n" in many
     with pytest.raises(ValueError, match="fused='always' cannot be done here"):
         show.show("8x0e", "0e", fused="always", **of_linear | {"backend": "xla"})
     monkeypatch.setenv("EQFUSE_FUSED", "never")
@@ -228,11 +234,6 @@ def test_models_pass_it_to_their_ops(name):
     assert chosen == {"apart: fused='never' was asked for"}
 
 
-def test_bounds_are_found_by_backend_and_rows_or_graph():
-    places = {(b.backend, b.where) for b in layer.TABLE}
-    assert len(places) == len(layer.TABLE) == 4
-
-
 def test_auto_on_a_graph_on_a_gpu_fuses_gated_ops_of_few_nodes_and_small_matrices(monkeypatch):
     pytest.importorskip("triton")
     case = CASES["graph-gate-skip"]
@@ -247,9 +248,9 @@ def test_auto_on_a_graph_on_a_gpu_fuses_gated_ops_of_few_nodes_and_small_matrice
     assert chosen(Problem(CASES["graph-linear"], np.float32)) == "apart"
     assert chosen(Problem(case, jnp.bfloat16)) == "apart"
     with monkeypatch.context() as patch:
-        patch.setattr(layer, "FEW_NODES", 4)
+        patch.setattr(choice, "FEW_NODES", 4)
         assert chosen(problem) == "apart"
     elements = sum(p.size for p in jax.tree.leaves(problem.params))
     for light, expected in ((5 * 4 * elements, "fused"), (5 * 4 * elements - 1, "apart")):
-        monkeypatch.setattr(layer, "LIGHT", light)
+        monkeypatch.setattr(choice, "LIGHT", light)
         assert chosen(problem) == expected

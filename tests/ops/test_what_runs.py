@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.primitives import layer
+from eqfuse.ops.primitives import choice
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "fused.md"
 X, Y, OUT, GATED = "4x0e+4x1o", "0e+1o", "5x0e+3x1o", "5x0e+3x0e+3x1o"
-ROWS, NODES = layer.FEWEST_ROWS, 16
+ROWS, NODES = choice.FEWEST_ROWS, 16
 CALLS = {"llvm": "custom_call @eqfuse", "triton": "custom_call @xla_ffi_python_cpu_callback"}
 ORDERS = ("value", "gradient", "gradient of a loss on forces")
 
@@ -111,13 +111,14 @@ def test_the_table_has_every_case():
         (op, over, fused)
         for op in ("TensorProduct", "TensorProductLinear", "TensorProductLinearGate, with a skip")
         for over in ("rows", "a graph")
-        for fused in layer.MODES
+        for fused in choice.MODES
         if (op, over) != ("TensorProduct", "rows") or fused == "auto"
     } | {("interpolate", "rows, by interval", "auto")}
     assert {tuple(line[:3]) for line in LINES} == expected
 
 
 def test_bounds_of_auto_are_on_the_page():
-    text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    for bound in layer.TABLE:
-        assert bound.why in text
+    text = PAGE.read_text(encoding="utf-8")
+    for line in ops.fused_table():
+        case, _, chosen = line.partition(": ")
+        assert f"| {case.replace(', ', ' | ')} | {chosen} |" in text

@@ -19,6 +19,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import math
 
 INDEX_ARRAYS = (
     "senders",
@@ -107,6 +108,10 @@ class Operand:
         """Return whether the segments are the whole row."""
         return sum(s.mul * s.dim for s in self.segments) == self.size
 
+    def shape(self, num_rows: int, num_nodes: int = 0) -> tuple[int, int]:
+        """Return the shape of its array."""
+        return self.index.count(num_rows, num_nodes), self.size
+
     def __repr__(self):
         blocks = "+".join(
             f"{s.mul}x{s.dim}" if self.channels else f"{s.dim}" for s in self.segments
@@ -148,8 +153,72 @@ class Counts:
     bytes: int
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Form:
+class Multilinear:
+    """A sum of products of inputs, each of which adds to one output: a `Form`, a `LinearForm`.
+
+    A subclass is a frozen dataclass with `eq=False`; its hash is computed once. Its derivatives are
+    of the same class. Operands are numbered: inputs first, then outputs.
+    """
+
+    inputs: tuple
+    outputs: tuple
+
+    @functools.cached_property
+    def _fields(self) -> tuple:
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(self._fields)
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        if self is other:
+            return True
+        same = type(self) is type(other) and self._hash == other._hash
+        return same and self._fields == other._fields
+
+    @property
+    def operands(self) -> tuple:
+        return self.inputs + self.outputs
+
+    def reached(self) -> tuple[bool, ...]:
+        """Return which outputs anything adds to; the others are zero."""
+        n, touched = len(self.inputs), self.touched()
+        return tuple(n + o in touched for o in range(len(self.outputs)))
+
+    def used_inputs(self) -> tuple[bool, ...]:
+        """Return which inputs are read."""
+        touched = self.touched()
+        return tuple(i in touched for i in range(len(self.inputs)))
+
+    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]):
+        """Return the same from cotangents of the outputs to cotangents of the linear inputs.
+
+        Every product must contain exactly one linear input. Inputs: those that are not linear, then
+        a cotangent for each output marked in `cotangents` (the others are zero). Outputs: one for
+        each linear input, in order.
+        """
+        n = len(self.inputs)
+        known = [i for i in range(n) if not linear[i]]
+        given = [n + o for o in range(len(self.outputs)) if cotangents[o]]
+        return self._transposed(known, given, [i for i in range(n) if linear[i]])
+
+    def restrict(self, wanted: tuple[bool, ...]):
+        """Return the same with only the wanted outputs, and every input."""
+        n = len(self.inputs)
+        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
+
+    def drop_inputs(self, keep: tuple[bool, ...]):
+        """Return the same with only the inputs that `keep` marks; no other may be read."""
+        n = len(self.inputs)
+        return self._with([i for i in range(n) if keep[i]], [*range(n, len(self.operands))])
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Form(Multilinear):
     """A sum of paths from inputs to outputs. See the module's docstring.
 
     Raises:
@@ -182,23 +251,6 @@ class Form:
             if any(i >= s.dim for i, s in zip(components, segments, strict=True)):
                 raise ValueError(f"components {components} lie outside segments {segments}")
 
-    @functools.cached_property
-    def _hash(self):
-        return hash((self.inputs, self.outputs, self.paths))
-
-    def __hash__(self):
-        return self._hash
-
-    def __eq__(self, other):
-        if self is other:
-            return True
-        return (
-            isinstance(other, Form)
-            and self._hash == other._hash
-            and (self.inputs, self.outputs, self.paths)
-            == (other.inputs, other.outputs, other.paths)
-        )
-
     def __repr__(self):
         lines = [
             f"Form of {len(self.paths)} paths, {self.num_terms} terms",
@@ -219,10 +271,6 @@ class Form:
         return f"{operand.name}.{ref.segment}[{shape}]"
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        return self.inputs + self.outputs
-
-    @property
     def num_terms(self) -> int:
         return sum(len(path.terms) for path in self.paths)
 
@@ -236,10 +284,10 @@ class Form:
         """Return whether the arrays of `Edges` follow those of the inputs."""
         return self.on_graph
 
-    def reached(self) -> tuple[bool, ...]:
-        """Return which outputs any path adds to; the others are zero."""
-        result = {path.output.operand for path in self.paths}
-        return tuple(o in result for o in range(len(self.outputs)))
+    def touched(self) -> set[int]:
+        """Return the numbers of the operands that any path reads or adds to."""
+        read = {ref.operand for path in self.paths for ref in path.factors}
+        return read | {len(self.inputs) + path.output.operand for path in self.paths}
 
     def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
         """Return the same form with other indices of the operands of these numbers."""
@@ -270,9 +318,7 @@ class Form:
             refs = [(self.inputs, ref) for ref in path.factors]
             mul = max(o[s.operand].segments[s.segment].mul for o, s in refs)
             operations += mul * len(path.terms) * (len(path.factors) + 1)
-        elements = 0
-        for operand in self.operands:
-            elements += operand.size * operand.index.count(num_rows, num_nodes)
+        elements = sum(math.prod(o.shape(num_rows, num_nodes)) for o in self.operands)
         return Counts(len(self.paths), self.num_terms, operations * num_rows, elements * itemsize)
 
     def jvp(self, active: tuple[bool, ...]) -> "Form":
@@ -297,32 +343,11 @@ class Form:
                     paths.append(dataclasses.replace(path, factors=factors))
         return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()
 
-    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> "Form":
-        """Return the form from cotangents of the outputs to cotangents of the linear inputs.
-
-        Every path must contain exactly one linear input. Inputs: those of this form that are not
-        linear, then a cotangent for each output marked in `cotangents` (the others are zero).
-        Outputs: one for each linear input, in order.
-        """
-        n = len(self.inputs)
-        known = [i for i in range(n) if not linear[i]]
-        given = [n + o for o in range(len(self.outputs)) if cotangents[o]]
-        wanted = [i for i in range(n) if linear[i]]
+    def _transposed(self, known: list[int], given: list[int], wanted: list[int]) -> "Form":
         used = {self.inputs[i].name for i in known}
         names = {j: _fresh(f"d{self.operands[j].name}", used) for j in given}
         names |= {i: _fresh(f"d{self.inputs[i].name.removeprefix('t_')}", used) for i in wanted}
         return self._with(known + given, wanted, names).merged()
-
-    def restrict(self, wanted: tuple[bool, ...]) -> "Form":
-        """Return the same form with only the wanted outputs, and every input."""
-        n = len(self.inputs)
-        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
-
-    def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
-        """Return the same form with only the inputs that `keep` marks; no path may read another."""
-        n = len(self.inputs)
-        outputs = [*range(n, n + len(self.outputs))]
-        return self._with([i for i in range(n) if keep[i]], outputs)
 
     def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
         """Return the form of some operands, and of the paths that have no others.
@@ -354,16 +379,12 @@ class Form:
         sides = tuple(operands[: len(inputs)]), tuple(operands[len(inputs) :])
         return Form(*sides, tuple(paths))
 
-    def used_inputs(self) -> tuple[bool, ...]:
-        """Return which inputs any path reads."""
-        used = {ref.operand for path in self.paths for ref in path.factors}
-        return tuple(i in used for i in range(len(self.inputs)))
-
     def merged(self) -> "Form":
         """Return the form with equal paths merged, without terms that cancel."""
         merged = collections.OrderedDict()
         for path in self.paths:
-            order = sorted(range(len(path.factors)), key=lambda n, p=path: _slot_key(p.factors[n]))
+            slots = [(ref.operand, ref.segment) for ref in path.factors]
+            order = sorted(range(len(slots)), key=slots.__getitem__)
             key = (tuple(path.factors[n] for n in order), path.output)
             terms = merged.setdefault(key, collections.Counter())
             for components, value in path.terms:
@@ -375,10 +396,6 @@ class Form:
         return Form(self.inputs, self.outputs, tuple(path for path in paths if path.terms))
 
 
-def _slot_key(ref: SegmentRef):
-    return ref.operand, ref.segment
-
-
 def _fresh(name: str, used: set[str]) -> str:
     """Return `name`, or `name_2`, `name_3`, ... if it is taken, and add it to what is taken."""
     candidate, n = name, 1
@@ -387,3 +404,37 @@ def _fresh(name: str, used: set[str]) -> str:
         candidate = f"{name}_{n}"
     used.add(candidate)
     return candidate
+
+
+def reductions(form: Form) -> dict[Index, list[int]]:
+    """Return the outputs of each kernel (Triton) or pass (LLVM), by what it reduces over.
+
+    Outputs by row go along with those of the senders or receivers.
+    """
+    result: dict[Index, list[int]] = {}
+    for o, operand in enumerate(form.outputs):
+        result.setdefault(operand.index, []).append(o)
+    rows = result.pop(Index.ROW, [])
+    if rows:
+        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in result), Index.ROW)
+        result.setdefault(host, []).extend(rows)
+    return result
+
+
+def ordered_groups(form: Form) -> list[list[Path]]:
+    """Return paths in the order in which a kernel computes them, grouped by what they share.
+
+    Two paths are in one group if they come from paths of the original product that read the same
+    segments of its two factors.
+    """
+    groups = collections.OrderedDict()
+    for path in sorted(form.paths, key=functools.partial(product_of, form)):
+        groups.setdefault(product_of(form, path)[:2], []).append(path)
+    return list(groups.values())
+
+
+def product_of(form: Form, path: Path) -> tuple:
+    """Return the segments of the path of the original product that a path comes from, by role."""
+    refs = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
+    refs.append((form.outputs[path.output.operand].role, path.output.segment))
+    return tuple(sorted(refs))

@@ -11,54 +11,27 @@ import math
 from collections.abc import Callable
 
 
+def _operator(function: str, *, swapped: bool = False):
+    def operator(self, *others) -> Expression:
+        operands = (self, *others)
+        return Expression(function, operands[::-1] if swapped else operands)
+
+    return operator
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Expression:
-    """A variable, or one of `steps.FUNCTIONS` of expressions and numbers."""
+    """A variable, or one of `program.FUNCTIONS` of expressions and numbers."""
 
     function: str
     operands: tuple
 
-    def __add__(self, other):
-        return Expression("add", (self, other))
-
-    def __radd__(self, other):
-        return Expression("add", (other, self))
-
-    def __sub__(self, other):
-        return Expression("sub", (self, other))
-
-    def __rsub__(self, other):
-        return Expression("sub", (other, self))
-
-    def __mul__(self, other):
-        return Expression("mul", (self, other))
-
-    def __rmul__(self, other):
-        return Expression("mul", (other, self))
-
-    def __truediv__(self, other):
-        return Expression("div", (self, other))
-
-    def __rtruediv__(self, other):
-        return Expression("div", (other, self))
-
-    def __neg__(self):
-        return Expression("neg", (self,))
-
-    def __abs__(self):
-        return Expression("abs", (self,))
-
-    def __lt__(self, other):
-        return Expression("lt", (self, other))
-
-    def __le__(self, other):
-        return Expression("le", (self, other))
-
-    def __gt__(self, other):
-        return Expression("gt", (self, other))
-
-    def __ge__(self, other):
-        return Expression("ge", (self, other))
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swapped=True)
+    __neg__, __abs__ = _operator("neg"), _operator("abs")
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
 
 
 Let = Callable[[str, Expression], Expression]
@@ -158,7 +131,7 @@ ACTIVATIONS: dict[str, Callable[[Expression, Let], tuple[Expression, Expression]
     "soft_odd": _soft_odd,
     "abs": _abs,
 }
-"""The value and the derivative of each activation of `gates.Activation`, by its name.
+"""The value and the derivative of each activation of `gate.Activation`, by its name.
 
 Where a function has no derivative, and in what cancels, they are as JAX has them.
 """

@@ -20,7 +20,7 @@ class Fused:
       gate: what becomes of the pre-activation; None if nothing.
       skip: whether a row [rows, linear.size_out] is added before the gate.
 
-    The pre-activation z may be several arrays (`linears.cut`) if neither gate nor skip follows.
+    The pre-activation z may be several arrays (`linear.cut`) if neither gate nor skip follows.
     """
 
     form: Form
@@ -47,7 +47,7 @@ class Fused:
         return self.form.outputs[0].index is Index.RECEIVER
 
     @property
-    def mixed(self) -> "Fused":
+    def epilogue(self) -> "Fused":
         """Return what follows the product: the op of its rows, which are the product."""
         [out] = self.form.outputs
         source = Operand("m", out.size, out.segments, True)
@@ -60,8 +60,8 @@ class Fused:
         return dataclasses.replace(self, form=form)
 
     @property
-    def only_mixes(self) -> bool:
-        """Return whether the product is a row that is given, see `mixed`."""
+    def is_epilogue(self) -> bool:
+        """Return whether the product is a row that is given, see `epilogue`."""
         return len(self.form.inputs) == 1
 
     @property

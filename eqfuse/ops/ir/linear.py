@@ -10,6 +10,8 @@ import itertools
 import e3nn_jax as e3nn
 import numpy as np
 
+from eqfuse.ops.ir.form import Multilinear
+
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -68,8 +70,8 @@ class Term:
         return Term(x, place(self.w), BlockRef(place(self.z.operand), self.z.block), self.scale)
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearForm:
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearForm(Multilinear):
     """A sum of terms from inputs to outputs. See the module's docstring.
 
     Attributes:
@@ -84,17 +86,6 @@ class LinearForm:
     terms: tuple[Term, ...]
     num_sets: int = 0
     input_precision: str = "ieee"
-
-    @functools.cached_property
-    def _hash(self):
-        return hash((self.inputs, self.outputs, self.terms, self.num_sets, self.input_precision))
-
-    def __hash__(self):
-        return self._hash
-
-    @property
-    def operands(self) -> tuple[Rows | Weights, ...]:
-        return self.inputs + self.outputs
 
     @property
     def needs_integers(self) -> bool:
@@ -112,15 +103,9 @@ class LinearForm:
             return num_rows, operand.size
         return (*((self.num_sets,) if self.num_sets else ()), *operand.shape)
 
-    def reached(self) -> tuple[bool, ...]:
-        """Return which outputs any term adds to."""
-        result = {self.output_of(t) for t in self.terms}
-        return tuple(o in result for o in range(len(self.outputs)))
-
-    def used_inputs(self) -> tuple[bool, ...]:
-        """Return which inputs any term reads."""
-        result = {n for t in self.terms for n in t.operands()}
-        return tuple(i in result for i in range(len(self.inputs)))
+    def touched(self) -> set[int]:
+        """Return the numbers of the operands that any term reads or adds to."""
+        return {n for t in self.terms for n in t.operands()}
 
     def jvp(self, active: tuple[bool, ...]) -> LinearForm:
         """Return the derivative along tangents of the active inputs, which follow the inputs."""
@@ -138,28 +123,8 @@ class LinearForm:
         inputs = self.inputs + tuple(self.inputs[i] for i in tangent)
         return dataclasses.replace(self, inputs=inputs, terms=tuple(terms))
 
-    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> LinearForm:
-        """Return the form from cotangents of the outputs to those of the linear inputs.
-
-        Every term must read exactly one linear input. Inputs: those that are not linear, then a
-        cotangent for each output marked in `cotangents`. Outputs: one for each linear input.
-        """
-        n = len(self.inputs)
-        known = [i for i in range(n) if not linear[i]]
-        known += [n + o for o in range(len(self.outputs)) if cotangents[o]]
-        order = known + [i for i in range(n) if linear[i]]
-        return self._with(order, len(known))
-
-    def restrict(self, wanted: tuple[bool, ...]) -> LinearForm:
-        """Return the same linear form with only the wanted outputs, and every input."""
-        n = len(self.inputs)
-        return self._with([*range(n), *(n + o for o, keep in enumerate(wanted) if keep)], n)
-
-    def drop_inputs(self, keep: tuple[bool, ...]) -> LinearForm:
-        """Return the same with only the inputs that `keep` marks; no term may read another."""
-        n = len(self.inputs)
-        kept = [i for i in range(n) if keep[i]]
-        return self._with([*kept, *range(n, len(self.operands))], len(kept))
+    def _transposed(self, known: list[int], given: list[int], wanted: list[int]) -> LinearForm:
+        return self._with(known + given, wanted)
 
     def turned(self) -> tuple[LinearForm, tuple[int, ...]]:
         """Return the same linear form with no transposed matrix.
@@ -185,16 +150,15 @@ class LinearForm:
         inputs = self.inputs + more
         return dataclasses.replace(self, inputs=inputs, terms=tuple(terms)), tuple(result)
 
-    def _with(self, order: list[int], num_inputs: int) -> LinearForm:
-        """Return the operands of these numbers, inputs first, and the terms that have no others."""
-        place = {j: new for new, j in enumerate(order)}
+    def _with(self, inputs: list[int], outputs: list[int]) -> LinearForm:
+        """Return the operands of these numbers, and the terms that have no others."""
+        place = {j: new for new, j in enumerate(inputs + outputs)}
         terms = tuple(
             t.replaced(place.__getitem__)
             for t in self.terms
             if all(j in place for j in t.operands())
         )
-        operands = tuple(self.operands[j] for j in order)
-        inputs, outputs = operands[:num_inputs], operands[num_inputs:]
+        inputs, outputs = (tuple(self.operands[j] for j in side) for side in (inputs, outputs))
         return dataclasses.replace(self, inputs=inputs, outputs=outputs, terms=terms)
 
 
@@ -260,7 +224,7 @@ class Linear:
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class ParameterColumns:
     """Columns `first` to `stop` of the parameter of this number."""
 
     parameter: int
@@ -269,7 +233,7 @@ class Columns:
 
 
 @functools.cache
-def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, ...]]:
+def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[ParameterColumns, ...]]:
     """Return the same Linear with its pre-activation as several arrays.
 
     A block that belongs to two arrays becomes two blocks, and so do its parameters.
@@ -296,7 +260,7 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, 
     for term in linear.linear_form.terms:
         old = linear.parameters[term.w - 1]
         for o, block, first, last in places[term.z.block]:
-            columns.append(Columns(term.w - 1, first, last))
+            columns.append(ParameterColumns(term.w - 1, first, last))
             shape = (*old.shape[:-1], last - first)
             parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
             slots.append((term, o, block))

@@ -145,10 +145,26 @@ def filled(known: Iterable[Segment], size: int, channels: bool) -> tuple[Segment
 
 
 class Operands:
-    """Segments of the operands, numbered as they are first used."""
+    """Segments of the operands, numbered as they are first used, and paths between them."""
 
     def __init__(self):
-        self.segments = {}
+        self.segments, self.paths = {}, []
+
+    def add(self, factors: dict[int, Segment], out: Segment, terms):
+        """Add a path; weights that are a factor have one component, which is not in the terms."""
+        if W in factors:
+            terms = tuple(((i, j, 0, k), c) for (i, j, k), c in terms)
+        refs = tuple(self.ref(number, segment) for number, segment in factors.items())
+        self.paths.append(Path(refs, SegmentRef(0, self.ref(OUT, out).segment), terms))
+
+    def form(self, *operands: tuple[int, int, bool, Index]) -> Form:
+        """Return the form of all paths.
+
+        Args:
+          operands: number, size, whether it has channels, and index of each, the output last.
+        """
+        *inputs, output = (self.operand(*of) for of in operands)
+        return Form(tuple(inputs), (output,), tuple(self.paths)).merged()
 
     def ref(self, operand: int, segment: Segment) -> SegmentRef:
         known = self.segments.setdefault(operand, {})
@@ -171,12 +187,6 @@ def columns_of(group: Group) -> np.ndarray:
     return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])
 
 
-def renumbered(form: Form, paths: list[Path]) -> Form:
-    """Return the form with these paths, whose output slots were numbered `OUT`."""
-    paths = [dataclasses.replace(p, output=SegmentRef(0, p.output.segment)) for p in paths]
-    return dataclasses.replace(form, paths=tuple(paths)).merged()
-
-
 def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]]:
     """Merge sorted blocks of one irrep into one, which is zero if all of them are."""
     merged = {}
@@ -184,6 +194,13 @@ def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]
         if mul:
             merged.setdefault(ir, []).append(zero)
     return irreps.simplify(), tuple(all(flags) for flags in merged.values())
+
+
+def product_of(form: Form, irreps, zeros, regroup: bool, channel_columns=None) -> Product:
+    """Return the product of a form, of whose output blocks those of one irrep may be one."""
+    irreps = e3nn.Irreps(irreps)
+    irreps, zeros = regrouped(irreps, zeros) if regroup else (irreps, tuple(zeros))
+    return Product(form, irreps, zeros, channel_columns)
 
 
 UNROLLED_MUL = 4
@@ -226,37 +243,26 @@ def tensor_product(
     # the channels of y lie side by side in the output
     x_channels = mul_x > mul_y if many else mul_x >= mul_y
 
-    operands, paths, zeros = Operands(), [], []
+    operands, zeros = Operands(), []
     offset = irrep = 0
     for ir, gx, gy in blocks:
         terms = coupling(gx.ir, gy.ir, ir, normalization)
-        weighted_terms = tuple(((i, j, 0, k), c) for (i, j, k), c in terms)
         for x, y, places in _unrolled(gx, gy, x_channels):
             first, step, mul = places  # the irreps of this path among those of the block
-            factors = [operands.ref(X, x), operands.ref(Y, y)]
-            if weighted:
-                factors.append(operands.ref(W, Segment(irrep + first, mul, 1, step)))
+            factors = {X: x, Y: y} | ({W: Segment(irrep + first, mul, 1, step)} if weighted else {})
             out = Segment(offset + first * ir.dim, mul, ir.dim, step * ir.dim)
-            paths.append(
-                Path(tuple(factors), operands.ref(OUT, out), weighted_terms if weighted else terms)
-            )
+            operands.add(factors, out, terms)
         zeros.append(gx.zero or gy.zero)
         offset += gx.mul * gy.mul * ir.dim
         irrep += gx.mul * gy.mul
 
-    irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
-    x_index = Index.SENDER if on_graph else Index.ROW
-    inputs = [
-        operands.operand(X, irreps_x.dim, x_channels, x_index),
-        operands.operand(Y, irreps_y.dim, not x_channels, Index.ROW),
-    ]
-    if weighted:
-        inputs.append(operands.operand(W, irrep, True, Index.ROW))
-    out_index = Index.RECEIVER if on_graph else Index.ROW
-    output = operands.operand(OUT, irreps_out.dim, True, out_index)
-    form = renumbered(Form(tuple(inputs), (output,), ()), paths)
-    irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
-    return Product(form, irreps_out, zeros)
+    form = operands.form(
+        (X, irreps_x.dim, x_channels, Index.SENDER if on_graph else Index.ROW),
+        (Y, irreps_y.dim, not x_channels, Index.ROW),
+        *([(W, irrep, True, Index.ROW)] if weighted else []),
+        (OUT, offset, True, Index.RECEIVER if on_graph else Index.ROW),
+    )
+    return product_of(form, [(gx.mul * gy.mul, ir) for ir, gx, gy in blocks], zeros, regroup)
 
 
 def _blocks(x_groups, y_groups, filter_ir_out, first) -> list[tuple[e3nn.Irrep, Group, Group]]:
@@ -336,32 +342,28 @@ def _unrolled(gx: Group, gy: Group, x_channels: bool):
 
 def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     """Return products of operands with many channels, repeated for every pair (u, v)."""
-    operands, paths, zeros, columns = Operands(), [], [], ([], [])
+    operands, zeros, columns = Operands(), [], ([], [])
     places, sizes, offset = {}, [0, 0], 0
     for ir, gx, gy in blocks:
         mul = gx.mul * gy.mul
-        zero = gx.zero or gy.zero
-        zeros.append(zero)
+        zeros.append(gx.zero or gy.zero)
         if (gx, gy) not in places:
             places[gx, gy] = tuple(sizes)
             for side, group, other in ((0, gx, gy), (1, gy, gx)):
                 columns[side].append(Columns(columns_of(group), other.mul, axis=1 - side))
                 sizes[side] += columns[side][-1].size
-        if mul and not zero:
+        if mul and not zeros[-1]:
             x, y = (
                 Segment(start, mul, g.ir.dim, g.ir.dim)
                 for start, g in zip(places[gx, gy], (gx, gy), strict=True)
             )
-            out = operands.ref(OUT, Segment(offset, mul, ir.dim, ir.dim))
-            factors = (operands.ref(X, x), operands.ref(Y, y))
-            paths.append(Path(factors, out, coupling(gx.ir, gy.ir, ir, normalization)))
+            out = Segment(offset, mul, ir.dim, ir.dim)
+            operands.add({X: x, Y: y}, out, coupling(gx.ir, gy.ir, ir, normalization))
         offset += mul * ir.dim
-    irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
-    inputs = tuple(operands.operand(n, sizes[n], True, Index.ROW) for n in (X, Y))
-    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
-    form = renumbered(Form(inputs, (output,), ()), paths)
-    irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
-    return Product(form, irreps_out, zeros, tuple(map(tuple, columns)))
+    sizes = dict(zip((X, Y, OUT), (*sizes, offset), strict=True))
+    form = operands.form(*((n, size, True, Index.ROW) for n, size in sizes.items()))
+    irreps_out = [(gx.mul * gy.mul, ir) for ir, gx, gy in blocks]
+    return product_of(form, irreps_out, zeros, regroup, tuple(map(tuple, columns)))
 
 
 @functools.cache
@@ -385,7 +387,7 @@ def elementwise_tensor_product(
         )
     pairs = _aligned(_irrep_blocks(irreps_x, zero_x), _irrep_blocks(irreps_y, zero_y))
     blocks = [(ir, x, y) for x, y in pairs for ir in x[0] * y[0]]
-    return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization)
+    return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, regroup=False)
 
 
 @functools.cache
@@ -420,64 +422,51 @@ def channelwise_tensor_product(
     ]
     blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
     y_index = Index.RECEIVER if on_graph else Index.ROW
-    if weighted:
-        return _weighted(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index)
-    product = _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index)
-    irreps_out, zeros = regrouped(product.irreps_out, product.zero_flags)
-    return dataclasses.replace(product, irreps_out=irreps_out, zero_flags=zeros)
+    options = {"y_index": y_index, "regroup": not weighted, "weighted": weighted}
+    return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, **options)
 
 
 def _channelwise(
-    blocks, irreps_x, irreps_y, filter_ir_out, normalization: str, y_index: Index = Index.ROW
+    blocks,
+    irreps_x,
+    irreps_y,
+    filter_ir_out,
+    normalization: str,
+    *,
+    regroup: bool,
+    y_index: Index = Index.ROW,
+    weighted: bool = False,
 ) -> Product:
-    """Return the form of products, channel by channel, of (irrep, block of x, block of y)."""
-    operands, paths, zeros, irreps_out, offset = Operands(), [], [], [], 0
-    for ir, (ir_x, x, x_zero), (ir_y, y, y_zero) in blocks:
-        if filter_ir_out is not None and ir not in filter_ir_out:
-            continue
-        out = Segment(offset, x.mul, ir.dim, ir.dim)
-        offset += x.mul * ir.dim
-        irreps_out.append((x.mul, ir))
-        zeros.append(x_zero or y_zero)
-        if not zeros[-1] and x.mul:
-            factors = (operands.ref(X, x), operands.ref(Y, y))
-            terms = coupling(ir_x, ir_y, ir, normalization)
-            paths.append(Path(factors, operands.ref(OUT, out), terms))
-    irreps_out = e3nn.Irreps(irreps_out)
-    inputs = (
-        operands.operand(X, irreps_x.dim, True, Index.ROW),
-        operands.operand(Y, irreps_y.dim, True, y_index),
-    )
-    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
-    form = renumbered(Form(inputs, (output,), ()), paths)
-    return Product(form, irreps_out, tuple(zeros))
+    """Return the form of products, channel by channel, of (irrep, block of x, block of y).
 
-
-def _weighted(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index) -> Product:
-    """Return the form of weighted products, of which those of an irrep are added."""
+    Those of an irrep are added where they are weighted.
+    """
     blocks = [b for b in blocks if filter_ir_out is None or b[0] in filter_ir_out]
-    mul = blocks[0][1][1].mul if blocks else 0
-    irreps_out = e3nn.Irreps([(mul, ir) for ir in dict.fromkeys(ir for ir, _, _ in blocks)])
-    starts = dict(zip((ir for _, ir in irreps_out), irreps_out.slices(), strict=True))
-    operands, paths, nonzero = Operands(), [], set()
-    for k, (ir, (ir_x, x, x_zero), (ir_y, y, y_zero)) in enumerate(blocks):
-        if x_zero or y_zero or not mul:
-            continue
-        nonzero.add(ir)
-        factors = [operands.ref(X, x), operands.ref(Y, y)]
-        factors.append(operands.ref(W, Segment(k * mul, mul, 1, 1)))
-        out = Segment(starts[ir].start, mul, ir.dim, ir.dim)
-        terms = coupling(ir_x, ir_y, ir, normalization)
-        terms = tuple(((i, j, 0, m), c) for (i, j, m), c in terms)
-        paths.append(Path(tuple(factors), operands.ref(OUT, out), terms))
-    inputs = (
-        operands.operand(X, irreps_x.dim, True, Index.ROW),
-        operands.operand(Y, irreps_y.dim, True, y_index),
-        operands.operand(W, len(blocks) * mul, True, Index.SHARED),
+    irreps_out = e3nn.Irreps([(x.mul, ir) for ir, (_, x, _), _ in blocks])
+    slices = irreps_out.slices()
+    if weighted:
+        irreps_out = e3nn.Irreps(list(dict.fromkeys((mul, ir) for mul, ir in irreps_out)))
+        places = dict(zip((ir for _, ir in irreps_out), irreps_out.slices(), strict=True))
+        slices = [places[ir] for ir, _, _ in blocks]
+    operands, zeros, weights = Operands(), [], 0
+    for place, (ir, (ir_x, x, x_zero), (ir_y, y, y_zero)) in zip(slices, blocks, strict=True):
+        zeros.append(x_zero or y_zero)
+        if x.mul and not zeros[-1]:
+            factors = {X: x, Y: y} | ({W: Segment(weights, x.mul, 1, 1)} if weighted else {})
+            out = Segment(place.start, x.mul, ir.dim, ir.dim)
+            operands.add(factors, out, coupling(ir_x, ir_y, ir, normalization))
+        weights += x.mul
+    form = operands.form(
+        (X, irreps_x.dim, True, Index.ROW),
+        (Y, irreps_y.dim, True, y_index),
+        *([(W, weights, True, Index.SHARED)] if weighted else []),
+        (OUT, irreps_out.dim, True, Index.ROW),
     )
-    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
-    form = renumbered(Form(inputs, (output,), ()), paths)
-    return Product(form, irreps_out, tuple(ir not in nonzero for _, ir in irreps_out))
+    if weighted:
+        zero_of = zip((ir for ir, _, _ in blocks), zeros, strict=True)
+        nonzero = {ir for ir, zero in zero_of if not zero}
+        zeros = [ir not in nonzero or not mul for mul, ir in irreps_out]
+    return product_of(form, irreps_out, zeros, regroup)
 
 
 def _irrep_blocks(irreps, zero_flags):

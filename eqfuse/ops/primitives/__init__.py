@@ -1,1 +1,18 @@
-"""JAX primitives of the algebra: derivatives, batching, sharding, lowering."""
+"""JAX primitives, with their rules, batching, sharding and lowering, and why each is its own.
+
+- `forms.form_p`: a product and its derivatives of every order. Its rows are partitioned over
+  devices, and it reads and sums rows of nodes.
+- `linear.linear_form_p`: a Linear and its derivatives. It is multilinear by the rules of `form_p`,
+  but has operands without rows, the matrices: `vmap` joins rows, and keeps one set of matrices.
+- `linear.activation_p`: the only function that is not multilinear. Its derivatives are forms and
+  itself at other orders, so that a traced gate is one native kernel with what is around it.
+- `layer.fused_p`: product, Linear, skip and gate as one kernel; it is differentiated as a whole.
+- `layer.tangent_p`: its tangent, linear, so that JAX can transpose it.
+- `layer.backward_p`: the transpose, which is not composed of the tangent but has a kernel.
+- `layer.second_p`: the tangent of `backward_p`, transposed where a loss depends on forces.
+- `layer.double_p`: the transpose of that, a kernel, or blocks of rows.
+- `native.native_p`: what is left of each when it is lowered for a CPU: a call of machine code.
+- `backends.triton.primitive.launch_p`: the same for a GPU, where a kernel has a grid and may write
+  over its inputs; `compile_ahead` finds all kernels of a function by it.
+- `transforms.sequence.sequence.sequence_p`: any function, written as one kernel of a whole network.
+"""

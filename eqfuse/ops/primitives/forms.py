@@ -15,7 +15,7 @@ from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
 
-form_p = rules.multilinear_primitive("eqfuse_form", "form", ("num_rows", "num_nodes", "backend"))
+form_p = rules.multilinear_primitive("eqfuse_form")
 _jax_compat.require_devices_when_lowered(form_p)  # forms over rows are partitioned there
 
 
@@ -55,7 +55,7 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
     num_rows = edges.num_edges if edges is not None else next(iter(rows))
     num_nodes = edges.num_nodes if edges is not None else 0
     for operand, array in zip(form.inputs, inputs, strict=True):
-        expected = (operand.index.count(num_rows, num_nodes), operand.size)
+        expected = operand.shape(num_rows, num_nodes)
         if array.shape != expected:
             raise ValueError(f"operand {operand.name} must be {expected}, got {array.shape}")
     return num_rows, num_nodes
@@ -63,12 +63,8 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
 
 @form_p.def_abstract_eval
 def _abstract(*args, form, num_rows, num_nodes, backend):
-    dtype = args[0].dtype
     return [
-        args[0].update(
-            shape=(o.index.count(num_rows, num_nodes), o.size), dtype=dtype, weak_type=False
-        )
-        for o in form.outputs
+        args[0].update(shape=o.shape(num_rows, num_nodes), weak_type=False) for o in form.outputs
     ]
 
 
@@ -99,8 +95,8 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
             num_nodes=size * num_nodes,
             backend=backend,
         )
-        counts = [o.index.count(num_rows, num_nodes) for o in form.outputs]
-        return [o.reshape(size, n, o.shape[-1]) for o, n in zip(outputs, counts, strict=True)]
+        shapes = [o.shape(num_rows, num_nodes) for o in form.outputs]
+        return [o.reshape(size, *shape) for o, shape in zip(outputs, shapes, strict=True)]
 
     outputs = summed(bound, form.indexed(changed), arrays)
     return outputs, [0] * len(outputs)

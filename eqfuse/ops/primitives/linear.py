@@ -8,15 +8,12 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.backends import xla as definition
 from eqfuse.ops.ir.gate import Activated, Activation, GateForms, chain_rule
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.primitives import forms, rules
 from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
 
-linear_form_p = rules.multilinear_primitive(
-    "eqfuse_linear_form", "linear_form", ("num_rows", "backend")
-)
+linear_form_p = rules.multilinear_primitive("eqfuse_linear_form")
 
 
 def evaluate(
@@ -37,7 +34,7 @@ def evaluate(
 
     def bound(*arrays):
         params = {"num_rows": num_rows, "backend": backend}
-        return linear_form_p.bind(*vary_alike(arrays), linear_form=linear_form, **params)
+        return linear_form_p.bind(*vary_alike(arrays), form=linear_form, **params)
 
     counted = [
         ["rows" if isinstance(o, Rows) else None for o in side]
@@ -46,57 +43,30 @@ def evaluate(
     return with_auto_axes(bound, [*arrays, *integers], *counted)
 
 
-def tangent(linear_form: LinearForm, arrays, tangents, index, num_rows: int, backend: str):
-    """Return the tangents of the outputs of a linear form.
-
-    Args:
-      arrays: its inputs; those that the tangent does not depend on may be None.
-      tangents: of each input, or None for zero.
-      index, num_rows, backend: as in `evaluate`.
-    Returns:
-      An array for each output, or None where it is zero.
-    """
-    derivative = linear_form.jvp(tuple(t is not None for t in tangents))
-    given = [*arrays, *(t for t in tangents if t is not None)]
-    index = [] if index is None else [index]
-    params = {"num_rows": num_rows, "backend": backend}
-    return rules.bind_reached(linear_form_p, "linear_form", derivative, given, index, params)
-
-
 @linear_form_p.def_abstract_eval
-def _abstract(*arrays, linear_form, num_rows, backend):
-    return [
-        arrays[0].update(shape=linear_form.shape(o, num_rows), weak_type=False)
-        for o in linear_form.outputs
-    ]
+def _abstract(*arrays, form, num_rows, backend):
+    return [arrays[0].update(shape=form.shape(o, num_rows), weak_type=False) for o in form.outputs]
 
 
-def _batch(arrays, dims, *, linear_form, num_rows, backend):
+def _batch(arrays, dims, *, form, num_rows, backend):
     """Join the rows of all members, where they share the weights and want no gradient of them."""
-    inputs, index = split(dims, len(linear_form.inputs))
-    weights = [
-        d for o, d in zip(linear_form.inputs, inputs, strict=True) if not isinstance(o, Rows)
-    ]
-    one_set = all(d is None for d in weights) and all(
-        isinstance(o, Rows) for o in linear_form.outputs
-    )
-    if not one_set:
+    is_rows = [isinstance(o, Rows) for o in form.inputs]
+    weights = [d for d, rows in zip(dims, is_rows, strict=False) if not rows]
+    if any(d is not None for d in weights) or not all(isinstance(o, Rows) for o in form.outputs):
 
         def member(*arrays):
-            values, index = split(arrays, len(linear_form.inputs))
-            return definition.evaluate_linear_form(
-                linear_form, values, index[0] if index else None, num_rows
-            )
+            values, index = split(arrays, len(form.inputs))
+            return xla.evaluate_linear_form(form, values, index[0] if index else None, num_rows)
 
         outputs = jax.vmap(member, in_axes=list(dims))(*arrays)
         return outputs, [0] * len(outputs)
     [size] = {a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None}
-    is_rows = [isinstance(o, Rows) for o in linear_form.inputs] + [True] * len(index)
+    is_rows += [True] * form.needs_integers
     joined = [
         _joined(a, d, size) if rows else a for a, d, rows in zip(arrays, dims, is_rows, strict=True)
     ]
     outputs = linear_form_p.bind(
-        *vary_alike(joined), linear_form=linear_form, num_rows=size * num_rows, backend=backend
+        *vary_alike(joined), form=form, num_rows=size * num_rows, backend=backend
     )
     return [o.reshape(size, num_rows, o.shape[-1]) for o in outputs], [0] * len(outputs)
 
@@ -111,7 +81,7 @@ batching.primitive_batchers[linear_form_p] = _batch
 
 def activate(activated: Activated, z, backend: str) -> list[jax.Array]:
     """Return the derivatives of the activations of rows z, [rows, scalars] for each order."""
-    return activation_p.bind(z, activated=activated, backend=backend)
+    return activation_p.bind(z, form=activated, backend=backend)
 
 
 def gated(gate: GateForms, z, backend: str):
@@ -135,12 +105,12 @@ def _form(form, arrays, backend: str):
     return out
 
 
-def _definition(z, *, activated: Activated, backend):
+def _definition(z, *, form: Activated, backend):
     none = jnp.zeros((z.shape[0], 0), z.dtype)
-    columns = [z[:, p.offset : p.offset + p.mul] for p in activated.parts]
-    acts = [Activation(p.name, p.scale, 0) for p in activated.parts]  # of which parity is no matter
+    columns = [z[:, p.offset : p.offset + p.mul] for p in form.parts]
+    acts = [Activation(p.name, p.scale, 0) for p in form.parts]  # of which parity is no matter
     pairs = list(zip(acts, columns, strict=True))
-    parts = [[none, *(_derivative(a, k)(c) for a, c in pairs)] for k in activated.orders]
+    parts = [[none, *(_derivative(a, k)(c) for a, c in pairs)] for k in form.orders]
     return [jnp.concatenate(part, axis=1) for part in parts]
 
 
@@ -152,20 +122,19 @@ def _derivative(act: Activation, order: int):
     return lambda x: jax.jvp(lower, (x,), (jnp.ones_like(x),))[1]
 
 
-def _activation_abstract(z, *, activated, backend):
-    shape = (z.shape[0], activated.size)
-    return [z.update(shape=shape, weak_type=False) for _ in activated.orders]
+def _activation_abstract(z, *, form, backend):
+    return [z.update(shape=(z.shape[0], form.size), weak_type=False) for _ in form.orders]
 
 
-def _jvp(primals, tangents, *, activated, backend):
+def _jvp(primals, tangents, *, form, backend):
     [z], [t] = primals, tangents
-    outputs = activate(activated, z, backend)
+    outputs = activate(form, z, backend)
     if type(t) is ad.Zero:
         return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
-    slopes = activate(activated.of_orders(k + 1 for k in activated.orders), z, backend)
-    form = chain_rule(activated, len(slopes))
+    slopes = activate(form.of_orders(k + 1 for k in form.orders), z, backend)
     params = {"num_rows": z.shape[0], "num_nodes": 0, "backend": backend}
-    return outputs, forms.form_p.bind(*rules.vary_alike([*slopes, t]), form=form, **params)
+    chain = chain_rule(form, len(slopes))
+    return outputs, forms.form_p.bind(*rules.vary_alike([*slopes, t]), form=chain, **params)
 
 
 activation_p = rules.defined_primitive(

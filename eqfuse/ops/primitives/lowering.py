@@ -21,6 +21,7 @@ from eqfuse.ops.backends.triton import primitive as triton
 from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import forms, gpu_layer, layer, linear, native
+from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.rules import definitions, split
 
 # forms
@@ -30,8 +31,7 @@ def _form(*args, form, num_rows, num_nodes, backend):
     inputs, indices = split(args, len(form.inputs))
     indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
     if num_rows == 0 or not form.paths:
-        shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
-        return [jnp.zeros(shape, inputs[0].dtype) for shape in shapes]
+        return [jnp.zeros(o.shape(num_rows, num_nodes), inputs[0].dtype) for o in form.outputs]
 
     def computed(form, *inputs):
         if backend == "xla":
@@ -83,55 +83,39 @@ def _over_rows(form: Form, backend: str):
 # Linears
 
 
-def _linear_form(*arrays, linear_form, num_rows, backend):
-    values, index = split(arrays, len(linear_form.inputs))
-    if backend.startswith("triton") and num_rows and linear_form.terms:
-        return triton.run_linear_form(linear_form, values, index, num_rows, backend)
+def _linear_form(*arrays, form, num_rows, backend):
+    values, index = split(arrays, len(form.inputs))
+    if backend.startswith("triton") and num_rows and form.terms:
+        return triton.run_linear_form(form, values, index, num_rows, backend)
     index = index[0] if index else None
-    if backend == "llvm" and num_rows and linear_form.terms:
-        return native.linear(linear_form, values, index, num_rows)
-    return xla.evaluate_linear_form(linear_form, values, index, num_rows)
+    if backend == "llvm" and num_rows and form.terms:
+        return native.linear(form, values, index, num_rows)
+    return xla.evaluate_linear_form(form, values, index, num_rows)
 
 
 # fused ops
 
 
-def _defined(primitive: Primitive):
-    """Return the lowering of a primitive: blocks of rows, or on a CPU a native kernel."""
+def _layer(primitive: Primitive):
+    """Return the lowering of a primitive of `layer`: kernels of the whole, or its definition."""
 
     def lowered(*arrays, call, **params):
-        if call.by_rows:
-            return layer.run_in_blocks(primitive, arrays, call, **params)
+        if kernel := gpu_layer.KERNELS.get((primitive, call.kernels)):
+            return kernel(*arrays, call=call, **params)
+        if call.kernels in (Kernels.ROWS, Kernels.BLOCKS):
+            return gpu_layer.run_in_blocks(primitive, arrays, call, **params)
         function = functools.partial(definitions[primitive], call=call, **params)
-        if primitive in (layer.tangent_p, layer.second_p):
+        if call.kernels is not Kernels.NATIVE or primitive in (layer.tangent_p, layer.second_p):
             return function(*arrays)
-        return layer.run_natively(function, arrays, call)
+        return native.run_natively(function, arrays, call)
 
     return lowered
-
-
-def _fused(*arrays, call):
-    if not gpu_layer.runs(call):
-        return _defined(layer.fused_p)(*arrays, call=call)
-    forward = gpu_layer.node_forward if call.keeps_sums else gpu_layer.rows_forward
-    return forward(call, *split(arrays, call.fused.num_floats))
-
-
-def _backward(*arrays, call, wanted, given):
-    if not gpu_layer.runs(call):
-        return _defined(layer.backward_p)(*arrays, call=call, wanted=wanted, given=given)
-    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
-    only_mixes = call.fused.only_mixes
-    backward = gpu_layer.node_backward if only_mixes else gpu_layer.rows_backward
-    return backward(call, wanted, given, floats, z, *others)
 
 
 lowerings: dict[Primitive, Callable] = {
     forms.form_p: _form,
     linear.linear_form_p: _linear_form,
-    layer.fused_p: _fused,
-    layer.backward_p: _backward,
-    **{p: _defined(p) for p in (layer.tangent_p, layer.second_p, layer.double_p)},
+    **{p: _layer(p) for p in layer.PRIMITIVES},
 }
 for _primitive, _function in lowerings.items():
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))

@@ -1,19 +1,28 @@
-"""Native kernels inside a JAX computation."""
+"""Native kernels inside a JAX computation: of a form, a linear form, or what a function computes.
+
+A definition of a fused op, or one of its derivatives, is traced to a `Program` of forms, linear
+forms and activations, which is one kernel, so that no derivative is written by hand.
+"""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+import numpy as np
+from jax.extend.core import Literal, Primitive
 from jax.interpreters import mlir
+from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.llvm import layer, machine, row_arrays
+from eqfuse.ops.backends.llvm import layer, machine, row_arrays, runtime
 from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm import program as activation
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.gate import Activated, sum_form
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
-from eqfuse.ops.ir.program import Activate, Extent, Program
+from eqfuse.ops.ir.program import Activate, Array, Extent, Multilinear, Program
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -33,7 +42,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     row = max((o.size for o in form.outputs if o.index is Index.ROW), default=0) * wide.itemsize
     here = machine.machine()
     module = generate(form, wide.name, here, here.num_parts(row * num_rows))
-    shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
+    shapes = [o.shape(num_rows, num_nodes) for o in form.outputs]
     shapes += [(num_nodes, width) for width in module.copies]
     results = native_p.bind(
         *(a.astype(wide) for a in inputs),
@@ -115,6 +124,192 @@ def has_steps(program: Program) -> bool:
     """Return whether native kernels have all steps of a program."""
     functions = (s.form for s in program.steps if isinstance(s, Activate))
     return all(map(activation.is_written, functions))
+
+
+FORMS = ("eqfuse_form", "eqfuse_linear_form", "eqfuse_activation")
+SUMS = ("add", "add_any")
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """The program that a function computes.
+
+    Attributes:
+      read: the numbers of the arguments that are its inputs.
+      constants: the number that each output of the function is everywhere, or None.
+      passed: the argument that each output of the function is, or None. The program computes, in
+        order, what is neither.
+    """
+
+    program: Program
+    read: tuple[int, ...]
+    constants: tuple[float | None, ...]
+    passed: tuple[int | None, ...]
+
+
+def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Traced | None:
+    """Return the program of forms and linear forms that a function computes, and what it reads.
+
+    Sums of two arrays of rows are forms as well.
+
+    Args:
+      function: of arrays; returns a list of arrays.
+      arguments: its arguments, of which the last `num_integers` are index arrays, which go to every
+        form on a graph unchanged.
+      of_nodes: whether the rows of what is not on the graph are nodes.
+    Returns:
+      None where the function computes anything else.
+    """
+    closed = jax.make_jaxpr(function)(*(jax.typeof(a) for a in arguments))
+    num_floats = len(arguments) - num_integers
+    indices = closed.jaxpr.invars[num_floats:]
+    jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    read = tuple(n for n in range(num_floats) if used[n])
+    numbers = {v: n for n, v in enumerate(jaxpr.invars[: len(read)])}
+    arrays: dict[int, Array] = {}
+    constants: dict = {}
+    blocks = _blocks(jaxpr)
+    steps = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "broadcast_in_dim" and not _is_variable(eqn.invars[0]):
+            constants[eqn.outvars[0]] = np.asarray(eqn.invars[0].val).item()
+            continue
+        form = _form(eqn, blocks)
+        if form is None:
+            return None
+        reads, rest = eqn.invars[: len(form.inputs)], eqn.invars[len(form.inputs) :]
+        if any(not _is_variable(v) or v not in numbers for v in reads):
+            return None
+        if rest and rest != indices:
+            return None
+        for v in eqn.outvars:
+            numbers[v] = len(numbers)
+        operands, writes = (tuple(numbers[v] for v in side) for side in (reads, eqn.outvars))
+        kind = Activate if isinstance(form, Activated) else Multilinear
+        steps.append(kind(form, operands, writes))
+        for v, operand in zip((*reads, *eqn.outvars), form.operands, strict=True):
+            array = Array.of(operand, v.aval.dtype.name)
+            if of_nodes and array.extent is Extent.ROWS and not getattr(form, "on_graph", False):
+                array = dataclasses.replace(array, extent=Extent.NODES)
+            if arrays.setdefault(numbers[v], array) != array:  # a sum of weights
+                return None
+    if not all(map(_is_variable, jaxpr.outvars)):
+        return None
+    passed = dict(zip(jaxpr.invars, read, strict=False))
+    computed = [v for v in jaxpr.outvars if v not in constants and v not in passed]
+    if any(v not in numbers for v in computed) or len(arrays) < len(numbers):
+        return None
+    described = tuple(array for _, array in sorted(arrays.items()))
+    outputs = tuple(numbers[v] for v in computed)
+    program = Program(described, tuple(range(len(read))), outputs, tuple(steps))
+    known = (tuple(of.get(v) for v in jaxpr.outvars) for of in (constants, passed))
+    return Traced(program, read, *known)
+
+
+def as_whole(program: Program, num_rows: int, num_nodes: int) -> Program:
+    """Return a program on a graph as one that runs whole: arrays in full, index arrays behind."""
+    counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
+    places = {name: len(program.arrays) + k for k, name in enumerate(INDEX_ARRAYS)}
+    steps = []
+    for step in program.steps:
+        if isinstance(step.form, Form) and step.form.on_graph:
+            numbers = {"indices": tuple(places.items()), "num_nodes": num_nodes}
+            steps.append(dataclasses.replace(step, num_rows=num_rows, **numbers))
+        elif isinstance(step.form, LinearForm):  # one set of weights
+            steps.append(dataclasses.replace(step, num_rows=num_nodes, num_nodes=1))
+        else:
+            steps.append(dataclasses.replace(step, num_rows=num_nodes))
+    arrays = [Array(a.size * counts[a.extent], a.dtype) for a in program.arrays]
+    arrays += [Array(num_nodes + 1 if n.endswith("_ptr") else num_rows, "int32") for n in places]
+    limits = {n: num_rows if n.endswith(("_order", "_ptr")) else num_nodes for n in places}
+    indices = tuple((n, name, limits[name]) for name, n in places.items())
+    inputs = (*program.inputs, *places.values())
+    return Program(tuple(arrays), inputs, program.outputs, tuple(steps), indices)
+
+
+def _is_variable(v) -> bool:
+    return not isinstance(v, Literal)
+
+
+def _blocks(jaxpr) -> dict:
+    """Return the blocks of the arrays that linear forms read or write as rows."""
+    blocks = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "eqfuse_linear_form":
+            form = eqn.params["form"]
+            arrays = (*eqn.invars[: len(form.inputs)], *eqn.outvars)
+            rows = zip(arrays, form.operands, strict=True)
+            blocks |= {v: o.blocks for v, o in rows if isinstance(o, Rows)}
+    return blocks
+
+
+def _form(eqn, blocks: dict):
+    """Return what an equation computes, as a form; None where it is none.
+
+    Args:
+      blocks: see `_blocks`.
+    """
+    if eqn.primitive.name in FORMS:
+        return eqn.params["form"]
+    operands = (*eqn.invars, *eqn.outvars)
+    shapes = {v.aval.shape for v in operands}
+    if eqn.primitive.name not in SUMS or len(shapes) > 1 or len(next(iter(shapes))) != 2:
+        return None
+    known = {blocks[v] for v in operands if _is_variable(v) and v in blocks}
+    if len(known) > 1:
+        return None
+    return sum_form(eqn.outvars[0].aval.shape[1], *known)
+
+
+def run_natively(function, arrays, call) -> list:
+    """Return what `function` computes of the arrays, by one kernel where it is a program.
+
+    Args:
+      function: of floating point arrays and, for a form on a graph, the index arrays.
+      call: the `layer.Call` that it is a definition of.
+    """
+    n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
+    summed = call.fused.summed
+    found = traced(function, arrays, len(arrays) - n, summed)
+    if found is None or not (found.program.runs_by_rows or (summed and found.program.steps)):
+        return function(*arrays)
+    kernel = _whole if summed else by_rows
+    indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
+    operands = [arrays[k] for k in found.read]
+    results = kernel(found.program, operands, indices, call.num_rows, call.num_nodes)
+    if results is None:
+        return function(*arrays)
+    shapes, results = jax.eval_shape(function, *arrays), iter(results)
+    outputs = []
+    for out, constant, passed in zip(shapes, found.constants, found.passed, strict=True):
+        if passed is not None:
+            outputs.append(arrays[passed])
+        elif constant is not None:
+            outputs.append(jnp.full(out.shape, constant, out.dtype))
+        else:
+            outputs.append(next(results))
+    return outputs
+
+
+def _whole(
+    program: Program, arrays, indices, num_rows: int, num_nodes: int
+) -> list[jax.Array] | None:
+    """Return the outputs of a program on a graph, step by step; as `by_rows`."""
+    dtype = arrays[0].dtype.name
+    if dtype not in ("float32", "float64") or not has_steps(program):
+        return None
+    full = as_whole(program, num_rows, num_nodes)
+    module = activation.generate(full, dtype, machine.machine(), runtime.WORK_OF_A_THREAD)
+    inputs = [a.reshape(1, -1) for a in arrays] + [indices[n] for n in INDEX_ARRAYS]
+    results = [(1, full.arrays[n].size) for n in full.outputs]
+    results += [(1, width) for width in module.copies]
+    results = native_p.bind(*inputs, module=module, shapes=tuple(results))
+    counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
+    outputs = [(program.operands[n], program.arrays[n]) for n in program.outputs]
+    return [
+        r.reshape(o.shape if isinstance(o, Weights) else (counts[a.extent], a.size))
+        for r, (o, a) in zip(results, outputs, strict=False)
+    ]
 
 
 @native_p.def_abstract_eval

@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +14,26 @@ from jax.interpreters import partial_eval as pe
 from jax.sharding import PartitionSpec
 
 from eqfuse import _jax_compat
+from eqfuse.ops.ir.form import Multilinear
+
+STATIC = (
+    "form",
+    "num_rows",
+    "num_nodes",
+    "backend",
+    "call",
+    "active",
+    "wanted",
+    "given",
+    "reached",
+)
+"""Parameters of primitives."""
 
 
-def compiled(primitive, static=("call", "active", "wanted", "given", "reached")):
-    """Return the rule for calls outside `jit`: compiled once for each call and shapes.
+def compiled(primitive):
+    """Return the rule for calls outside `jit`: compiled once for each call and shapes."""
 
-    Args:
-      static: names of the parameters.
-    """
-
-    @functools.partial(jax.jit, static_argnames=static)
+    @functools.partial(jax.jit, static_argnames=STATIC)
     def bind(*arrays, **params):
         return primitive.bind(*arrays, **params)
 
@@ -154,103 +163,83 @@ def vary_alike(arrays):
     ]
 
 
-class Multilinear(Protocol):
-    """The interface that the rules need of a function, a hashable parameter of its primitive.
-
-    Attributes:
-      inputs, outputs: an operand each.
-      needs_integers: whether arrays of integers follow those of the inputs.
-    """
-
-    inputs: tuple
-    outputs: tuple
-    needs_integers: bool
-
-    def jvp(self, active: tuple[bool, ...]) -> Self:
-        """Return the JVP, whose inputs are these inputs, then tangents of the active ones."""
-
-    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> Self:
-        """Return the map from other inputs and cotangents to cotangents of the linear inputs."""
-
-    def reached(self) -> tuple[bool, ...]:
-        """Return which outputs anything adds to; the others are zero."""
-
-    def restrict(self, wanted: tuple[bool, ...]) -> Self:
-        """Return the same with the wanted outputs only."""
-
-    def used_inputs(self) -> tuple[bool, ...]:
-        """Return which inputs are read."""
-
-    def drop_inputs(self, keep: tuple[bool, ...]) -> Self:
-        """Return the same with only the inputs that `keep` marks; no other may be read."""
-
-
-def multilinear_primitive(name: str, key: str, params: tuple[str, ...]) -> Primitive:
+def multilinear_primitive(name: str) -> Primitive:
     """Return a primitive with rules for eager calls, JVP, transpose and dead code.
 
-    Args:
-      name: of the primitive.
-      key: the name of its parameter that is a `Multilinear`.
-      params: the names of its other parameters.
+    Its parameter `form` is an `ir.form.Multilinear`; the others say how many rows there are.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
-
-    primitive.def_impl(compiled(primitive, (key, *params)))
-    ad.primitive_jvps[primitive] = functools.partial(_jvp, primitive, key)
-    ad.primitive_transposes[primitive] = functools.partial(_transpose, primitive, key)
-    pe.dce_rules[primitive] = functools.partial(_dce, key)
+    primitive.def_impl(compiled(primitive))
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, primitive)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose, primitive)
+    pe.dce_rules[primitive] = _dce
     return primitive
 
 
-def bind_reached(primitive, key: str, function: Multilinear, arrays, integers, params) -> list:
+def bind_reached(primitive, form: Multilinear, arrays, integers, params) -> list:
     """Return the outputs that anything adds to, from the inputs that something reads.
 
     Args:
-      primitive, key: see `multilinear_primitive`.
-      function: what to compute.
+      primitive: see `multilinear_primitive`.
+      form: what to compute.
       arrays: one for each of its inputs; None where nothing reads it.
-      integers: what follows them, if the function needs it.
+      integers: what follows them, if the form needs it.
       params: the other parameters of the primitive.
     Returns:
       An array for each output, None for one that is zero.
     """
-    reached = function.reached()
+    reached = form.reached()
     if not any(reached):
         return [None] * len(reached)
-    function = function.restrict(reached)
-    used = function.used_inputs()
-    function = function.drop_inputs(used)
+    form = form.restrict(reached)
+    used = form.used_inputs()
     arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-    arrays += integers if function.needs_integers else ()
-    results = iter(primitive.bind(*vary_alike(arrays), **{key: function}, **params))
+    arrays += integers if form.needs_integers else ()
+    results = primitive.bind(*vary_alike(arrays), form=form.drop_inputs(used), **params)
+    results = iter(results)
     return [next(results) if is_reached else None for is_reached in reached]
 
 
-def _jvp(primitive, key, primals, tangents, **params):
-    outputs = primitive.bind(*primals, **params)
-    function = params.pop(key)
-    n = len(function.inputs)
-    inputs, integers, tangents = list(primals[:n]), primals[n:], tangents[:n]
-    derivative = function.jvp(tuple(type(t) is not ad.Zero for t in tangents))
-    inputs += [t for t in tangents if type(t) is not ad.Zero]
-    results = bind_reached(primitive, key, derivative, inputs, integers, params)
+def bind_tangent(primitive, form: Multilinear, arrays, tangents, integers, params) -> list:
+    """Return the tangents of a form's outputs, None where they are zero.
+
+    Args:
+      primitive, params: see `bind_reached`.
+      form: whose derivative it is.
+      arrays: its inputs; those that the tangent does not depend on may be None.
+      tangents: of each input, or None for zero.
+      integers: what follows the inputs.
+    """
+    derivative = form.jvp(tuple(t is not None for t in tangents))
+    arrays = [*arrays, *(t for t in tangents if t is not None)]
+    return bind_reached(primitive, derivative, arrays, integers, params)
+
+
+def given(tangents) -> list:
+    """Return tangents or cotangents, None for those that JAX knows to be zero."""
+    return [None if type(t) is ad.Zero else t for t in tangents]
+
+
+def _jvp(primitive, primals, tangents, *, form, **params):
+    outputs = primitive.bind(*primals, form=form, **params)
+    inputs, integers = split(primals, len(form.inputs))
+    tangents = given(tangents[: len(inputs)])
+    results = bind_tangent(primitive, form, inputs, tangents, integers, params)
     return outputs, [
         ad.Zero(jax.typeof(out).to_tangent_aval()) if t is None else t
         for out, t in zip(outputs, results, strict=True)
     ]
 
 
-def _transpose(primitive, key, cotangents, *arrays, **params):
-    function = params.pop(key)
-    n = len(function.inputs)
-    inputs, integers = arrays[:n], arrays[n:]
-    linear = tuple(ad.is_undefined_primal(a) for a in inputs)
-    given = tuple(type(c) is not ad.Zero for c in cotangents)
-    values = [a for a in inputs if not ad.is_undefined_primal(a)]
-    values += [c for c in cotangents if type(c) is not ad.Zero]
-    transposed = function.transpose(linear, given)
-    values = iter(bind_reached(primitive, key, transposed, values, integers, params))
+def _transpose(primitive, cotangents, *arrays, form, **params):
+    inputs, integers = split(arrays, len(form.inputs))
+    linear = tuple(map(ad.is_undefined_primal, inputs))
+    cotangents = given(cotangents)
+    values = [a for a, is_linear in zip(inputs, linear, strict=True) if not is_linear]
+    values += [c for c in cotangents if c is not None]
+    transposed = form.transpose(linear, tuple(c is not None for c in cotangents))
+    values = iter(bind_reached(primitive, transposed, values, integers, params))
     results = []
     for a, is_linear in zip(inputs, linear, strict=True):
         value = next(values) if is_linear else None
@@ -258,7 +247,7 @@ def _transpose(primitive, key, cotangents, *arrays, **params):
     return results + [None] * len(integers)
 
 
-def _dce(key, used_outputs, *rest):
+def _dce(used_outputs, *rest):
     """Leave out outputs that nobody wants, and inputs that only they need.
 
     JAX 0.12 passes (used outputs, live inputs, equation), earlier versions no live inputs.
@@ -266,15 +255,15 @@ def _dce(key, used_outputs, *rest):
     eqn = rest[-1]
     if not any(used_outputs):
         return [False] * len(eqn.invars), None
-    n = len(eqn.params[key].inputs)
-    function = eqn.params[key].restrict(tuple(used_outputs))
-    used = function.used_inputs() if any(function.used_inputs()) else (True,) * n
-    function = function.drop_inputs(used)
-    keep = [*used, *[function.needs_integers] * (len(eqn.invars) - n)]
+    n = len(eqn.params["form"].inputs)
+    form = eqn.params["form"].restrict(tuple(used_outputs))
+    used = form.used_inputs() if any(form.used_inputs()) else (True,) * n
+    form = form.drop_inputs(used)
+    keep = [*used, *[form.needs_integers] * (len(eqn.invars) - n)]
     new = eqn.replace(
         invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
         outvars=[v for v, k in zip(eqn.outvars, used_outputs, strict=True) if k],
-        params={**eqn.params, key: function},
+        params={**eqn.params, "form": form},
     )
     return keep, new
 

@@ -10,7 +10,7 @@ from eqfuse import ops
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
-from eqfuse.ops.primitives import layer
+from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
 from tests.ops.linear_parity import (
@@ -76,8 +76,8 @@ def of_kinds(quick, *kinds):
 @pytest.fixture
 def any_product_is_large(monkeypatch):
     """Compute three rows at a time: two blocks, and what is left."""
-    monkeypatch.setattr(layer, "LARGE", 0)
-    monkeypatch.setattr(layer, "BLOCK", 3)
+    monkeypatch.setattr(choice, "LARGE", 0)
+    monkeypatch.setattr(choice, "BLOCK", 3)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ WITHOUT_BIASES = {
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE))
 @pytest.mark.parametrize("name", WITHOUT_BIASES)
 def test_gradients_of_a_loss_on_forces_equal_e3nns(name, backend, x64, monkeypatch):
-    monkeypatch.setattr(layer, "LARGE", 0)  # where products are small, a GPU has them in memory
+    monkeypatch.setattr(choice, "LARGE", 0)  # where products are small, a GPU has them in memory
     problem = Problem(WITHOUT_BIASES[name])
 
     def gradients(backend):
@@ -238,7 +238,7 @@ def test_where_blocks_begin(monkeypatch):
     problem = Problem(case, np.float32)
     bytes_of_product = 4 * NODES * size_of_product(case)
     for large, expected in ((bytes_of_product, "in blocks: "), (bytes_of_product + 1, "apart: ")):
-        monkeypatch.setattr(layer, "LARGE", large)
+        monkeypatch.setattr(choice, "LARGE", large)
         with ops.recorded() as calls:
             problem.apply("triton-interpret", problem.params, problem.arrays)
         assert calls[-1].fused.startswith(expected)

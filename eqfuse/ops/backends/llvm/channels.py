@@ -6,8 +6,7 @@ import functools
 from eqfuse.ops.backends.llvm.layout import Component, Number, Plan, Scalars, lanes, padded, split
 from eqfuse.ops.backends.llvm.rows import Row, RowsEmitter
 from eqfuse.ops.backends.llvm.text import Function
-from eqfuse.ops.ir.form import Form, Path, Role, SegmentRef
-from eqfuse.ops.ir.schedule import ordered_groups, product_of
+from eqfuse.ops.ir.form import Form, Path, Role, SegmentRef, ordered_groups, product_of
 
 
 def grouped(plan: Plan) -> list[list[Path]]:

@@ -30,8 +30,7 @@ from eqfuse.ops.backends.llvm.text import (
     Pass,
     Units,
 )
-from eqfuse.ops.ir.form import Form, Index
-from eqfuse.ops.ir.schedule import reductions
+from eqfuse.ops.ir.form import Form, Index, reductions
 
 
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums=None) -> Pass:

@@ -119,7 +119,7 @@ def found_by_xla(plugin: pathlib.Path) -> pathlib.Path | None:
     return None
 
 
-def refusal(program: pathlib.Path, target: str) -> str:
+def unsupported_reason(program: pathlib.Path, target: str) -> str:
     """Return the error of a ptxas for PTX of our version and a target; "" if it takes it."""
     name = architecture(target)
     ptx = f".version {ptx_version(target) / 10}\n.target {name}\n.address_size 64\n"

@@ -11,8 +11,7 @@ import functools
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 from eqfuse.ops.backends.triton.text import ArithmeticEmitter, Emitter, component_name, program
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role
-from eqfuse.ops.ir.schedule import ordered_groups, reductions
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, ordered_groups, reductions
 
 WARP = 32
 THREADS = 256
@@ -59,8 +58,37 @@ def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
     return block, -(-form.max_mul // block)
 
 
-class OperandEmitter(Emitter):
-    """Collects the text of one kernel: what has to do with one operand."""
+ADDED = 16
+"""Sums that edge lanes add at a time, at most: each takes shared memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FormKernel:
+    """A kernel that computes some outputs of a form.
+
+    It is called with the form's inputs `inputs`, the index arrays `index_arrays`, the outputs so
+    far of `continued`, the scalars, and writes the form's outputs `outputs`. An output in `partial`
+    has a leading axis of `channel_blocks`, to be summed. Outputs that are not finished are in
+    float32 or better.
+    """
+
+    spec: KernelSpec
+    inputs: tuple[int, ...]
+    index_arrays: tuple[str, ...]
+    continued: tuple[int, ...]
+    outputs: tuple[int, ...]
+    partial: tuple[int, ...]
+    reduce_over: Index
+    rows_per_program: int
+    channel_blocks: int
+
+    def grid(self, num_rows: int, num_nodes: int) -> tuple[int, int]:
+        rows = num_rows if self.reduce_over is Index.ROW else num_nodes
+        return -(-rows // self.rows_per_program), self.channel_blocks
+
+
+class TaskEmitter(Emitter):
+    """Collects the text of one kernel."""
 
     def __init__(self, task: Task):
         super().__init__()
@@ -191,38 +219,7 @@ class OperandEmitter(Emitter):
             mask = f", mask={mask}" if mask else ""
             self.emit(f"tl.store({operand.name}_row + {place}, {value}{mask})")
 
-
-ADDED = 16
-"""Sums that edge lanes add at a time, at most: each takes shared memory."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FormKernel:
-    """A kernel that computes some outputs of a form.
-
-    It is called with the form's inputs `inputs`, the index arrays `index_arrays`, the outputs so
-    far of `continued`, the scalars, and writes the form's outputs `outputs`. An output in `partial`
-    has a leading axis of `channel_blocks`, to be summed. Outputs that are not finished are in
-    float32 or better.
-    """
-
-    spec: KernelSpec
-    inputs: tuple[int, ...]
-    index_arrays: tuple[str, ...]
-    continued: tuple[int, ...]
-    outputs: tuple[int, ...]
-    partial: tuple[int, ...]
-    reduce_over: Index
-    rows_per_program: int
-    channel_blocks: int
-
-    def grid(self, num_rows: int, num_nodes: int) -> tuple[int, int]:
-        rows = num_rows if self.reduce_over is Index.ROW else num_nodes
-        return -(-rows // self.rows_per_program), self.channel_blocks
-
-
-class TaskEmitter(OperandEmitter):
-    """Collects the text of one kernel."""
+    # the kernel
 
     def scalars(self) -> tuple[str, ...]:
         if self.over_rows:
@@ -231,7 +228,8 @@ class TaskEmitter(OperandEmitter):
         names = [("num_rows", Index.ROW in indices), ("num_nodes", indices - {Index.ROW})]
         return tuple(name for name, needed in names if needed)
 
-    def spec(self) -> KernelSpec:
+    def kernel(self) -> FormKernel:
+        """Return the kernel of the task."""
         self.emit_all()
         form, arrays, scalars = self.form, self.index_arrays(), self.scalars()
         before = [form.outputs[o].name for o in self.continued]
@@ -243,14 +241,17 @@ class TaskEmitter(OperandEmitter):
         unfinished = {*self.partial, *self.task.shared}
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
         source = program(note, names, self.lines, self.adders)
-        return KernelSpec.build(
-            "_".join([*(form.outputs[o].name for o in self.outputs), self.task.reduce_over.value]),
+        reduce_over = self.task.reduce_over
+        spec = KernelSpec.build(
+            "_".join([*(form.outputs[o].name for o in self.outputs), reduce_over.value]),
             source,
             [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
             [sums if o in unfinished else real for o in self.outputs],
             scalars,
             max(1, self.leading * self.lanes // WARP),
         )
+        operands = self.inputs, arrays, self.continued, self.outputs, self.partial
+        return FormKernel(spec, *operands, reduce_over, self.rows, self.channel_blocks)
 
     def emit_all(self):
         if self.over_rows:
@@ -401,7 +402,6 @@ class TaskEmitter(OperandEmitter):
         for o, segment in sorted(self.task.zero_segments):
             if o in per_row:
                 self._store(o, segment, has_value=False)
-        self.operations = arithmetic.operations
 
     def _vectors(self, path: Path) -> int:
         """Return paths of fewer vector factors first: the others reuse the sums that they name."""
@@ -447,23 +447,6 @@ class TaskEmitter(OperandEmitter):
         self._reduce(names, *((1, True) if self.two_axes else (0,)))
 
 
-def generate(task: Task) -> FormKernel:
-    """Return the kernel of a task."""
-    writer = TaskEmitter(task)
-    spec = writer.spec()
-    return FormKernel(
-        spec,
-        writer.inputs,
-        writer.index_arrays(),
-        writer.continued,
-        writer.outputs,
-        writer.partial,
-        task.reduce_over,
-        writer.rows,
-        writer.channel_blocks,
-    )
-
-
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
 """Registers of a thread at most, by our estimate: no kernel of `benchmarks.products` spills then.
 
@@ -499,7 +482,7 @@ def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
     return lanes
 
 
-def refusal(form: Form, dtype: str) -> str:
+def unsupported_reason(form: Form, dtype: str) -> str:
     """Return why a program cannot sum all that a Linear of its node reads, or ""."""
     if form.max_mul > THREADS:
         return f"a program has at most {THREADS} channels, and these are {form.max_mul}"
@@ -516,7 +499,7 @@ def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ..
       dtype: "float32", "float64", "bfloat16" or "float16".
       edge_lanes: edges of a node that a program has at a time, at most; a power of two.
     """
-    return tuple(map(generate, tasks(form, dtype, edge_lanes)))
+    return tuple(TaskEmitter(task).kernel() for task in tasks(form, dtype, edge_lanes))
 
 
 @functools.lru_cache(maxsize=1024)

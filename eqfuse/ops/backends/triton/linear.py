@@ -8,6 +8,7 @@ bit.
 """
 
 import dataclasses
+import functools
 
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import SLICE, WARPS, DenseEmitter, power_of_two
@@ -109,6 +110,7 @@ AT_ONCE = 8
 """Parts that are on the way at the same time."""
 
 
+@functools.lru_cache(maxsize=512)
 def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TILE) -> KernelSpec:
     """Return the kernel of a linear form, with tiles of at most so many rows and columns.
 
@@ -304,6 +306,7 @@ def _scaled(scale: float, text: str) -> str:
     return text if scale == 1.0 else f"{scale!r} * {text}"
 
 
+@functools.lru_cache(maxsize=512)
 def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
     """Return the kernel that sums arrays [num_parts, size] over parts, in order."""
     text = DenseEmitter("float64" if dtype == "float64" else "float32")

@@ -7,16 +7,23 @@ from which the kernel of the product's backward goes on.
 """
 
 import dataclasses
+import functools
+import math
 
 from eqfuse.ops.backends.triton import form
+from eqfuse.ops.backends.triton.epilogue import (
+    FusedEmitter,
+    FusedKernel,
+    Place,
+    write_cotangent,
+    write_gated,
+)
 from eqfuse.ops.backends.triton.form import ADDED, THREADS, WARP, TaskEmitter
-from eqfuse.ops.backends.triton.program import activated
-from eqfuse.ops.backends.triton.spec import KernelSpec
-from eqfuse.ops.backends.triton.text import DenseEmitter, power_of_two
+from eqfuse.ops.backends.triton.text import power_of_two
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.gate import IDENTITY, Part, Tile
-from eqfuse.ops.ir.linear import Block, Term
+from eqfuse.ops.ir.gate import Part
+from eqfuse.ops.ir.linear import Term
 
 COLUMNS = WARP
 """Columns of a tile of a matrix: those that a warp loads at once."""
@@ -26,33 +33,13 @@ SUMS = 48
 """Sums of rows that a thread has, at most."""
 
 
-@dataclasses.dataclass(frozen=True)
-class NodeKernel:
-    """A kernel of which each program has a node, and the names of its inputs."""
-
-    spec: KernelSpec
-    inputs: tuple[str, ...]
-
-
-class NodeEmitter(DenseEmitter):
+class NodeEmitter(FusedEmitter):
     """Writes what a program does with the rows of its node, whose number is `node`."""
 
     def __init__(self, fused: Fused, dtype: str, threads: int):
-        super().__init__(dtype)
-        self.fused, self.linear, self.warps = fused, fused.linear, max(1, threads // WARP)
-        blocks = (*self.linear.blocks_in, *self.linear.blocks_out)
-        self.row = "node"
-        self.columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
-        self.sums: set[int] = set()
-        self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
-        self.integers = ["set_index"] if fused.num_sets else []
-
-    def kernel(self, stem: str, note: str, inputs, integers, outputs) -> NodeKernel:
-        """Return the kernel of the lines so far."""
-        names = (*inputs, *integers)
-        types = dict.fromkeys(outputs, self.dtype)
-        spec = self.spec(stem, note, names, integers, (), types, self.warps, self.sums)
-        return NodeKernel(spec, names)
+        blocks = (*fused.linear.blocks_in, *fused.linear.blocks_out)
+        columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
+        super().__init__(fused, dtype, "node", columns, max(1, threads // WARP))
 
     def read_set(self):
         """Read which set of weights the node has, if there are several."""
@@ -61,10 +48,8 @@ class NodeEmitter(DenseEmitter):
 
     def weights(self, term: Term) -> str:
         """Return the pointer to a matrix or a bias."""
-        shape, pointer = self.linear.parameters[term.w - 1].shape, f"p{term.w - 1}_ptr"
-        if not self.fused.num_sets:
-            return pointer
-        return f"{pointer} + set_index * {shape[0] if len(shape) == 1 else shape[0] * shape[1]}"
+        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
+        return f"{pointer} + set_index * {math.prod(shape)}" if self.set_index else pointer
 
     def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
         """Return a loop over `mul` columns, and where in a turn of it each tile begins.
@@ -76,11 +61,9 @@ class NodeEmitter(DenseEmitter):
         return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", list(starts)
 
     def column(self, start: int) -> str:
-        """Return the numbers of the columns of a tile."""
         return self.name(f"column + {start} + tl.arange(0, {self.columns})")
 
     def mask_of(self, v: str, mul: int) -> str:
-        """Return which columns of a tile a part of so many has."""
         return f"{v} < {mul}"
 
     def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
@@ -133,101 +116,8 @@ class NodeEmitter(DenseEmitter):
         return first
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Columns of a part of rows: where a component of them lies.
-
-    Args:
-      t: the emitter; it has the variable `row` of the rows and `columns` at a time, whose numbers
-        `column` gives, and `mask_of` says which of them a part has.
-      part: of the pre-activation.
-      v: the columns.
-    """
-
-    t: object
-    part: Part
-    v: str
-
-    @property
-    def block(self) -> Block:
-        return self.t.linear.blocks_out[self.part.block]
-
-    @property
-    def mask(self) -> str:
-        return self.t.mask_of(self.v, self.part.mul)
-
-    def of_z(self, prefix: str, k: int) -> str:
-        """Return the address in an array of the pre-activation or of its cotangents."""
-        array = self.t.linear.array_of(self.part.block)
-        size = self.t.linear.linear_form.outputs[array].size
-        name = {"": self.t.fused.arrays[array], "ct_": f"ct_{self.t.fused.arrays[array]}"}
-        pointer = name.get(prefix, prefix)
-        offset = self.block.offset + self.part.first * self.block.dim
-        return (
-            f"{pointer}_ptr + {self.t.row} * {size} + {offset} + {self.v} * {self.block.dim} + {k}"
-        )
-
-    def of_out(self, pointer: str, tile: Tile, k: int) -> str:
-        """Return the address in the gated row or in its cotangent."""
-        place = f"{tile.offset} + {self.v} * {self.block.dim} + {k}"
-        return f"{pointer}_ptr + {self.t.row} * {self.t.fused.sizes[0]} + {place}"
-
-    def load(self, address: str) -> str:
-        return self.t.load(address, self.mask)
-
-    def store(self, address: str, value: str):
-        self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")
-
-
-def _columns(t, tile: Tile):
-    return t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):")
-
-
-def write_gated(t, tile: Tile):
-    """Write a tile of the output, from the pre-activation in memory."""
-    with _columns(t, tile):
-        v = t.column(0)
-        place = Place(t, tile.part, v)
-        values = [place.load(place.of_z("", k)) for k in range(place.block.dim)]
-        if tile.gate:
-            gate = Place(t, tile.gate, v)
-            act = activated(t, tile.act, gate.load(gate.of_z("", 0)))
-            values = [f"{act} * {value}" for value in values]
-        else:
-            values = [activated(t, tile.act, value) for value in values]
-        for k, value in enumerate(values):
-            place.store(place.of_out("out", tile, k), value)
-
-
-def write_cotangent(t, tile: Tile, has_ct_z: bool):
-    """Write the cotangent of the parts of the pre-activation that a tile is made of."""
-    with _columns(t, tile):
-        v = t.column(0)
-        place = Place(t, tile.part, v)
-        components = range(place.block.dim)
-        cts = [place.load(place.of_out("ct_out", tile, k)) for k in components]
-        if tile.act == IDENTITY and tile.gate is None:
-            results = [(place, cts)]
-        else:
-            z = [place.load(place.of_z("z", k)) for k in components]
-            if tile.gate is None:
-                slopes = [activated(t, tile.act, x, True) for x in z]
-                pairs = zip(cts, slopes, strict=True)
-                results = [(place, [f"{ct} * {slope}" for ct, slope in pairs])]
-            else:
-                gate = Place(t, tile.gate, v)
-                x = gate.load(gate.of_z("z", 0))
-                act, slope = activated(t, tile.act, x), activated(t, tile.act, x, True)
-                total = " + ".join(f"{ct} * {value}" for ct, value in zip(cts, z, strict=True))
-                results = [(place, [f"{ct} * {act}" for ct in cts])]
-                results.append((gate, [f"({total}) * {slope}"]))
-        for at, values in results:
-            for k, value in enumerate(values):
-                more = f" + {at.load(at.of_z('ct_', k))}" if has_ct_z else ""
-                at.store(at.of_z("dz", k), value + more)
-
-
-def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
+@functools.lru_cache(maxsize=256)
+def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     """Return the kernel that writes the outputs of an op, and the sums of nodes last."""
     [out] = fused.form.outputs
     sums = (dataclasses.replace(out, name="m"),)
@@ -249,11 +139,13 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
     inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
     note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
     t.sums |= walk.adders
-    integers = [*walk.index_arrays(), *t.integers]
-    return t.kernel("fused_node", note, inputs, integers, [*fused.outputs, "m"])
+    integers = [*walk.index_arrays(), *t.set_index]
+    outputs = dict.fromkeys([*fused.outputs, "m"], dtype)
+    return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs)
 
 
-def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> NodeKernel:
+@functools.lru_cache(maxsize=256)
+def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     """Return the kernel that writes the cotangent of the sums, `dm`, of an op that only mixes.
 
     With a cotangent of the gated row it writes that of the pre-activation too, `dz`.
@@ -279,8 +171,9 @@ def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> NodeKernel
         end = block.offset + block.mul * block.dim
     _write_zeros(t, source.size, end, source.size)
     note = f"backward of a row mixed to {fused.linear.irreps_out}"
-    inputs = [*t.parameters, *(["z"] if gated else []), *names]
-    return t.kernel("fused_node_backward", note, inputs, t.integers, ["dm", *["dz"] * gated])
+    inputs = [*t.parameters, *(["z"] if gated else []), *names, *t.set_index]
+    outputs = dict.fromkeys(["dm", *["dz"] * gated], dtype)
+    return t.kernel("fused_node_backward", note, inputs, t.set_index, outputs)
 
 
 def _write_mixed(t: NodeEmitter, part: Part):

@@ -1,6 +1,5 @@
 """One Triton kernel inside a JAX computation, launched once."""
 
-import functools
 import math
 
 import jax
@@ -111,8 +110,7 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend
 
 
 def _shape(form: Form, kernel: FormKernel, output: int, num_rows: int, num_nodes: int):
-    operand = form.outputs[output]
-    shape = (operand.index.count(num_rows, num_nodes), operand.size)
+    shape = form.outputs[output].shape(num_rows, num_nodes)
     return (kernel.channel_blocks, *shape) if output in kernel.partial else shape
 
 
@@ -120,9 +118,6 @@ ROWS_OF_A_PART = 128
 """The fewest rows that a program walks for its sum of a gradient of weights."""
 MOST_PARTS = 256
 """The most such sums; fewer where they would take more memory than the linear form reads."""
-
-kernel = functools.lru_cache(maxsize=512)(linear.generate)
-reduction = functools.lru_cache(maxsize=512)(linear.reduction)
 
 
 def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
@@ -149,7 +144,7 @@ def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int, backe
         linear_form, turned = linear_form.turned()  # for many rows worth the launches
         arrays = [*arrays, *(arrays[n].T for n in turned)]
     results = launch(
-        kernel(linear_form, dtype, parts > 1, tile),
+        linear.generate(linear_form, dtype, parts > 1, tile),
         [*arrays, *index],
         shapes,
         (num_rows, parts),
@@ -166,7 +161,7 @@ def reduced(operands, results, dtype: str, backend: str):
     places = [n for n, o in enumerate(operands) if isinstance(o, Weights)]
     sizes = tuple(math.prod(results[n].shape[1:]) for n in places)
     sums = launch(
-        reduction(sizes, dtype),
+        linear.reduction(sizes, dtype),
         [results[n] for n in places],
         [results[n].shape[1:] for n in places],
         (results[places[0]].shape[0],),

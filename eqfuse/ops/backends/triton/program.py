@@ -22,7 +22,7 @@ from eqfuse.ops.backends.triton.text import (
     power_of_two,
 )
 from eqfuse.ops.ir import functions
-from eqfuse.ops.ir.form import Form, Index, Operand
+from eqfuse.ops.ir.form import Form, Index, Operand, ordered_groups
 from eqfuse.ops.ir.functions import Expression, variable
 from eqfuse.ops.ir.gate import Activation
 from eqfuse.ops.ir.linear import LinearForm, Weights
@@ -39,7 +39,6 @@ from eqfuse.ops.ir.program import (
     Step,
     merged_axes,
 )
-from eqfuse.ops.ir.schedule import ordered_groups
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}

@@ -9,22 +9,25 @@ which are too few for them.
 
 import contextlib
 import dataclasses
+import functools
 import math
 
-from eqfuse.ops.backends.triton.node import write_cotangent, write_gated
-from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.epilogue import (
+    FusedEmitter,
+    FusedKernel,
+    write_cotangent,
+    write_gated,
+)
 from eqfuse.ops.backends.triton.text import (
     SLICE,
     ArithmeticEmitter,
-    DenseEmitter,
     component_name,
     power_of_two,
 )
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form, Index, ordered_groups
 from eqfuse.ops.ir.fused import Fused, backward_form
 from eqfuse.ops.ir.gate import Part, Tile
 from eqfuse.ops.ir.linear import Term
-from eqfuse.ops.ir.schedule import ordered_groups
 
 ROWS = 16
 """Rows of a tile: those of one instruction of the matrix unit."""
@@ -34,75 +37,35 @@ COLUMNS_OF_A_WARP = 8
 """Columns of a warp: a thread has four elements of [ROWS, 8], the fewest of the matrix unit."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FusedKernel:
-    """A kernel of a fused op and what it is called with.
-
-    Attributes:
-      inputs: names of its inputs: operands of the op and index arrays.
-      outputs: names of its outputs.
-      shares: how many programs have the same rows, some of the work each.
-      rows: how many one program has.
-    """
-
-    spec: KernelSpec
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    shares: int = 1
-    rows: int = ROWS
-
-
-class FusedEmitter(DenseEmitter):
-    """Writes a fused kernel.
+class RowEmitter(FusedEmitter):
+    """Writes a fused kernel over rows.
 
     Args:
-      fused: the op.
-      dtype: of its operands, a numpy name.
+      fused, dtype: as in `FusedEmitter`.
       channels: of the product, at a time.
       width: columns of a matmul's result.
 
     Attributes:
       out: the output of the product.
-      rows: of a tile.
-      row, columns: the variable of the rows, and how many columns the gate has at a time.
+      integers: the inputs that are int32.
     """
 
     def __init__(self, fused: Fused, dtype: str, channels: int, width: int):
-        super().__init__(dtype, fused.linear.linear_form.input_precision)
-        self.fused, self.form, self.linear = fused, fused.form, fused.linear
+        super().__init__(fused, dtype, "row", WIDTHS[0], width // COLUMNS_OF_A_WARP)
         self.rows, self.channels, self.width = ROWS, channels, width
-        self.warps = width // COLUMNS_OF_A_WARP
         self.chunks = -(-self.form.max_mul // channels)
         [self.out] = self.form.outputs
-        self.row, self.columns = "row", WIDTHS[0]
-
-    # what a kernel is called with
+        self.integers = self.set_index + ["receivers"] * self.form.on_graph
 
     def inputs(self, *others: str) -> list[str]:
-        """Return operands of the product, parameters, `others`, and index arrays."""
-        names = [o.name for o in self.form.inputs]
-        names += [f"p{n}" for n in range(len(self.linear.parameters))]
-        return [*names, *others, *self.integers()]
+        """Return operands of the product, `others`, and index arrays."""
+        return [*(o.name for o in self.form.inputs), *others, *self.integers]
 
-    def integers(self) -> list[str]:
-        """Return the inputs that are int32."""
-        names = ["set_index"] if self.fused.num_sets else []
-        return names + (["receivers"] if self.form.on_graph else [])
-
-    def kernel(self, stem: str, note: str, inputs, outputs: dict, shares: int) -> FusedKernel:
-        """Return the kernel of the lines so far.
-
-        Args:
-          outputs: dtypes by name.
-        """
+    def finished(self, stem, note, inputs, outputs: dict, shares, *more: str) -> FusedKernel:
+        """Return the kernel of the lines so far, of the scalars `num_rows` and more."""
         note = f"{note}\n{self.form!r}\nmixed to {self.linear.irreps_out}"
-        scalars, integers = self.scalars(), self.integers()
-        spec = self.spec(stem, note, inputs, integers, scalars, outputs, self.warps)
-        return FusedKernel(spec, tuple(inputs), tuple(outputs), shares)
-
-    def scalars(self) -> tuple[str, ...]:
-        """Return names of the scalars that it is called with."""
-        return ("num_rows",)
+        scalars = "num_rows", *more
+        return self.kernel(stem, note, inputs, self.integers, outputs, scalars, shares, ROWS)
 
     # rows and channels
 
@@ -252,12 +215,9 @@ class FusedEmitter(DenseEmitter):
 
     def parameter(self, term: Term, which: str) -> str:
         """Return the pointer to a parameter, of the set `which` if there are several."""
-        n = term.w - 1
-        if not self.fused.num_sets:
-            return f"p{n}_ptr"
-        return (
-            f"p{n}_ptr + tl.cast({which}, tl.int64) * {math.prod(self.linear.parameters[n].shape)}"
-        )
+        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
+        more = f" + tl.cast({which}, tl.int64) * {math.prod(shape)}"
+        return pointer + more if self.set_index else pointer
 
     @contextlib.contextmanager
     def sets(self):
@@ -288,11 +248,9 @@ class FusedEmitter(DenseEmitter):
         return self.linear.blocks_out[part.block].dim
 
     def column(self, start: int) -> str:
-        """Return the columns of a tile of the gate, from `start` of the current ones on."""
         return self.name(f"(column + {start} + tl.arange(0, {self.columns}))[None, :]")
 
     def mask_of(self, v: str, mul: int) -> str:
-        """Return which elements of a tile a part of so many columns has."""
         return f"present & ({v} < {mul})"
 
 
@@ -303,14 +261,31 @@ def width_for(mul: int) -> int:
 
 SUMS = 96
 """Sums of the pre-activation that a thread has, at most; one in float64 counts twice."""
+FACTORS = 160
+"""Factors that a thread may hold beside them: with 160 it spills 640 bytes at most, with 224 up to
+16 kB for an H100.
+"""
 
 
+def unsupported_reason(fused: Fused, dtype: str) -> str:
+    """Return why a forward kernel would spill most of what it holds, or ""."""
+    writer = _Forward(fused, dtype)
+    held = writer.factors_held()
+    if held <= FACTORS:
+        return ""
+    return (
+        f"in {dtype}, a thread of the forward kernel would hold {held} factors of matmuls beside "
+        f"its sums, and about {FACTORS} fit into its registers; input_precision='tf32x3' needs none"
+    )
+
+
+@functools.lru_cache(maxsize=256)
 def forward(fused: Fused, dtype: str) -> FusedKernel:
     """Return the kernel of a fused op: writes out, and z too if there is a gate."""
     return _Forward(fused, dtype).kernel_of_all()
 
 
-class _Forward(FusedEmitter):
+class _Forward(RowEmitter):
     def __init__(self, fused: Fused, dtype: str):
         width = width_for(max(b.mul for b in fused.linear.blocks_out))
         super().__init__(fused, dtype, SLICE, width)
@@ -328,9 +303,9 @@ class _Forward(FusedEmitter):
                     self.emit("tl.debug_barrier()")
                 for tile in tiles:
                     write_gated(self, tile)
-        inputs = self.inputs(*(["skip"] if self.fused.skip else []))
+        inputs = self.inputs(*self.parameters, *["skip"] * self.fused.skip)
         outputs = dict.fromkeys(self.fused.outputs, self.dtype)
-        return self.kernel("fused", "product, Linear and gate of", inputs, outputs, len(shares))
+        return self.finished("fused", "product, Linear and gate of", inputs, outputs, len(shares))
 
     def _shares(self) -> list[tuple[list[Part], list[Tile]]]:
         """Return the parts of the pre-activation, and the tiles of the gate, of each program."""
@@ -352,6 +327,31 @@ class _Forward(FusedEmitter):
             shares[-1][1].extend(tiles)
         return shares
 
+    def factors_held(self) -> int:
+        """Return how many factors a thread holds for matmuls that are not on the matrix unit.
+
+        Where several matrices read a segment of the product, all its components are held: of each,
+        two rows of a tile.
+        """
+        if self.dtype != "float32" or self.input_precision != "ieee":
+            return 0
+        components = [
+            len(self.names_of(self.out, segment)) * len({term.scale for _, term in pairs})
+            for parts, _ in self._shares()
+            for segment in self.segments()
+            if len(pairs := self._pairs(segment, parts)) > 1
+        ]
+        return max(components, default=0) * 2 * SLICE
+
+    def _pairs(self, segment: int, parts: list[Part]) -> list[tuple[Part, Term]]:
+        """Return the parts of the pre-activation that read a segment, each with its matrix."""
+        return [
+            (part, term)
+            for term in self.terms_of(segment)
+            for part in parts
+            if self.linear.block_of(term) == part.block
+        ]
+
     def _write(self, parts: list[Part]):
         """Write parts of the pre-activation."""
         z = {p: [f"z_{p.block}_{p.first}_{k}" for k in range(self.dim(p))] for p in parts}
@@ -360,13 +360,7 @@ class _Forward(FusedEmitter):
         with self.all_channels():
             self.lanes(self.form.inputs)
             for segment in self.segments():
-                pairs = [
-                    (part, term)
-                    for term in self.terms_of(segment)
-                    for part in parts
-                    if self.linear.block_of(term) == part.block
-                ]
-                if pairs:
+                if pairs := self._pairs(segment, parts):
                     with self.apart(segment):
                         self._add_linear(segment, pairs, z)
         for part, names in z.items():
@@ -401,21 +395,21 @@ class _Forward(FusedEmitter):
         for term in linear.biases(part.block):
             bias = self.load(f"{self.parameter(term, 'set_index')} + {part.first} + {v}", mask)
             self.emit(f"{names[0]} += {bias}")
-        array, block = linear.array_of(part.block), linear.blocks_out[part.block]
-        size = linear.linear_form.outputs[array].size
+        block, (array, size) = linear.blocks_out[part.block], self.array_of(part.block)
         for k, name in enumerate(names):
             place = (
                 f"row * {size} + {block.offset + part.first * block.dim + k} + {v} * {block.dim}"
             )
             if self.fused.skip:
                 self.emit(f"{name} += {self.load(f'skip_ptr + {place}', mask)}")
-            self.emit(f"tl.store({self.fused.arrays[array]}_ptr + {place}, {name}, mask={mask})")
+            self.emit(f"tl.store({array}_ptr + {place}, {name}, mask={mask})")
 
 
 COMPONENTS = 28
 """Components of the operands' cotangents that a program sums, at most; in float64 half as many."""
 
 
+@functools.lru_cache(maxsize=256)
 def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
     """Return the kernel of the backward; with a cotangent of the gated row, it writes dz last.
 
@@ -426,7 +420,7 @@ def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
     return _Backward(fused, wanted, given, dtype).kernel_of_all()
 
 
-class _Backward(FusedEmitter):
+class _Backward(RowEmitter):
     def __init__(self, fused: Fused, wanted, given, dtype: str):
         width = width_for(fused.form.max_mul)
         super().__init__(fused, dtype, width, width)
@@ -458,8 +452,8 @@ class _Backward(FusedEmitter):
                 self._write(group, self._one_chunk() if chunks > 1 else self.all_channels())
         names = [o.name for o in form.outputs] if form else []
         outputs = dict.fromkeys([*names, *["dz"] * self.gated], self.dtype)
-        inputs = self.inputs(*(["z"] if self.gated else []), *self.given)
-        return self.kernel("fused_backward", "backward of", inputs, outputs, shares)
+        inputs = self.inputs(*self.parameters, *["z"] * self.gated, *self.given)
+        return self.finished("fused_backward", "backward of", inputs, outputs, shares)
 
     @contextlib.contextmanager
     def _one_chunk(self):
@@ -533,9 +527,8 @@ class _Backward(FusedEmitter):
         self.emit("u = tl.trans(lane)")
         for term in self.terms_of(segment):
             number = linear.block_of(term)
-            block, array = linear.blocks_out[number], linear.array_of(number)
-            size = linear.linear_form.outputs[array].size
-            pointer = "dz" if self.gated else f"ct_{self.fused.arrays[array]}"
+            block, (array, size) = linear.blocks_out[number], self.array_of(number)
+            pointer = "dz" if self.gated else f"ct_{array}"
             first, step = self.rows_of(segment, term)
             totals = [self.name(self.zeros(self.rows, self.channels)) for _ in names]
             with self.block(f"for at in tl.range(0, {block.mul}, {SLICE}, num_stages=1):"):
@@ -579,6 +572,7 @@ class Job:
     columns: tuple[tuple[Term, Part], ...]
 
 
+@functools.lru_cache(maxsize=256)
 def gradients(fused: Fused, wanted, dtype: str, partial: bool = False) -> FusedKernel:
     """Return the kernel of the wanted parameters' gradients, of dz: that of the pre-activation.
 
@@ -591,15 +585,12 @@ def gradients(fused: Fused, wanted, dtype: str, partial: bool = False) -> FusedK
     return _Gradients(fused, wanted, dtype).kernel_of_all(partial)
 
 
-class _Gradients(FusedEmitter):
+class _Gradients(RowEmitter):
     def __init__(self, fused: Fused, wanted, dtype: str):
         width = width_for(max(b.mul for b in fused.linear.blocks_out))
-        # fewer channels than columns, so that warps have other columns, as in `FusedEmitter`
+        # fewer channels than columns, so that warps have other columns, as in `RowEmitter`
         super().__init__(fused, dtype, width // 2, width)
         self.wanted = wanted
-
-    def scalars(self) -> tuple[str, ...]:
-        return ("num_rows", "num_parts")
 
     def kernel_of_all(self, partial: bool) -> FusedKernel:
         """Return the whole text."""
@@ -617,12 +608,12 @@ class _Gradients(FusedEmitter):
         for n, job in enumerate(jobs):
             with self.block(f"if job == {n}:"):
                 self._write(job)
-        names = self.inputs(*(f"dz_{a}" for a in self.fused.arrays))
-        inputs = [n for n in names if not (n[0] == "p" and n[1:].isdigit())]
+        inputs = self.inputs(*(f"dz_{a}" for a in self.fused.arrays))
         real = self.wide if partial else self.dtype
         outputs = {f"dp{n}": real for n, is_wanted in enumerate(self.wanted) if is_wanted}
         shares = len(jobs) * self.chunks * count
-        return self.kernel("fused_gradients", "gradients of", inputs, outputs, shares)
+        stem, note = "fused_gradients", "gradients of"
+        return self.finished(stem, note, inputs, outputs, shares, "num_parts")
 
     def _jobs(self) -> list[Job]:
         """Return what the programs compute, also of segments that no path adds to."""
@@ -666,10 +657,9 @@ class _Gradients(FusedEmitter):
 
     def _cotangent(self, part: Part, k: int) -> str:
         """Return a component of a part of the pre-activation's cotangent, [ROWS, WIDTH]."""
-        block, array = self.linear.blocks_out[part.block], self.linear.array_of(part.block)
-        size = self.linear.linear_form.outputs[array].size
+        block, (array, size) = self.linear.blocks_out[part.block], self.array_of(part.block)
         offset = block.offset + part.first * block.dim + k
-        place = f"dz_{self.fused.arrays[array]}_ptr + row * {size} + {offset} + v * {block.dim}"
+        place = f"dz_{array}_ptr + row * {size} + {offset} + v * {block.dim}"
         return self.factor(place, f"v < {part.mul}")
 
     def _add_rows(self, job: Job, totals):

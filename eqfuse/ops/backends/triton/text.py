@@ -188,7 +188,6 @@ class ArithmeticEmitter:
         self._loaded: set[str] = set()
         self._memo: dict = {}
         self._temporaries = 0
-        self.operations = 0
 
     def loaded(self, names):
         """Register components that are in variables already."""
@@ -230,7 +229,6 @@ class ArithmeticEmitter:
         factor = self._scaled(scale, factor)
         for index, value in values.items():
             component = index[0] if index else 0
-            self.operations += 2
             sign = "-" if value.sign < 0 else ""
             if not value.name:
                 accumulate(component, f"{sign}{factor}")
@@ -311,7 +309,6 @@ class ArithmeticEmitter:
             key = tuple(names[:n])
             if key not in self._memo:
                 self._memo[key] = self._name(f"{product} * {name}")
-                self.operations += 1
             product = self._memo[key]
         return product
 
@@ -323,7 +320,6 @@ class ArithmeticEmitter:
         key = (scale, name)
         if key not in self._memo:
             self._memo[key] = self._name(f"{scale!r} * {name}")
-            self.operations += 1
         return self._memo[key]
 
     def _sum(self, parts) -> _Sum:
@@ -336,7 +332,6 @@ class ArithmeticEmitter:
             term = repr(size) if not name else name if size == 1.0 else f"{size!r} * {name}"
             sign = "-" if value < 0 else "+"
             text += f" {sign} {term}" if text else f"{'-' if value < 0 else ''}{term}"
-        self.operations += 2 * len(parts) - 1
         return _Sum(1.0, self._name(text))
 
     def _name(self, text: str) -> str:

@@ -16,7 +16,8 @@ from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.gate import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import layer as _fused
-from eqfuse.ops.primitives.layer import Call, choose, resolve_fused
+from eqfuse.ops.primitives.choice import choose, resolve_fused
+from eqfuse.ops.primitives.layer import Call
 from eqfuse.ops.transforms.fuse import graphs
 from eqfuse.ops.transforms.fuse import trace as polynomials
 from eqfuse.ops.transforms.fuse.graphs import GraphProduct
@@ -414,7 +415,7 @@ class Layer:
         fused = Fused.build(form, self.linear, gate, bool(added))
         mode, dtype = resolve_fused(None), operands[0].dtype
         chosen = choose(mode, fused, num_rows, num_nodes, product.backend, dtype)
-        call = Call(fused, num_rows, num_nodes, product.backend, *chosen.how)
+        call = Call(fused, num_rows, num_nodes, product.backend, chosen.kernels)
         floats = [*operands, *(arrays[p] for p in self.parameters), *added]
         return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
 
@@ -448,7 +449,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
       Unfit: it computes something else; says what.
     """
     node = trace.nodes[number]
-    linear_form: LinearForm = node.params["linear_form"]
+    linear_form: LinearForm = node.params["form"]
     linear = _linear(linear_form)
     dtypes = {trace.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
     if len(dtypes) > 1:

@@ -459,7 +459,7 @@ class Converter(ShapeRules):
         self.steps.append(Multilinear(form, operands, writes, tuple(indices), rows, nodes))
 
     def _linear_form(self, node: Node):
-        form, rows = node.params["linear_form"], node.params["num_rows"]
+        form, rows = node.params["form"], node.params["num_rows"]
         n = len(form.inputs)
         self._check_kernel(node, dtype_of(self.aval(node.inputs[0])))
         if not rows or not form.terms:

@@ -98,7 +98,7 @@ class Stages:
         todo = []
         for node in self._nodes:
             if node.name in KERNELS:
-                what = node.params.get("form") or node.params["linear_form"]
+                what = node.params["form"]
                 todo += node.inputs[len(what.inputs) :]
         return self._behind(todo)
 

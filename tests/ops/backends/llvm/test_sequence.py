@@ -14,7 +14,7 @@ from eqfuse.ops.backends.llvm import machine, row_arrays
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
-from eqfuse.ops.primitives import layer
+from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
 from tests.ops.linear_parity import worst
@@ -189,7 +189,7 @@ def test_few_rows_and_large_matrices_are_no_chain():
         text = jax.jit(module.apply).lower(params, x, y).as_text()
         return text.count("custom_call @eqfuse"), text.count("dot_general")
 
-    fewest = layer.FEWEST_ROWS
+    fewest = choice.FEWEST_ROWS
     assert num_calls(fewest - 1, "8x0e+8x1o") == (2, 0)
     assert num_calls(fewest, "8x0e+8x1o") == (1, 0)
     assert num_calls(fewest, "512x0e") == (1, 1)

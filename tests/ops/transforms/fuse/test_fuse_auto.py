@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.primitives import layer as choice
+from eqfuse.ops.primitives import choice
 
 X, Y, OUT = "2x0e+2x1o", "0e+1o", "2x0e+3x1o"
 NODES = 16

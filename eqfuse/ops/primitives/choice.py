@@ -1,0 +1,209 @@
+"""Which kernels compute a fused op: what the argument `fused` asks for, and what "auto" chooses.
+
+The bounds of "auto" are measured on a CPU and predicted for a GPU, see benchmarks/results/fused.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+from typing import NamedTuple
+
+from eqfuse.ops.backends.llvm.linear import is_wide
+from eqfuse.ops.backends.triton import form as walks
+from eqfuse.ops.backends.triton import rows as tiles
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.products import Product
+
+MODES = ("auto", "always", "never")
+_VARIABLE = "EQFUSE_FUSED"
+
+FEWEST_ROWS = 256
+"""Rows from which on one native kernel each way is faster than one for each part."""
+LARGE = 2**32
+"""Bytes of a product of all rows from which on it is computed in blocks, so that it need not fit
+into memory.
+"""
+BLOCK = 8192
+"""Rows at a time: predicted 5% slower than all at once, where 2,048 are 25% slower."""
+FEW_NODES = 135
+LIGHT = 32 * 2**20
+"""Bytes of matrices that the programs of all nodes read from a GPU's level-2 cache together."""
+
+
+class Kernels(enum.Enum):
+    """What computes an op of a product, a Linear, a skip and a gate."""
+
+    APART = "a kernel for each part, in every order of derivative"
+    NATIVE = "on a CPU: one kernel, and one for each derivative"
+    ROWS = "on a GPU, over rows: one kernel each way, second derivatives as in blocks"
+    BLOCKS = "on a GPU, over rows: the kernels of the parts, some rows at a time"
+    NODES = (
+        "on a GPU, on a graph: one kernel forward; backward that of the epilogue and the product"
+    )
+    VALUE = "on a GPU, on a graph: one kernel for the value, its derivatives apart"
+    EPILOGUE = (
+        "on a GPU: what follows the sums of nodes that NODES has written, see `Fused.epilogue`"
+    )
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Return whether the sums of nodes are an output too, for the derivatives."""
+        return self in (Kernels.NODES, Kernels.VALUE)
+
+
+class Choice(NamedTuple):
+    """What computes an op, and a line for the user that says so and why."""
+
+    kernels: Kernels
+    text: str
+
+
+def resolve_fused(fused: str | None) -> str:
+    """Return "auto", "always" or "never", given what was asked for.
+
+    Args:
+      fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
+        and the gate, or an error that says why there is none. On a GPU one or two more compute
+        the gradients of parameters, and on a graph the backward is two. "never" is a kernel for
+        each of them. "auto" is what is measured or predicted to be faster, see `fused_table`. None
+        is what the environment variable EQFUSE_FUSED says, or "auto".
+    Raises:
+      ValueError: an unknown name.
+    """
+    asked = "fused"
+    if fused is None:
+        asked, fused = _VARIABLE, os.environ.get(_VARIABLE) or "auto"
+    if fused not in MODES:
+        raise ValueError(f"{asked} {fused!r} is unknown; choose one of {', '.join(MODES)}")
+    return fused
+
+
+def refuse(mode: str, reason: str) -> None:
+    """Refuse "always" where there is a reason against it.
+
+    Raises:
+      ValueError: giving it.
+    """
+    if mode == "always" and reason:
+        raise ValueError(f"fused='always' cannot be done here: {reason}")
+
+
+def fused_table() -> list[str]:
+    """Return what "auto" chooses, a line for each backend and kind of op."""
+    return [
+        f"llvm, rows: from {FEWEST_ROWS} rows on, one kernel each way",
+        "llvm, a graph: a kernel for each part",
+        f"triton, rows: a kernel for each part; where the product of all rows would have "
+        f"{LARGE >> 30} GiB, {BLOCK} rows at a time",
+        f"triton, a graph: a kernel for each part; with a gate, in float32, up to {FEW_NODES} "
+        f"nodes and {LIGHT >> 20} MiB of weights read by them together, one kernel for the value",
+    ]
+
+
+def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:
+    """Return what runs a fused op.
+
+    Args:
+      mode: one of `MODES`.
+      num_rows: rows, or edges of the graph.
+      num_nodes: of the graph.
+      dtype: of its operands.
+    Raises:
+      ValueError: "always" where there is no kernel of the whole op, saying why.
+    """
+    if mode == "never":
+        return Choice(Kernels.APART, "apart: fused='never' was asked for")
+    reason = unsupported_reason(fused, backend, dtype)
+    if mode == "always":
+        refuse(mode, reason or _unsupported_on_gpu(fused, backend, dtype))
+        whole = Kernels.NODES if fused.summed else Kernels.ROWS
+        whole = Kernels.NATIVE if backend == "llvm" else whole
+        return Choice(whole, "fused: 'always' was asked for")
+    if reason:
+        return Choice(Kernels.APART, f"apart: {reason}")
+    if backend == "llvm":
+        return _auto_on_cpu(fused, num_rows)
+    return _auto_on_gpu(fused, num_rows, num_nodes, dtype)
+
+
+def _auto_on_cpu(fused: Fused, num_rows: int) -> Choice:
+    if fused.summed:
+        return Choice(Kernels.APART, "apart: the product is summed over the edges of each node")
+    if num_rows < FEWEST_ROWS:
+        return Choice(Kernels.APART, f"apart: fewer than {FEWEST_ROWS} rows")
+    return Choice(Kernels.NATIVE, f"fused: {FEWEST_ROWS} rows or more")
+
+
+def _auto_on_gpu(fused: Fused, num_rows: int, num_nodes: int, dtype) -> Choice:
+    if not fused.summed:
+        size = fused.form.outputs[0].size * num_rows * dtype.itemsize
+        if size >= LARGE:
+            return Choice(
+                Kernels.BLOCKS, f"in blocks: the product would have {size / 2**30:.3g} GiB"
+            )
+        return Choice(Kernels.APART, f"apart: the product has less than {LARGE >> 30} GiB")
+    weights = sum(math.prod(p.shape) for p in fused.linear.parameters) // max(fused.num_sets, 1)
+    if fused.gate is None:
+        return Choice(Kernels.APART, "apart: no gate follows the sums of nodes")
+    if dtype.name != "float32":
+        return Choice(Kernels.APART, f"apart: the sums of nodes are in {dtype.name}, not float32")
+    if num_nodes > FEW_NODES:
+        return Choice(Kernels.APART, f"apart: more than {FEW_NODES} nodes")
+    if num_nodes * weights * dtype.itemsize > LIGHT:
+        return Choice(Kernels.APART, "apart: every node would read the weights, which are large")
+    return Choice(Kernels.VALUE, f"fused: the value, with a gate and up to {FEW_NODES} nodes")
+
+
+def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
+    """Return why there is no kernel of a whole op, or ""."""
+    if not fused.form.paths or not any(t.x is not None for t in fused.linear.linear_form.terms):
+        return "no path of the product leads to the Linear's output"
+    if backend == "llvm":
+        if dtype.name not in ("float32", "float64"):
+            return f"native kernels of whole ops are of float32 and float64, not of {dtype.name}"
+        if fused.num_sets:
+            return "rows choose their weights by an index, which native kernels of whole ops do not"
+        if is_wide(fused.linear.linear_form):
+            return "its matrices are so large that the matmuls of XLA are faster"
+    elif not backend.startswith("triton"):
+        return f"backend {backend!r} computes op by op, and has no fused kernels"
+    elif fused.summed:
+        return walks.unsupported_reason(fused.form, dtype.name)
+    elif Index.SENDER in {o.index for o in fused.form.inputs}:
+        return "on a GPU there are fused kernels over rows, none that reads rows of senders"
+    return ""
+
+
+def _unsupported_on_gpu(fused: Fused, backend: str, dtype) -> str:
+    """Return why there are not one kernel forward and one backward on a GPU, or ""."""
+    if not backend.startswith("triton"):
+        return ""
+    if fused.summed:
+        return _several_kernels(fused.form, dtype)
+    return tiles.unsupported_reason(fused, dtype.name)
+
+
+def unsupported_product_reason(product: Product, backend: str, dtype) -> str:
+    """Return why a product on a graph is not one kernel forward and one backward, or ""."""
+    if product.channel_columns:
+        return "x and y both have several channels, and products of edges are written to memory"
+    if backend == "xla":
+        return "backend 'xla' computes op by op, and has no fused kernels"
+    if backend == "llvm" or not product.form.paths:
+        return ""
+    return _several_kernels(product.form, dtype)
+
+
+def _several_kernels(form: Form, dtype) -> str:
+    """Return why a product on a graph is several kernels in a direction on a GPU, or ""."""
+    backward = backward_form(form, (True,) * len(form.inputs))
+    counts = [len(walks.tasks(f, dtype.name)) for f in (form, backward)]
+    if max(counts) == 1:
+        return ""
+    return (
+        f"the product's registers and its code are {counts[0]} kernels forward, {counts[1]} "
+        "backward: one would spill"
+    )

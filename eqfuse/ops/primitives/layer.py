@@ -37,7 +37,7 @@ from eqfuse.ops.ir.fused import Fused, backward_form
 from eqfuse.ops.ir.gate import forms_of
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 from eqfuse.ops.ir.products import Product
-from eqfuse.ops.ir.program import Activate, Array, Extent, Multilinear, Program
+from eqfuse.ops.ir.program import Array, Extent, FormStep, Program
 from eqfuse.ops.primitives import forms, linear, native, rules
 from eqfuse.ops.primitives.rules import definitions, split, vary_alike
 
@@ -685,8 +685,7 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
         for v in eqn.outvars:
             numbers[v] = len(numbers)
         operands, writes = (tuple(numbers[v] for v in side) for side in (reads, eqn.outvars))
-        kind = Activate if isinstance(form, gate.Activated) else Multilinear
-        steps.append(kind(form, operands, writes))
+        steps.append(FormStep(form, operands, writes))
         for v, operand in zip((*reads, *eqn.outvars), form.operands, strict=True):
             array = Array.of(operand, v.aval.dtype.name)
             if of_nodes and array.extent is Extent.ROWS and not getattr(form, "on_graph", False):

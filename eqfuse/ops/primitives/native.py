@@ -6,14 +6,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.llvm import layer, machine, row_arrays
+from eqfuse.ops.backends.llvm import functions, layer, machine
 from eqfuse.ops.backends.llvm import linear as native_linear
-from eqfuse.ops.backends.llvm import program as activation
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
 from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.gate import Activated
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
-from eqfuse.ops.ir.program import Activate, Extent, Program
+from eqfuse.ops.ir.program import Extent, Program
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -95,14 +95,14 @@ def by_rows(
     Returns:
       None where its steps are faster alone.
     """
-    parts = row_arrays.num_parts(program, num_rows, num_nodes)
+    parts = layer.num_parts(program, num_rows, num_nodes)
     if not parts or not has_steps(program) or arrays[0].dtype.name not in ("float32", "float64"):
         return None
     module = layer.generate(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
     shapes = [(counts[array.extent], array.size) for array in program.arrays]
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
-    inputs += [arrays[n].T.reshape(1, -1) for n in row_arrays.transposed_weights(program)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in layer.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
     results = [shapes[n] for n in program.outputs]
     results += [(parts, width) for width in module.copies]
@@ -113,8 +113,8 @@ def by_rows(
 
 def has_steps(program: Program) -> bool:
     """Return whether native kernels have all steps of a program."""
-    functions = (s.form for s in program.steps if isinstance(s, Activate))
-    return all(map(activation.is_written, functions))
+    activated = (s.form for s in program.form_steps if isinstance(s.form, Activated))
+    return all(map(functions.is_written, activated))
 
 
 @native_p.def_abstract_eval

@@ -456,7 +456,8 @@ class Groups:
     def _store(self, key, value: str, place: str, n: int):
         streams = self.rows.streamed_in_place.get(("out", key[0]))
         if streams and key in self._written_once:
-            self.f.store_or_stream(value, place, n, streams)
+            stores = (functools.partial(s, value, place, n) for s in (self.f.stream, self.f.store))
+            self.f.either(streams, *stores)
         else:
             self.f.store(value, place, n)
 

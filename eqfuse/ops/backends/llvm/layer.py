@@ -13,25 +13,51 @@ gradients are added up part by part, in order.
 import dataclasses
 import functools
 
-from eqfuse.ops.backends.llvm import linear
-from eqfuse.ops.backends.llvm import program as activation
-from eqfuse.ops.backends.llvm import text as ir
+from eqfuse.ops.backends.llvm import functions, linear
 from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.form import write_block
 from eqfuse.ops.backends.llvm.layout import NODE, ORDER, PTR, Copies, Machine, Plan, boundary
-from eqfuse.ops.backends.llvm.linear import Layouts, write_copies
-from eqfuse.ops.backends.llvm.row_arrays import Arrays
+from eqfuse.ops.backends.llvm.linear import Layouts, is_wide, transposed, write_copies
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
-from eqfuse.ops.backends.llvm.text import SIGNATURE, Axis, Function, Module, Pass, Units, assemble
+from eqfuse.ops.backends.llvm.text import (
+    NODES,
+    ROWS,
+    SIGNATURE,
+    Arguments,
+    Axis,
+    Function,
+    KernelPasses,
+    Module,
+    Pass,
+    Units,
+)
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
-from eqfuse.ops.ir.linear import Rows
-from eqfuse.ops.ir.program import Activate, Program
+from eqfuse.ops.ir.gate import Activated
+from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.ir.program import BYTES, Extent, FormStep, Program
 
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""
 
 SUMMED = 4096
 """Elements of a gradient of weights whose parts are summed by one unit of work."""
+
+MOST_ROWS, FEWEST_TOGETHER = 32, 8
+"""Rows that go through a program together, at most and at least."""
+
+
+def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
+    """Return how many parts the rows or nodes are cut into; 0 where one kernel does not pay."""
+    if any(map(is_wide, program.linear_forms)):
+        return 0
+    parts = 16 if num_rows < 8192 else 64
+    return min(parts, num_nodes) if program.on_graph else parts
+
+
+def transposed_weights(program: Program) -> tuple[int, ...]:
+    """Return the inputs, weights, that some step reads transposed."""
+    linear_forms = (s for s in program.form_steps if isinstance(s.form, LinearForm))
+    return tuple(sorted({s.operands[i] for s in linear_forms for i in transposed(s.form)}))
 
 
 @functools.lru_cache(maxsize=256)
@@ -44,14 +70,61 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
     return _RowProgramEmitter(program, machine, parts).module()
 
 
+class _Arrays:
+    """The arrays of a program, and where each is: an argument, a result, or in scratch memory.
+
+    Attributes:
+      arguments: the arrays that XLA hands over; local arrays and words follow them in the table.
+      block: rows that go through the program together.
+      scratch: bytes that a thread needs.
+    """
+
+    def __init__(self, program: Program, parts: int, machine: Machine):
+        self.program, self.parts, self.scratch = program, parts, 0
+        row_bytes = sum(program.arrays[n].bytes for n in program.local)
+        fitting = machine.sequence_bytes // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
+        self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
+        self.transposed = transposed_weights(program)
+        self.index_arrays = (NODE, ORDER, PTR) if program.on_graph else ()
+        self.sums = [n for n in program.outputs if program.arrays[n].extent is Extent.WHOLE]
+        self.arguments = Arguments(program.arrays[0].dtype)
+        for n in program.inputs:
+            self._add("array", n)
+        for n in self.transposed:
+            self._add("transposed", n)
+        self.arguments.add_indices(self.index_arrays)
+        self.arguments.end()
+        for n in program.outputs:
+            self._add("array", n)
+        for n in self.sums:
+            self._add("sum", n)
+        self.local: dict[tuple, tuple[int, int]] = {}
+
+    def add_local(self, key: tuple, row_bytes: int):
+        """Add an array of a block of rows in scratch memory."""
+        self.arguments.add_word(key)
+        self.local[key] = (self.allocate(self.block * row_bytes), row_bytes)
+
+    def allocate(self, size: int) -> int:
+        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
+        return place
+
+    def _add(self, side: str, n: int):
+        """Add an array that XLA hands over."""
+        array = self.program.arrays[n]
+        rows = -(self.parts if side == "sum" else 1)
+        rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, rows)
+        self.arguments.add((side, n), rows, array.size, f"{side} {n} of a sequence")
+
+
 class _RowProgramEmitter:
     def __init__(self, program: Program, machine: Machine, parts: int):
         self.program, self.machine, self.parts = program, machine, parts
         self.dtype = program.arrays[0].dtype
-        self.copies = Copies(self.dtype, machine.vector_bytes // ir.BYTES[self.dtype])
-        self.arrays = Arrays(program, parts, machine)
+        self.copies = Copies(self.dtype, machine.vector_bytes // BYTES[self.dtype])
+        self.arrays = _Arrays(program, parts, machine)
         self.arguments = self.arrays.arguments
-        self.texts: list[str] = []
+        self.texts: dict[str, str] = {}
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
         self.declared: set[str] = set()
         self.cost = 0
@@ -62,21 +135,12 @@ class _RowProgramEmitter:
         for key in (FIRST, LAST) if self.program.on_graph else ():
             self.arguments.add_word(key)
         for s, step in enumerate(self.program.steps):
-            if isinstance(step, Activate):
-                self._activate(s, step)
-            elif isinstance(step.form, Form):
-                self._form(s, step)
-            else:
-                self._linear_form(s, step)
-        passes = [self._main()]
-        passes += [self._sum(n) for n in self.arrays.sums]
-        own = ir.declarations(self.dtype)
-        declared = sorted(d for d in self.declared if d not in own.splitlines())
-        texts = [own, *declared, *self.copies.functions.values()]
-        texts += [*self.texts, *(p.text for p in passes)]
-        text, name = assemble(texts, self.arguments, passes)
+            writers = {Form: self._form, LinearForm: self._linear_form, Activated: self._activate}
+            writers[type(step.form)](s, step)
+        passes = [self._main(), *(self._sum(n) for n in self.arrays.sums)]
         widths = tuple(self.program.arrays[n].size for n in self.arrays.sums)
-        return Module(name, text, self.arrays.index_arrays, widths)
+        parts = self.copies.functions | self.texts, passes, self.arrays.index_arrays, widths
+        return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
 
     def _pointer(self, f: Function, *key) -> str:
         return self.arguments.load(f, *key)
@@ -85,7 +149,7 @@ class _RowProgramEmitter:
         return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
 
     def _add_function(self, f: Function, name: str, scratch: int, cost: int, of_nodes=False):
-        self.texts.append(f.text())
+        self.texts[name] = f.text()
         self.calls.append((name, self.arrays.allocate(scratch), of_nodes))
         self.cost += cost
 
@@ -138,7 +202,7 @@ class _RowProgramEmitter:
             sides.append(tuple(operands))
         return Form(*sides, step.form.paths), local
 
-    def _activate(self, s: int, step: Activate):
+    def _activate(self, s: int, step: FormStep):
         """Write the function of activations; the rows of local arrays are by position."""
         name = f"activate_{s}"
         f = self._function(name)
@@ -152,7 +216,7 @@ class _RowProgramEmitter:
                 for n, array in arrays.items()
                 for array_bytes in [self.program.arrays[n].bytes]
             ]
-            cost = activation.write_row(f, step.form, self.dtype, places[0], places[1:])
+            cost = functions.write_row(f, step.form, places[0], places[1:])
         self.declared |= f.declared
         self._add_function(f, name, 0, cost)
 
@@ -162,7 +226,7 @@ class _RowProgramEmitter:
         local = [k for k, n in enumerate(numbers) if n in self.program.local]
         layouts = Layouts(step.form, self.dtype, self.machine, local)
         for n, (_, block) in enumerate(layouts.packed):
-            width = layouts.copy_width(block) * ir.BYTES[self.dtype]
+            width = layouts.copy_width(block) * BYTES[self.dtype]
             self.arrays.add_local((f"copy of step {s}", n), width)
         numbers = layouts.arguments.numbers
         layouts.arguments.numbers = {key: self._number(s, step, key) for key in numbers}

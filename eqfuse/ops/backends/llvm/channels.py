@@ -217,7 +217,7 @@ class Groups:
     """Writes groups of paths, each over the channels, and inside over the rows of a block.
 
     Attributes:
-      groups: of paths, see `grouping.grouped`.
+      groups: of paths, see `grouped`.
       cost: vector operations of a row, so far.
     """
 
@@ -236,7 +236,22 @@ class Groups:
         )
         return {key for key, count in counts.items() if count == 1}
 
-    def write(self, group: list[Path], count: str):
+    def write_rows(self, unit: str, start: str, stop: str):
+        """Write the rows `start` to `stop` of a unit, block by block."""
+        f, plan = self.f, self.plan
+        with f.loop(stop, start=start, step=plan.block) as blocks:
+            left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
+            count = f.minimum(left, str(plan.block))
+            with f.loop(count) as loop:
+                self.rows.begin_row(unit, blocks.index, loop.index)
+            plan.scalars.write(f, f.at("%scratch", plan.table), plan.widest)
+            for group in self.groups:
+                self._write(group, count)
+            if any(key in plan.row_place and key[0] == "out" for key in plan.operands()):
+                with f.loop(count) as loop:
+                    self.rows.finish_row(loop.index)
+
+    def _write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
 
         Long rows are taken from one end to the other: lines of memory are read and written in order

@@ -6,7 +6,6 @@ import struct
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.backends.llvm.text import (
     ROWS,
-    SIGNATURE,
     SUFFIX,
     Arguments,
     Axis,
@@ -259,8 +258,7 @@ def write(activated: Activated, dtype: str, machine: Machine) -> KernelPasses:
     arguments.end()
     for n in range(len(activated.orders)):
         arguments.add(("out", n), ROWS, activated.size, f"activations {n}")
-    f = Function(f"define internal void @activate{SIGNATURE}", dtype)
-    f.widest = machine.vector_bytes // f.bytes
+    f = Function.of_pass("activate", dtype, machine.vector_bytes // BYTES[dtype])
     source, *targets = (arguments.load(f, *key) for key in list(arguments.numbers))
     with f.loop("%end", start="%begin") as rows:
         read = f.at(source, rows.index, activated.rows.size * f.bytes)

@@ -15,14 +15,13 @@ import functools
 
 from eqfuse.ops.backends.llvm import functions, linear
 from eqfuse.ops.backends.llvm.channels import Groups
-from eqfuse.ops.backends.llvm.form import write_block
-from eqfuse.ops.backends.llvm.layout import NODE, ORDER, PTR, Copies, Machine, Plan, boundary
+from eqfuse.ops.backends.llvm.form import NODE, ORDER, PTR, boundary
+from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
 from eqfuse.ops.backends.llvm.linear import Layouts, is_wide, transposed, write_copies
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
     NODES,
     ROWS,
-    SIGNATURE,
     Arguments,
     Axis,
     Function,
@@ -153,9 +152,6 @@ class _RowProgramEmitter:
         self.calls.append((name, self.arrays.allocate(scratch), of_nodes))
         self.cost += cost
 
-    def _function(self, name: str) -> Function:
-        return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
-
     def _form(self, s: int, step):
         """Write the function of a form: of rows, or of nodes and of their rows in the block."""
         form, local = self._with_channels_side_by_side(step)
@@ -163,14 +159,14 @@ class _RowProgramEmitter:
         outputs = range(len(form.outputs))
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
-        f = self._function(name)
+        f = Function.of_pass(name, self.dtype)
         numbers = {"in": step.operands, "out": step.writes}
         base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
         arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
         rows = RowsEmitter(plan, f, self.copies, base, arrays)
         groups = Groups(plan, f, rows)
         if reduce_over is Index.ROW:
-            self._rows(plan, f, rows, groups, "0", "%begin", "%end")
+            groups.write_rows("0", "%begin", "%end")
         else:
             block = self._word(f, FIRST), self._word(f, LAST)
             with f.loop("%end", start="%begin") as nodes:
@@ -179,15 +175,9 @@ class _RowProgramEmitter:
                 is_first = f.value(f"icmp sge i64 {start}, {block[0]}")
                 rows.begin_unit(nodes.index, f.value(f"zext i1 {is_first} to i64"))
                 start, stop = f.maximum(start, block[0]), f.minimum(stop, block[1])
-                self._rows(plan, f, rows, groups, nodes.index, start, stop)
+                groups.write_rows(nodes.index, start, stop)
                 rows.finish_unit(nodes.index)
         self._add_function(f, name, plan.scratch, groups.cost, reduce_over is not Index.ROW)
-
-    @staticmethod
-    def _rows(plan: Plan, f: Function, rows, groups: Groups, unit: str, start: str, stop: str):
-        with f.loop(stop, start=start, step=plan.block) as blocks:
-            left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
-            write_block(plan, f, rows, groups, unit, blocks.index, left)
 
     def _with_channels_side_by_side(self, step) -> tuple[Form, list]:
         """Return the form of a step with its local operands as they lie there, and their keys."""
@@ -205,8 +195,7 @@ class _RowProgramEmitter:
     def _activate(self, s: int, step: FormStep):
         """Write the function of activations; the rows of local arrays are by position."""
         name = f"activate_{s}"
-        f = self._function(name)
-        f.widest = self.copies.widest
+        f = Function.of_pass(name, self.dtype, self.copies.widest)
         order = self._pointer(f, "index", ORDER) if self.program.on_graph else None
         arrays = {n: self._pointer(f, "array", n) for n in (*step.operands, *step.writes)}
         with f.loop("%end", start="%begin") as rows:
@@ -240,7 +229,7 @@ class _RowProgramEmitter:
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
         for o in layouts.gradients:
             f, order = self._ordered(f"weights_{s}_{o}")
-            cost = linear.write_block(layouts, o, f, order)
+            cost = linear.write_weights(layouts, o, f, order)
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
     def _number(self, s: int, step, key) -> int:
@@ -254,12 +243,12 @@ class _RowProgramEmitter:
 
     def _ordered(self, name: str) -> tuple[Function, str | None]:
         """Return a function, and the order of rows that it loads."""
-        f = self._function(name)
+        f = Function.of_pass(name, self.dtype)
         return f, self._pointer(f, "index", ORDER) if self.program.on_graph else None
 
     def _main(self) -> Pass:
         """Return the pass that takes every part through all steps, block by block."""
-        f = self._function("sequence")
+        f = Function.of_pass("sequence", self.dtype)
         table = self.arrays.allocate(8 * len(self.arguments.numbers))
         self.table = f.at("%scratch", table)
         for n in range(len(self.arguments.entries)):
@@ -332,7 +321,7 @@ class _RowProgramEmitter:
     def _sum(self, n: int) -> Pass:
         """Return the pass that adds up the sums of the parts."""
         width = self.program.arrays[n].size
-        f = self._function(f"sum_{n}")
+        f = Function.of_pass(f"sum_{n}", self.dtype)
         parts, result = self._pointer(f, "sum", n), self._pointer(f, "array", n)
         lanes, units = self.copies.widest, -(-width // SUMMED)
         with f.loop("%end", start="%begin") as pieces:

@@ -20,7 +20,6 @@ from eqfuse.ops.backends.llvm.linear import transposed
 from eqfuse.ops.backends.llvm.text import (
     DATA,
     DTYPES,
-    SIGNATURE,
     STORED,
     Arguments,
     Axis,
@@ -362,7 +361,7 @@ class _ProgramEmitter:
     def _begin(self):
         """Begin a function that takes the next steps, one after the other."""
         name = f"steps{len(self.passes)}"
-        self.main = Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
+        self.main = Function.of_pass(name, self.dtype)
         self.name, self.most, self.pointers = name, 0, {}
         self.memory = self.arguments.load(self.main, "scratch", 0)
 

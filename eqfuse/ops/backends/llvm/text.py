@@ -13,6 +13,7 @@ from eqfuse.ops.ir.program import BYTES
 TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
 STORED = {**TYPES, "bool": "i8"}
 SUFFIX = {"float32": "f32", "float64": "f64"}
+SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
 STREAMED = "!0 = !{i32 1}\n"
 """Metadata of what `Function.stream` writes."""
 
@@ -69,6 +70,11 @@ class Function:
         self._lines: list[str] = ["entry:"]
         self._count = 0
         self._block = "entry"
+
+    @classmethod
+    def of_pass(cls, name: str, dtype: str, widest: int = 1) -> "Function":
+        """Return a function that computes units `%begin` to `%end` of a pass."""
+        return cls(f"define internal void @{name}{SIGNATURE}", dtype, widest)
 
     def text(self) -> str:
         statements = "\n  ".join(self._lines)
@@ -338,8 +344,6 @@ class Arguments:
 
 VERSION = 3
 """Version of the generated code and its interface to the runtime; part of every kernel's name."""
-
-SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
 
 
 class Axis(enum.Enum):

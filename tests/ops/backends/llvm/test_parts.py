@@ -11,7 +11,8 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
-from eqfuse.ops.backends.llvm.layout import PARTS, Machine, is_cut
+from eqfuse.ops.backends.llvm.form import is_cut
+from eqfuse.ops.backends.llvm.layout import PARTS, Machine
 from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.forms import evaluate

@@ -221,10 +221,10 @@ class Groups:
       cost: vector operations of a row, so far.
     """
 
-    def __init__(self, plan: Plan, f: Function, rows: RowsEmitter):
-        self.plan, self.f, self.rows = plan, f, rows
-        self.groups = grouped(plan)
-        self.cost = len(plan.scalars.sums) // plan.widest + 1
+    def __init__(self, rows: RowsEmitter):
+        self.plan, self.f, self.rows = rows.plan, rows.f, rows
+        self.groups = grouped(self.plan)
+        self.cost = len(self.plan.scalars.sums) // self.plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
         self._prefetched: set[tuple] = set()
 
@@ -268,20 +268,16 @@ class Groups:
         summed = [p for p in group if self._is_sum_of_row(p)]
         direct = [p for p in group if not self._is_sum_of_row(p)]
         with f.loop(count) as rows:
-            row = Row(self.plan, f, self.rows, rows.index)
+            row = Row(self.rows, rows.index)
             row.load_pointers(group)
             if direct:
-                self._write_channels(direct, row)
+                n, length = self._shape(direct)[:2]
+                with f.loop(str(length), step=n) as channels:
+                    offset = f.times(channels.index, f.bytes)
+                    own = self._owned_inputs(direct, offset, n)
+                    self._row(direct, row, offset, n, length // n, own, {})
             if summed:
                 self._write_sums(summed, row)
-
-    def _write_channels(self, group: list[Path], row: Row):
-        """Write the paths to outputs with channels, and to sums of a node, for one row."""
-        f, (n, length) = self.f, self._shape(group)[:2]
-        with f.loop(str(length), step=n) as channels:
-            offset = f.times(channels.index, f.bytes)
-            own = self._owned_inputs(group, offset, n)
-            self._row(group, row, offset, n, length // n, own, {})
 
     def _write_by_channel(self, group: list[Path], count: str):
         f, n, length, kept, wide = self.f, *self._shape(group)
@@ -292,15 +288,8 @@ class Groups:
             own = self._owned_inputs(group, offset, n)
             with f.loop(count, carried=first, kinds=[f.vector(n, w) for w in wide]) as rows:
                 sums = dict(zip(kept, rows.carried, strict=True))
-                self._row(
-                    group,
-                    Row(self.plan, f, self.rows, rows.index),
-                    offset,
-                    n,
-                    length // n,
-                    own,
-                    sums,
-                )
+                row = Row(self.rows, rows.index)
+                self._row(group, row, offset, n, length // n, own, sums)
                 rows.next = [sums[key] for key in kept]
             for place, value, w in zip(places, rows.carried, wide, strict=True):
                 f.store(value, place, n, w)
@@ -426,7 +415,7 @@ class Groups:
             if key not in self.plan.ahead or (key, segment, component) in self._prefetched:
                 return
             self._prefetched.add((key, segment, component))
-            f.prefetch(self._place(key, segment, component, row.next_pointer(key), offset))
+            f.prefetch(self._place(key, segment, component, row.pointer(key, ahead=True), offset))
 
         carried, parts = set(sums), {}
         together = folded(self.plan.form, group)

@@ -161,7 +161,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums
     }
     arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
     rows = RowsEmitter(plan, f, copies, base, arrays)
-    groups = Groups(plan, f, rows)
+    groups = Groups(rows)
     rows.sums = sums
 
     def write_units(first: str, last: str):

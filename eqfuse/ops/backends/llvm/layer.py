@@ -164,7 +164,7 @@ class _RowProgramEmitter:
         base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
         arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
         rows = RowsEmitter(plan, f, self.copies, base, arrays)
-        groups = Groups(plan, f, rows)
+        groups = Groups(rows)
         if reduce_over is Index.ROW:
             groups.write_rows("0", "%begin", "%end")
         else:

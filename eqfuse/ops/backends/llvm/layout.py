@@ -368,15 +368,9 @@ class Plan:
         prefetches: bool = False,
         parts: int = 0,
     ):
-        self.form, self.reduce_over, self.outputs, self.copied = (
-            form,
-            reduce_over,
-            sorted(outputs),
-            copied,
-        )
-        self.local = frozenset(local)
-        self.prefetches, self.parts = prefetches, parts
-        self.machine, self.bytes = machine, BYTES[dtype]
+        self.form, self.reduce_over, self.outputs = form, reduce_over, sorted(outputs)
+        self.copied, self.local, self.parts = copied, frozenset(local), parts
+        self.prefetches, self.machine, self.bytes = prefetches, machine, BYTES[dtype]
         self.widest = machine.vector_bytes // self.bytes
         self.paths = [p for p in form.paths if p.output.operand in outputs]
         self.scalars = Scalars()

@@ -436,10 +436,10 @@ class FormEmitter(DenseEmitter):
                 self.emit(f"owned = own < {count}")
                 self.emit(f"lane = tl.arange(0, {self.channels})[None, :]")
                 for o in written:
-                    for name in self._components(o):
+                    for name, _, _ in self._components(o):
                         zeros = f"tl.zeros([{self.rows}, {self.channels}], {self.real})"
                         self.emit(f"{name} = {zeros}")
-                self._walk(part, index) if index.is_node else self._row(part)
+                self._walk(part, index) if index.is_node else self._add(part, "own", "owned")
                 for o in written:
                     self._store(o)
 
@@ -447,11 +447,7 @@ class FormEmitter(DenseEmitter):
         operand = self.form.outputs[o]
         for number, segment in enumerate(operand.segments):
             for component in range(segment.dim):
-                yield component_name(operand, number, component)
-
-    def _row(self, part: Form):
-        self._ends(part, "own", "owned", None)
-        self._sums(part, {Index.ROW: "own"}, "owned")
+                yield component_name(operand, number, component), segment, component
 
     def _walk(self, part: Form, index: Index):
         order, offsets = index.edge_arrays
@@ -462,30 +458,21 @@ class FormEmitter(DenseEmitter):
         with self.block("while walked < longest:"):
             self.emit("present = owned & (start + walked < stop)")
             self.emit(f"edge = tl.load({order}_ptr + start + walked, mask=present, other=0)")
-            self._ends(part, "edge", "present", index)
-            self._sums(part, {Index.ROW: "edge", index: "own"}, "present")
+            self._add(part, "edge", "present", index)
             self.emit("walked += 1")
 
-    def _ends(self, part: Form, edge: str, present: str, own: Index | None):
-        """Load the nodes that edges point at."""
-        used = {o.index for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep}
-        for index in (Index.SENDER, Index.RECEIVER):
-            if index in used and index is not own:
-                self.emit(
-                    f"{index.value} = tl.load({index.value}s_ptr + {edge}, mask={present}, other=0)"
-                )
-
-    def _sums(self, part: Form, rows: dict[Index, str], present: str):
+    def _add(self, part: Form, edge: str, present: str, own: Index | None = None):
         """Add the products of one row to the components of the outputs."""
         used = [o for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep]
-        nodes = {
-            Index.SENDER: "sender",
-            Index.RECEIVER: "receiver",
-            Index.SHARED: "(own * 0)",
-        }
+        rows = {Index.ROW: edge, Index.SHARED: "(own * 0)"} | ({own: "own"} if own else {})
+        for index in (Index.SENDER, Index.RECEIVER):
+            if index not in rows and any(o.index is index for o in used):
+                at = f"{index.value}s_ptr + {edge}"
+                self.emit(f"{index.value} = tl.load({at}, mask={present}, other=0)")
+                rows[index] = index.value
         for operand in used:
-            row = (nodes | rows)[operand.index]
-            self.emit(f"{operand.name}_row = {operand.name}_ptr + {row} * {operand.size}")
+            row = f"{rows[operand.index]} * {operand.size}"
+            self.emit(f"{operand.name}_row = {operand.name}_ptr + {row}")
         for mul in sorted({s.mul for o in used if o.channels for s in o.segments}):
             self.emit(f"in_{mul} = {present} & (lane < {mul})")
 
@@ -511,15 +498,13 @@ class FormEmitter(DenseEmitter):
     def _store(self, o: int):
         operand = self.form.outputs[o]
         row = f"{operand.name}_ptr + own * {operand.size}"
-        for number, segment in enumerate(operand.segments):
-            for component in range(segment.dim):
-                name = component_name(operand, number, component)
-                place, mask = self._place(operand, segment, component, "owned")
-                if operand.channels:
-                    mask = f"owned & (lane < {segment.mul})"
-                else:
-                    name = f"tl.sum({name}, axis=1, keep_dims=True)"
-                self.emit(f"tl.store({row} + {place}, {name}, mask={mask})")
+        for name, segment, component in self._components(o):
+            place, mask = self._place(operand, segment, component, "owned")
+            if operand.channels:
+                mask = f"owned & (lane < {segment.mul})"
+            else:
+                name = f"tl.sum({name}, axis=1, keep_dims=True)"
+            self.emit(f"tl.store({row} + {place}, {name}, mask={mask})")
 
 
 class _Job(linear.JobEmitter):

@@ -69,76 +69,65 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
     return _RowProgramEmitter(program, machine, parts).module()
 
 
-class _Arrays:
-    """The arrays of a program, and where each is: an argument, a result, or in scratch memory.
+class _RowProgramEmitter:
+    """Writes the module of a program; its arrays are arguments, results, or in scratch memory.
 
     Attributes:
       arguments: the arrays that XLA hands over; local arrays and words follow them in the table.
+      local: of arrays of a block of rows, the place in scratch memory, and the bytes of a row.
       block: rows that go through the program together.
       scratch: bytes that a thread needs.
+      calls: the functions of the steps, the place of their scratch memory, and whether they take
+        nodes.
     """
 
-    def __init__(self, program: Program, parts: int, machine: Machine):
-        self.program, self.parts, self.scratch = program, parts, 0
+    def __init__(self, program: Program, machine: Machine, parts: int):
+        self.program, self.machine, self.parts, self.scratch = program, machine, parts, 0
+        self.dtype, self.on_graph = program.arrays[0].dtype, program.on_graph
+        self.copies = Copies(self.dtype, machine.vector_bytes // BYTES[self.dtype])
         row_bytes = sum(program.arrays[n].bytes for n in program.local)
         fitting = machine.sequence_bytes // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
         self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
-        self.transposed = transposed_weights(program)
-        self.index_arrays = (NODE, ORDER, PTR) if program.on_graph else ()
         self.sums = [n for n in program.outputs if program.arrays[n].extent is Extent.WHOLE]
-        self.arguments = Arguments(program.arrays[0].dtype)
-        for n in program.inputs:
-            self._add("array", n)
-        for n in self.transposed:
-            self._add("transposed", n)
+        self.index_arrays = (NODE, ORDER, PTR) if self.on_graph else ()
+        self.arguments, self.local = Arguments(self.dtype), {}
+        self._add("array", program.inputs)
+        self._add("transposed", transposed_weights(program))
         self.arguments.add_indices(self.index_arrays)
         self.arguments.end()
-        for n in program.outputs:
-            self._add("array", n)
-        for n in self.sums:
-            self._add("sum", n)
-        self.local: dict[tuple, tuple[int, int]] = {}
-
-    def add_local(self, key: tuple, row_bytes: int):
-        """Add an array of a block of rows in scratch memory."""
-        self.arguments.add_word(key)
-        self.local[key] = (self.allocate(self.block * row_bytes), row_bytes)
-
-    def allocate(self, size: int) -> int:
-        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
-        return place
-
-    def _add(self, side: str, n: int):
-        """Add an array that XLA hands over."""
-        array = self.program.arrays[n]
-        rows = -(self.parts if side == "sum" else 1)
-        rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, rows)
-        self.arguments.add((side, n), rows, array.size, f"{side} {n} of a sequence")
-
-
-class _RowProgramEmitter:
-    def __init__(self, program: Program, machine: Machine, parts: int):
-        self.program, self.machine, self.parts = program, machine, parts
-        self.dtype = program.arrays[0].dtype
-        self.copies = Copies(self.dtype, machine.vector_bytes // BYTES[self.dtype])
-        self.arrays = _Arrays(program, parts, machine)
-        self.arguments = self.arrays.arguments
+        self._add("array", program.outputs)
+        self._add("sum", self.sums)
+        for n in program.local:
+            self._add_local(("array", n), program.arrays[n].bytes)
+        for key in (FIRST, LAST) if self.on_graph else ():
+            self.arguments.add_word(key)
         self.texts: dict[str, str] = {}
-        self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
+        self.calls: list[tuple[str, int, bool]] = []
         self.declared: set[str] = set()
         self.cost = 0
 
+    def _add(self, side: str, numbers):
+        """Add arrays that XLA hands over."""
+        for n in numbers:
+            array, fixed = self.program.arrays[n], -(self.parts if side == "sum" else 1)
+            rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, fixed)
+            self.arguments.add((side, n), rows, array.size, f"{side} {n} of a sequence")
+
+    def _add_local(self, key: tuple, row_bytes: int):
+        self.arguments.add_word(key)
+        self.local[key] = (self._allocate(self.block * row_bytes), row_bytes)
+
+    def _allocate(self, size: int) -> int:
+        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
+        return place
+
     def module(self) -> Module:
-        for n in self.program.local:
-            self.arrays.add_local(("array", n), self.program.arrays[n].bytes)
-        for key in (FIRST, LAST) if self.program.on_graph else ():
-            self.arguments.add_word(key)
         for s, step in enumerate(self.program.steps):
             writers = {Form: self._form, LinearForm: self._linear_form, Activated: self._activate}
             writers[type(step.form)](s, step)
-        passes = [self._main(), *(self._sum(n) for n in self.arrays.sums)]
-        widths = tuple(self.program.arrays[n].size for n in self.arrays.sums)
-        parts = self.copies.functions | self.texts, passes, self.arrays.index_arrays, widths
+        passes = [self._main(), *(self._sum(n) for n in self.sums)]
+        widths = tuple(self.program.arrays[n].size for n in self.sums)
+        parts = self.copies.functions | self.texts, passes, self.index_arrays, widths
         return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
 
     def _pointer(self, f: Function, *key) -> str:
@@ -149,13 +138,13 @@ class _RowProgramEmitter:
 
     def _add_function(self, f: Function, name: str, scratch: int, cost: int, of_nodes=False):
         self.texts[name] = f.text()
-        self.calls.append((name, self.arrays.allocate(scratch), of_nodes))
+        self.calls.append((name, self._allocate(scratch), of_nodes))
         self.cost += cost
 
     def _form(self, s: int, step):
         """Write the function of a form: of rows, or of nodes and of their rows in the block."""
         form, local = self._with_channels_side_by_side(step)
-        reduce_over = Index.RECEIVER if self.program.on_graph else Index.ROW
+        reduce_over = Index.RECEIVER if self.on_graph else Index.ROW
         outputs = range(len(form.outputs))
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
@@ -196,15 +185,14 @@ class _RowProgramEmitter:
         """Write the function of activations; the rows of local arrays are by position."""
         name = f"activate_{s}"
         f = Function.of_pass(name, self.dtype, self.copies.widest)
-        order = self._pointer(f, "index", ORDER) if self.program.on_graph else None
+        order = self._order(f)
         arrays = {n: self._pointer(f, "array", n) for n in (*step.operands, *step.writes)}
         with f.loop("%end", start="%begin") as rows:
             row = f.load_index(order, rows.index) if order else rows.index
-            places = [
-                f.at(array, rows.index if n in self.program.local else row, array_bytes)
-                for n, array in arrays.items()
-                for array_bytes in [self.program.arrays[n].bytes]
-            ]
+            places = []
+            for n, array in arrays.items():
+                index = rows.index if n in self.program.local else row
+                places.append(f.at(array, index, self.program.arrays[n].bytes))
             cost = functions.write_row(f, step.form, places[0], places[1:])
         self.declared |= f.declared
         self._add_function(f, name, 0, cost)
@@ -216,20 +204,21 @@ class _RowProgramEmitter:
         layouts = Layouts(step.form, self.dtype, self.machine, local)
         for n, (_, block) in enumerate(layouts.packed):
             width = layouts.copy_width(block) * BYTES[self.dtype]
-            self.arrays.add_local((f"copy of step {s}", n), width)
+            self._add_local((f"copy of step {s}", n), width)
         numbers = layouts.arguments.numbers
         layouts.arguments.numbers = {key: self._number(s, step, key) for key in numbers}
         layouts.copies = self.copies
         if layouts.packed:
-            f, order = self._ordered(f"copy_{s}")
-            self._add_function(f, f"copy_{s}", 0, write_copies(layouts, f, order))
+            f = Function.of_pass(f"copy_{s}", self.dtype)
+            cost = write_copies(layouts, f, self._order(f))
+            self._add_function(f, f"copy_{s}", 0, cost)
         if any(isinstance(o, Rows) for o in step.form.outputs):
-            f, order = self._ordered(f"rows_{s}")
-            cost = linear.write_rows(layouts, f, "%begin", "%end", order)
+            f = Function.of_pass(f"rows_{s}", self.dtype)
+            cost = linear.write_rows(layouts, f, "%begin", "%end", self._order(f))
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
         for o in layouts.gradients:
-            f, order = self._ordered(f"weights_{s}_{o}")
-            cost = linear.write_weights(layouts, o, f, order)
+            f = Function.of_pass(f"weights_{s}_{o}", self.dtype)
+            cost = linear.write_weights(layouts, o, f, self._order(f))
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
     def _number(self, s: int, step, key) -> int:
@@ -241,42 +230,39 @@ class _RowProgramEmitter:
             return self.arguments.numbers["transposed", step.operands[n]]
         return self.arguments.numbers["array", (step.operands if side == "in" else step.writes)[n]]
 
-    def _ordered(self, name: str) -> tuple[Function, str | None]:
-        """Return a function, and the order of rows that it loads."""
-        f = Function.of_pass(name, self.dtype)
-        return f, self._pointer(f, "index", ORDER) if self.program.on_graph else None
+    def _order(self, f: Function) -> str | None:
+        """Load the order of rows, if there is one."""
+        return self._pointer(f, "index", ORDER) if self.on_graph else None
 
     def _main(self) -> Pass:
         """Return the pass that takes every part through all steps, block by block."""
         f = Function.of_pass("sequence", self.dtype)
-        table = self.arrays.allocate(8 * len(self.arguments.numbers))
+        table = self._allocate(8 * len(self.arguments.numbers))
         self.table = f.at("%scratch", table)
         for n in range(len(self.arguments.entries)):
             self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
-        sums = {n: self._pointer(f, "sum", n) for n in self.arrays.sums}
+        sums = {n: self._pointer(f, "sum", n) for n in self.sums}
         with f.loop("%end", start="%begin") as units:
             first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
                 size = self.program.arrays[n].bytes
                 part = f.at(array, units.index, size)
                 f.zero(part, size)
-                self._set(
-                    f, self.arguments.numbers["array", n], f.value(f"ptrtoint ptr {part} to i64")
-                )
-            if self.program.on_graph:
+                address = f.value(f"ptrtoint ptr {part} to i64")
+                self._set(f, self.arguments.numbers["array", n], address)
+            if self.on_graph:
                 self._part_of_nodes(f, first, last)
             else:
-                with f.loop(last, start=first, step=self.arrays.block) as blocks:
-                    stop = f.minimum(f.plus(blocks.index, self.arrays.block), last)
+                with f.loop(last, start=first, step=self.block) as blocks:
+                    stop = f.minimum(f.plus(blocks.index, self.block), last)
                     self._block(f, blocks.index, stop, None)
-        axis = Axis.NODES if self.program.on_graph else Axis.ROWS
-        units, scratch = Units(axis, count=self.parts), self.arrays.scratch
+        axis = Axis.NODES if self.on_graph else Axis.ROWS
+        units, scratch = Units(axis, count=self.parts), self.scratch
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
         """Return the row, or the node, that a part starts at."""
-        names = (NODE, ORDER, PTR) if self.program.on_graph else ()
-        pointers = {name: self._pointer(f, "index", name) for name in names}
+        pointers = {name: self._pointer(f, "index", name) for name in self.index_arrays}
         return boundary(f, unit, self.parts, pointers or None)
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
@@ -288,9 +274,9 @@ class _RowProgramEmitter:
         start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
         at_least_one = f.maximum(stop, f.plus(start, 1))
         with f.loop(
-            at_least_one, start=start, step=self.arrays.block, carried=[first], kinds=["i64"]
+            at_least_one, start=start, step=self.block, carried=[first], kinds=["i64"]
         ) as blocks:
-            end_of_block = f.minimum(f.plus(blocks.index, self.arrays.block), stop)
+            end_of_block = f.minimum(f.plus(blocks.index, self.block), stop)
             is_last = f.value(f"icmp eq i64 {end_of_block}, {stop}")
             position = f.maximum(f.plus(end_of_block, -1), "0")
             row = f.load_index(self._pointer(f, "index", ORDER), position)
@@ -302,7 +288,7 @@ class _RowProgramEmitter:
 
     def _block(self, f: Function, first: str, stop: str, nodes: tuple[str, str] | None):
         """Write all steps for the positions `first` to `stop`, which are edges of these nodes."""
-        for key, (place, row_bytes) in self.arrays.local.items():
+        for key, (place, row_bytes) in self.local.items():
             array = f.at("%scratch", place)
             array = f.at(array, f.value(f"sub nsw i64 0, {first}"), row_bytes)
             address = f.value(f"ptrtoint ptr {array} to i64")
@@ -327,10 +313,7 @@ class _RowProgramEmitter:
         with f.loop("%end", start="%begin") as pieces:
             first = f.times(pieces.index, SUMMED)
             stop = f.minimum(f.plus(first, SUMMED), str(width))
-            whole = stop
-            if width % lanes:
-                whole = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {lanes}")
-                whole = f.value(f"sub nsw i64 {stop}, {whole}")
+            whole = f.whole(first, stop, lanes) if width % lanes else stop
             ranges = [(first, whole, lanes), (whole, stop, 1)]
             for begin, end, count in ranges[: 1 + bool(width % lanes)]:
                 with f.loop(end, start=begin, step=count) as elements:

@@ -385,23 +385,17 @@ class Plan:
         self._allocate_all()
 
     def _choose_layouts(self):
-        form, used, written = self.form, {}, {o: set() for o in self.outputs}
+        used = {("out", o): set() for o in self.outputs}
         for path in self.paths:
             for ref in path.factors:
-                used.setdefault(ref.operand, set()).add(ref.segment)
-            written[path.output.operand].add(path.output.segment)
-        self.inputs = sorted(used)
+                used.setdefault(("in", ref.operand), set()).add(ref.segment)
+            used["out", path.output.operand].add(path.output.segment)
+        self.inputs = sorted(n for side, n in used if side == "in")
         self.layouts = {}
-        for i in self.inputs:
-            operand = form.inputs[i]
-            if operand.channels:
-                self.layouts["in", i] = self.copied.get(i) or Layout.of(
-                    operand, used[i], self.widest
-                )
-        for o in self.outputs:
-            operand = form.outputs[o]
-            if operand.channels:
-                self.layouts["out", o] = Layout.of(operand, written[o], self.widest)
+        for key in self.operands():
+            if self.operand(*key).channels:
+                known = self.copied.get(key[1]) if key[0] == "in" else None
+                self.layouts[key] = known or Layout.of(self.operand(*key), used[key], self.widest)
 
     def _allocate_all(self):
         own, row = {}, {}

@@ -232,8 +232,7 @@ class _RowsEmitter:
             # one row where each has weights of its own
             most = 1 if self.linear_form.num_sets else MOST_NUMBERS // block.dim
             together = max(1, min(AT_ONCE, most))
-            rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {together}")
-            whole = f.value(f"sub nsw i64 {stop}, {rest}")
+            whole = f.whole(first, stop, together)
             with f.loop(whole, start=first, step=together) as loop:
                 self._begin(n, loop.index, together)
                 cost += self._block(block, products, n) // together
@@ -353,8 +352,7 @@ class _WeightsEmitter:
           The vector operations of a row in all lines.
         """
         f, together = self.f, min(num_lines, TOGETHER)
-        rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {last}, {first}')}, {together}")
-        whole = f.value(f"sub nsw i64 {last}, {rest}")
+        whole = f.whole(first, last, together)
         with f.loop(whole, start=first, step=together) as lines:
             cost = self._add_part(lines.index, together, rows)
         if num_lines % together:

@@ -154,6 +154,11 @@ class Function:
     def plus(self, a: str, b) -> str:
         return self.value(f"add nsw i64 {a}, {b}")
 
+    def whole(self, start: str, stop: str, step: int) -> str:
+        """Return where whole steps from `start` end that do not go beyond `stop`."""
+        rest = self.value(f"srem i64 {self.value(f'sub nsw i64 {stop}, {start}')}, {step}")
+        return self.value(f"sub nsw i64 {stop}, {rest}")
+
     def minimum(self, a: str, b) -> str:
         less = self.value(f"icmp slt i64 {a}, {b}")
         return self.value(f"select i1 {less}, i64 {a}, i64 {b}")

@@ -10,6 +10,7 @@ from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, Plan, vectors
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     INDEX_ROLES,
     NODE_INDEX,
     NODES,
@@ -23,7 +24,6 @@ from eqfuse.ops.backends.llvm.text import (
     Units,
 )
 from eqfuse.ops.ir.form import Form, Index
-from eqfuse.ops.ir.program import BYTES
 from eqfuse.ops.ir.schedule import reductions
 
 NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"

@@ -5,6 +5,7 @@ import struct
 
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     ROWS,
     SUFFIX,
     Arguments,
@@ -20,7 +21,6 @@ from eqfuse.ops.backends.llvm.text import (
 from eqfuse.ops.ir import functions
 from eqfuse.ops.ir.functions import Expression, variable
 from eqfuse.ops.ir.gate import Activated
-from eqfuse.ops.ir.program import BYTES
 
 COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 ARITHMETIC = ("add", "sub", "mul", "div")

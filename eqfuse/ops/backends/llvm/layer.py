@@ -20,6 +20,7 @@ from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
 from eqfuse.ops.backends.llvm.linear import Layouts, is_wide, transposed, write_copies
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     NODES,
     ROWS,
     Arguments,
@@ -33,7 +34,7 @@ from eqfuse.ops.backends.llvm.text import (
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.gate import Activated
 from eqfuse.ops.ir.linear import LinearForm, Rows
-from eqfuse.ops.ir.program import BYTES, Extent, FormStep, Program
+from eqfuse.ops.ir.program import Extent, FormStep, Program
 
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""

@@ -10,9 +10,8 @@ import functools
 import os
 
 from eqfuse.ops._processors import DEFAULT_CACHES
-from eqfuse.ops.backends.llvm.text import STREAMED, Function
+from eqfuse.ops.backends.llvm.text import BYTES, STREAMED, Function
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
-from eqfuse.ops.ir.program import BYTES
 
 
 def lanes(mul: int, widest: int) -> int:

@@ -11,6 +11,7 @@ import math
 
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, padded
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     NODES,
     ROWS,
     Arguments,
@@ -23,7 +24,6 @@ from eqfuse.ops.backends.llvm.text import (
 )
 from eqfuse.ops.ir.form import Operand, Segment
 from eqfuse.ops.ir.linear import Block, LinearForm, Rows, Term, Weights
-from eqfuse.ops.ir.program import BYTES
 
 Lanes = tuple[int, int]
 """A vector of channels: the first, and how many."""

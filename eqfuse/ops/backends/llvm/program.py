@@ -18,6 +18,7 @@ from eqfuse.ops.backends.llvm.functions import FunctionEmitter
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.backends.llvm.linear import transposed
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     DATA,
     DTYPES,
     STORED,
@@ -36,7 +37,6 @@ from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.gate import Activated
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import (
-    BYTES,
     Array,
     Copy,
     ElementwiseLoop,

@@ -108,7 +108,6 @@ class _RowProgramEmitter:
         self.cost = 0
 
     def _add(self, side: str, numbers):
-        """Add arrays that XLA hands over."""
         for n in numbers:
             array, fixed = self.program.arrays[n], -(self.parts if side == "sum" else 1)
             rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, fixed)
@@ -232,7 +231,6 @@ class _RowProgramEmitter:
         return self.arguments.numbers["array", (step.operands if side == "in" else step.writes)[n]]
 
     def _order(self, f: Function) -> str | None:
-        """Load the order of rows, if there is one."""
         return self._pointer(f, "index", ORDER) if self.on_graph else None
 
     def _main(self) -> Pass:
@@ -306,7 +304,6 @@ class _RowProgramEmitter:
         f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
 
     def _sum(self, n: int) -> Pass:
-        """Return the pass that adds up the sums of the parts."""
         width = self.program.arrays[n].size
         f = Function.of_pass(f"sum_{n}", self.dtype)
         parts, result = self._pointer(f, "sum", n), self._pointer(f, "array", n)

@@ -369,7 +369,6 @@ class _ProgramEmitter:
         self.passes.append(Pass(self.name, self.main.text(), units, work, scratch=self.most))
 
     def _pointer(self, n: int) -> str:
-        """Return where an array lies."""
         if n not in self.pointers:
             if n in self.places:
                 result = self.main.at(self.memory, self.places[n])
@@ -433,5 +432,4 @@ class _ProgramEmitter:
 
 
 def _cost(p: Pass, step: FormStep) -> int:
-    """Return about how many vector operations a pass is."""
     return p.row_cost * step.num_rows + p.node_cost * step.num_nodes

@@ -151,7 +151,6 @@ class Runtime:
         return str(self.module)
 
     def _external(self, name: str, result, arguments, var_arg=False):
-        """Declare a C function."""
         kind = ir.FunctionType(result, arguments, var_arg=var_arg)
         return ir.Function(self.module, kind, name)
 
@@ -303,7 +302,6 @@ class Runtime:
     # the handler
 
     def _fail(self, b: Builder, frame, code: int, text: str, *values):
-        """Return an error to XLA."""
         with b.goto_entry_block():
             message = b.alloca(I8, 512)
         text = self._literal(f"eqfuse: {text}")

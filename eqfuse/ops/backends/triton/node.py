@@ -10,7 +10,7 @@ import dataclasses
 
 from eqfuse.ops.backends.triton import form
 from eqfuse.ops.backends.triton.form import ADDED, THREADS, WARP, TaskEmitter
-from eqfuse.ops.backends.triton.program import activated
+from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter, power_of_two
 from eqfuse.ops.ir.form import Form

@@ -389,7 +389,6 @@ class Converter:
     # kernels
 
     def _form_step(self, node: Node):
-        """Add a form or a linear form."""
         form, rows = node.params.get("form") or node.params["linear_form"], node.params["num_rows"]
         n, dtype = len(form.inputs), dtype_of(self.aval(node.inputs[0]))
         if node.params["backend"] != self.backend:

@@ -129,7 +129,6 @@ class Stages:
         return self._behind(todo)
 
     def _behind(self, todo: list[int]) -> set[Node]:
-        """Return the nodes that values are computed by."""
         result: set[Node] = set()
         while todo:
             node = self.trace.node(todo.pop())

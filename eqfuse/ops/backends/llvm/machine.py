@@ -204,8 +204,8 @@ if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all
 def threads() -> int:
     """Return how many threads kernels may use.
 
-    That is the least of the processors in the affinity mask, the quota of the cgroup, OMP_NUM_THREADS and
-    NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
+    That is the least of the processors in the affinity mask, the quota of the cgroup,
+    OMP_NUM_THREADS and NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
     """
     allowed = [_processors.usable(), _cgroup_quota()]
     for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):

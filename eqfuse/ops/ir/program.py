@@ -5,7 +5,7 @@ There are two ways to run one.
 - By rows: all steps for a block of rows, then for the next block. Between a product of edge
   features and its Linear lies an array with all paths of the product, the largest of a model;
   between the derivatives of both lie its tangents and cotangents. Such a kernel keeps them in the
-  cache. `primitives.tracing` makes these programs of what JAX makes of a definition and its
+  cache. `primitives.layer` makes these programs of what JAX makes of a definition and its
   derivatives, so that no derivative is written by hand. Their steps are forms, linear forms and
   activations.
 - Whole: each step for all rows. Where a network is small, what it takes to begin each operation is
@@ -88,6 +88,24 @@ class _OneResult:
         return (self.write,)
 
 
+def strides_of(shape) -> tuple[int, ...]:
+    """Return the elements between neighbours of each axis of an array that lies in order."""
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
+def merged_axes(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return axes (size, stride, ...) without those of size 1, with adjacent ones merged."""
+    result: list[tuple[int, ...]] = []
+    for size, *strides in zip(*axes, strict=True):
+        if size == 1:
+            continue
+        if result and all(a == size * b for a, b in zip(result[-1][1:], strides, strict=True)):
+            result[-1] = (result[-1][0] * size, *strides)
+        else:
+            result.append((size, *strides))
+    return result
+
+
 @dataclasses.dataclass(frozen=True)
 class Elementwise(_OneResult):
     """One of `FUNCTIONS`, element by element.
@@ -129,6 +147,30 @@ class ElementwiseLoop:
     def writes(self) -> tuple[int, ...]:
         return tuple(m.write for m in self.functions)
 
+    def emit(self, arrays, in_memory, load, number, apply, store):
+        """Emit the functions: each array is loaded once, and stored if it is `in_memory`.
+
+        Args:
+          load: (array) to its value.
+          number: (number, dtype, function that reads it) to its value.
+          apply: (function, values, their dtype, dtype of the result, power) to the result.
+          store: of (array, value).
+        """
+        values: dict[int, str] = {}
+        for step in self.functions:
+            operands, dtypes = [], step.dtypes(arrays)
+            for n, dtype in zip(step.reads, dtypes, strict=True):
+                if isinstance(n, Number):
+                    operands.append(number(n.value, dtype, step.function))
+                    continue
+                if n not in values:
+                    values[n] = load(n)
+                operands.append(values[n])
+            out = arrays[step.write].dtype
+            values[step.write] = apply(step.function, operands, dtypes[-1], out, step.power)
+            if step.write in in_memory:
+                store(step.write, values[step.write])
+
 
 @dataclasses.dataclass(frozen=True)
 class Copy(_OneResult):
@@ -147,6 +189,11 @@ class Copy(_OneResult):
     first_in: int = 0
     first_out: int = 0
 
+    @property
+    def axes(self) -> list[tuple[int, int, int]]:
+        """Return (size, stride of what is read, of what is written) of each axis, merged."""
+        return merged_axes(self.sizes, self.strides_in, self.strides_out)
+
 
 @dataclasses.dataclass(frozen=True)
 class Reduce(_OneResult):
@@ -164,6 +211,16 @@ class Reduce(_OneResult):
     strides: tuple[int, ...]
     sizes_over: tuple[int, ...]
     strides_over: tuple[int, ...]
+
+    @property
+    def kept(self) -> list[tuple[int, int, int]]:
+        """Return (size, stride of what is read, of what is written) of the axes that stay."""
+        return merged_axes(self.sizes, self.strides, strides_of(self.sizes))
+
+    @property
+    def over(self) -> list[tuple[int, int]]:
+        """Return (size, stride) of the axes that it runs over, merged."""
+        return merged_axes(self.sizes_over, self.strides_over)
 
     def initial(self, dtype: str) -> float:
         """Return what the reduction of no element is."""
@@ -200,20 +257,20 @@ class ScatterAdd(_OneResult):
 
 
 @dataclasses.dataclass(frozen=True)
-class Multilinear:
-    """A form or a linear form.
+class FormStep:
+    """A form, a linear form, or activations of scalars of rows.
 
     Attributes:
       operands: an array for each input.
       writes: an array for each output.
       indices: an array for each index array that it may need, by name.
-      num_rows, num_nodes: of a form; a linear form has rows only.
+      num_rows, num_nodes: of a form; a linear form and activations have rows only.
 
     A program over rows is given its index arrays by name when it is called, and how many rows and
     nodes there are; `indices` and the two numbers are empty there.
     """
 
-    form: Form | LinearForm
+    form: Form | LinearForm | Activated
     operands: tuple[int, ...]
     writes: tuple[int, ...]
     indices: tuple[tuple[str, int], ...] = ()
@@ -225,39 +282,7 @@ class Multilinear:
         return (*self.operands, *(n for _, n in self.indices))
 
 
-@dataclasses.dataclass(frozen=True)
-class Activate:
-    """Activations of scalars of rows: one array read, one written for each order.
-
-    Attributes:
-      num_rows: as in `Multilinear`.
-    """
-
-    form: Activated
-    operands: tuple[int]
-    writes: tuple[int, ...]
-    num_rows: int = 0
-    num_nodes = 0
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        return self.operands
-
-
-Step = Activate | ElementwiseLoop | Elementwise | Copy | Reduce | Gather | ScatterAdd | Multilinear
-
-
-def merged_axes(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return axes (size, stride, ...) without those of size 1, with adjacent ones merged."""
-    result: list[tuple[int, ...]] = []
-    for size, *strides in zip(*axes, strict=True):
-        if size == 1:
-            continue
-        if result and all(a == size * b for a, b in zip(result[-1][1:], strides, strict=True)):
-            result[-1] = (result[-1][0] * size, *strides)
-        else:
-            result.append((size, *strides))
-    return result
+Step = ElementwiseLoop | Elementwise | Copy | Reduce | Gather | ScatterAdd | FormStep
 
 
 ALIGNMENT = 64
@@ -287,22 +312,17 @@ class Program:
         return self._hash
 
     @property
-    def multilinear(self) -> list[Multilinear]:
-        """Return the steps that are forms or linear forms."""
-        return [s for s in self.steps if isinstance(s, Multilinear)]
-
-    @property
-    def over_rows(self) -> list[Activate | Multilinear]:
-        """Return the steps that a program by rows can have."""
-        return [s for s in self.steps if isinstance(s, Activate | Multilinear)]
+    def form_steps(self) -> list[FormStep]:
+        """Return the steps that are forms, linear forms or activations."""
+        return [s for s in self.steps if isinstance(s, FormStep)]
 
     @property
     def forms(self) -> list[Form]:
-        return [s.form for s in self.multilinear if isinstance(s.form, Form)]
+        return [s.form for s in self.form_steps if isinstance(s.form, Form)]
 
     @property
     def linear_forms(self) -> list[LinearForm]:
-        return [s.form for s in self.multilinear if isinstance(s.form, LinearForm)]
+        return [s.form for s in self.form_steps if isinstance(s.form, LinearForm)]
 
     # programs that run by rows
 
@@ -310,7 +330,7 @@ class Program:
     def operands(self) -> dict[int, object]:
         """Return what the arrays of forms and linear forms are there; of both, the latter's."""
         result = {}
-        for step in self.over_rows:
+        for step in self.form_steps:
             numbers = (*step.operands, *step.writes)
             for n, operand in zip(numbers, step.form.operands, strict=True):
                 if n not in result or isinstance(operand, Rows):
@@ -429,7 +449,7 @@ class Program:
         for step in self.steps:
             if isinstance(step, Copy):
                 sizes += math.prod(step.sizes)
-            elif not isinstance(step, Multilinear):
+            elif not isinstance(step, FormStep):
                 sizes += max(self.arrays[n].size for n in _touched(step))
         return sizes
 

@@ -14,15 +14,15 @@ from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.llvm import layer, machine, row_arrays, runtime
+from eqfuse.ops.backends.llvm import functions, layer, machine, runtime
 from eqfuse.ops.backends.llvm import linear as native_linear
-from eqfuse.ops.backends.llvm import program as activation
+from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.gate import Activated, sum_form
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
-from eqfuse.ops.ir.program import Activate, Array, Extent, Multilinear, Program
+from eqfuse.ops.ir.program import Array, Extent, FormStep, Program
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -104,14 +104,14 @@ def by_rows(
     Returns:
       None where its steps are faster alone.
     """
-    parts = row_arrays.num_parts(program, num_rows, num_nodes)
+    parts = layer.num_parts(program, num_rows, num_nodes)
     if not parts or not has_steps(program) or arrays[0].dtype.name not in ("float32", "float64"):
         return None
     module = layer.generate(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
     shapes = [(counts[array.extent], array.size) for array in program.arrays]
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
-    inputs += [arrays[n].T.reshape(1, -1) for n in row_arrays.transposed_weights(program)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in layer.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
     results = [shapes[n] for n in program.outputs]
     results += [(parts, width) for width in module.copies]
@@ -122,8 +122,8 @@ def by_rows(
 
 def has_steps(program: Program) -> bool:
     """Return whether native kernels have all steps of a program."""
-    functions = (s.form for s in program.steps if isinstance(s, Activate))
-    return all(map(activation.is_written, functions))
+    activated = (s.form for s in program.form_steps if isinstance(s.form, Activated))
+    return all(map(functions.is_written, activated))
 
 
 FORMS = ("eqfuse_form", "eqfuse_linear_form", "eqfuse_activation")
@@ -185,8 +185,7 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
         for v in eqn.outvars:
             numbers[v] = len(numbers)
         operands, writes = (tuple(numbers[v] for v in side) for side in (reads, eqn.outvars))
-        kind = Activate if isinstance(form, Activated) else Multilinear
-        steps.append(kind(form, operands, writes))
+        steps.append(FormStep(form, operands, writes))
         for v, operand in zip((*reads, *eqn.outvars), form.operands, strict=True):
             array = Array.of(operand, v.aval.dtype.name)
             if of_nodes and array.extent is Extent.ROWS and not getattr(form, "on_graph", False):
@@ -299,7 +298,7 @@ def _whole(
     if dtype not in ("float32", "float64") or not has_steps(program):
         return None
     full = as_whole(program, num_rows, num_nodes)
-    module = activation.generate(full, dtype, machine.machine(), runtime.WORK_OF_A_THREAD)
+    module = native_program.generate(full, dtype, machine.machine(), runtime.WORK_OF_A_THREAD)
     inputs = [a.reshape(1, -1) for a in arrays] + [indices[n] for n in INDEX_ARRAYS]
     results = [(1, full.arrays[n].size) for n in full.outputs]
     results += [(1, width) for width in module.copies]

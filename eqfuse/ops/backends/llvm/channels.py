@@ -216,14 +216,14 @@ class Groups:
     """Writes groups of paths, each over the channels, and inside over the rows of a block.
 
     Attributes:
-      groups: of paths, see `grouping.grouped`.
+      groups: of paths, see `grouped`.
       cost: vector operations of a row, so far.
     """
 
-    def __init__(self, plan: Plan, f: Function, rows: RowsEmitter):
-        self.plan, self.f, self.rows = plan, f, rows
-        self.groups = grouped(plan)
-        self.cost = len(plan.scalars.sums) // plan.widest + 1
+    def __init__(self, rows: RowsEmitter):
+        self.plan, self.f, self.rows = rows.plan, rows.f, rows
+        self.groups = grouped(self.plan)
+        self.cost = len(self.plan.scalars.sums) // self.plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
         self._prefetched: set[tuple] = set()
 
@@ -235,7 +235,22 @@ class Groups:
         )
         return {key for key, count in counts.items() if count == 1}
 
-    def write(self, group: list[Path], count: str):
+    def write_rows(self, unit: str, start: str, stop: str):
+        """Write the rows `start` to `stop` of a unit, block by block."""
+        f, plan = self.f, self.plan
+        with f.loop(stop, start=start, step=plan.block) as blocks:
+            left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
+            count = f.minimum(left, str(plan.block))
+            with f.loop(count) as loop:
+                self.rows.begin_row(unit, blocks.index, loop.index)
+            plan.scalars.write(f, f.at("%scratch", plan.table), plan.widest)
+            for group in self.groups:
+                self._write(group, count)
+            if any(key in plan.row_place and key[0] == "out" for key in plan.operands()):
+                with f.loop(count) as loop:
+                    self.rows.finish_row(loop.index)
+
+    def _write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
 
         Long rows are taken from one end to the other: lines of memory are read and written in order
@@ -252,20 +267,16 @@ class Groups:
         summed = [p for p in group if self._is_sum_of_row(p)]
         direct = [p for p in group if not self._is_sum_of_row(p)]
         with f.loop(count) as rows:
-            row = Row(self.plan, f, self.rows, rows.index)
+            row = Row(self.rows, rows.index)
             row.load_pointers(group)
             if direct:
-                self._write_channels(direct, row)
+                n, length = self._shape(direct)[:2]
+                with f.loop(str(length), step=n) as channels:
+                    offset = f.times(channels.index, f.bytes)
+                    own = self._owned_inputs(direct, offset, n)
+                    self._row(direct, row, offset, n, length // n, own, {})
             if summed:
                 self._write_sums(summed, row)
-
-    def _write_channels(self, group: list[Path], row: Row):
-        """Write the paths to outputs with channels, and to sums of a node, for one row."""
-        f, (n, length) = self.f, self._shape(group)[:2]
-        with f.loop(str(length), step=n) as channels:
-            offset = f.times(channels.index, f.bytes)
-            own = self._owned_inputs(group, offset, n)
-            self._row(group, row, offset, n, length // n, own, {})
 
     def _write_by_channel(self, group: list[Path], count: str):
         f, n, length, kept, wide = self.f, *self._shape(group)
@@ -276,15 +287,8 @@ class Groups:
             own = self._owned_inputs(group, offset, n)
             with f.loop(count, carried=first, kinds=[f.vector(n, w) for w in wide]) as rows:
                 sums = dict(zip(kept, rows.carried, strict=True))
-                self._row(
-                    group,
-                    Row(self.plan, f, self.rows, rows.index),
-                    offset,
-                    n,
-                    length // n,
-                    own,
-                    sums,
-                )
+                row = Row(self.rows, rows.index)
+                self._row(group, row, offset, n, length // n, own, sums)
                 rows.next = [sums[key] for key in kept]
             for place, value, w in zip(places, rows.carried, wide, strict=True):
                 f.store(value, place, n, w)
@@ -410,7 +414,7 @@ class Groups:
             if key not in self.plan.ahead or (key, segment, component) in self._prefetched:
                 return
             self._prefetched.add((key, segment, component))
-            f.prefetch(self._place(key, segment, component, row.next_pointer(key), offset))
+            f.prefetch(self._place(key, segment, component, row.pointer(key, ahead=True), offset))
 
         carried, parts = set(sums), {}
         together = folded(self.plan.form, group)
@@ -455,7 +459,8 @@ class Groups:
     def _store(self, key, value: str, place: str, n: int):
         streams = self.rows.streamed_in_place.get(("out", key[0]))
         if streams and key in self._written_once:
-            self.f.store_or_stream(value, place, n, streams)
+            stores = (functools.partial(s, value, place, n) for s in (self.f.stream, self.f.store))
+            self.f.either(streams, *stores)
         else:
             self.f.store(value, place, n)
 

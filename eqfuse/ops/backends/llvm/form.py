@@ -1,27 +1,20 @@
-"""The module of a form: a pass for each of what it sums over, and the copies that they read."""
+"""The module of a form: a pass for each of what it sums over, and the copies that they read.
+
+On a graph the receivers may be cut into parts. Each part then adds up what it sends to the senders
+in a copy of its own, and a last pass adds the copies up.
+"""
 
 import functools
 
-from eqfuse.ops.backends.llvm import text
 from eqfuse.ops.backends.llvm.channels import Groups
-from eqfuse.ops.backends.llvm.layout import (
-    PTR,
-    Copies,
-    Layout,
-    Machine,
-    Plan,
-    Sums,
-    boundary,
-    is_cut,
-    vectors,
-)
+from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, Plan, vectors
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     INDEX_ROLES,
     NODE_INDEX,
     NODES,
     ROWS,
-    SIGNATURE,
     Arguments,
     Axis,
     Function,
@@ -32,22 +25,157 @@ from eqfuse.ops.backends.llvm.text import (
 )
 from eqfuse.ops.ir.form import Form, Index, reductions
 
+NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
+"""The index arrays that cut the receivers into parts."""
 
-def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums=None) -> Pass:
+UNITS = 64
+"""Units of work of the pass that adds the copies up."""
+
+
+def is_cut(form: Form, is_long) -> bool:
+    """Return whether going by receivers moves less memory than one pass by sender and another.
+
+    Args:
+      is_long: of a number of channels, see `layout.Machine`.
+    """
+    operands = (*form.inputs, *form.outputs)
+    if not all(is_long(s.mul) for o in operands if o.channels for s in o.segments):
+        return False
+    size = {
+        (side, index): sum(o.size for o in side_operands if o.index is index)
+        for side, side_operands in (("in", form.inputs), ("out", form.outputs))
+        for index in Index
+    }
+    scattered = [o for o in form.outputs if o.index is Index.SENDER]
+    if not scattered or not all(o.channels for o in scattered):
+        return False
+    gathered = size["in", Index.RECEIVER]
+    if size["out", Index.RECEIVER]:
+        gathered += size["in", Index.SENDER] + size["in", Index.ROW]
+    return gathered > size["in", Index.SENDER] + 2 * size["out", Index.SENDER]
+
+
+def boundary(f: Function, unit: str, parts: int, pointers: dict[str, str] | None) -> str:
+    """Return the row, or on a graph the node, that a part starts at.
+
+    The first half of the parts are twice as long as the others: no thread is left with a long one
+    at the end. On a graph their lengths are those of the edges, which nodes differ in.
+
+    Args:
+      pointers: the index arrays `NODE`, `ORDER` and `PTR` of a graph, whose nodes `%rows` counts.
+    """
+    half = parts // 2
+    share = f.minimum(f.times(unit, 2), f.plus(unit, half))
+    rows = f.load_index(pointers[PTR], "%rows") if pointers else "%rows"
+    row = f.value(f"sdiv i64 {f.times(share, rows)}, {parts + half}")
+    if not pointers:
+        return row
+    within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
+    node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
+    is_first = f.value(f"icmp eq i64 {unit}, 0")
+    is_end = f.value(f"icmp eq i64 {unit}, {parts}")
+    node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
+    return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
+
+
+class Sums:
+    """The copies of an output by sender, one for each part, and their marks.
+
+    Attributes:
+      width: elements for each node of the array that holds them: copies, then marks.
+    """
+
+    def __init__(self, layout: Layout, parts: int):
+        self.layout, self.parts = layout, parts
+        self.width = parts * (layout.size + 1)
+
+    def places(self, f: Function, array: str, part: str) -> tuple[str, str]:
+        """Return where the copy and the marks of a part are; `%rows` counts the nodes."""
+        nodes = f.times(part, "%rows")
+        marks = f.at(array, f.times("%rows", self.parts), self.layout.size * f.bytes)
+        return f.at(array, nodes, self.layout.size * f.bytes), f.at(marks, nodes, f.bytes)
+
+    def row(self, f: Function, copy: str, marks: str, node: str) -> str:
+        """Return where the row of a node is in the copy of a part, zeroed when it is first used."""
+        row, mark = f.at(copy, node, self.layout.size * f.bytes), f.at(marks, node, f.bytes)
+
+        def begin():
+            f.zero(row, self.layout.size * f.bytes)
+            f.do(f"store i8 1, ptr {mark}, align 1")
+
+        f.either(self._is_used(f, mark), lambda: None, begin)
+        return row
+
+    @staticmethod
+    def _is_used(f: Function, mark: str) -> str:
+        return f.value(f"icmp ne i8 {f.value(f'load i8, ptr {mark}, align 1')}, 0")
+
+    def _add(self, f: Function, row: str, total: str):
+        for elements, n in f.vector_loops(self.layout.size):
+            places = [f.at(p, elements.index, f.bytes) for p in (total, row)]
+            here, there = (f.load(p, n) for p in places)
+            f.store(f.add(here, there, n), places[0], n)
+
+    def write_pass(self, name: str, array: str, result: str, copies: Copies, arguments) -> Pass:
+        """Return the pass that adds the copies up, in the order of the parts.
+
+        Args:
+          array, result: the keys of the copies and of the output among the arguments.
+        """
+        layout, size = self.layout, self.layout.size
+        f = Function.of_pass(name, copies.dtype, layout.widest)
+        array, result = arguments.load(f, *array), arguments.load(f, *result)
+        with f.loop("%end", start="%begin") as units:
+            shares = (units.index, f.plus(units.index, 1))
+            first, last = (f.value(f"sdiv i64 {f.times(s, '%rows')}, {UNITS}") for s in shares)
+            with f.loop(last, start=first) as nodes:
+                row = f.at(result, nodes.index, layout.operand.size * f.bytes)
+                total = "%scratch" if layout.packed else row
+                f.zero(total, size * f.bytes)
+                with f.loop(str(self.parts)) as parts:
+                    copy, marks = self.places(f, array, parts.index)
+                    copy = f.at(copy, nodes.index, size * f.bytes)
+                    is_used = self._is_used(f, f.at(marks, nodes.index, f.bytes))
+                    add = functools.partial(self._add, f, copy, total)
+                    f.either(is_used, add, lambda: None)
+                if layout.packed:
+                    if not layout.covers_row():
+                        f.zero(row, layout.operand.size * f.bytes)
+                    copies.unpack(f, layout, row, total)
+        cost = 4 * size // layout.widest
+        units = Units(Axis.NODES, count=UNITS)
+        return Pass(name, f.text(), units, node_cost=cost, scratch=size * f.bytes)
+
+
+def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums) -> Pass:
     """Return the pass that computes the outputs of a plan.
 
     Args:
-      sums: of the outputs in `plan.sums`, their copies, as `parts.Sums`.
+      sums: of the outputs in `plan.sums`, their copies, as `Sums`.
     """
-    f = Function(f"define internal void @{name}{SIGNATURE}", copies.dtype)
+    f = Function.of_pass(name, copies.dtype)
     base = {
         key: arguments.load(f, "copy" if plan.is_copied(key) else key[0], key[1])
         for key in plan.operands()
     }
     arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
     rows = RowsEmitter(plan, f, copies, base, arrays)
-    groups = Groups(plan, f, rows)
-    rows.sums = sums or {}
+    groups = Groups(rows)
+    rows.sums = sums
+
+    def write_units(first: str, last: str):
+        with f.loop(last, start=first) as units:
+            if plan.reduce_over is Index.ROW:
+                start = f.times(units.index, plan.block)
+                stop = f.minimum(f.plus(start, plan.block), "%rows")
+            else:
+                ptr = arrays[plan.reduce_over.edge_arrays[1]]
+                start = f.load_index(ptr, units.index)
+                stop = f.load_index(ptr, f.plus(units.index, 1))
+            rows.begin_unit(units.index)
+            groups.write_rows(units.index, start, stop)
+            rows.finish_unit(units.index)
+
     if plan.parts:
         rows.num_rows = f.load_index(arrays[PTR], "%rows")
     rows.begin_pass()
@@ -59,45 +187,13 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums
                 f.zero(rows.marks[key], f.times("%rows", f.bytes))
             ends = parts.index, f.plus(parts.index, 1)
             first, last = (boundary(f, end, plan.parts, arrays) for end in ends)
-            _write_units(plan, f, rows, groups, arrays, first, last)
+            write_units(first, last)
     else:
-        _write_units(plan, f, rows, groups, arrays, "%begin", "%end")
+        write_units("%begin", "%end")
     rows.finish_pass()
     by_row = plan.reduce_over is Index.ROW
     units = Units(Axis.ROWS, plan.block) if by_row else Units(Axis.NODES, count=plan.parts)
     return Pass(name, f.text(), units, groups.cost, scratch=plan.scratch)
-
-
-def _write_units(plan: Plan, f: Function, rows: RowsEmitter, groups: Groups, arrays, first, last):
-    """Write the units from `first` to `last`, with all their rows."""
-    with f.loop(last, start=first) as units:
-        start, stop = _rows_of_unit(plan, f, arrays, units.index)
-        rows.begin_unit(units.index)
-        with f.loop(stop, start=start, step=plan.block) as blocks:
-            left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
-            write_block(plan, f, rows, groups, units.index, blocks.index, left)
-        rows.finish_unit(units.index)
-
-
-def _rows_of_unit(plan: Plan, f: Function, arrays, unit: str) -> tuple[str, str]:
-    if plan.reduce_over is Index.ROW:
-        start = f.times(unit, plan.block)
-        return start, f.minimum(f.plus(start, plan.block), "%rows")
-    ptr = arrays[plan.reduce_over.edge_arrays[1]]
-    return f.load_index(ptr, unit), f.load_index(ptr, f.plus(unit, 1))
-
-
-def write_block(plan: Plan, f: Function, rows: RowsEmitter, groups: Groups, unit, start, left):
-    """Write the rows of a unit from `start` on: `left` of them, but at most a block."""
-    count = f.minimum(left, str(plan.block))
-    with f.loop(count) as loop:
-        rows.begin_row(unit, start, loop.index)
-    plan.scalars.write(f, f.at("%scratch", plan.table), plan.widest)
-    for group in groups.groups:
-        groups.write(group, count)
-    if any(key in plan.row_place and key[0] == "out" for key in plan.operands()):
-        with f.loop(count) as loop:
-            rows.finish_row(loop.index)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -112,7 +208,7 @@ def generate(form: Form, dtype: str, machine: Machine, parts: int = 0) -> Module
 
 def write(form: Form, dtype: str, machine: Machine, parts: int = 0) -> KernelPasses:
     """Return the passes that compute a form."""
-    widest = machine.vector_bytes // text.BYTES[dtype]
+    widest = machine.vector_bytes // BYTES[dtype]
     copies = Copies(dtype, widest)
     passes = reductions(form)
     if parts and is_cut(form, lambda mul: machine.is_long(vectors(mul, widest))):
@@ -143,26 +239,19 @@ def write(form: Form, dtype: str, machine: Machine, parts: int = 0) -> KernelPas
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
     """Return the inputs by node that edges of some pass read, and that have to be packed for it."""
-    copied = {}
+    layouts = {}
     for reduce_over, outputs in passes.items():
         part = form.restrict(tuple(o in outputs for o in range(len(form.outputs))))
-        for i, used in enumerate(part.used_inputs()):
-            operand = form.inputs[i]
-            if (
-                used
-                and operand.channels
-                and operand.index.is_node
-                and operand.index is not reduce_over
-            ):
+        for i, (operand, used) in enumerate(zip(form.inputs, part.used_inputs(), strict=True)):
+            is_gathered = operand.index.is_node and operand.index is not reduce_over
+            if used and operand.channels and is_gathered:
                 refs = {s for p in form.paths for s in p.factors if s.operand == i}
-                layout = Layout.of(operand, {s.segment for s in refs}, widest)
-                if layout.packed:
-                    copied[i] = layout
-    return dict(sorted(copied.items()))
+                layouts[i] = Layout.of(operand, {s.segment for s in refs}, widest)
+    return {i: layout for i, layout in sorted(layouts.items()) if layout.packed}
 
 
 def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass:
-    f = text.Function(f"define internal void @pass_copy{SIGNATURE}", copies.dtype)
+    f = Function.of_pass("pass_copy", copies.dtype)
     pointers = {i: (arguments.load(f, "in", i), arguments.load(f, "copy", i)) for i in copied}
     cost = 0
     with f.loop("%end", start="%begin") as nodes:

@@ -13,25 +13,51 @@ gradients are added up part by part, in order.
 import dataclasses
 import functools
 
-from eqfuse.ops.backends.llvm import linear
-from eqfuse.ops.backends.llvm import program as activation
-from eqfuse.ops.backends.llvm import text as ir
+from eqfuse.ops.backends.llvm import functions, linear
 from eqfuse.ops.backends.llvm.channels import Groups
-from eqfuse.ops.backends.llvm.form import write_block
-from eqfuse.ops.backends.llvm.layout import NODE, ORDER, PTR, Copies, Machine, Plan, boundary
-from eqfuse.ops.backends.llvm.linear import Layouts, write_copies
-from eqfuse.ops.backends.llvm.row_arrays import Arrays
+from eqfuse.ops.backends.llvm.form import NODE, ORDER, PTR, boundary
+from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
+from eqfuse.ops.backends.llvm.linear import Layouts, is_wide, transposed, write_copies
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
-from eqfuse.ops.backends.llvm.text import SIGNATURE, Axis, Function, Module, Pass, Units, assemble
+from eqfuse.ops.backends.llvm.text import (
+    BYTES,
+    NODES,
+    ROWS,
+    Arguments,
+    Axis,
+    Function,
+    KernelPasses,
+    Module,
+    Pass,
+    Units,
+)
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
-from eqfuse.ops.ir.linear import Rows
-from eqfuse.ops.ir.program import Activate, Program
+from eqfuse.ops.ir.gate import Activated
+from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.ir.program import Extent, FormStep, Program
 
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""
 
 SUMMED = 4096
 """Elements of a gradient of weights whose parts are summed by one unit of work."""
+
+MOST_ROWS, FEWEST_TOGETHER = 32, 8
+"""Rows that go through a program together, at most and at least."""
+
+
+def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
+    """Return how many parts the rows or nodes are cut into; 0 where one kernel does not pay."""
+    if any(map(is_wide, program.linear_forms)):
+        return 0
+    parts = 16 if num_rows < 8192 else 64
+    return min(parts, num_nodes) if program.on_graph else parts
+
+
+def transposed_weights(program: Program) -> tuple[int, ...]:
+    """Return the inputs, weights, that some step reads transposed."""
+    linear_forms = (s for s in program.form_steps if isinstance(s.form, LinearForm))
+    return tuple(sorted({s.operands[i] for s in linear_forms for i in transposed(s.form)}))
 
 
 @functools.lru_cache(maxsize=256)
@@ -45,38 +71,64 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
 
 
 class _RowProgramEmitter:
+    """Writes the module of a program; its arrays are arguments, results, or in scratch memory.
+
+    Attributes:
+      arguments: the arrays that XLA hands over; local arrays and words follow them in the table.
+      local: of arrays of a block of rows, the place in scratch memory, and the bytes of a row.
+      block: rows that go through the program together.
+      scratch: bytes that a thread needs.
+      calls: the functions of the steps, the place of their scratch memory, and whether they take
+        nodes.
+    """
+
     def __init__(self, program: Program, machine: Machine, parts: int):
-        self.program, self.machine, self.parts = program, machine, parts
-        self.dtype = program.arrays[0].dtype
-        self.copies = Copies(self.dtype, machine.vector_bytes // ir.BYTES[self.dtype])
-        self.arrays = Arrays(program, parts, machine)
-        self.arguments = self.arrays.arguments
-        self.texts: list[str] = []
-        self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
+        self.program, self.machine, self.parts, self.scratch = program, machine, parts, 0
+        self.dtype, self.on_graph = program.arrays[0].dtype, program.on_graph
+        self.copies = Copies(self.dtype, machine.vector_bytes // BYTES[self.dtype])
+        row_bytes = sum(program.arrays[n].bytes for n in program.local)
+        fitting = machine.sequence_bytes // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
+        self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
+        self.sums = [n for n in program.outputs if program.arrays[n].extent is Extent.WHOLE]
+        self.index_arrays = (NODE, ORDER, PTR) if self.on_graph else ()
+        self.arguments, self.local = Arguments(self.dtype), {}
+        self._add("array", program.inputs)
+        self._add("transposed", transposed_weights(program))
+        self.arguments.add_indices(self.index_arrays)
+        self.arguments.end()
+        self._add("array", program.outputs)
+        self._add("sum", self.sums)
+        for n in program.local:
+            self._add_local(("array", n), program.arrays[n].bytes)
+        for key in (FIRST, LAST) if self.on_graph else ():
+            self.arguments.add_word(key)
+        self.texts: dict[str, str] = {}
+        self.calls: list[tuple[str, int, bool]] = []
         self.declared: set[str] = set()
         self.cost = 0
 
+    def _add(self, side: str, numbers):
+        for n in numbers:
+            array, fixed = self.program.arrays[n], -(self.parts if side == "sum" else 1)
+            rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, fixed)
+            self.arguments.add((side, n), rows, array.size, f"{side} {n} of a sequence")
+
+    def _add_local(self, key: tuple, row_bytes: int):
+        self.arguments.add_word(key)
+        self.local[key] = (self._allocate(self.block * row_bytes), row_bytes)
+
+    def _allocate(self, size: int) -> int:
+        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
+        return place
+
     def module(self) -> Module:
-        for n in self.program.local:
-            self.arrays.add_local(("array", n), self.program.arrays[n].bytes)
-        for key in (FIRST, LAST) if self.program.on_graph else ():
-            self.arguments.add_word(key)
         for s, step in enumerate(self.program.steps):
-            if isinstance(step, Activate):
-                self._activate(s, step)
-            elif isinstance(step.form, Form):
-                self._form(s, step)
-            else:
-                self._linear_form(s, step)
-        passes = [self._main()]
-        passes += [self._sum(n) for n in self.arrays.sums]
-        own = ir.declarations(self.dtype)
-        declared = sorted(d for d in self.declared if d not in own.splitlines())
-        texts = [own, *declared, *self.copies.functions.values()]
-        texts += [*self.texts, *(p.text for p in passes)]
-        text, name = assemble(texts, self.arguments, passes)
-        widths = tuple(self.program.arrays[n].size for n in self.arrays.sums)
-        return Module(name, text, self.arrays.index_arrays, widths)
+            writers = {Form: self._form, LinearForm: self._linear_form, Activated: self._activate}
+            writers[type(step.form)](s, step)
+        passes = [self._main(), *(self._sum(n) for n in self.sums)]
+        widths = tuple(self.program.arrays[n].size for n in self.sums)
+        parts = self.copies.functions | self.texts, passes, self.index_arrays, widths
+        return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
 
     def _pointer(self, f: Function, *key) -> str:
         return self.arguments.load(f, *key)
@@ -85,28 +137,25 @@ class _RowProgramEmitter:
         return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
 
     def _add_function(self, f: Function, name: str, scratch: int, cost: int, of_nodes=False):
-        self.texts.append(f.text())
-        self.calls.append((name, self.arrays.allocate(scratch), of_nodes))
+        self.texts[name] = f.text()
+        self.calls.append((name, self._allocate(scratch), of_nodes))
         self.cost += cost
-
-    def _function(self, name: str) -> Function:
-        return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
 
     def _form(self, s: int, step):
         """Write the function of a form: of rows, or of nodes and of their rows in the block."""
         form, local = self._with_channels_side_by_side(step)
-        reduce_over = Index.RECEIVER if self.program.on_graph else Index.ROW
+        reduce_over = Index.RECEIVER if self.on_graph else Index.ROW
         outputs = range(len(form.outputs))
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
-        f = self._function(name)
+        f = Function.of_pass(name, self.dtype)
         numbers = {"in": step.operands, "out": step.writes}
         base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
         arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
         rows = RowsEmitter(plan, f, self.copies, base, arrays)
-        groups = Groups(plan, f, rows)
+        groups = Groups(rows)
         if reduce_over is Index.ROW:
-            self._rows(plan, f, rows, groups, "0", "%begin", "%end")
+            groups.write_rows("0", "%begin", "%end")
         else:
             block = self._word(f, FIRST), self._word(f, LAST)
             with f.loop("%end", start="%begin") as nodes:
@@ -115,15 +164,9 @@ class _RowProgramEmitter:
                 is_first = f.value(f"icmp sge i64 {start}, {block[0]}")
                 rows.begin_unit(nodes.index, f.value(f"zext i1 {is_first} to i64"))
                 start, stop = f.maximum(start, block[0]), f.minimum(stop, block[1])
-                self._rows(plan, f, rows, groups, nodes.index, start, stop)
+                groups.write_rows(nodes.index, start, stop)
                 rows.finish_unit(nodes.index)
         self._add_function(f, name, plan.scratch, groups.cost, reduce_over is not Index.ROW)
-
-    @staticmethod
-    def _rows(plan: Plan, f: Function, rows, groups: Groups, unit: str, start: str, stop: str):
-        with f.loop(stop, start=start, step=plan.block) as blocks:
-            left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
-            write_block(plan, f, rows, groups, unit, blocks.index, left)
 
     def _with_channels_side_by_side(self, step) -> tuple[Form, list]:
         """Return the form of a step with its local operands as they lie there, and their keys."""
@@ -138,21 +181,19 @@ class _RowProgramEmitter:
             sides.append(tuple(operands))
         return Form(*sides, step.form.paths), local
 
-    def _activate(self, s: int, step: Activate):
+    def _activate(self, s: int, step: FormStep):
         """Write the function of activations; the rows of local arrays are by position."""
         name = f"activate_{s}"
-        f = self._function(name)
-        f.widest = self.copies.widest
-        order = self._pointer(f, "index", ORDER) if self.program.on_graph else None
+        f = Function.of_pass(name, self.dtype, self.copies.widest)
+        order = self._order(f)
         arrays = {n: self._pointer(f, "array", n) for n in (*step.operands, *step.writes)}
         with f.loop("%end", start="%begin") as rows:
             row = f.load_index(order, rows.index) if order else rows.index
-            places = [
-                f.at(array, rows.index if n in self.program.local else row, array_bytes)
-                for n, array in arrays.items()
-                for array_bytes in [self.program.arrays[n].bytes]
-            ]
-            cost = activation.write_row(f, step.form, self.dtype, places[0], places[1:])
+            places = []
+            for n, array in arrays.items():
+                index = rows.index if n in self.program.local else row
+                places.append(f.at(array, index, self.program.arrays[n].bytes))
+            cost = functions.write_row(f, step.form, places[0], places[1:])
         self.declared |= f.declared
         self._add_function(f, name, 0, cost)
 
@@ -162,21 +203,22 @@ class _RowProgramEmitter:
         local = [k for k, n in enumerate(numbers) if n in self.program.local]
         layouts = Layouts(step.form, self.dtype, self.machine, local)
         for n, (_, block) in enumerate(layouts.packed):
-            width = layouts.copy_width(block) * ir.BYTES[self.dtype]
-            self.arrays.add_local((f"copy of step {s}", n), width)
+            width = layouts.copy_width(block) * BYTES[self.dtype]
+            self._add_local((f"copy of step {s}", n), width)
         numbers = layouts.arguments.numbers
         layouts.arguments.numbers = {key: self._number(s, step, key) for key in numbers}
         layouts.copies = self.copies
         if layouts.packed:
-            f, order = self._ordered(f"copy_{s}")
-            self._add_function(f, f"copy_{s}", 0, write_copies(layouts, f, order))
+            f = Function.of_pass(f"copy_{s}", self.dtype)
+            cost = write_copies(layouts, f, self._order(f))
+            self._add_function(f, f"copy_{s}", 0, cost)
         if any(isinstance(o, Rows) for o in step.form.outputs):
-            f, order = self._ordered(f"rows_{s}")
-            cost = linear.write_rows(layouts, f, "%begin", "%end", order)
+            f = Function.of_pass(f"rows_{s}", self.dtype)
+            cost = linear.write_rows(layouts, f, "%begin", "%end", self._order(f))
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
         for o in layouts.gradients:
-            f, order = self._ordered(f"weights_{s}_{o}")
-            cost = linear.write_block(layouts, o, f, order)
+            f = Function.of_pass(f"weights_{s}_{o}", self.dtype)
+            cost = linear.write_weights(layouts, o, f, self._order(f))
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
     def _number(self, s: int, step, key) -> int:
@@ -188,42 +230,38 @@ class _RowProgramEmitter:
             return self.arguments.numbers["transposed", step.operands[n]]
         return self.arguments.numbers["array", (step.operands if side == "in" else step.writes)[n]]
 
-    def _ordered(self, name: str) -> tuple[Function, str | None]:
-        """Return a function, and the order of rows that it loads."""
-        f = self._function(name)
-        return f, self._pointer(f, "index", ORDER) if self.program.on_graph else None
+    def _order(self, f: Function) -> str | None:
+        return self._pointer(f, "index", ORDER) if self.on_graph else None
 
     def _main(self) -> Pass:
         """Return the pass that takes every part through all steps, block by block."""
-        f = self._function("sequence")
-        table = self.arrays.allocate(8 * len(self.arguments.numbers))
+        f = Function.of_pass("sequence", self.dtype)
+        table = self._allocate(8 * len(self.arguments.numbers))
         self.table = f.at("%scratch", table)
         for n in range(len(self.arguments.entries)):
             self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
-        sums = {n: self._pointer(f, "sum", n) for n in self.arrays.sums}
+        sums = {n: self._pointer(f, "sum", n) for n in self.sums}
         with f.loop("%end", start="%begin") as units:
             first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
                 size = self.program.arrays[n].bytes
                 part = f.at(array, units.index, size)
                 f.zero(part, size)
-                self._set(
-                    f, self.arguments.numbers["array", n], f.value(f"ptrtoint ptr {part} to i64")
-                )
-            if self.program.on_graph:
+                address = f.value(f"ptrtoint ptr {part} to i64")
+                self._set(f, self.arguments.numbers["array", n], address)
+            if self.on_graph:
                 self._part_of_nodes(f, first, last)
             else:
-                with f.loop(last, start=first, step=self.arrays.block) as blocks:
-                    stop = f.minimum(f.plus(blocks.index, self.arrays.block), last)
+                with f.loop(last, start=first, step=self.block) as blocks:
+                    stop = f.minimum(f.plus(blocks.index, self.block), last)
                     self._block(f, blocks.index, stop, None)
-        axis = Axis.NODES if self.program.on_graph else Axis.ROWS
-        units, scratch = Units(axis, count=self.parts), self.arrays.scratch
+        axis = Axis.NODES if self.on_graph else Axis.ROWS
+        units, scratch = Units(axis, count=self.parts), self.scratch
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
         """Return the row, or the node, that a part starts at."""
-        names = (NODE, ORDER, PTR) if self.program.on_graph else ()
-        pointers = {name: self._pointer(f, "index", name) for name in names}
+        pointers = {name: self._pointer(f, "index", name) for name in self.index_arrays}
         return boundary(f, unit, self.parts, pointers or None)
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
@@ -235,9 +273,9 @@ class _RowProgramEmitter:
         start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
         at_least_one = f.maximum(stop, f.plus(start, 1))
         with f.loop(
-            at_least_one, start=start, step=self.arrays.block, carried=[first], kinds=["i64"]
+            at_least_one, start=start, step=self.block, carried=[first], kinds=["i64"]
         ) as blocks:
-            end_of_block = f.minimum(f.plus(blocks.index, self.arrays.block), stop)
+            end_of_block = f.minimum(f.plus(blocks.index, self.block), stop)
             is_last = f.value(f"icmp eq i64 {end_of_block}, {stop}")
             position = f.maximum(f.plus(end_of_block, -1), "0")
             row = f.load_index(self._pointer(f, "index", ORDER), position)
@@ -249,7 +287,7 @@ class _RowProgramEmitter:
 
     def _block(self, f: Function, first: str, stop: str, nodes: tuple[str, str] | None):
         """Write all steps for the positions `first` to `stop`, which are edges of these nodes."""
-        for key, (place, row_bytes) in self.arrays.local.items():
+        for key, (place, row_bytes) in self.local.items():
             array = f.at("%scratch", place)
             array = f.at(array, f.value(f"sub nsw i64 0, {first}"), row_bytes)
             address = f.value(f"ptrtoint ptr {array} to i64")
@@ -266,18 +304,14 @@ class _RowProgramEmitter:
         f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
 
     def _sum(self, n: int) -> Pass:
-        """Return the pass that adds up the sums of the parts."""
         width = self.program.arrays[n].size
-        f = self._function(f"sum_{n}")
+        f = Function.of_pass(f"sum_{n}", self.dtype)
         parts, result = self._pointer(f, "sum", n), self._pointer(f, "array", n)
         lanes, units = self.copies.widest, -(-width // SUMMED)
         with f.loop("%end", start="%begin") as pieces:
             first = f.times(pieces.index, SUMMED)
             stop = f.minimum(f.plus(first, SUMMED), str(width))
-            whole = stop
-            if width % lanes:
-                whole = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {lanes}")
-                whole = f.value(f"sub nsw i64 {stop}, {whole}")
+            whole = f.whole(first, stop, lanes) if width % lanes else stop
             ranges = [(first, whole, lanes), (whole, stop, 1)]
             for begin, end, count in ranges[: 1 + bool(width % lanes)]:
                 with f.loop(end, start=begin, step=count) as elements:

@@ -10,8 +10,7 @@ import functools
 import os
 
 from eqfuse.ops._processors import DEFAULT_CACHES
-from eqfuse.ops.backends.llvm import text
-from eqfuse.ops.backends.llvm.text import SIGNATURE, STREAMED, Axis, Function, Pass, Units
+from eqfuse.ops.backends.llvm.text import BYTES, STREAMED, Function
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
 
 
@@ -31,13 +30,6 @@ def vectors(mul: int, widest: int) -> int:
     return padded(mul, widest) // lanes(mul, widest)
 
 
-def is_direct(segment: Segment, widest: int) -> bool:
-    """Return whether whole vectors of channels lie side by side in the row."""
-    return segment.mul == 1 or (
-        segment.channel_stride == 1 and segment.mul % lanes(segment.mul, widest) == 0
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The places of the components of an operand with channels, in elements from its row.
@@ -55,9 +47,11 @@ class Layout:
 
     @classmethod
     def of(cls, operand: Operand, segments, widest: int) -> "Layout":
+        """Return the places in the array itself, if whole vectors lie side by side there."""
         segments = tuple(sorted(segments))
-        direct = all(is_direct(operand.segments[s], widest) for s in segments)
-        return cls(operand, segments, not direct, widest)
+        used = (operand.segments[s] for s in segments if operand.segments[s].mul > 1)
+        packed = any(s.channel_stride != 1 or s.mul % lanes(s.mul, widest) for s in used)
+        return cls(operand, segments, packed, widest)
 
     @functools.cached_property
     def _starts(self) -> dict[int, int]:
@@ -66,8 +60,7 @@ class Layout:
             starts[number] = start
             segment = self.operand.segments[number]
             start += segment.dim * padded(segment.mul, self.widest)
-        starts[-1] = start
-        return starts
+        return {**starts, -1: start}
 
     @property
     def size(self) -> int:
@@ -374,15 +367,9 @@ class Plan:
         prefetches: bool = False,
         parts: int = 0,
     ):
-        self.form, self.reduce_over, self.outputs, self.copied = (
-            form,
-            reduce_over,
-            sorted(outputs),
-            copied,
-        )
-        self.local = frozenset(local)
-        self.prefetches, self.parts = prefetches, parts
-        self.machine, self.bytes = machine, text.BYTES[dtype]
+        self.form, self.reduce_over, self.outputs = form, reduce_over, sorted(outputs)
+        self.copied, self.local, self.parts = copied, frozenset(local), parts
+        self.prefetches, self.machine, self.bytes = prefetches, machine, BYTES[dtype]
         self.widest = machine.vector_bytes // self.bytes
         self.paths = [p for p in form.paths if p.output.operand in outputs]
         self.scalars = Scalars()
@@ -397,23 +384,17 @@ class Plan:
         self._allocate_all()
 
     def _choose_layouts(self):
-        form, used, written = self.form, {}, {o: set() for o in self.outputs}
+        used = {("out", o): set() for o in self.outputs}
         for path in self.paths:
             for ref in path.factors:
-                used.setdefault(ref.operand, set()).add(ref.segment)
-            written[path.output.operand].add(path.output.segment)
-        self.inputs = sorted(used)
+                used.setdefault(("in", ref.operand), set()).add(ref.segment)
+            used["out", path.output.operand].add(path.output.segment)
+        self.inputs = sorted(n for side, n in used if side == "in")
         self.layouts = {}
-        for i in self.inputs:
-            operand = form.inputs[i]
-            if operand.channels:
-                self.layouts["in", i] = self.copied.get(i) or Layout.of(
-                    operand, used[i], self.widest
-                )
-        for o in self.outputs:
-            operand = form.outputs[o]
-            if operand.channels:
-                self.layouts["out", o] = Layout.of(operand, written[o], self.widest)
+        for key in self.operands():
+            if self.operand(*key).channels:
+                known = self.copied.get(key[1]) if key[0] == "in" else None
+                self.layouts[key] = known or Layout.of(self.operand(*key), used[key], self.widest)
 
     def _allocate_all(self):
         own, row = {}, {}
@@ -434,7 +415,7 @@ class Plan:
     @property
     def sum_bytes(self) -> int:
         """Return the bytes of the float64 sums over channels of one component, one in each lane."""
-        return self.widest * text.BYTES["float64"]
+        return self.widest * BYTES["float64"]
 
     def is_summed(self, key: Key) -> bool:
         """Return whether it is an output without channels: a sum over them, of many terms."""
@@ -515,125 +496,3 @@ class Plan:
         }
         operand = self.operand(*key)
         return len(terms) < sum(s.dim for s in operand.segments) or not operand.is_whole
-
-
-NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
-"""The index arrays that cut the receivers into parts."""
-
-UNITS = 64
-"""Units of work of the pass that adds the copies up."""
-
-
-def is_cut(form: Form, is_long) -> bool:
-    """Return whether going by receivers moves less memory than one pass by sender and another.
-
-    Args:
-      is_long: of a number of channels, see `choices.Machine`.
-    """
-    operands = (*form.inputs, *form.outputs)
-    if not all(is_long(s.mul) for o in operands if o.channels for s in o.segments):
-        return False
-    size = {
-        (side, index): sum(o.size for o in side_operands if o.index is index)
-        for side, side_operands in (("in", form.inputs), ("out", form.outputs))
-        for index in Index
-    }
-    scattered = [o for o in form.outputs if o.index is Index.SENDER]
-    if not scattered or not all(o.channels for o in scattered):
-        return False
-    gathered = size["in", Index.RECEIVER]
-    if size["out", Index.RECEIVER]:
-        gathered += size["in", Index.SENDER] + size["in", Index.ROW]
-    return gathered > size["in", Index.SENDER] + 2 * size["out", Index.SENDER]
-
-
-def boundary(f: Function, unit: str, parts: int, pointers: dict[str, str] | None) -> str:
-    """Return the row, or on a graph the node, that a part starts at.
-
-    The first half of the parts are twice as long as the others: no thread is left with a long one
-    at the end. On a graph their lengths are those of the edges, which nodes differ in.
-
-    Args:
-      pointers: the index arrays `NODE`, `ORDER` and `PTR` of a graph, whose nodes `%rows` counts.
-    """
-    half = parts // 2
-    share = f.minimum(f.times(unit, 2), f.plus(unit, half))
-    rows = f.load_index(pointers[PTR], "%rows") if pointers else "%rows"
-    row = f.value(f"sdiv i64 {f.times(share, rows)}, {parts + half}")
-    if not pointers:
-        return row
-    within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
-    node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
-    is_first = f.value(f"icmp eq i64 {unit}, 0")
-    is_end = f.value(f"icmp eq i64 {unit}, {parts}")
-    node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
-    return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
-
-
-class Sums:
-    """The copies of an output by sender, one for each part, and their marks.
-
-    Attributes:
-      width: elements for each node of the array that holds them: copies, then marks.
-    """
-
-    def __init__(self, layout: Layout, parts: int):
-        self.layout, self.parts = layout, parts
-        self.width = parts * (layout.size + 1)
-
-    def places(self, f: Function, array: str, part: str) -> tuple[str, str]:
-        """Return where the copy and the marks of a part are; `%rows` counts the nodes."""
-        nodes = f.times(part, "%rows")
-        marks = f.at(array, f.times("%rows", self.parts), self.layout.size * f.bytes)
-        return f.at(array, nodes, self.layout.size * f.bytes), f.at(marks, nodes, f.bytes)
-
-    def row(self, f: Function, copy: str, marks: str, node: str) -> str:
-        """Return where the row of a node is in the copy of a part, zeroed when it is first used."""
-        row, mark = f.at(copy, node, self.layout.size * f.bytes), f.at(marks, node, f.bytes)
-
-        def begin():
-            f.zero(row, self.layout.size * f.bytes)
-            f.do(f"store i8 1, ptr {mark}, align 1")
-
-        f.either(self._is_used(f, mark), lambda: None, begin)
-        return row
-
-    @staticmethod
-    def _is_used(f: Function, mark: str) -> str:
-        return f.value(f"icmp ne i8 {f.value(f'load i8, ptr {mark}, align 1')}, 0")
-
-    def _add(self, f: Function, row: str, total: str):
-        for elements, n in f.vector_loops(self.layout.size):
-            places = [f.at(p, elements.index, f.bytes) for p in (total, row)]
-            here, there = (f.load(p, n) for p in places)
-            f.store(f.add(here, there, n), places[0], n)
-
-    def write_pass(self, name: str, array: str, result: str, copies: Copies, arguments) -> Pass:
-        """Return the pass that adds the copies up, in the order of the parts.
-
-        Args:
-          array, result: the keys of the copies and of the output among the arguments.
-        """
-        layout, size = self.layout, self.layout.size
-        f = Function(f"define internal void @{name}{SIGNATURE}", copies.dtype, layout.widest)
-        array, result = arguments.load(f, *array), arguments.load(f, *result)
-        with f.loop("%end", start="%begin") as units:
-            shares = (units.index, f.plus(units.index, 1))
-            first, last = (f.value(f"sdiv i64 {f.times(s, '%rows')}, {UNITS}") for s in shares)
-            with f.loop(last, start=first) as nodes:
-                row = f.at(result, nodes.index, layout.operand.size * f.bytes)
-                total = "%scratch" if layout.packed else row
-                f.zero(total, size * f.bytes)
-                with f.loop(str(self.parts)) as parts:
-                    copy, marks = self.places(f, array, parts.index)
-                    copy = f.at(copy, nodes.index, size * f.bytes)
-                    is_used = self._is_used(f, f.at(marks, nodes.index, f.bytes))
-                    add = functools.partial(self._add, f, copy, total)
-                    f.either(is_used, add, lambda: None)
-                if layout.packed:
-                    if not layout.covers_row():
-                        f.zero(row, layout.operand.size * f.bytes)
-                    copies.unpack(f, layout, row, total)
-        cost = 4 * size // layout.widest
-        units = Units(Axis.NODES, count=UNITS)
-        return Pass(name, f.text(), units, node_cost=cost, scratch=size * f.bytes)

@@ -1,19 +1,19 @@
-"""The pass of a linear form that computes its outputs by row, some rows for each weight read.
+"""The passes of a linear form: copies of what it reads, outputs by row, gradients of weights.
 
-For each block of an output, sums for some rows, all components and some vectors of channels stay
-in registers, while the channels of what is mixed pass by, each number in all lanes.
+For each block of an output by row, sums for some rows, all components and some vectors of channels
+stay in registers, while the channels of what is mixed pass by, each number in all lanes. A gradient
+of weights is cut into lines of the matrix, whose sums stay in registers over some rows.
 """
 
 import dataclasses
 import functools
 import math
 
-from eqfuse.ops.backends.llvm import text
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, padded
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     NODES,
     ROWS,
-    SIGNATURE,
     Arguments,
     Axis,
     Function,
@@ -28,8 +28,20 @@ from eqfuse.ops.ir.linear import Block, LinearForm, Rows, Term, Weights
 Lanes = tuple[int, int]
 """A vector of channels: the first, and how many."""
 
-Key = tuple[str, int | str]
-"""An array of a kernel: "in", "transposed", "index", "out" or "copy", and which."""
+AT_ONCE = 4
+"""Rows of a unit of work, and the most that are mixed together."""
+
+MOST_NUMBERS, MOST_VECTORS = 8, 4
+"""Numbers (rows times components) and vectors of channels whose products are summed together."""
+
+TOGETHER = 4
+"""Lines of a gradient whose sums stay in registers at the same time."""
+
+UNITS, MOST_LINES = 8, 32
+"""Units that a matrix is cut into if it is small, and lines of a unit if it is large."""
+
+ROWS_OF_A_PART = 256
+"""Rows whose products are summed in float32 before they are added to a gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Layouts:
     def __init__(self, linear_form: LinearForm, dtype: str, machine: Machine, local=()):
         self.linear_form, self.dtype, self.registers = linear_form, dtype, machine.registers
         self.local = frozenset(local)
-        self.widest = machine.vector_bytes // text.BYTES[dtype]
+        self.widest = machine.vector_bytes // BYTES[dtype]
         self.copies = Copies(dtype, self.widest)
         self.gradients: dict[int, list[Term]] = {}
         self.products: dict[int, dict[Block, list[MatrixProduct]]] = {}
@@ -115,16 +127,11 @@ class Layouts:
     def block(self, slot) -> Block:
         return self.linear_form.operands[slot.operand].blocks[slot.block]
 
-    def function(self, name: str) -> Function:
-        return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
-
-    def array(self, f: Function, side: str, n) -> str:
-        return self.arguments.load(f, side, n)
-
     def operand(self, f: Function, n: int) -> str:
         """Return the array of an input or an output."""
         inputs = len(self.linear_form.inputs)
-        return self.array(f, "in", n) if n < inputs else self.array(f, "out", n - inputs)
+        key = ("in", n) if n < inputs else ("out", n - inputs)
+        return self.arguments.load(f, *key)
 
     def lanes(self, mul: int, most: int) -> list[list[Lanes]]:
         """Return `mul` channels as vectors of powers of two, at most `most` of them together."""
@@ -178,7 +185,7 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
     """
     cost = 0
     sources = [layouts.operand(f, n) for n, _ in layouts.packed]
-    targets = [layouts.array(f, "copy", n) for n in range(len(layouts.packed))]
+    targets = [layouts.arguments.load(f, "copy", n) for n in range(len(layouts.packed))]
     with f.loop("%end", start="%begin") as rows:
         row = f.load_index(order, rows.index) if order else rows.index
         for (n, block), source, target in zip(layouts.packed, sources, targets, strict=True):
@@ -190,30 +197,12 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
     return cost
 
 
-AT_ONCE = 4
-"""Rows of a unit of work, and the most that are mixed together."""
-
-MOST_NUMBERS, MOST_VECTORS = 8, 4
-"""Numbers (rows times components) and vectors of channels whose products are summed together."""
-
-
-def write_rows_pass(layouts: Layouts) -> Pass:
-    f = layouts.function("linear_rows")
-    stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
-    cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
-    units = Units(Axis.ROWS, AT_ONCE)
-    return Pass("linear_rows", f.text(), units, cost, scratch=scratch(layouts) * f.bytes)
-
-
 def write_rows(
     layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
 ) -> int:
-    """Return rows `first` to `stop`, or what `order` has there; what one costs."""
-    writer, cost = _RowsEmitter(layouts, f, order), 0
-    for o, operand in enumerate(layouts.linear_form.outputs):
-        if isinstance(operand, Rows):
-            cost += writer.write(o, operand.size, first, stop)
-    return cost
+    """Write rows `first` to `stop`, or what `order` has there; return what one costs."""
+    writer, outputs = _RowsEmitter(layouts, f, order), enumerate(layouts.linear_form.outputs)
+    return sum(writer.write(n, o.size, first, stop) for n, o in outputs if isinstance(o, Rows))
 
 
 def scratch(layouts: Layouts) -> int:
@@ -222,17 +211,14 @@ def scratch(layouts: Layouts) -> int:
     return max((layouts.copy_width(b) for b in blocks), default=0) * AT_ONCE
 
 
-def rows_together(linear_form: LinearForm, block: Block) -> int:
-    """Return rows that are mixed together; one where each has weights of its own."""
-    return 1 if linear_form.num_sets else max(1, min(AT_ONCE, MOST_NUMBERS // block.dim))
-
-
 class _RowsEmitter:
     def __init__(self, layouts: Layouts, f: Function, order: str | None):
         self.layouts, self.linear_form, self.f, self.order = layouts, layouts.linear_form, f, order
         wanted = [key for key in layouts.arguments.numbers if key[0] in ("in", "transposed", "out")]
-        self.arrays = {key: layouts.array(f, *key) for key in wanted}
-        self.index = layouts.array(f, "index", "index") if self.linear_form.num_sets else None
+        self.arrays = {key: layouts.arguments.load(f, *key) for key in wanted}
+        self.index = (
+            layouts.arguments.load(f, "index", "index") if self.linear_form.num_sets else None
+        )
 
     def write(self, o: int, size: int, first: str, stop: str) -> int:
         """Write output o of rows `first` to `stop`; return the vector operations of one row."""
@@ -243,9 +229,10 @@ class _RowsEmitter:
                 self._begin(n, loop.index, 1)
                 f.zero(self.rows[0], size * f.bytes)
         for block, products in blocks.items():
-            together = rows_together(self.linear_form, block)
-            rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {together}")
-            whole = f.value(f"sub nsw i64 {stop}, {rest}")
+            # one row where each has weights of its own
+            most = 1 if self.linear_form.num_sets else MOST_NUMBERS // block.dim
+            together = max(1, min(AT_ONCE, most))
+            whole = f.whole(first, stop, together)
             with f.loop(whole, start=first, step=together) as loop:
                 self._begin(n, loop.index, together)
                 cost += self._block(block, products, n) // together
@@ -267,7 +254,7 @@ class _RowsEmitter:
         self.rows = [self.layouts.start(f, n, array, place) for place in self.places]
 
     def _block(self, block: Block, products: list[MatrixProduct], n: int) -> int:
-        """Return one block of the rows of output n; the vector operations that takes."""
+        """Write one block of the rows of output n; return the vector operations that takes."""
         f, cost, stride = self.f, 0, padded(block.mul, self.layouts.widest)
         chosen, direct = range(len(self.rows)), block.dim == 1 or n in self.layouts.local
         most = (self.layouts.registers - 6) // (len(chosen) * block.dim)
@@ -335,39 +322,7 @@ class _RowsEmitter:
         }
 
 
-TOGETHER = 4
-"""Lines whose sums stay in registers at the same time."""
-
-UNITS, MOST_LINES = 8, 32
-"""Units that a matrix is cut into if it is small, and lines of a unit if it is large."""
-
-ROWS_OF_A_PART = 256
-
-
-def lines_of_unit(num_lines: int) -> int:
-    """Return lines of the matrix of a set in a unit of work: a multiple of `TOGETHER`."""
-    lines = -(-num_lines // (UNITS * TOGETHER)) * TOGETHER
-    return min(MOST_LINES, lines)
-
-
-def write_weights_pass(layouts: Layouts, o: int) -> Pass:
-    """Return the pass for one output, an array of weights."""
-    name, weights = f"linear_weights_{o}", layouts.linear_form.outputs[o]
-    f = layouts.function(name)
-    num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
-    lines = lines_of_unit(num_lines)
-    units_of_set = -(-num_lines // lines)
-    writer = _WeightsEmitter(layouts, f, o)
-    with f.loop("%end", start="%begin") as units:
-        chosen = f.value(f"sdiv i64 {units.index}, {units_of_set}")
-        first = f.times(f.value(f"srem i64 {units.index}, {units_of_set}"), lines)
-        last = f.minimum(f.plus(first, lines), str(num_lines))
-        writer.begin_set(chosen, width_of(weights))
-        cost = writer.write(first, last, num_lines)
-    return Pass(name, f.text(), Units(Axis.NODES, units_of_set), cost)
-
-
-def write_block(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
+def write_weights(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
     """Add the sum over rows `%begin` to `%end`, or what `order` has there; what a row costs."""
     weights = layouts.linear_form.outputs[o]
     num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
@@ -381,39 +336,23 @@ class _WeightsEmitter:
         self.mul = layouts.linear_form.outputs[o].shape[-1]
         scales = {t.scale for t in self.terms}
         self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
-        self.matrix = self.result = layouts.array(f, "out", o)
+        self.matrix = self.result = layouts.arguments.load(f, "out", o)
         self.offsets, self.order, self.in_order = None, order, order is not None
         if layouts.linear_form.num_sets:
-            self.offsets = layouts.array(f, "index", "offsets")
-            self.order = layouts.array(f, "index", "order")
-        self.copies = [layouts.array(f, "copy", n) for n in range(len(layouts.packed))]
+            self.offsets = layouts.arguments.load(f, "index", "offsets")
+            self.order = layouts.arguments.load(f, "index", "order")
+        self.copies = [layouts.arguments.load(f, "copy", n) for n in range(len(layouts.packed))]
         used = {s.operand for t in self.terms for s in (t.x, t.z) if s is not None}
         self.operands = {n: layouts.operand(f, n) for n in used}
 
-    def begin_set(self, chosen: str, width: int):
-        """Find the matrix of a set, and the rows that chose it."""
-        f = self.f
-        self.matrix = f.at(self.result, chosen, width * f.bytes)
-        self.start, self.stop = "0", "%rows"
-        if self.offsets:
-            self.start = f.load_index(self.offsets, chosen)
-            self.stop = f.load_index(self.offsets, f.plus(chosen, 1))
-
-    def write(self, first: str, last: str, num_lines: int) -> int:
-        """Write lines `first` to `last`; return the vector operations of a row in all lines."""
-        f = self.f
-        with f.loop(last, start=first) as lines:
-            f.zero(f.at(self.matrix, lines.index, self.mul * f.bytes), self.mul * f.bytes)
-        with f.loop(self.stop, start=self.start, step=ROWS_OF_A_PART) as parts:
-            rows = parts.index, f.minimum(self.stop, f.plus(parts.index, ROWS_OF_A_PART))
-            cost = self.add(first, last, num_lines, rows)
-        return cost
-
     def add(self, first: str, last: str, num_lines: int, rows: tuple[str, str]) -> int:
-        """Add the sums over some rows to lines `first` to `last`; as `write`."""
+        """Add the sums over some rows to lines `first` to `last`.
+
+        Returns:
+          The vector operations of a row in all lines.
+        """
         f, together = self.f, min(num_lines, TOGETHER)
-        rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {last}, {first}')}, {together}")
-        whole = f.value(f"sub nsw i64 {last}, {rest}")
+        whole = f.whole(first, last, together)
         with f.loop(whole, start=first, step=together) as lines:
             cost = self._add_part(lines.index, together, rows)
         if num_lines % together:
@@ -482,17 +421,44 @@ def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
 
 def write(linear_form: LinearForm, dtype: str, machine: Machine) -> KernelPasses:
     """Return the passes that compute a linear form."""
-    layouts = Layouts(linear_form, dtype, machine)
-    passes = [_copy_pass(layouts)] if layouts.packed else []
+    layouts, passes = Layouts(linear_form, dtype, machine), []
+    if layouts.packed:
+        f = Function.of_pass("linear_copy", dtype)
+        cost = write_copies(layouts, f)
+        passes.append(Pass("linear_copy", f.text(), Units(Axis.ROWS), cost))
     if any(isinstance(o, Rows) for o in linear_form.outputs):
-        passes.append(write_rows_pass(layouts))
-    passes += [write_weights_pass(layouts, o) for o in layouts.gradients]
+        f = Function.of_pass("linear_rows", dtype)
+        stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
+        cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
+        units, size = Units(Axis.ROWS, AT_ONCE), scratch(layouts) * f.bytes
+        passes.append(Pass("linear_rows", f.text(), units, cost, scratch=size))
+    passes += [_weights_pass(layouts, o) for o in layouts.gradients]
     widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
     functions = layouts.copies.functions
     return KernelPasses(layouts.arguments, functions, passes, layouts.index_arrays, widths)
 
 
-def _copy_pass(layouts: Layouts) -> Pass:
-    f = layouts.function("linear_copy")
-    cost = write_copies(layouts, f)
-    return Pass("linear_copy", f.text(), Units(Axis.ROWS), cost)
+def _weights_pass(layouts: Layouts, o: int) -> Pass:
+    """Return the pass for one output, an array of weights: of some lines of the matrix of a set."""
+    name, weights = f"linear_weights_{o}", layouts.linear_form.outputs[o]
+    f = Function.of_pass(name, layouts.dtype)
+    num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
+    lines_of_unit = min(MOST_LINES, -(-num_lines // (UNITS * TOGETHER)) * TOGETHER)
+    units_of_set = -(-num_lines // lines_of_unit)
+    writer = _WeightsEmitter(layouts, f, o)
+    with f.loop("%end", start="%begin") as units:
+        chosen = f.value(f"sdiv i64 {units.index}, {units_of_set}")
+        first = f.times(f.value(f"srem i64 {units.index}, {units_of_set}"), lines_of_unit)
+        last = f.minimum(f.plus(first, lines_of_unit), str(num_lines))
+        writer.matrix = f.at(writer.result, chosen, width_of(weights) * f.bytes)
+        start, stop = "0", "%rows"
+        if writer.offsets:
+            start = f.load_index(writer.offsets, chosen)
+            stop = f.load_index(writer.offsets, f.plus(chosen, 1))
+        size = writer.mul * f.bytes
+        with f.loop(last, start=first) as lines:
+            f.zero(f.at(writer.matrix, lines.index, size), size)
+        with f.loop(stop, start=start, step=ROWS_OF_A_PART) as parts:
+            rows = parts.index, f.minimum(stop, f.plus(parts.index, ROWS_OF_A_PART))
+            cost = writer.add(first, last, num_lines, rows)
+    return Pass(name, f.text(), Units(Axis.NODES, units_of_set), cost)

@@ -139,7 +139,7 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
 def register(name: str, text: str) -> None:
     """Register a module's handler with XLA, and compile the module, once in a process.
 
-    A thread compiles; calls wait for it, see `handlers.py`.
+    A thread compiles; calls wait for it, see `runtime.page`.
 
     Raises:
       RuntimeError: the module was registered before and does not compile.
@@ -204,10 +204,8 @@ if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all
 def threads() -> int:
     """Return how many threads kernels may use.
 
-    That is the least of the processors of this process, its quota, and what is asked.
-
-    The least of the processors in the affinity mask, the quota of the cgroup, OMP_NUM_THREADS and
-    NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
+    That is the least of the processors in the affinity mask, the quota of the cgroup,
+    OMP_NUM_THREADS and NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
     """
     allowed = [_processors.usable(), _cgroup_quota()]
     for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):

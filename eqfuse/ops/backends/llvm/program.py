@@ -10,19 +10,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
-import struct
 
 from eqfuse.ops.backends.llvm import form as native_form
+from eqfuse.ops.backends.llvm import functions
 from eqfuse.ops.backends.llvm import linear as native_linear
-from eqfuse.ops.backends.llvm import text as ir
+from eqfuse.ops.backends.llvm.functions import FunctionEmitter
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.backends.llvm.linear import transposed
 from eqfuse.ops.backends.llvm.text import (
+    BYTES,
     DATA,
     DTYPES,
-    ROWS,
-    SIGNATURE,
+    STORED,
     Arguments,
     Axis,
     Entry,
@@ -31,315 +30,43 @@ from eqfuse.ops.backends.llvm.text import (
     Module,
     Pass,
     Units,
-    assemble,
+    kind,
+    literal,
 )
-from eqfuse.ops.ir import functions
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.functions import Expression, variable
 from eqfuse.ops.ir.gate import Activated
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import (
-    BYTES,
-    Activate,
     Array,
     Copy,
-    Elementwise,
     ElementwiseLoop,
+    FormStep,
     Gather,
-    Multilinear,
     Number,
     Program,
     Reduce,
     ScatterAdd,
     Step,
-    merged_axes,
 )
 
-TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
-STORED = {**TYPES, "bool": "i8"}
-SUFFIX = {"float32": "f32", "float64": "f64"}
-
-COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "div": "div"}
-INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "max": "maximum", "min": "minimum"}
-"""LLVM's own functions. Of those of two numbers, NaN where either is, and -0 is less than 0."""
-LIBRARY = ("exp", "log", "log1p", "expm1", "sin", "cos", "pow")
-"""Functions of the C library, in float32 with an f behind the name."""
+MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
 
 
-def kind(dtype: str, lanes: int, stored: bool = False) -> str:
-    """Return the type of `lanes` numbers, in registers or as they are stored."""
-    name = (STORED if stored else TYPES)[dtype]
-    return name if lanes == 1 else f"<{lanes} x {name}>"
-
-
-def literal(value: float, dtype: str, lanes: int = 1) -> str:
-    """Return a constant, in every lane."""
-    if dtype == "bool":
-        text = "true" if value else "false"
-    elif dtype == "int32":
-        text = str(int(value))
-    else:
-        value = float(value)
-        if dtype == "float32" and math.isfinite(value):
-            value = struct.unpack("f", struct.pack("f", value))[0]
-        text = f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
-    return text if lanes == 1 else f"splat ({TYPES[dtype]} {text})"
-
-
-class FunctionEmitter:
-    """Writes functions of values that are `lanes` numbers each."""
-
-    def __init__(self, f: Function, lanes: int):
-        self.f, self.lanes = f, lanes
-
-    def type(self, dtype: str) -> str:
-        return kind(dtype, self.lanes)
-
-    def number(self, value: float, dtype: str) -> str:
-        return literal(value, dtype, self.lanes)
-
-    def load(self, pointer: str, dtype: str, size: int, index: str) -> str:
-        """Return `lanes` numbers of an array from `index` on, or its only one in every lane."""
-        lanes = self.lanes if size > 1 else 1
-        width = 1 if dtype == "bool" else 8 if dtype == "float64" else 4
-        place = self.f.at(pointer, index, width) if size > 1 else pointer
-        value = self.f.value(f"load {kind(dtype, lanes, True)}, ptr {place}, align {width}")
-        if dtype == "bool":
-            zero = "0" if lanes == 1 else "zeroinitializer"
-            value = self.f.value(f"icmp ne {kind(dtype, lanes, True)} {value}, {zero}")
-        if lanes == self.lanes:
-            return value
-        vector = self.type(dtype)
-        first = self.f.value(f"insertelement {vector} poison, {TYPES[dtype]} {value}, i64 0")
-        mask = f"<{self.lanes} x i32> zeroinitializer"
-        return self.f.value(f"shufflevector {vector} {first}, {vector} poison, {mask}")
-
-    def store(self, value: str, pointer: str, dtype: str, index: str):
-        width = 1 if dtype == "bool" else 8 if dtype == "float64" else 4
-        stored = kind(dtype, self.lanes, True)
-        if dtype == "bool":
-            value = self.f.value(f"zext {self.type(dtype)} {value} to {stored}")
-        place = self.f.at(pointer, index, width)
-        self.f.do(f"store {stored} {value}, ptr {place}, align {width}")
-
-    def apply(self, name: str, values: list[str], dtype: str, out: str, power: int = 0) -> str:
-        """Return a function of values of one dtype, of which the result is of the dtype `out`.
-
-        The first operand of "select" is of bool, whatever `dtype` is.
-        """
-        if name == "select":
-            which, no, yes = values
-            t = self.type(out)
-            return self.f.value(f"select {self.type('bool')} {which}, {t} {yes}, {t} {no}")
-        if name in COMPARED:
-            return self._compare(name, values, dtype)
-        if name in ("and", "or"):
-            return self.f.value(f"{name} {self.type(dtype)} {values[0]}, {values[1]}")
-        if name == "not":
-            ones = self.number(1 if dtype == "bool" else -1, dtype)
-            return self.f.value(f"xor {self.type(dtype)} {values[0]}, {ones}")
-        if name == "convert":
-            return self._convert(values[0], dtype, out)
-        if name == "identity":
-            return values[0]
-        if dtype == "int32":
-            return self._integer(name, values)
-        return self._real(name, values, dtype, power)
-
-    def _compare(self, name: str, values: list[str], dtype: str) -> str:
-        a, b = values
-        if dtype in SUFFIX:
-            return self.f.value(f"fcmp {COMPARED[name]} {self.type(dtype)} {a}, {b}")
-        how = name if name in ("eq", "ne") else f"{'u' if dtype == 'bool' else 's'}{name}"
-        return self.f.value(f"icmp {how} {self.type(dtype)} {a}, {b}")
-
-    def _convert(self, value: str, dtype: str, out: str) -> str:
-        if dtype == out:
-            return value
-        a, b = self.type(dtype), self.type(out)
-        if out == "bool":
-            if dtype in SUFFIX:
-                return self.f.value(f"fcmp une {a} {value}, {self.number(0, dtype)}")
-            return self.f.value(f"icmp ne {a} {value}, {self.number(0, dtype)}")
-        if dtype in SUFFIX and out == "int32":
-            return self._call(
-                f"llvm.fptosi.sat.{self._lanes('i32')}.{self._of(dtype)}", [value], dtype, out
-            )
-        names = {"bool": "zext" if out == "int32" else "uitofp", "int32": "sitofp"}
-        names |= {"float32": "fpext", "float64": "fptrunc"}
-        return self.f.value(f"{names[dtype]} {a} {value} to {b}")
-
-    def _integer(self, name: str, values: list[str]) -> str:
-        f, t = self.f, self.type("int32")
-        if name in ("add", "sub", "mul"):
-            return f.value(f"{name} {t} {values[0]}, {values[1]}")
-        if name == "neg":
-            return f.value(f"sub {t} {self.number(0, 'int32')}, {values[0]}")
-        if name in ("max", "min"):
-            more = f.value(f"icmp s{'gt' if name == 'max' else 'lt'} {t} {values[0]}, {values[1]}")
-            return f.value(f"select {self.type('bool')} {more}, {t} {values[0]}, {t} {values[1]}")
-        raise ValueError(f"no function {name!r} of int32")
-
-    def binary(self, operation: str, a: str, b: str, dtype: str) -> str:
-        return self.f.value(f"f{operation} contract {self.type(dtype)} {a}, {b}")
-
-    def _real(self, name: str, values: list[str], dtype: str, power: int) -> str:
-        a = values[0]
-        one = self.number(1, dtype)
-        if name in ARITHMETIC:
-            return self.binary(name, a, values[1], dtype)
-        if name == "neg":
-            return self.f.value(f"fneg {self.type(dtype)} {a}")
-        if name in INTRINSICS:
-            return self._intrinsic(INTRINSICS[name], values, dtype)
-        if name == "rsqrt":
-            return self.binary("div", one, self._intrinsic("sqrt", [a], dtype), dtype)
-        if name == "square":
-            return self.binary("mul", a, a, dtype)
-        if name == "integer_pow":
-            return self._power(a, power, dtype)
-        if name == "is_finite":
-            size = self._intrinsic("fabs", [a], dtype)
-            return self.f.value(
-                f"fcmp olt {self.type(dtype)} {size}, {self.number(math.inf, dtype)}"
-            )
-        if name == "sign":
-            zero = self.number(0, dtype)
-            is_zero = self.f.value(f"fcmp ueq {self.type(dtype)} {a}, {zero}")  # or NaN
-            signed = self._intrinsic("copysign", [one, a], dtype)
-            t = self.type(dtype)
-            return self.f.value(f"select {self.type('bool')} {is_zero}, {t} {a}, {t} {signed}")
-        if name == "logistic":
-            return self._evaluate(functions.logistic(variable(a)), dtype)
-        if name == "tanh":
-            return self._evaluate(functions.tanh(variable(a), self._let(dtype)), dtype)
-        if dtype == "float32" and name in ("exp", "expm1"):
-            return self._exp(a) if name == "exp" else self._expm1(a)
-        return self._library(name, values, dtype)
-
-    def _evaluate(self, expression: Expression | float, dtype: str) -> str:
-        """Return the value of an expression of numbers of one dtype."""
-        if not isinstance(expression, Expression):
-            return self.number(expression, dtype)
-        if expression.function == "variable":
-            return expression.operands[0]
-        values = [self._evaluate(operand, dtype) for operand in expression.operands]
-        return self.apply(expression.function, values, dtype, dtype)
-
-    def activated(self, name: str, order: int, x: str, scale: float, dtype: str) -> str:
-        """Return a derivative of an activation of x, times a number."""
-        value = functions.derivative(name, order, variable(x), self._let(dtype))
-        return self._evaluate(value if scale == 1.0 else scale * value, dtype)
-
-    def _let(self, dtype: str) -> functions.Let:
-        return lambda name, expression: variable(self._evaluate(expression, dtype))
-
-    def _power(self, a: str, power: int, dtype: str) -> str:
-        result = functions.power(variable(a), abs(power), self._let(dtype))
-        result = self.number(1, dtype) if result is None else self._evaluate(result, dtype)
-        return self.binary("div", self.number(1, dtype), result, dtype) if power < 0 else result
-
-    def _exp(self, a: str) -> str:
-        """Return exp(a) in float32."""
-        polynomial, halves = self._reduced(a)
-        e = self.binary("add", polynomial, self.number(1, "float32"), "float32")
-        for half in halves:
-            e = self.binary("mul", e, half, "float32")
-        return e
-
-    def _reduced(self, a: str) -> tuple[str, list[str]]:
-        """Return exp(r) - 1, and the two factors of 2^n, of a = n log 2 + r with |r| <= log(2)/2.
-
-        exp(r) - 1 = r (1 + r/2 + ... + r^6/7!): an error of 1e-9.
-        """
-        f, t, ints, d = self.f, self.type("float32"), self.type("int32"), "float32"
-        for compared, bound in (("ogt", 89.0), ("olt", -104.0)):  # beyond, inf and 0
-            outside = f.value(f"fcmp {compared} {t} {a}, {self.number(bound, d)}")
-            bounded = f"select {self.type('bool')} {outside}, {t} {self.number(bound, d)}, {t} {a}"
-            a = f.value(bounded)
-        magic = 1.5 * 2**23  # what is added to it is rounded to an integer
-        scaled = f.value(f"fmul {t} {a}, {self.number(1 / math.log(2), d)}")
-        shifted = f.value(f"fadd {t} {scaled}, {self.number(magic, d)}")
-        rounded = f.value(f"fsub {t} {shifted}, {self.number(magic, d)}")
-        high = 0.693359375  # few bits: its products with n are exact
-        for part in (high, math.log(2) - high):
-            product = f.value(f"fmul contract {t} {rounded}, {self.number(part, d)}")
-            a = f.value(f"fsub contract {t} {a}, {product}")
-        result = self.number(1 / math.factorial(7), d)
-        for n in range(6, 0, -1):
-            result = self.binary("mul", result, a, d)
-            result = self.binary("add", result, self.number(1 / math.factorial(n), d), d)
-        result = self.binary("mul", result, a, d)
-        bits = f.value(f"bitcast {t} {shifted} to {ints}")
-        start = struct.unpack("i", struct.pack("f", magic))[0]
-        n = f.value(f"sub {ints} {bits}, {self.number(start, 'int32')}")
-        first = f.value(f"ashr {ints} {n}, {self.number(1, 'int32')}")
-        halves = []
-        for exponent in (first, f.value(f"sub {ints} {n}, {first}")):
-            biased = f.value(f"add {ints} {exponent}, {self.number(127, 'int32')}")
-            moved = f.value(f"shl {ints} {biased}, {self.number(23, 'int32')}")
-            halves.append(f.value(f"bitcast {ints} {moved} to {t}"))
-        return result, halves
-
-    def _expm1(self, a: str) -> str:
-        """Return exp(a) - 1 = 2^n (exp(r) - 1) + (2^n - 1), which does not cancel near zero."""
-        d = "float32"
-        polynomial, (first, second) = self._reduced(a)
-        power = self.binary("mul", first, second, d)
-        scaled = self.binary("mul", self.binary("mul", polynomial, first, d), second, d)
-        return self.binary("add", scaled, self.binary("sub", power, self.number(1, d), d), d)
-
-    def _of(self, dtype: str) -> str:
-        return self._lanes(SUFFIX[dtype])
-
-    def _lanes(self, suffix: str) -> str:
-        return suffix if self.lanes == 1 else f"v{self.lanes}{suffix}"
-
-    def _intrinsic(self, name: str, values: list[str], dtype: str) -> str:
-        return self._call(f"llvm.{name}.{self._of(dtype)}", values, dtype, dtype)
-
-    def _call(self, name: str, values: list[str], dtype: str, out: str) -> str:
-        a, b = self.type(dtype), self.type(out)
-        self.f.declared.add(f"declare {b} @{name}({', '.join([a] * len(values))})")
-        return self.f.value(f"call {b} @{name}({', '.join(f'{a} {v}' for v in values)})")
-
-    def _library(self, name: str, values: list[str], dtype: str) -> str:
-        """Return a function of the C library, lane by lane."""
-        assert name in LIBRARY, name
-        one = FunctionEmitter(self.f, 1)
-        symbol = name + "f" * (dtype == "float32")
-        if self.lanes == 1:
-            return one._call(symbol, values, dtype, dtype)
-        t, scalar, result = self.type(dtype), TYPES[dtype], "poison"
-        for lane in range(self.lanes):
-            parts = [self.f.value(f"extractelement {t} {v}, i64 {lane}") for v in values]
-            collected = one._call(symbol, parts, dtype, dtype)
-            result = self.f.value(f"insertelement {t} {result}, {scalar} {collected}, i64 {lane}")
-        return result
-
-
-def emit_loop(f: Function, step: ElementwiseLoop, arrays, pointers: dict[int, str]):
+def write_loop(f: Function, step: ElementwiseLoop, arrays, pointers: dict[int, str]):
     """Write a loop over functions of one size; those results are stored that have a pointer."""
     for loop, lanes in f.vector_loops(arrays[step.writes[0]].size):
-        emitter, values = FunctionEmitter(f, lanes), {}
-        for function in step.functions:
-            _apply(emitter, function, arrays, pointers, values, loop.index)
+        emitter, index = FunctionEmitter(f, lanes), loop.index
 
+        def load(n: int, emitter=emitter, index=index) -> str:
+            return emitter.load(pointers[n], arrays[n].dtype, arrays[n].size, index)
 
-def _apply(emitter: FunctionEmitter, step: Elementwise, arrays, pointers, values, index: str):
-    dtypes, operands = step.dtypes(arrays), []
-    for n, dtype in zip(step.reads, dtypes, strict=True):
-        if isinstance(n, Number):
-            operands.append(emitter.number(n.value, dtype))
-            continue
-        if n not in values:
-            values[n] = emitter.load(pointers[n], arrays[n].dtype, arrays[n].size, index)
-        operands.append(values[n])
-    out = arrays[step.write].dtype
-    values[step.write] = emitter.apply(step.function, operands, dtypes[-1], out, step.power)
-    if step.write in pointers:
-        emitter.store(values[step.write], pointers[step.write], out, index)
+        def store(n: int, value: str, emitter=emitter, index=index):
+            emitter.store(value, pointers[n], arrays[n].dtype, index)
+
+        def number(value: float, dtype: str, _, emitter=emitter) -> str:
+            return emitter.number(value, dtype)
+
+        step.emit(arrays, pointers, load, number, emitter.apply, store)
 
 
 UNROLLED = 8
@@ -369,7 +96,7 @@ def write_copy(f: Function, step: Copy, arrays, pointers: dict[int, str]):
     """Write a copy between the first elements that it reads and writes, where `pointers` are."""
     dtype = arrays[step.write].dtype
     width, stored = BYTES[dtype], STORED[dtype]
-    axes = merged_axes(step.sizes, step.strides_in, step.strides_out)
+    axes = step.axes
     target = pointers[step.write]
     [read] = step.reads
     if isinstance(read, Number):
@@ -410,9 +137,7 @@ def write_reduce(f: Function, step: Reduce, arrays, pointers: dict[int, str]):
     [read], out = step.reads, step.write
     dtype = arrays[out].dtype
     width = BYTES[dtype]
-    over = merged_axes(step.sizes_over, step.strides_over)
-    steps_out = [math.prod(step.sizes[k + 1 :]) for k in range(len(step.sizes))]
-    axes = merged_axes(step.sizes, step.strides, steps_out)
+    over, axes = step.over, step.kept
     inner = axes.pop() if axes and axes[-1][1] == 1 else None
 
     def total(source: str, target: str, lanes: int):
@@ -497,77 +222,22 @@ def write_scatter_add(f: Function, step: ScatterAdd, arrays, pointers: dict[int,
 
 
 WRITERS = {
-    ElementwiseLoop: emit_loop,
+    ElementwiseLoop: write_loop,
     Copy: write_copy,
     Reduce: write_reduce,
     Gather: write_gather,
     ScatterAdd: write_scatter_add,
 }
-
-
-def write_movement(f: Function, step: Step, arrays, pointers: dict[int, str]):
-    """Write a step that is no form, with pointers to those of its arrays that are in memory."""
-    WRITERS[type(step)](f, step, arrays, pointers)
-
-
-HIGHEST = 2
-"""The highest derivative that is written out."""
-OPERATIONS = 40
-"""Vector operations of an activation and its slope, about."""
-
-
-def write_activated(activated: Activated, dtype: str, machine: Machine) -> KernelPasses:
-    """Return the pass that computes activations of all rows."""
-    arguments = Arguments(dtype)
-    arguments.add(("in", 0), ROWS, activated.rows.size, "row")
-    arguments.end()
-    for n in range(len(activated.orders)):
-        arguments.add(("out", n), ROWS, activated.size, f"activations {n}")
-    f = Function(f"define internal void @activate{SIGNATURE}", dtype)
-    f.widest = machine.vector_bytes // f.bytes
-    source, *targets = (arguments.load(f, *key) for key in list(arguments.numbers))
-    with f.loop("%end", start="%begin") as rows:
-        read = f.at(source, rows.index, activated.rows.size * f.bytes)
-        places = [f.at(target, rows.index, activated.size * f.bytes) for target in targets]
-        cost = write_row(f, activated, dtype, read, places)
-    passes = [Pass("activate", f.text(), Units(Axis.ROWS), cost)]
-    return KernelPasses(arguments, {}, passes, (), (), frozenset(f.declared))
-
-
-def write_row(
-    f: Function, activated: Activated, dtype: str, source: str, targets: list[str]
-) -> int:
-    """Write the activations of a row that starts at `source`, and return what they cost.
-
-    Args:
-      targets: where the rows of the results start, one for each order.
-    """
-    cost = 0
-    width = f.bytes
-    for part, (offset, mul, _) in zip(activated.parts, activated.places(), strict=True):
-        read = f.at(source, part.offset, width)
-        places = [f.at(target, offset, width) for target in targets]
-        for loop, lanes in f.vector_loops(mul):
-            emitter = FunctionEmitter(f, lanes)
-            x = emitter.load(read, dtype, max(mul, 2), loop.index)
-            for order, place in zip(activated.orders, places, strict=True):
-                value = emitter.activated(part.name, order, x, part.scale, dtype)
-                emitter.store(value, place, dtype, loop.index)
-        cost += OPERATIONS * -(-mul // f.widest)
-    return cost
-
-
-def is_written(activated: Activated) -> bool:
-    """Return whether all of its orders are written out."""
-    return max(activated.orders) <= HIGHEST
+"""By the kind of step that is no form, with pointers to those of its arrays that are in memory."""
 
 
 WORK_OF_A_THREAD = 300_000
 """Vector operations of a pass from which on it is shared out: about a tenth of a millisecond.
 
-That is more than in `runtime.threads`. There a pass is a call, and what it reads was written by all
+That is more than in `runtime`. There a pass is a call, and what it reads was written by all
 threads; here the next step, on one thread, would have to fetch what another has written.
 """
+WHOLE = Units(Axis.ROWS, count=1)
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
@@ -587,20 +257,16 @@ def generate(program: Program, dtype: str, machine: Machine, work: int = 0) -> M
 
 def cost(program: Program, dtype: str, machine: Machine) -> int:
     """Return the vector operations of all steps, about."""
-    total = program.elements // (machine.vector_bytes // ir.BYTES[dtype])
-    for step in program.multilinear:
+    total = program.elements // (machine.vector_bytes // BYTES[dtype])
+    for step in program.form_steps:
         total += sum(_cost(p, step) for p in _written(step.form, dtype, machine).passes)
     return total
 
 
 @functools.lru_cache(maxsize=1024)
 def _written(form: Form | LinearForm | Activated, dtype: str, machine: Machine) -> KernelPasses:
-    writers = {
-        Form: native_form.write,
-        LinearForm: native_linear.write,
-        Activated: write_activated,
-    }
-    return writers[type(form)](form, dtype, machine)
+    by_kind = {Form: native_form, LinearForm: native_linear, Activated: functions}
+    return by_kind[type(form)].write(form, dtype, machine)
 
 
 def prepared(program: Program, dtype: str, machine: Machine) -> Program:
@@ -617,7 +283,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
         return len(arrays) - 1
 
     for step in program.steps:
-        if not isinstance(step, Multilinear):
+        if not isinstance(step, FormStep):
             result.append(step)
             continue
         form, operands = step.form, list(step.operands)
@@ -646,7 +312,7 @@ class _ProgramEmitter:
         self.dtype, self.machine, self.work = dtype, machine, work
         self.program = prepared(program, dtype, machine).in_loops
         self.arrays = self.program.arrays
-        self.widest = machine.vector_bytes // ir.BYTES[dtype]
+        self.widest = machine.vector_bytes // BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
         self.kernels: dict[Form | LinearForm | Activated, str] = {}
@@ -661,21 +327,18 @@ class _ProgramEmitter:
             if k and k % LONGEST == 0:
                 self._end()
                 self._begin()
-            if isinstance(step, Activate | Multilinear):
-                self._multilinear(step)
+            if isinstance(step, FormStep):
+                self._form_step(step)
             else:
                 self._step(step)
         self._end()
-        own = ir.declarations(self.dtype)
-        declared = sorted(d for d in self.declared if d not in own.splitlines())
-        memcpy = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
-        texts = [own, memcpy, *declared, *self.texts.values(), *(p.text for p in self.passes)]
         # its scratch memory is that of all threads, and so a result
-        elements = max(1, self.scratch // ir.BYTES[self.dtype])
+        elements = max(1, self.scratch // BYTES[self.dtype])
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
         self.arguments.entries.append(scratch)
-        text, name = assemble(texts, self.arguments, self.passes)
-        return Module(name, text, (), (elements,))
+        declared = MEMCPY, *sorted(self.declared)
+        parts = self.texts, self.passes, (), (elements,), declared
+        return KernelPasses(self.arguments, *parts).module(self.dtype)
 
     def _arguments(self) -> Arguments:
         arguments = Arguments(self.dtype)
@@ -686,7 +349,7 @@ class _ProgramEmitter:
                 arguments.add_word((side, n))
                 if side == "in" and n in indices:
                     name, limit = indices[n]
-                    arguments.entries.append(Entry.of_known_index(name, array.size, limit))
+                    arguments.entries.append(Entry.of_index(name, array.size, limit))
                 else:
                     code, name = DTYPES[array.dtype], f"{side}put {k} of a sequence"
                     arguments.entries.append(Entry(code, 2, -1, array.size, DATA, name))
@@ -698,16 +361,14 @@ class _ProgramEmitter:
     def _begin(self):
         """Begin a function that takes the next steps, one after the other."""
         name = f"steps{len(self.passes)}"
-        self.main = Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
+        self.main = Function.of_pass(name, self.dtype)
         self.name, self.most, self.pointers = name, 0, {}
         self.memory = self.arguments.load(self.main, "scratch", 0)
 
-    def _end(self):
-        units = Units(Axis.ROWS, count=1)
-        self.passes.append(Pass(self.name, self.main.text(), units, scratch=self.most))
+    def _end(self, units: Units = WHOLE, work: int = 0):
+        self.passes.append(Pass(self.name, self.main.text(), units, work, scratch=self.most))
 
     def _pointer(self, n: int) -> str:
-        """Return where an array lies."""
         if n not in self.pointers:
             if n in self.places:
                 result = self.main.at(self.memory, self.places[n])
@@ -722,7 +383,7 @@ class _ProgramEmitter:
         names = {n: f"%a{k}" for k, n in enumerate(self.program.in_memory(step))}
         parameters = ", ".join(f"ptr {name}" for name in names.values())
         f = Function(f"define internal void @NAME({parameters})", self.dtype, self.widest)
-        write_movement(f, step, self.arrays, names)
+        WRITERS[type(step)](f, step, self.arrays, names)
         self.declared |= f.declared
         text = f.text()
         name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -737,7 +398,7 @@ class _ProgramEmitter:
         arguments = ", ".join(f"ptr {pointer}" for pointer in pointers.values())
         self.main.do(f"call void @{name}({arguments})")
 
-    def _multilinear(self, step: Activate | Multilinear):
+    def _form_step(self, step: FormStep):
         """Call the passes of a form, a linear form or activations, with a table of its arrays."""
         form, main = step.form, self.main
         written = _written(form, self.dtype, self.machine)
@@ -747,7 +408,7 @@ class _ProgramEmitter:
             for p in written.passes:
                 name = f"{self.kernels[form]}_{p.name}"
                 self.texts[name] = p.text.replace(f"@{p.name}(", f"@{name}(")
-            self.declared |= written.declared
+            self.declared.update(written.declared)
         numbers = (*step.operands, *step.writes)
         place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)
         table = main.at(self.memory, place)
@@ -756,23 +417,19 @@ class _ProgramEmitter:
         for p in written.passes:
             name = f"{self.kernels[form]}_{p.name}"
             units, work = p.units.number(step.num_rows, step.num_nodes), _cost(p, step)
-            if work < self.work:
-                self.most = max(self.most, p.scratch)
-                table = self.main.at(self.memory, place)
-                values = f"i64 0, i64 {units}, i64 {step.num_rows}"
-                self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
-                continue
-            self._end()
-            self._begin()
+            begin, end, is_shared = "0", units, work >= self.work
+            if is_shared:
+                self._end()
+                self._begin()
+                begin, end = "%begin", "%end"
+            self.most = max(self.most, p.scratch)
             table = self.main.at(self.memory, place)
-            values = f"i64 %begin, i64 %end, i64 {step.num_rows}"
+            values = f"i64 {begin}, i64 {end}, i64 {step.num_rows}"
             self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
-            fixed = Units(Axis.ROWS, count=units)
-            shared = Pass(self.name, self.main.text(), fixed, work, scratch=p.scratch)
-            self.passes.append(shared)
-            self._begin()
+            if is_shared:
+                self._end(Units(Axis.ROWS, count=units), work)
+                self._begin()
 
 
-def _cost(p: Pass, step: Activate | Multilinear) -> int:
-    """Return about how many vector operations a pass is."""
+def _cost(p: Pass, step: FormStep) -> int:
     return p.row_cost * step.num_rows + p.node_cost * step.num_nodes

@@ -16,7 +16,7 @@ class RowsEmitter:
 
     Attributes:
       own: where the rows of the operands of the current unit are, by key.
-      sums, marks: of outputs in `plan.sums`, their copies (`parts.Sums`), and the marks of the
+      sums, marks: of outputs in `plan.sums`, their copies (`form.Sums`), and the marks of the
         current part, whose copy is in `base`.
       num_rows: rows of the form.
       streamed: of packed outputs, whether (i1) their rows are written past the caches.
@@ -160,10 +160,8 @@ class RowsEmitter:
         f = self.f
         for key in self.plan.operands():
             if key[0] == "out" and key in self.plan.row_place:
-                row, copy = (
-                    self._kept(self.plan.results[key[1]], b),
-                    self._kept(self.plan.pointers[key], b),
-                )
+                row = self.kept(self.plan.results[key[1]], b)
+                copy = self.kept(self.plan.pointers[key], b)
                 if key not in self.streamed:
                     self._finish(key, row, copy)
                     continue
@@ -206,25 +204,17 @@ class RowsEmitter:
         place = self.f.at(self.f.at("%scratch", table), b, 8)
         self.f.do(f"store ptr {pointer}, ptr {place}, align 8")
 
-    def pointer(self, key: Key, b: str) -> str:
-        """Return where row b of the block of an operand is."""
-        return self._kept(self.plan.pointers[key], b)
-
-    def next_pointer(self, key: Key, b: str) -> str:
-        """Return where row b of the next block is, of an operand in `plan.ahead`."""
-        return self._kept(self.plan.ahead[key], b)
-
-    def _kept(self, table: int, b: str) -> str:
+    def kept(self, table: int, b: str) -> str:
         return self.f.load_pointer(self.f.at(self.f.at("%scratch", table), b, 8))
 
 
 class Row:
     """The operands and numbers of row `b` of a block; each pointer is loaded once."""
 
-    def __init__(self, plan: Plan, f: Function, rows: RowsEmitter, b: str):
-        self.plan, self.f, self.rows, self.b = plan, f, rows, b
-        self._table = f.at(f.at("%scratch", plan.table), b, f.bytes)
-        self._pointers: dict = {}
+    def __init__(self, rows: RowsEmitter, b: str):
+        self.plan, self.f, self.rows, self.b = rows.plan, rows.f, rows, b
+        self._table = self.f.at(self.f.at("%scratch", self.plan.table), b, self.f.bytes)
+        self._pointers: dict[int, str] = {}
 
     def load_pointers(self, paths: list[Path]):
         """Load what some paths need, so that it is known in all loops over their channels."""
@@ -235,19 +225,14 @@ class Row:
             if key not in self.rows.own and not is_shared:
                 self.pointer(key)
                 if key in self.plan.ahead:
-                    self.next_pointer(key)
+                    self.pointer(key, ahead=True)
 
-    def pointer(self, key: Key) -> str:
-        """Return where the row of an operand is."""
-        if key not in self._pointers:
-            self._pointers[key] = self.rows.pointer(key, self.b)
-        return self._pointers[key]
-
-    def next_pointer(self, key: Key) -> str:
-        """Return where the same row of the next block is."""
-        if ("next", key) not in self._pointers:
-            self._pointers["next", key] = self.rows.next_pointer(key, self.b)
-        return self._pointers["next", key]
+    def pointer(self, key: Key, ahead: bool = False) -> str:
+        """Return where the row of an operand is, or the same row of the next block."""
+        table = (self.plan.ahead if ahead else self.plan.pointers)[key]
+        if table not in self._pointers:
+            self._pointers[table] = self.rows.kept(table, self.b)
+        return self._pointers[table]
 
     def scalar(self, lanes: int):
         """Return a function from a row of the table of numbers to its value in every lane."""

@@ -1,9 +1,9 @@
 """The handler that XLA calls, as LLVM IR: it checks the call and runs the passes of a kernel.
 
-`eqfuse_enter(frame, slot)` is what XLA calls, through one of `handlers.py`; it waits for the kernel
-and goes on to the kernel's own handler. That calls `eqfuse_call(frame, spec)`, which compares the
-buffers of the call with the kernel's description, looks through the index arrays, and runs the
-passes.
+`eqfuse_enter(frame, slot)` is what XLA calls, through one of the handlers of `page`; it waits for
+the kernel and goes on to the kernel's own handler. That calls `eqfuse_call(frame, spec)`, which
+compares the buffers of the call with the kernel's description, looks through the index arrays, and
+runs the passes, each on as many of XLA's threads as it is worth.
 """
 
 import contextlib
@@ -12,11 +12,35 @@ import dataclasses
 
 from llvmlite import ir
 
+from eqfuse.ops.backends.llvm.text import NODE_INDEX, NODES_AND_ONE, OFFSETS, ROW_INDEX, ROWS
+
 I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 PTR = ir.PointerType()
 NULL = ir.Constant(PTR, None)
 
-API, ERROR_DESTROY = 2, 8  # words of XLA_FFI_CallFrame and XLA_FFI_Api
+# words of XLA_FFI_CallFrame, XLA_FFI_Api and XLA_FFI_Buffer, and their codes
+EXTENSION, API, CONTEXT = 1, 2, 3
+SIDES = (("argument", 7, 8, 9), ("result", 12, 13, 14))  # count, types, pointers
+FRAME_WORDS, API_WORDS, BUFFER_WORDS = 21, 19, 6
+ERROR_CREATE, ERROR_DESTROY, SCHEDULE, NUM_THREADS = 6, 8, 17, 18
+METADATA_EXTENSION, BUFFER_TYPE, FLOAT64 = 1, 1, 12
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, OUT_OF_RANGE, INTERNAL = 3, 8, 9, 11, 13
+
+# words of a job: see Runtime._parallel
+REFERENCES, NEXT, DONE, COUNT, CHUNK, FUNCTION, BUFFERS, NUM_ROWS, SCRATCH, FAILED = range(10)
+
+WORK_OF_A_THREAD = 30_000
+"""Vector operations that are worth waking a thread for: about ten microseconds."""
+
+WAIT = 100
+"""Microseconds between two looks for a kernel that is being compiled."""
+
+NO_MEMORY = "no memory for %lld bytes of scratch"
+INDEX_OUTSIDE = "%s[%lld] is %lld, outside [0, %lld)"
+NOT_IN_ORDER = "%s[%lld] is %lld, not in [%lld, %lld]: indices of edges must be in [0, %lld)"
+
+LARGE, LARGE_PAGE, MADV_HUGEPAGE = 1 << 22, 1 << 21, 14
+"""Bytes of results worth large pages, bytes of a large page, and Linux's word for them."""
 
 
 class Builder(ir.IRBuilder):
@@ -93,49 +117,58 @@ class Builder(ir.IRBuilder):
         self.position_at_end(done)
 
 
-class RuntimeModule:
-    """A module of LLVM IR with its functions and texts, and the C functions that they call.
+class Runtime:
+    """Builds the module that every kernel shares.
+
+    `eqfuse_limit` is the most threads that kernels of this process use, `eqfuse_active` how many
+    they do.
 
     Args:
-      name: of the module.
-      linux: whether it may call what only Linux has: madvise.
+      version: of XLA's foreign function interface, major and minor.
+      large_pages: ask Linux for large pages where large results are written.
     """
 
-    def __init__(self, name: str, linux: bool = False):
-        self.module = ir.Module(name)
-        self._texts = 0
+    def __init__(self, version: tuple[int, int], large_pages: bool):
+        self.module = ir.Module("eqfuse_runtime")
+        self.version, self.large_pages, self._texts = version, large_pages, 0
         self.malloc = self._external("malloc", PTR, [I64])
         self.calloc = self._external("calloc", PTR, [I64, I64])
         self.free = self._external("free", ir.VoidType(), [PTR])
         self.sched_yield = self._external("sched_yield", I32, [])
         self.usleep = self._external("usleep", I32, [I32])
-        if linux:
+        if large_pages:
             self.madvise = self._external("madvise", I32, [PTR, I64, I32])
         self.snprintf = self._external("snprintf", I32, [PTR, I64, PTR], var_arg=True)
+        self.limit = self._counter("eqfuse_limit", 1)
+        self.active = self._counter("eqfuse_active", 0)
+        self.work = self._work()
+        self.helper = self._helper()
+        self.parallel = self._parallel()
+        self._enter()
+        self._call()
 
-    def __str__(self):
+    def text(self) -> str:
         return str(self.module)
 
     def _external(self, name: str, result, arguments, var_arg=False):
         kind = ir.FunctionType(result, arguments, var_arg=var_arg)
         return ir.Function(self.module, kind, name)
 
-    def counter(self, name: str, first: int):
+    def _counter(self, name: str, first: int):
         """Return a number of the whole process."""
         variable = ir.GlobalVariable(self.module, I64, name)
         variable.initializer = ir.Constant(I64, first)
         return variable
 
-    def function(self, name: str, result, arguments, linkage="internal"):
-        """Return a new function, its builder, and its arguments, given as (name, type)."""
-        kind = ir.FunctionType(result, [t for _, t in arguments])
-        function = ir.Function(self.module, kind, name)
+    def _function(self, name: str, result, linkage="internal", **arguments):
+        """Return a new function, its builder, and its arguments, given with their types."""
+        function = ir.Function(self.module, ir.FunctionType(result, arguments.values()), name)
         function.linkage = linkage
-        for argument, (n, _) in zip(function.args, arguments, strict=True):
+        for argument, n in zip(function.args, arguments, strict=True):
             argument.name = n
         return function, Builder(function.append_basic_block("entry")), function.args
 
-    def literal(self, text: str):
+    def _literal(self, text: str):
         """Return a text that ends with zero, as C has them."""
         data = bytearray(text.encode() + b"\0")
         kind = ir.ArrayType(I8, len(data))
@@ -145,37 +178,12 @@ class RuntimeModule:
         variable.initializer = ir.Constant(kind, data)
         return variable
 
-
-CONTEXT = 3  # word of XLA_FFI_CallFrame
-SCHEDULE, NUM_THREADS = 17, 18  # words of XLA_FFI_Api
-
-# words of a job: see Threads._start
-REFERENCES, NEXT, DONE, COUNT, CHUNK, FUNCTION, BUFFERS, NUM_ROWS, SCRATCH, FAILED = range(10)
-WORK_OF_A_THREAD = 30_000
-"""Vector operations that are worth waking a thread for: about ten microseconds."""
-
-
-class Threads:
-    """Adds to a module: `parallel(frame, function, buffers, count, rows, scratch, work)`.
-
-    It runs the units of one pass on as many threads as it is worth, and returns how many chunks
-    failed for want of memory. `eqfuse_limit` is the most threads that kernels of this process use,
-    `eqfuse_active` how many they do.
-    """
-
-    def __init__(self, module: RuntimeModule):
-        self.module = module
-        self.limit = module.counter("eqfuse_limit", 1)
-        self.active = module.counter("eqfuse_active", 0)
-        self.work = self._work()
-        self.helper = self._helper()
-        self.discard = self._discard()
-        self.parallel = self._parallel()
+    # threads
 
     def _work(self):
         """Take chunks of a job until there are none."""
-        function, b, (job,) = self.module.function("work", ir.VoidType(), [("job", PTR)])
-        memory = b.call(self.module.malloc, [b.add(b.word(job, SCRATCH), b.number(64))])
+        function, b, (job,) = self._function("work", ir.VoidType(), job=PTR)
+        memory = b.call(self.malloc, [b.add(b.word(job, SCRATCH), b.number(64))])
         address = b.add(b.ptrtoint(memory, I64), b.number(63))
         scratch = b.inttoptr(b.and_(address, b.number(-64)), PTR)
         missing = b.icmp_unsigned("==", memory, NULL)
@@ -194,7 +202,7 @@ class Threads:
                     arguments = [b.pointer(job, BUFFERS), first, last, b.word(job, NUM_ROWS)]
                     b.call(b.callable(pass_function, kind), [*arguments, scratch])
             b.count(job, DONE, b.sub(last, first))
-        b.call(self.module.free, [memory])
+        b.call(self.free, [memory])
         b.ret_void()
         return function
 
@@ -202,11 +210,11 @@ class Threads:
         """Drop a reference to a job; the last one frees it."""
         before = b.count(job, REFERENCES, -1)
         with b.if_then(b.icmp_signed("==", before, b.number(1))):
-            b.call(self.module.free, [job])
+            b.call(self.free, [job])
 
     def _helper(self):
         """Write what a thread of XLA's pool does: help with the job while there is work."""
-        function, b, (job,) = self.module.function("helper", ir.VoidType(), [("job", PTR)])
+        function, b, (job,) = self._function("helper", ir.VoidType(), job=PTR)
         before = b.count(self.active, 0, 1)
         allowed = b.icmp_signed("<", before, b.word(self.limit, 0))
         left = b.icmp_signed("<", b.observe(job, NEXT), b.word(job, COUNT))
@@ -217,36 +225,29 @@ class Threads:
         b.ret_void()
         return function
 
-    def _discard(self):
-        """Return whether XLA answered with an error, which is destroyed."""
-        arguments = [("api", PTR), ("error", PTR)]
-        function, b, (api, error) = self.module.function("discard", I1, arguments)
+    def _ask(self, b: Builder, api, function: int, words):
+        """Call a function of XLA; return whether it answered with an error, which is destroyed."""
+        error = self._xla(b, api, function, words)
         failed = b.icmp_unsigned("!=", error, NULL)
         with b.if_then(failed):
-            message = b.alloca(I64, 3)
-            for k, value in enumerate((24, 0, b.ptrtoint(error, I64))):
-                b.set_word(message, k, value)
-            kind = ir.FunctionType(ir.VoidType(), [PTR])
-            b.call(b.callable(b.pointer(api, ERROR_DESTROY), kind), [message])
-        b.ret(failed)
-        return function
+            self._xla(b, api, ERROR_DESTROY, [b.ptrtoint(error, I64)], ir.VoidType())
+        return failed
 
-    def _ask(self, b: Builder, api, function: int, words):
-        """Call a function of XLA's table with a structure of these words; whether it failed."""
+    def _xla(self, b: Builder, api, function: int, words, result=PTR):
+        """Call a function of XLA's table with a structure of these words."""
+        words = [8 * (len(words) + 2), 0, *words]
         with b.goto_entry_block():
-            structure = b.alloca(I64, len(words) + 2)
-        for k, value in enumerate((8 * (len(words) + 2), 0, *words)):
+            structure = b.alloca(I64, len(words))
+        for k, value in enumerate(words):
             b.set_word(structure, k, value)
-        kind = ir.FunctionType(PTR, [PTR])
-        error = b.call(b.callable(b.pointer(api, function), kind), [structure])
-        return b.call(self.discard, [api, error])
+        kind = ir.FunctionType(result, [PTR])
+        return b.call(b.callable(b.pointer(api, function), kind), [structure])
 
     def _parallel(self):
-        """Run one pass on as many threads as it is worth; how many chunks failed."""
-        names = ["function", "buffers", "count", "rows", "scratch", "work"]
-        kinds = [PTR, PTR, I64, I64, I64, I64]
-        arguments = [("frame", PTR), *zip(names, kinds, strict=True)]
-        made, b, args = self.module.function("parallel", I64, arguments)
+        """Run one pass on as many threads as it is worth; how many chunks failed for memory."""
+        numbers = dict.fromkeys(("count", "rows", "scratch", "work"), I64)
+        arguments = {"frame": PTR, "function": PTR, "buffers": PTR, **numbers}
+        made, b, args = self._function("parallel", I64, **arguments)
         frame, function, buffers, count, rows, scratch, work = args
         api, context = b.pointer(frame, API), b.word(frame, CONTEXT)
         helpers = b.variable(b.sub(b.word(self.limit, 0), b.number(1)))
@@ -263,7 +264,7 @@ class Threads:
         helping = b.now(helpers)
         helping = b.select(b.icmp_signed("<", helping, b.number(0)), b.number(0), helping)
 
-        job = b.call(self.module.malloc, [b.number(80)])
+        job = b.call(self.malloc, [b.number(80)])
         with b.if_then(b.icmp_unsigned("==", job, NULL)):
             b.ret(b.number(1))
         parts = b.mul(b.add(helping, b.number(1)), b.number(8))
@@ -291,67 +292,32 @@ class Threads:
         with b.forever() as done:
             with b.if_then(b.icmp_signed(">=", b.observe(job, DONE), count)):
                 b.branch(done)
-            b.call(self.module.sched_yield, [])
+            b.call(self.sched_yield, [])
         b.count(self.active, 0, -1)
         failures = b.observe(job, FAILED)
         self._release(b, job)
         b.ret(failures)
         return made
 
-
-# words of XLA_FFI_CallFrame, XLA_FFI_Api and XLA_FFI_Buffer, and their codes
-EXTENSION = 1
-SIDES = (("argument", 7, 8, 9), ("result", 12, 13, 14))  # count, types, pointers
-FRAME_WORDS, API_WORDS, BUFFER_WORDS = 21, 19, 6
-ERROR_CREATE = 6
-METADATA_EXTENSION, BUFFER_TYPE, FLOAT64 = 1, 1, 12
-INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 11, 8, 9
-INTERNAL = 13
-
-WAIT = 100
-"""Microseconds between two looks for a kernel that is being compiled."""
-
-# rows of a buffer, and what an index array may hold
-ROWS, NODES, NODES_AND_ONE = 0, 1, 2
-DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3
-
-LARGE, LARGE_PAGE, MADV_HUGEPAGE = 1 << 22, 1 << 21, 14
-"""Bytes of results worth large pages, bytes of a large page, and Linux's word for them."""
-
-
-class Runtime:
-    """Builds the module that every kernel shares.
-
-    Args:
-      version: of XLA's foreign function interface, major and minor.
-      large_pages: ask Linux for large pages where large results are written.
-    """
-
-    def __init__(self, version: tuple[int, int], large_pages: bool):
-        self.module = RuntimeModule("eqfuse_runtime", large_pages)
-        self.version, self.large_pages = version, large_pages
-        self.parallel = Threads(self.module).parallel
-        self._enter()
-        self._call()
-
-    def text(self) -> str:
-        return str(self.module)
+    # the handler
 
     def _fail(self, b: Builder, frame, code: int, text: str, *values):
-        """Return an error to XLA."""
         with b.goto_entry_block():
             message = b.alloca(I8, 512)
-            structure = b.alloca(I64, 4)
-        b.call(self.module.snprintf, [message, b.number(512), self.module.literal(text), *values])
-        for k, value in enumerate((32, 0, b.ptrtoint(message, I64), code)):
-            b.set_word(structure, k, value)
-        create = b.pointer(b.pointer(frame, API), ERROR_CREATE)
-        b.ret(b.call(b.callable(create, ir.FunctionType(PTR, [PTR])), [structure]))
+        text = self._literal(f"eqfuse: {text}")
+        b.call(self.snprintf, [message, b.number(512), text, *values])
+        words = [b.ptrtoint(message, I64), code]
+        b.ret(self._xla(b, b.pointer(frame, API), ERROR_CREATE, words))
+
+    def _fail_if(self, b: Builder, condition, frame, code: int, text: str, *values, likely=None):
+        """Fail where a condition holds; a value may be a function that gives it."""
+        with b.if_then(condition, likely=likely):
+            self._fail(b, frame, code, text, *(v() if callable(v) else v for v in values))
 
     def _enter(self):
         """Write what XLA calls: it reports its version, or waits for the kernel and runs it."""
-        arguments = [("frame", PTR), ("slot", PTR)]
-        _, b, (frame, slot) = self.module.function("eqfuse_enter", PTR, arguments, "external")
+        arguments = {"frame": PTR, "slot": PTR}
+        _, b, (frame, slot) = self._function("eqfuse_enter", PTR, "external", **arguments)
         extension = b.pointer(frame, EXTENSION)
         with b.if_then(b.icmp_unsigned("!=", extension, NULL)):
             kind = b.low_half(extension, 1)
@@ -363,21 +329,20 @@ class Runtime:
             kernel, message = b.observe(slot, 0, PTR), b.observe(slot, 1, PTR)
             with b.if_then(b.icmp_unsigned("!=", kernel, NULL)):
                 b.ret(b.call(b.callable(kernel, ir.FunctionType(PTR, [PTR])), [frame]))
-            with b.if_then(b.icmp_unsigned("!=", message, NULL)):
-                self._fail(b, frame, INTERNAL, "eqfuse: %s", message)
-            b.call(self.module.usleep, [ir.Constant(I32, WAIT)])
+            failed = b.icmp_unsigned("!=", message, NULL)
+            self._fail_if(b, failed, frame, INTERNAL, "%s", message)
+            b.call(self.usleep, [ir.Constant(I32, WAIT)])
         b.unreachable()
 
     def _call(self):
-        """Write a kernel's handler; `spec` is what `module.py` writes."""
-        arguments = [("frame", PTR), ("spec", PTR)]
-        _, b, (frame, spec) = self.module.function("eqfuse_call", PTR, arguments, "external")
+        """Write a kernel's handler; `spec` is what `text.KernelPasses` writes."""
+        arguments = {"frame": PTR, "spec": PTR}
+        _, b, (frame, spec) = self._function("eqfuse_call", PTR, "external", **arguments)
         api = b.pointer(frame, API)
         small = b.icmp_unsigned("<", b.word(frame, 0), b.number(8 * FRAME_WORDS))
         small = b.or_(small, b.icmp_unsigned("<", b.word(api, 0), b.number(8 * API_WORDS)))
-        with b.if_then(small):
-            text = "eqfuse: XLA's call frame is of an unknown version"
-            self._fail(b, frame, FAILED_PRECONDITION, text)
+        text = "XLA's call frame is of an unknown version"
+        self._fail_if(b, small, frame, FAILED_PRECONDITION, text)
 
         counts = [b.word(spec, 0), b.word(spec, 1)]
         table, passes = b.pointer(spec, 3), b.pointer(spec, 4)
@@ -385,9 +350,9 @@ class Runtime:
         rows, nodes = b.variable(-1), b.variable(-1)
         first = b.number(0)
         for (side, *words), count in zip(SIDES, counts, strict=True):
-            with b.if_then(b.icmp_signed("!=", b.word(frame, words[0]), count)):
-                text = f"eqfuse: expected %lld {side}s, got %lld"
-                self._fail(b, frame, INVALID_ARGUMENT, text, count, b.word(frame, words[0]))
+            given = b.word(frame, words[0])
+            text, wrong = f"expected %lld {side}s, got %lld", b.icmp_signed("!=", given, count)
+            self._fail_if(b, wrong, frame, INVALID_ARGUMENT, text, count, given)
             types, pointers = b.pointer(frame, words[1]), b.pointer(frame, words[2])
             with b.each(count) as k:
                 entry = b.word_at(table, b.mul(b.add(first, k), b.number(6)))
@@ -412,25 +377,21 @@ class Runtime:
         """Check an entry: dtype, rank, what its rows are, width, role, name."""
         name = b.pointer(entry, 5)
         wrong = b.icmp_unsigned("!=", kind, ir.Constant(I32, BUFFER_TYPE))
-        with b.if_then(wrong):
-            self._fail(b, frame, INVALID_ARGUMENT, "eqfuse: %s is not an array", name)
-        with b.if_then(b.icmp_unsigned("<", b.word(buffer, 0), b.number(8 * BUFFER_WORDS))):
-            text = "eqfuse: the description of %s is of an unknown version"
-            self._fail(b, frame, FAILED_PRECONDITION, text, name)
+        self._fail_if(b, wrong, frame, INVALID_ARGUMENT, "%s is not an array", name)
+        small = b.icmp_unsigned("<", b.word(buffer, 0), b.number(8 * BUFFER_WORDS))
+        text = "the description of %s is of an unknown version"
+        self._fail_if(b, small, frame, FAILED_PRECONDITION, text, name)
         for k, what in ((2, "type"), (4, "rank")):
-            result = b.low_half(buffer, k)
-            expected = b.word(entry, k // 2 - 1)
-            with b.if_then(b.icmp_unsigned("!=", result, expected)):
-                text = f"eqfuse: %s must be of {what} %lld, got %lld"
-                self._fail(b, frame, INVALID_ARGUMENT, text, name, expected, result)
+            values = b.word(entry, k // 2 - 1), b.low_half(buffer, k)
+            text = f"%s must be of {what} %lld, got %lld"
+            wrong = b.icmp_unsigned("!=", *values)
+            self._fail_if(b, wrong, frame, INVALID_ARGUMENT, text, name, *values)
         dims = b.pointer(buffer, 5)
         is_matrix = b.icmp_signed("==", b.word(entry, 1), b.number(2))
         with b.if_then(is_matrix):
-            wrong = b.icmp_signed("!=", b.word(dims, 1), b.word(entry, 3))
-            with b.if_then(wrong):
-                text = "eqfuse: %s must have %lld columns, got %lld"
-                values = [name, b.word(entry, 3), b.word(dims, 1)]
-                self._fail(b, frame, INVALID_ARGUMENT, text, *values)
+            wide, width = b.word(dims, 1), b.word(entry, 3)
+            wrong, text = b.icmp_signed("!=", width, wide), "%s must have %lld columns, got %lld"
+            self._fail_if(b, wrong, frame, INVALID_ARGUMENT, text, name, width, wide)
         what = b.word(entry, 2)
         is_rows = b.icmp_signed("==", what, b.number(ROWS))
         more = b.zext(b.icmp_signed("==", what, b.number(NODES_AND_ONE)), I64)
@@ -441,17 +402,14 @@ class Runtime:
         with b.if_then(b.and_(is_first, b.not_(is_fixed))):
             b.store(length, known)
         expected = b.select(is_fixed, b.neg(what), b.now(known))
-        with b.if_then(b.icmp_signed("!=", expected, length)):
-            text = "eqfuse: %s must have %lld rows, got %lld"
-            values = [name, b.add(expected, more), b.word(dims, 0)]
-            self._fail(b, frame, INVALID_ARGUMENT, text, *values)
+        wrong, text = b.icmp_signed("!=", expected, length), "%s must have %lld rows, got %lld"
+        values = name, b.add(expected, more), b.word(dims, 0)
+        self._fail_if(b, wrong, frame, INVALID_ARGUMENT, text, *values)
 
     def _ask_for_large_pages(self, b: Builder, result):
-        """Ask for large pages.
+        """Ask for large pages inside a large result, which Linux may decline.
 
         A large result is often in new memory, and mapping small pages takes half the time.
-
-        The request concerns whole large pages inside the result; Linux may decline it.
         """
         dims = b.pointer(result, 5)
         is_double = b.icmp_unsigned("==", b.low_half(result, 2), b.number(FLOAT64))
@@ -462,10 +420,10 @@ class Runtime:
             first = b.and_(b.add(start, b.number(LARGE_PAGE - 1)), b.number(-LARGE_PAGE))
             length = b.and_(b.sub(b.add(start, size), first), b.number(-LARGE_PAGE))
             advice = ir.Constant(I32, MADV_HUGEPAGE)
-            b.call(self.module.madvise, [b.inttoptr(first, PTR), length, advice])
+            b.call(self.madvise, [b.inttoptr(first, PTR), length, advice])
 
     def _check_indices(self, b: Builder, frame, entry, data, rows, nodes):
-        """Return every index in range, orders permutations; offsets in order and over all rows."""
+        """Check that indices are in range, orders permutations, offsets in order over all rows."""
         role, name = b.word(entry, 4), b.pointer(entry, 5)
         # of an array of a size of its own: its rows, and where its indices or offsets end
         own, limit = b.neg(b.word(entry, 2)), b.word(entry, 3)
@@ -483,29 +441,27 @@ class Runtime:
         with b.if_then(is_index):
             limit = b.select(is_order, rows, nodes)
             with b.each(rows) as k:
-                outside = b.icmp_unsigned(">=", item(k), limit)
-                with b.if_then(outside, likely=False):
-                    text = "eqfuse: %s[%lld] is %lld, outside [0, %lld)"
-                    self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), limit)
+                outside, text = b.icmp_unsigned(">=", item(k), limit), INDEX_OUTSIDE
+                values = name, k, lambda k=k: item(k), limit
+                self._fail_if(b, outside, frame, OUT_OF_RANGE, text, *values, likely=False)
         with b.if_then(is_order):
             self._check_permutation(b, frame, name, item, rows)
         with b.if_then(is_offsets):
             self._check_offsets(b, frame, name, item, rows, nodes)
 
     def _check_permutation(self, b: Builder, frame, name, item, rows):
-        seen = b.call(self.module.calloc, [rows, b.number(1)])
-        with b.if_then(b.icmp_unsigned("==", seen, NULL)):
-            text = "eqfuse: no memory for %lld bytes of scratch"
-            self._fail(b, frame, RESOURCE_EXHAUSTED, text, rows)
+        seen = b.call(self.calloc, [rows, b.number(1)])
+        missing = b.icmp_unsigned("==", seen, NULL)
+        self._fail_if(b, missing, frame, RESOURCE_EXHAUSTED, NO_MEMORY, rows)
         with b.each(rows) as k:
             place = b.gep(seen, [item(k)], source_etype=I8)
             twice = b.icmp_unsigned("!=", b.load(place, typ=I8), ir.Constant(I8, 0))
             with b.if_then(twice, likely=False):
-                b.call(self.module.free, [seen])
-                text = "eqfuse: %s must be a permutation, and holds %lld twice"
+                b.call(self.free, [seen])
+                text = "%s must be a permutation, and holds %lld twice"
                 self._fail(b, frame, INVALID_ARGUMENT, text, name, item(k))
             b.store(ir.Constant(I8, 1), place)
-        b.call(self.module.free, [seen])
+        b.call(self.free, [seen])
 
     def _check_offsets(self, b: Builder, frame, name, item, rows, nodes):
         before = b.variable(0)
@@ -515,16 +471,12 @@ class Runtime:
             most = b.select(b.icmp_signed("==", k, b.number(0)), b.number(0), rows)
             wrong = b.icmp_signed("<", item(k), least)
             wrong = b.or_(wrong, b.icmp_signed(">", item(k), most))
-            with b.if_then(wrong, likely=False):
-                text = (
-                    "eqfuse: %s[%lld] is %lld, not in [%lld, %lld]: indices of edges must be in "
-                    "[0, %lld)"
-                )
-                self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), least, most, nodes)
+            values = name, k, lambda k=k: item(k), least, most, nodes
+            self._fail_if(b, wrong, frame, OUT_OF_RANGE, NOT_IN_ORDER, *values, likely=False)
             b.store(item(k), before)
 
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
-        """Run an entry: function, size and costs as in `emit.module.Pass`, scratch, count."""
+        """Run an entry: function, size and costs as in `text.Pass`, scratch, count."""
         block, rows, nodes = b.word(entry, 1), b.now(rows), b.now(nodes)
         by_node = b.icmp_signed("<", block, b.number(0))
         safe = b.select(by_node, b.number(1), block)
@@ -540,9 +492,8 @@ class Runtime:
         size = b.select(b.and_(is_fixed, by_node), nodes, rows)
         arguments = [b.pointer(entry, 0), buffers, count, size, b.word(entry, 4), work]
         failures = b.call(self.parallel, [frame, *arguments])
-        with b.if_then(b.icmp_signed(">", failures, b.number(0))):
-            text = "eqfuse: no memory for %lld bytes of scratch"
-            self._fail(b, frame, RESOURCE_EXHAUSTED, text, b.word(entry, 4))
+        failed, size = b.icmp_signed(">", failures, b.number(0)), b.word(entry, 4)
+        self._fail_if(b, failed, frame, RESOURCE_EXHAUSTED, NO_MEMORY, size)
 
 
 PAGE = 256

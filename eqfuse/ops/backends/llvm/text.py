@@ -4,13 +4,42 @@ import contextlib
 import dataclasses
 import enum
 import hashlib
+import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-REAL = {"float32": "float", "float64": "double"}
-BYTES = {"float32": 4, "float64": 8}
+BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
+TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
+STORED = {**TYPES, "bool": "i8"}
+SUFFIX = {"float32": "f32", "float64": "f64"}
+SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
 STREAMED = "!0 = !{i32 1}\n"
 """Metadata of what `Function.stream` writes."""
+
+
+def kind(dtype: str, lanes: int, stored: bool = False) -> str:
+    """Return the type of `lanes` numbers, in registers or as they are stored."""
+    name = (STORED if stored else TYPES)[dtype]
+    return name if lanes == 1 else f"<{lanes} x {name}>"
+
+
+def suffix(name: str, lanes: int) -> str:
+    """Return the end of the name of an intrinsic of `lanes` numbers."""
+    return name if lanes == 1 else f"v{lanes}{name}"
+
+
+def literal(value: float, dtype: str, lanes: int = 1) -> str:
+    """Return a constant, in every lane."""
+    if dtype == "bool":
+        text = "true" if value else "false"
+    elif dtype == "int32":
+        text = str(int(value))
+    else:
+        value = float(value)
+        if dtype == "float32" and math.isfinite(value):
+            value = struct.unpack("f", struct.pack("f", value))[0]
+        text = f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
+    return text if lanes == 1 else f"splat ({TYPES[dtype]} {text})"
 
 
 class Loop:
@@ -36,10 +65,15 @@ class Function:
     def __init__(self, header: str, dtype: str, widest: int = 1):
         self.header, self.dtype, self.widest = header, dtype, widest
         self.declared: set[str] = set()
-        self.real, self.bytes = REAL[dtype], BYTES[dtype]
+        self.bytes = BYTES[dtype]
         self._lines: list[str] = ["entry:"]
         self._count = 0
         self._block = "entry"
+
+    @classmethod
+    def of_pass(cls, name: str, dtype: str, widest: int = 1) -> "Function":
+        """Return a function that computes units `%begin` to `%end` of a pass."""
+        return cls(f"define internal void @{name}{SIGNATURE}", dtype, widest)
 
     def text(self) -> str:
         statements = "\n  ".join(self._lines)
@@ -96,17 +130,11 @@ class Function:
 
     def vector(self, lanes: int, wide: bool = False) -> str:
         """Return the type of `lanes` real numbers, of float64 where it is `wide`."""
-        real = "double" if wide else self.real
-        return real if lanes == 1 else f"<{lanes} x {real}>"
+        return kind("float64" if wide else self.dtype, lanes)
 
     def constant(self, number: float, lanes: int = 1) -> str:
         """Return a literal, repeated in every lane."""
-        if self.dtype == "float32":
-            number = struct.unpack("f", struct.pack("f", number))[0]
-        text = f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
-        if lanes == 1:
-            return text
-        return f"splat ({self.real} {text})"
+        return literal(number, self.dtype, lanes)
 
     def at(self, pointer: str, offset="0", unit: int = 1) -> str:
         """Return `pointer + offset * unit` in bytes; `offset` is a number or an i64."""
@@ -125,9 +153,18 @@ class Function:
     def plus(self, a: str, b) -> str:
         return self.value(f"add nsw i64 {a}, {b}")
 
+    def whole(self, start: str, stop: str, step: int) -> str:
+        """Return where whole steps from `start` end that do not go beyond `stop`."""
+        rest = self.value(f"srem i64 {self.value(f'sub nsw i64 {stop}, {start}')}, {step}")
+        return self.value(f"sub nsw i64 {stop}, {rest}")
+
     def minimum(self, a: str, b) -> str:
         less = self.value(f"icmp slt i64 {a}, {b}")
         return self.value(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    def maximum(self, a: str, b) -> str:
+        more = self.value(f"icmp sgt i64 {a}, {b}")
+        return self.value(f"select i1 {more}, i64 {a}, i64 {b}")
 
     def load(self, pointer: str, lanes: int = 1, wide: bool = False) -> str:
         return self.value(f"load {self.vector(lanes, wide)}, ptr {pointer}, align {self.bytes}")
@@ -143,14 +180,6 @@ class Function:
         """Store past the caches, to where whole vectors lie; needs `STREAMED` in the module."""
         kind, align = self.vector(lanes), lanes * self.bytes
         self.do(f"store {kind} {value}, ptr {pointer}, align {align}, !nontemporal !0")
-
-    def store_or_stream(self, value: str, pointer: str, lanes: int, streams: str):
-        """Do as `stream` where `streams` (i1) holds, otherwise as `store`."""
-        self.either(
-            streams,
-            lambda: self.stream(value, pointer, lanes),
-            lambda: self.store(value, pointer, lanes),
-        )
 
     def either(self, condition: str, then: Callable, otherwise: Callable):
         """Write both alternatives, of which an i1 chooses one."""
@@ -171,13 +200,15 @@ class Function:
         value = self.value(f"load i32, ptr {self.at(array, index, 4)}, align 4")
         return self.value(f"sext i32 {value} to i64")
 
-    def splat(self, scalar: str, lanes: int) -> str:
+    def splat(self, scalar: str, lanes: int, dtype: str = "") -> str:
+        """Return a number, of the function's dtype if none is given, in every lane."""
         if lanes == 1:
             return scalar
-        kind = self.vector(lanes)
-        first = self.value(f"insertelement {kind} poison, {self.real} {scalar}, i64 0")
+        dtype = dtype or self.dtype
+        vector, one = kind(dtype, lanes), TYPES[dtype]
+        first = self.value(f"insertelement {vector} poison, {one} {scalar}, i64 0")
         mask = f"<{lanes} x i32> zeroinitializer"
-        return self.value(f"shufflevector {kind} {first}, {kind} poison, {mask}")
+        return self.value(f"shufflevector {vector} {first}, {vector} poison, {mask}")
 
     def mul(self, a: str, b: str, lanes: int) -> str:
         return self.value(f"fmul contract {self.vector(lanes)} {a}, {b}")
@@ -187,9 +218,8 @@ class Function:
 
     def fma(self, a: str, b: str, c: str, lanes: int) -> str:
         """Return a * b + c, in one instruction where the machine has it."""
-        kind = self.vector(lanes)
-        name = f"@llvm.fmuladd.{self._suffix(lanes)}"
-        return self.value(f"call {kind} {name}({kind} {a}, {kind} {b}, {kind} {c})")
+        v, name = self.vector(lanes), f"@llvm.fmuladd.{suffix(SUFFIX[self.dtype], lanes)}"
+        return self.value(f"call {v} {name}({v} {a}, {v} {b}, {v} {c})")
 
     def add_wide(self, total: str, value: str, lanes: int) -> str:
         """Return total + value, with the total in float64."""
@@ -208,38 +238,29 @@ class Function:
             value = self.value(f"fptrunc double {value} to float")
         return value
 
-    def maximum(self, a: str, b) -> str:
-        more = self.value(f"icmp sgt i64 {a}, {b}")
-        return self.value(f"select i1 {more}, i64 {a}, i64 {b}")
-
     def zero(self, pointer: str, num_bytes: int, times: str = "1"):
         """Clear memory, or leave it as it is where `times` (i64) is 0."""
         if times != "1":
             num_bytes = self.times(times, num_bytes)
         self.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {num_bytes}, i1 false)")
 
-    def _suffix(self, lanes: int) -> str:
-        scalar = "f32" if self.dtype == "float32" else "f64"
-        return scalar if lanes == 1 else f"v{lanes}{scalar}"
 
-
-def declarations(dtype: str) -> str:
+def declarations(dtype: str) -> list[str]:
     """Return the declarations of the intrinsics that a function of this dtype may call."""
-    real, suffix = REAL[dtype], "f32" if dtype == "float32" else "f64"
+    real, end = TYPES[dtype], SUFFIX[dtype]
     lines = ["declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
     lines.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    lines.append(f"declare {real} @llvm.fmuladd.{suffix}({real}, {real}, {real})")
+    lines.append(f"declare {real} @llvm.fmuladd.{end}({real}, {real}, {real})")
     for lanes in (2, 4, 8, 16):
-        v = f"<{lanes} x {real}>"
-        lines.append(f"declare {v} @llvm.fmuladd.v{lanes}{suffix}({v}, {v}, {v})")
-        wide = f"<{lanes} x double>"
+        v, wide = kind(dtype, lanes), kind("float64", lanes)
+        lines.append(f"declare {v} @llvm.fmuladd.v{lanes}{end}({v}, {v}, {v})")
         lines.append(f"declare double @llvm.vector.reduce.fadd.v{lanes}f64(double, {wide})")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 DTYPES = {"bool": 1, "float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
-DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3  # as in runtime.py
-ROWS, NODES, NODES_AND_ONE = 0, 1, 2
+DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3  # what an array holds
+ROWS, NODES, NODES_AND_ONE = 0, 1, 2  # how many rows it has
 INDEX_ROLES = {
     "senders": (ROWS, NODE_INDEX),
     "receivers": (ROWS, NODE_INDEX),
@@ -274,14 +295,10 @@ class Entry:
     name: str
 
     @classmethod
-    def of_index(cls, name: str) -> "Entry":
+    def of_index(cls, name: str, size: int = 0, limit: int = 0) -> "Entry":
+        """Return that of an index array; of one whose size is known, with its `width`."""
         rows, role = INDEX_ROLES[name]
-        return cls(DTYPES["int32"], 1, rows, 0, role, name)
-
-    @classmethod
-    def of_known_index(cls, name: str, size: int, limit: int) -> "Entry":
-        """Return that of an index array whose size and limit are known; see `Entry.width`."""
-        return cls(DTYPES["int32"], 1, -size, limit, INDEX_ROLES[name][1], name)
+        return cls(DTYPES["int32"], 1, -size if size else rows, limit, role, name)
 
 
 class Arguments:
@@ -331,8 +348,6 @@ class Arguments:
 
 VERSION = 3
 """Version of the generated code and its interface to the runtime; part of every kernel's name."""
-
-SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
 
 
 class Axis(enum.Enum):
@@ -411,7 +426,7 @@ class KernelPasses:
       functions: the texts of functions that they call, by name.
       passes: in the order in which they run.
       index_arrays, copies: see `Module`.
-      declared: the declarations of the functions that they call, besides `ir.declarations`.
+      declared: the declarations of the functions that they call.
     """
 
     arguments: Arguments
@@ -419,57 +434,47 @@ class KernelPasses:
     passes: list[Pass]
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]
-    declared: frozenset[str] = frozenset()
+    declared: Collection[str] = ()
 
     def module(self, dtype: str) -> Module:
-        """Return the kernel."""
-        texts = [declarations(dtype), *self.functions.values(), *(p.text for p in self.passes)]
-        text, name = assemble(texts, self.arguments, self.passes)
+        """Return the kernel: its functions, what the runtime checks and runs, and the handler."""
+        own, entries = declarations(dtype), self.arguments.entries
+        declared = [d for d in self.declared if d not in own]
+        texts = ["\n".join(own) + "\n", *declared, *self.functions.values()]
+        texts += [p.text for p in self.passes]
+        for n, entry in enumerate(entries):
+            size = len(entry.name.encode()) + 1
+            texts.append(f'@name{n} = internal constant [{size} x i8] c"{entry.name}\\00"')
+        checks = [
+            (e.dtype, e.rank, e.rows, e.width, e.role, f"@name{n}") for n, e in enumerate(entries)
+        ]
+        runs = []
+        for p in self.passes:
+            size, count = p.units.words
+            runs.append((f"@{p.name}", size, p.row_cost, p.node_cost, p.scratch, count))
+        inputs = self.arguments.num_arguments
+        counts = inputs, len(entries) - inputs, len(self.passes)
+        texts += [_table("buffers", checks), _table("passes", runs)]
+        texts.append(f"@spec = internal constant {_words((*counts, '@buffers', '@passes'))}\n")
+        text = "\n".join(texts)
+        name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+        text += (
+            "declare ptr @eqfuse_call(ptr, ptr)\n"
+            f"define ptr @{name}(ptr %frame) {{\n"
+            "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
+        )
         return Module(name, text, self.index_arrays, self.copies)
 
 
-def assemble(texts, arguments: Arguments, passes) -> tuple[str, str]:
-    """Return a module's text and its name.
+def _words(words) -> str:
+    """Return a constant of words: numbers, and names of what they point to."""
+    kinds = ["ptr" if isinstance(word, str) else "i64" for word in words]
+    pairs = ", ".join(f"{kind} {word}" for kind, word in zip(kinds, words, strict=True))
+    return f"{{{', '.join(kinds)}}} {{{pairs}}}"
 
-    The text has the functions, what the runtime checks and runs, and the handler.
 
-    Args:
-      texts: of the functions.
-      arguments: the arrays.
-      passes: in the order in which they run.
-    """
-    names, checks = [], []
-    for n, entry in enumerate(arguments.entries):
-        text = entry.name.encode() + b"\\00"
-        names.append(f'@name{n} = internal constant [{len(text) - 2} x i8] c"{text.decode()}"')
-        words = (entry.dtype, entry.rank, entry.rows, entry.width, entry.role)
-        numbers = ", ".join(f"i64 {w}" for w in words)
-        checks.append(f"{{i64, i64, i64, i64, i64, ptr}} {{{numbers}, ptr @name{n}}}")
-    runs = [
-        "{ptr, i64, i64, i64, i64, i64} {"
-        f"ptr @{p.name}, i64 {size}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}, "
-        f"i64 {count}}}"
-        for p in passes
-        for size, count in [p.units.words]
-    ]
-    num_arguments = arguments.num_arguments
-    counts = f"i64 {num_arguments}, i64 {len(checks) - num_arguments}, i64 {len(passes)}"
-    text = "\n".join(
-        [
-            *texts,
-            *names,
-            f"@buffers = internal constant [{len(checks)} x {{i64, i64, i64, i64, i64, ptr}}] "
-            f"[{', '.join(checks)}]",
-            f"@passes = internal constant [{len(runs)} x {{ptr, i64, i64, i64, i64, i64}}] "
-            f"[{', '.join(runs)}]",
-            "@spec = internal constant {i64, i64, i64, ptr, ptr} "
-            f"{{{counts}, ptr @buffers, ptr @passes}}\n",
-        ]
-    )
-    name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-    text += (
-        "declare ptr @eqfuse_call(ptr, ptr)\n"
-        f"define ptr @{name}(ptr %frame) {{\n"
-        "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
-    )
-    return text, name
+def _table(name: str, rows) -> str:
+    """Return a constant array of rows of words, at least one."""
+    texts = [_words(row) for row in rows]
+    kind = texts[0].partition("}")[0] + "}"
+    return f"@{name} = internal constant [{len(texts)} x {kind}] [{', '.join(texts)}]"

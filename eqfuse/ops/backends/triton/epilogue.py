@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from eqfuse.ops.backends.triton.program import activated
+from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter
 from eqfuse.ops.ir.fused import Fused

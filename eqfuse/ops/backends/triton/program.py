@@ -2,17 +2,24 @@
 
 Arrays between the steps lie in scratch memory, which an array leaves to others after its last use.
 Before a step that reads what another has written, or writes where another has read or written,
-stands a barrier: `barriers` decides where, `unguarded` checks it. Steps of equal text are one
-function.
+stands a barrier: `barriers` decides where. Steps of equal text are one function.
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 
 from eqfuse.ops.backends.triton import linear
+from eqfuse.ops.backends.triton.functions import (
+    OPERATORS,
+    FunctionEmitter,
+    constant,
+    larger,
+    literal,
+)
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 from eqfuse.ops.backends.triton.text import (
     ArithmeticEmitter,
@@ -21,315 +28,72 @@ from eqfuse.ops.backends.triton.text import (
     component_name,
     power_of_two,
 )
-from eqfuse.ops.ir import functions
 from eqfuse.ops.ir.form import Form, Index, Operand, ordered_groups
-from eqfuse.ops.ir.functions import Expression, variable
-from eqfuse.ops.ir.gate import Activation
 from eqfuse.ops.ir.linear import LinearForm, Weights
 from eqfuse.ops.ir.program import (
     Copy,
-    Elementwise,
     ElementwiseLoop,
+    FormStep,
     Gather,
-    Multilinear,
     Number,
     Program,
     Reduce,
     ScatterAdd,
     Step,
-    merged_axes,
 )
-
-COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
-LOGICAL = {"and": "&", "or": "|"}
-
-BETWEEN = frozenset(("add", "sub", "mul", "max", "min", *COMPARED, *LOGICAL))
-"""Functions of two operands, one of which may be a number that is written out."""
-
-
-def literal(value: float, dtype: str) -> str:
-    """Return a number as text."""
-    if dtype == "bool":
-        return "True" if value else "False"
-    if dtype == "int32":
-        return repr(int(value))
-    value = float(value)
-    return repr(value) if math.isfinite(value) else f'float("{value}")'
-
-
-def constant(value: float, dtype: str, shape: str = "[1]") -> str:
-    """Return a number as text where Triton would take it for one of float32."""
-    if dtype == "bool":
-        return literal(value, dtype)
-    return f"tl.full({shape}, {literal(value, dtype)}, tl.{dtype})"
-
-
-def larger(a: str, b: str, dtype: str, function: str = "max") -> str:
-    """Return the larger (or smaller) of two numbers, NaN where one is."""
-    name = {"max": "tl.maximum", "min": "tl.minimum"}[function]
-    nan = "" if dtype == "int32" else ", propagate_nan=tl.PropagateNan.ALL"
-    return f"{name}({a}, {b}{nan})"
-
-
-OPERATORS = ARITHMETIC | COMPARED | {"div": "/"}
-CALLED = {"abs": "tl.abs", "exp": "tl.exp"}
-
-
-def text(expression: Expression | float) -> str:
-    """Return an expression as text, with no more parentheses than it needs."""
-    return _text(expression)[0]
-
-
-def _text(expression: Expression | float) -> tuple[str, int]:
-    """Return the text of an expression, and how strongly its outermost operator binds."""
-    if not isinstance(expression, Expression):
-        return repr(expression), 4
-    function, operands = expression.function, expression.operands
-    if function == "variable":
-        return operands[0], 4
-    parts = [_text(o) for o in operands]
-    if function == "neg":
-        return f"-{_within(parts[0], 3)}", 3
-    if function in OPERATORS:
-        binds = 0 if function in COMPARED else 1 if function in ("add", "sub") else 2
-        left, right = _within(parts[0], binds), _within(parts[1], binds + 1)
-        return f"{left} {OPERATORS[function]} {right}", binds
-    if function == "select":
-        condition, no, yes = (part for part, _ in parts)
-        return f"tl.where({condition}, {yes}, {no})", 4
-    return f"{CALLED[function]}({parts[0][0]})", 4
-
-
-def _within(part: tuple[str, int], least: int) -> str:
-    return part[0] if part[1] >= least else f"({part[0]})"
-
-
-def activated(t: DenseEmitter, act: Activation, x: str, derivative: bool = False) -> str:
-    """Return an activation of variable x, or its derivative."""
-
-    def let(name: str, expression: Expression) -> Expression:
-        t.emit(f"act_{name} = {text(expression)}")
-        return variable(f"act_{name}")
-
-    value = text(functions.ACTIVATIONS[act.name](variable(x), let)[derivative])
-    return t.name(value if act.scale == 1.0 else f"{act.scale!r} * ({value})")
-
-
-class FunctionEmitter:
-    """Writes functions of values that are named.
-
-    Args:
-      emitter: where their statements go.
-    """
-
-    def __init__(self, emitter: Emitter):
-        self.emitter, self._names = emitter, 0
-
-    def name(self, text: str) -> str:
-        """Return a variable that holds the value of `text`."""
-        self._names += 1
-        name = f"f{self._names}"
-        self.emitter.emit(f"{name} = {text}")
-        return name
-
-    def apply(self, function: str, values: list[str], dtype: str, out: str, power: int) -> str:
-        """Return a variable with a function of values of `dtype`; its result is of dtype `out`."""
-        a = values[0]
-        b = values[1] if len(values) > 1 else ""
-        if function in ARITHMETIC:
-            text = f"{a} {ARITHMETIC[function]} {b}"
-        elif function in COMPARED:
-            text = f"{a} {COMPARED[function]} {b}"
-        elif function in LOGICAL:
-            text = f"{a} {LOGICAL[function]} {b}"
-        elif function in ("max", "min"):
-            text = larger(a, b, dtype, function)
-        elif function == "select":
-            text = f"tl.where({a}, {values[2]}, {b})"
-        elif function == "convert":
-            text = self._converted(a, dtype, out)
-        elif function == "integer_pow":
-            return self._power(a, power, dtype)
-        elif function == "div":
-            text = self._quotient(a, b, dtype)
-        elif function == "not":
-            text = f"{a} == 0" if dtype == "bool" else f"~{a}"
-        elif function == "neg":
-            text = f"-{a}"
-        elif function == "sign":
-            text = f"tl.where({a} > 0, 1, tl.where({a} < 0, -1, {a})).to(tl.{dtype})"
-        elif function == "is_finite":
-            text = f'tl.abs({a}) < float("inf")'
-        elif function == "identity":
-            text = a
-        else:
-            return getattr(self, f"_{function}")(*values, dtype)
-        return self.name(text)
-
-    def _converted(self, a: str, dtype: str, out: str) -> str:
-        if out == "bool":
-            return f"{a} != 0"
-        if out != "int32" or dtype not in ("float32", "float64"):
-            return f"{a}.to(tl.{out})"
-        # beyond the largest integers the largest ones, zero for NaN
-        inside = f"tl.where({a} == {a}, tl.maximum({a}, -2147483648.0), 0.0)"
-        inside = f"tl.where({a} < 2147483648.0, {inside}, 0.0).to(tl.int32)"
-        return f"tl.where({a} >= 2147483648.0, 2147483647, {inside})"
-
-    def _quotient(self, a: str, b: str, dtype: str) -> str:
-        # of two numbers in float32, "/" may be wrong by two units in the last place
-        return f"tl.div_rn({a}, {b})" if dtype == "float32" else f"{a} / {b}"
-
-    def _power(self, a: str, power: int, dtype: str) -> str:
-        result = functions.power(variable(a), abs(power), self._let)
-        result = text(result) if result else self.name(self._one(a, dtype))
-        if power >= 0:
-            return result
-        return self.name(self._quotient(self._one(a, dtype), result, dtype))
-
-    def _let(self, name: str, expression: Expression) -> Expression:
-        return variable(self.name(text(expression)))
-
-    @staticmethod
-    def _one(a: str, dtype: str) -> str:
-        """Return ones, as many as there are numbers in a."""
-        return f"tl.where({a} == {a}, 1, 1).to(tl.{dtype})"
-
-    def _abs(self, a: str, dtype: str) -> str:
-        return self.name(f"tl.abs({a})")
-
-    def _square(self, a: str, dtype: str) -> str:
-        return self.name(f"{a} * {a}")
-
-    def _sqrt(self, a: str, dtype: str) -> str:
-        return self.name(f"tl.sqrt_rn({a})" if dtype == "float32" else f"tl.sqrt({a})")
-
-    def _rsqrt(self, a: str, dtype: str) -> str:
-        root = self._sqrt(a, dtype)
-        return self.name(self._quotient(self._one(root, dtype), root, dtype))
-
-    def _exp(self, a: str, dtype: str) -> str:
-        return self.name(f"tl.exp({a})")
-
-    def _log(self, a: str, dtype: str) -> str:
-        return self.name(f"tl.log({a})")
-
-    def _sin(self, a: str, dtype: str) -> str:
-        return self.name(f"tl.sin({a})")
-
-    def _cos(self, a: str, dtype: str) -> str:
-        return self.name(f"tl.cos({a})")
-
-    def _logistic(self, a: str, dtype: str) -> str:
-        return self.name(text(functions.logistic(variable(a))))
-
-    def _pow(self, a: str, b: str, dtype: str) -> str:
-        """Return exp(b log |a|) in float64, with the sign and the exceptions of C's pow."""
-        wide = [self.name(f"{n}.to(tl.float64)") for n in (a, b)]
-        a, b = wide
-        size = f"tl.exp({b} * tl.log(tl.abs({a})))"
-        value = self.name(f"tl.where({b} == 0, 1.0, tl.where({a} == 1, 1.0, {size}))")
-        whole = self.name(f"tl.floor({b}) == {b}")
-        odd = self.name(f"tl.floor({b} * 0.5) * 2.0 != {b}")
-        negative = f'tl.where({whole}, tl.where({odd}, -{value}, {value}), float("nan"))'
-        value = f"tl.where({b} == 0, 1.0, tl.where({a} < 0, {negative}, {value}))"
-        return self.name(f"{value}.to(tl.{dtype})")
-
-    def _expm1(self, a: str, dtype: str) -> str:
-        """Return (e - 1) a / log e with e = exp a rounded, whose error cancels (Kahan)."""
-        e = self.name(f"tl.exp({a})")
-        usual = f"({e} - 1.0) * ({a} / tl.log({e}))"
-        bounded = f'tl.where({e} == float("inf"), {e}, tl.where({e} == 0, -1.0, {usual}))'
-        return self.name(f"tl.where({e} == 1.0, {a}, {bounded})")
-
-    def _log1p(self, a: str, dtype: str) -> str:
-        """Return a log(s) / (s - 1) with s = 1 + a rounded, whose error cancels (Kahan)."""
-        s = self.name(f"1.0 + {a}")
-        usual = f'tl.where({s} == float("inf"), {s}, tl.log({s}) * ({a} / ({s} - 1.0)))'
-        return self.name(f"tl.where({s} == 1.0, {a}, {usual})")
-
-    def _tanh(self, a: str, dtype: str) -> str:
-        return text(functions.tanh(variable(a), self._let))
-
-
-def operands(step: Elementwise, arrays, read) -> tuple[list[str], str]:
-    """Return the values that a function reads, as text, and their dtype.
-
-    Args:
-      arrays: of the program.
-      read: gives the variable of an array.
-    """
-    dtypes, result = step.dtypes(arrays), []
-    for n, dtype in zip(step.reads, dtypes, strict=True):
-        if not isinstance(n, Number):
-            result.append(read(n))
-        else:
-            result.append((literal if step.function in BETWEEN else constant)(n.value, dtype))
-    return result, dtypes[-1]
-
-
-REDUCED = 64
-"""Elements of a sum that are added side by side, at most."""
 
 STORED = {"bool": "int32", "int32": "int32", "float32": "float32", "float64": "float64"}
 """Dtypes in memory."""
 
+REDUCED = 64
+"""Elements of a sum that are added side by side, at most."""
 
-def elements(t: Emitter, size: int, threads: int):
-    """Return a loop over `size` elements, with `i` and the mask `inside`."""
+
+@contextlib.contextmanager
+def elements(t: Emitter, size: int, threads: int, width: int = 0):
+    """Write a loop over `size` elements, with `i` and the mask `inside`; of rows of a `width`."""
     block = min(power_of_two(size), threads)
-    loop = t.block(f"for begin in tl.range(0, {size}, {block}, num_stages=1):")
-    return loop, (f"i = begin + tl.arange(0, {block})", f"inside = i < {size}")
+    with t.block(f"for begin in tl.range(0, {size}, {block}, num_stages=1):"):
+        t.emit(f"i = begin + tl.arange(0, {block})")
+        t.emit(f"inside = i < {size}")
+        if width:
+            t.emit(f"row = i // {width}")
+            t.emit(f"column = i % {width}")
+        yield
 
 
-def place(index: str, axes, number: int, first: int = 0) -> str:
-    """Return the offset of an element.
+def place(index: str, axes) -> str:
+    """Return the offset of the element that is read at `index`, a number in the order of the axes.
 
     Args:
-      index: a variable, its number in the order of the axes.
-      axes: (size, stride of each array) of each axis, neighbours joined.
-      number: which stride.
-      first: the offset of the first element.
+      axes: (size, stride, ...) of each axis, neighbours joined.
     """
-    parts, after = [str(first)] if first else [], math.prod(size for size, *_ in axes)
-    for n, (size, *strides) in enumerate(axes):
+    parts, after = [], math.prod(size for size, *_ in axes)
+    for n, (size, stride, *_) in enumerate(axes):
         after //= size
         along = index if after == 1 else f"({index} // {after})"
         along = f"({along} % {size})" if n else along
-        if strides[number]:
-            parts.append(f"{along} * {strides[number]}" if strides[number] != 1 else along)
-    return " + ".join(parts if any(s[number] for _, *s in axes) else [*parts, f"{index} * 0"])
+        if stride:
+            parts.append(f"{along} * {stride}" if stride != 1 else along)
+    return " + ".join(parts or [f"{index} * 0"])
 
 
 def write_loop(t: Emitter, step: ElementwiseLoop, arrays, names: dict[int, str], threads: int):
     """Write functions of one size; those results are stored that have a name."""
-    loop, head = elements(t, arrays[step.writes[0]].size, threads)
-    values: dict[int, str] = {}
     functions = FunctionEmitter(t)
 
-    def read(n: int) -> str:
-        if n not in values:
-            one = arrays[n].size == 1
-            address = names[n] if one else f"{names[n]} + i, mask=inside, other=0"
-            value = functions.name(f"tl.load({address})")
-            values[n] = functions.name(f"{value} != 0") if arrays[n].dtype == "bool" else value
-        return values[n]
+    def load(n: int) -> str:
+        one = arrays[n].size == 1
+        address = names[n] if one else f"{names[n]} + i, mask=inside, other=0"
+        value = functions.name(f"tl.load({address})")
+        return functions.name(f"{value} != 0") if arrays[n].dtype == "bool" else value
 
-    with loop:
-        for line in head:
-            t.emit(line)
-        for m in step.functions:
-            result, dtype = operands(m, arrays, read)
-            out = arrays[m.write].dtype
-            values[m.write] = functions.apply(m.function, result, dtype, out, m.power)
-            if m.write in names:
-                _store(t, names[m.write], "i", values[m.write], out)
+    def store(n: int, value: str):
+        value = f"{value}.to(tl.int32)" if arrays[n].dtype == "bool" else value
+        t.emit(f"tl.store({names[n]} + i, {value}, mask=inside)")
 
-
-def _store(t: Emitter, pointer: str, at: str, value: str, dtype: str):
-    value = f"{value}.to(tl.int32)" if dtype == "bool" else value
-    t.emit(f"tl.store({pointer} + {at}, {value}, mask=inside)")
+    with elements(t, arrays[step.writes[0]].size, threads):
+        step.emit(arrays, names, load, functions.number, functions.apply, store)
 
 
 def _constant(number: Number, dtype: str, shape: str) -> str:
@@ -351,94 +115,77 @@ def write_copy(t: Emitter, step: Copy, arrays, names: dict[int, str], threads: i
       The numbers that it is called with behind the pointers: `n0`, `n1`, ...
     """
     dtype = arrays[step.write].dtype
-    axes = merged_axes(step.sizes, step.strides_in, step.strides_out) or [(1, 1, 1)]
     [read] = step.reads
     numbers = [math.prod(step.sizes), step.first_in, step.first_out]
-    t.emit(f"for begin in tl.range(0, n0, {threads}, num_stages=1):")
-    t.indent += 1
-    t.emit(f"i = begin + tl.arange(0, {threads})")
-    t.emit("inside = i < n0")
-    t.emit("rest, source, target = i, n1, n2")
-    for k, (size, stride_in, stride_out) in enumerate(reversed(axes)):
-        index = "rest"
-        if k < len(axes) - 1:
-            t.emit(f"index{k} = rest % n{len(numbers)}")
-            t.emit(f"rest = rest // n{len(numbers)}")
-            numbers.append(size)
-            index = f"index{k}"
-        t.emit(f"source += {index} * n{len(numbers)}")
-        t.emit(f"target += {index} * n{len(numbers) + 1}")
-        numbers += [stride_in, stride_out]
-    if isinstance(read, Number):
-        value = _constant(read, dtype, "[]")
-    else:
-        t.emit(f"value = {_loaded(f'{names[read]} + source', dtype)}")
-        value = "value"
-    t.emit(f"tl.store({names[step.write]} + target, {value}, mask=inside)")
-    t.indent -= 1
+    with t.block(f"for begin in tl.range(0, n0, {threads}, num_stages=1):"):
+        t.emit(f"i = begin + tl.arange(0, {threads})")
+        t.emit("inside = i < n0")
+        t.emit("rest, source, target = i, n1, n2")
+        axes = step.axes or [(1, 1, 1)]
+        for k, (size, stride_in, stride_out) in enumerate(reversed(axes)):
+            index = "rest"
+            if k < len(axes) - 1:
+                t.emit(f"index{k} = rest % n{len(numbers)}")
+                t.emit(f"rest = rest // n{len(numbers)}")
+                numbers.append(size)
+                index = f"index{k}"
+            t.emit(f"source += {index} * n{len(numbers)}")
+            t.emit(f"target += {index} * n{len(numbers) + 1}")
+            numbers += [stride_in, stride_out]
+        if isinstance(read, Number):
+            value = _constant(read, dtype, "[]")
+        else:
+            t.emit(f"value = {_loaded(f'{names[read]} + source', dtype)}")
+            value = "value"
+        t.emit(f"tl.store({names[step.write]} + target, {value}, mask=inside)")
     return numbers
 
 
 def write_reduce(t: Emitter, step: Reduce, arrays, names: dict[int, str], threads: int):
     """Write a sum or the like: `k` of what stays by `r` of what it runs over."""
     [read], dtype = step.reads, arrays[step.write].dtype
-    kept = merged_axes(step.sizes, step.strides)
-    over = merged_axes(step.sizes_over, step.strides_over)
     count, length = math.prod(step.sizes), math.prod(step.sizes_over)
     across = min(power_of_two(length), REDUCED)
     down = min(power_of_two(count), max(1, threads // across))
     stored = STORED[dtype]
     first = literal(step.initial(dtype), stored)
+    if step.function in ("max", "min"):
+        added = larger("total", "value", dtype, step.function)
+    else:
+        added = f"total {OPERATORS[step.function]} value"
     with t.block(f"for begin in tl.range(0, {count}, {down}, num_stages=1):"):
         t.emit(f"k = begin + tl.arange(0, {down})[:, None]")
         t.emit(f"total = tl.full([{down}, {across}], {first}, tl.{stored})")
         with t.block(f"for over in tl.range(0, {length}, {across}, num_stages=1):"):
             t.emit(f"r = over + tl.arange(0, {across})[None, :]")
             t.emit(f"inside = (k < {count}) & (r < {length})")
-            at = f"{place('k', kept, 0)} + {place('r', over, 0)}"
+            at = f"{place('k', step.kept)} + {place('r', step.over)}"
             t.emit(f"value = {_loaded(f'{names[read]} + {at}', dtype, first)}")
-            t.emit(f"total = {_combined(step.function, 'total', 'value', dtype)}")
+            t.emit(f"total = {added}")
         t.emit(f"whole = {_over_axis(step.function, dtype)}")
         t.emit(f"tl.store({names[step.write]} + k, whole, mask=k < {count})")
 
 
-def _combined(function: str, a: str, b: str, dtype: str) -> str:
-    if function in ("max", "min"):
-        return larger(a, b, dtype, function)
-    return f"{a} {dict(add='+', **{'or': '|', 'and': '&'})[function]} {b}"
-
-
 def _over_axis(function: str, dtype: str) -> str:
-    if function == "add":
-        return "tl.sum(total, axis=1, keep_dims=True)"
-    largest = function in ("max", "or")
-    text = f"tl.{'max' if largest else 'min'}(total, axis=1, keep_dims=True)"
-    if dtype in ("bool", "int32"):
+    name = {"add": "sum", "max": "max", "or": "max", "min": "min", "and": "min"}[function]
+    text = f"tl.{name}(total, axis=1, keep_dims=True)"
+    if function == "add" or dtype in ("bool", "int32"):
         return text
     nan = "tl.sum((total != total).to(tl.int32), axis=1, keep_dims=True) > 0"
     return f'tl.where({nan}, float("nan"), {text})'
 
 
-def _rows(t: Emitter, size: int, width: int):
-    t.emit(f"row = i // {width}")
-    t.emit(f"column = i % {width}")
-
-
 def write_gather(t: Emitter, step: Gather, arrays, names: dict[int, str], threads: int):
     """Write rows chosen by an index."""
     source, index = step.reads
-    rows, size = arrays[source].size // step.width, arrays[step.write].size
-    loop, head = elements(t, size, threads)
-    with loop:
-        for line in head:
-            t.emit(line)
-        _rows(t, size, step.width)
+    rows, dtype = arrays[source].size // step.width, arrays[source].dtype
+    with elements(t, arrays[step.write].size, threads, step.width):
         t.emit(f"chosen = tl.load({names[index]} + row, mask=inside, other=0)")
         t.emit(f"nearest = tl.minimum(tl.maximum(chosen, 0), {rows - 1})")
         address = f"{names[source]} + nearest * {step.width} + column"
-        t.emit(f"value = {_loaded(address, arrays[source].dtype)}")
+        t.emit(f"value = {_loaded(address, dtype)}")
         if step.fill is not None:
-            fill = _constant(step.fill, arrays[source].dtype, "[1]")
+            fill = _constant(step.fill, dtype, "[1]")
             t.emit(f"value = tl.where(chosen == nearest, value, {fill})")
         t.emit(f"tl.store({names[step.write]} + i, value, mask=inside)")
 
@@ -447,11 +194,7 @@ def write_scatter_add(t: Emitter, step: ScatterAdd, arrays, names: dict[int, str
     """Write rows added to others: each element looks through all indices, in order."""
     start, index, updates = step.reads
     size, count = arrays[start].size, arrays[index].size
-    loop, head = elements(t, size, threads)
-    with loop:
-        for line in head:
-            t.emit(line)
-        _rows(t, size, step.width)
+    with elements(t, size, threads, step.width):
         t.emit(f"total = tl.load({names[start]} + i, mask=inside, other=0)")
         with t.block(f"for update in tl.range(0, {count}, num_stages=1):"):
             t.emit(f"chosen = tl.load({names[index]} + update)")
@@ -471,15 +214,10 @@ WRITERS = {
     Gather: write_gather,
     ScatterAdd: write_scatter_add,
 }
+"""By the kind of step that is no form, with the names of the pointers to arrays in memory.
 
-
-def emit(t: Emitter, step: Step, arrays, names: dict[int, str], threads: int) -> list[int]:
-    """Write a step that is no form; return the numbers that it is called with behind the pointers.
-
-    Args:
-      names: of the pointers to those of its arrays that are in memory.
-    """
-    return WRITERS[type(step)](t, step, arrays, names, threads) or []
+They return the numbers that the step's function is called with behind the pointers.
+"""
 
 
 MOST_CHANNELS = 128
@@ -514,10 +252,10 @@ class FormEmitter(DenseEmitter):
                 self.emit(f"owned = own < {count}")
                 self.emit(f"lane = tl.arange(0, {self.channels})[None, :]")
                 for o in written:
-                    for name in self._components(o):
+                    for name, _, _ in self._components(o):
                         zeros = f"tl.zeros([{self.rows}, {self.channels}], {self.real})"
                         self.emit(f"{name} = {zeros}")
-                self._walk(part, index) if index.is_node else self._row(part)
+                self._walk(part, index) if index.is_node else self._add(part, "own", "owned")
                 for o in written:
                     self._store(o)
 
@@ -525,11 +263,7 @@ class FormEmitter(DenseEmitter):
         operand = self.form.outputs[o]
         for number, segment in enumerate(operand.segments):
             for component in range(segment.dim):
-                yield component_name(operand, number, component)
-
-    def _row(self, part: Form):
-        self._ends(part, "own", "owned", None)
-        self._sums(part, {Index.ROW: "own"}, "owned")
+                yield component_name(operand, number, component), segment, component
 
     def _walk(self, part: Form, index: Index):
         order, offsets = index.edge_arrays
@@ -540,30 +274,20 @@ class FormEmitter(DenseEmitter):
         with self.block("while walked < longest:"):
             self.emit("present = owned & (start + walked < stop)")
             self.emit(f"edge = tl.load({order}_ptr + start + walked, mask=present, other=0)")
-            self._ends(part, "edge", "present", index)
-            self._sums(part, {Index.ROW: "edge", index: "own"}, "present")
+            self._add(part, "edge", "present", index)
             self.emit("walked += 1")
 
-    def _ends(self, part: Form, edge: str, present: str, own: Index | None):
-        """Load the nodes that edges point at."""
-        used = {o.index for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep}
-        for index in (Index.SENDER, Index.RECEIVER):
-            if index in used and index is not own:
-                self.emit(
-                    f"{index.value} = tl.load({index.value}s_ptr + {edge}, mask={present}, other=0)"
-                )
-
-    def _sums(self, part: Form, rows: dict[Index, str], present: str):
-        """Add the products of one row to the components of the outputs."""
+    def _add(self, part: Form, edge: str, present: str, own: Index | None = None):
         used = [o for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep]
-        nodes = {
-            Index.SENDER: "sender",
-            Index.RECEIVER: "receiver",
-            Index.SHARED: "(own * 0)",
-        }
+        rows = {Index.ROW: edge, Index.SHARED: "(own * 0)"} | ({own: "own"} if own else {})
+        for index in (Index.SENDER, Index.RECEIVER):
+            if index not in rows and any(o.index is index for o in used):
+                at = f"{index.value}s_ptr + {edge}"
+                self.emit(f"{index.value} = tl.load({at}, mask={present}, other=0)")
+                rows[index] = index.value
         for operand in used:
-            row = (nodes | rows)[operand.index]
-            self.emit(f"{operand.name}_row = {operand.name}_ptr + {row} * {operand.size}")
+            row = f"{rows[operand.index]} * {operand.size}"
+            self.emit(f"{operand.name}_row = {operand.name}_ptr + {row}")
         for mul in sorted({s.mul for o in used if o.channels for s in o.segments}):
             self.emit(f"in_{mul} = {present} & (lane < {mul})")
 
@@ -589,15 +313,13 @@ class FormEmitter(DenseEmitter):
     def _store(self, o: int):
         operand = self.form.outputs[o]
         row = f"{operand.name}_ptr + own * {operand.size}"
-        for number, segment in enumerate(operand.segments):
-            for component in range(segment.dim):
-                name = component_name(operand, number, component)
-                place, mask = self._place(operand, segment, component, "owned")
-                if operand.channels:
-                    mask = f"owned & (lane < {segment.mul})"
-                else:
-                    name = f"tl.sum({name}, axis=1, keep_dims=True)"
-                self.emit(f"tl.store({row} + {place}, {name}, mask={mask})")
+        for name, segment, component in self._components(o):
+            place, mask = self._place(operand, segment, component, "owned")
+            if operand.channels:
+                mask = f"owned & (lane < {segment.mul})"
+            else:
+                name = f"tl.sum({name}, axis=1, keep_dims=True)"
+            self.emit(f"tl.store({row} + {place}, {name}, mask={mask})")
 
 
 class _Job(linear.JobEmitter):
@@ -647,7 +369,7 @@ class ProgramKernel:
 def cost(program: Program) -> int:
     """Return about how many operations one block has: of elements, products and matmuls."""
     total = program.elements
-    for step in program.multilinear:
+    for step in program.form_steps:
         if isinstance(step.form, Form):
             total += step.num_rows * 2 * step.form.num_terms * step.form.max_mul
         else:
@@ -655,9 +377,9 @@ def cost(program: Program) -> int:
     return total
 
 
-def left_out(step: Step) -> str:
+def unsupported_reason(step: Step) -> str:
     """Return why a step is none of a Triton kernel, or ""."""
-    is_form = isinstance(step, Multilinear) and isinstance(step.form, Form)
+    is_form = isinstance(step, FormStep) and isinstance(step.form, Form)
     if is_form and step.form.max_mul > MOST_CHANNELS:
         return f"more than {MOST_CHANNELS} channels"
     return ""
@@ -669,58 +391,37 @@ def prepared(program: Program) -> Program:
     return dataclasses.replace(program.in_loops, arrays=arrays)
 
 
-# barriers
-
-
 def touched(program: Program) -> list[tuple[list, list]]:
     """Return what each step reads and writes in memory, as (memory, begin, end) in bytes."""
     places, _ = program.places()
-    outside = {n: ("array", n) for n in (*program.inputs, *program.outputs)}
+    memory = {n: (("array", n), 0) for n in (*program.inputs, *program.outputs)}
+    memory |= {n: ("scratch", begin) for n, begin in places.items()}
 
     def parts(numbers):
-        result = []
-        for n in dict.fromkeys(n for n in numbers if not isinstance(n, Number)):
-            if n in places:
-                result.append(("scratch", places[n], places[n] + program.arrays[n].bytes))
-            elif n in outside:
-                result.append((outside[n], 0, program.arrays[n].bytes))
-        return result
+        used = (n for n in dict.fromkeys(numbers) if n in memory)
+        return [(*memory[n], memory[n][1] + program.arrays[n].bytes) for n in used]
 
     return [(parts(step.reads), parts(step.writes)) for step in program.steps]
 
 
-def _meet(some, others) -> bool:
-    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others)
-
-
-def _in_conflict(before, after) -> bool:
-    (_, written), (reads, writes) = before, after
-    return _meet(written, reads) or _meet(written, writes) or _meet(before[0], writes)
+def in_conflict(before, after) -> bool:
+    """Return whether two steps touch the same memory, and one of them writes it."""
+    (read, written), (reads, writes) = before, after
+    pairs = itertools.chain(
+        itertools.product(written, (*reads, *writes)), itertools.product(read, writes)
+    )
+    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a, b in pairs)
 
 
 def barriers(program: Program) -> frozenset[int]:
     """Return the numbers of the steps that a barrier has to stand before: as late as can be."""
     result, since = set(), []
     for k, step in enumerate(touched(program)):
-        if any(_in_conflict(before, step) for before in since):
+        if any(in_conflict(before, step) for before in since):
             result.add(k)
             since = []
         since.append(step)
     return frozenset(result)
-
-
-def unguarded(program: Program, guarded) -> list[tuple[int, int]]:
-    """Return pairs of steps that touch the same memory, one writing, with no barrier between."""
-    everything = touched(program)
-    return [
-        (a, b)
-        for b in range(len(everything))
-        for a in range(b)
-        if _in_conflict(everything[a], everything[b]) and not any(a < k <= b for k in guarded)
-    ]
-
-
-# text
 
 
 def generate(program: Program, dtype: str) -> ProgramKernel:
@@ -747,22 +448,17 @@ class _ProgramEmitter:
             self.pointers |= {n: f"{side}{k}_ptr" for k, n in enumerate(numbers)}
 
     def kernel(self) -> ProgramKernel:
-        guarded = barriers(self.program)
+        guarded, names = barriers(self.program), [*self.pointers.values(), "scratch_ptr"]
         self.main.emit("bytes = scratch_ptr.to(tl.pointer_type(tl.int8))")
         for k, step in enumerate(self.logical.steps):
             if k in guarded:
                 self.main.emit("tl.debug_barrier()")
             self._call(*self._statements(step))
-        names = [f"in{k}_ptr" for k in range(len(self.program.inputs))]
-        outputs = [f"out{k}_ptr" for k in range(len(self.program.outputs))]
-        source = [
-            f"# {len(self.logical.steps)} steps",
-            "import triton",
-            "import triton.language as tl",
-        ]
+        source = [f"# {len(self.logical.steps)} steps", "import triton"]
+        source += ["import triton.language as tl"]
         for function in self.functions.values():
             source += ["", "", "@triton.jit(noinline=True)", *function]
-        head = f"def KERNEL({', '.join([*names, *outputs, 'scratch_ptr'])}):"
+        head = f"def KERNEL({', '.join(names)}):"
         source += ["", "", "@triton.jit", head, *self.main.lines, ""]
         types = [
             [pointer_type(self.logical.arrays[n].dtype) for n in side]
@@ -774,7 +470,6 @@ class _ProgramEmitter:
         return ProgramKernel(spec, max(1, self.scratch // element), guarded)
 
     def _pointer(self, n: int) -> str:
-        """Return where an array lies."""
         if n not in self.pointers:
             kind = f"tl.pointer_type(tl.{self.program.arrays[n].dtype})"
             self.main.emit(f"p{n} = (bytes + {self.places[n]}).to({kind})")
@@ -784,8 +479,8 @@ class _ProgramEmitter:
     def _number(self, n: int) -> str:
         """Return a number that is no constant of the function that it is given to."""
         if n not in self.numbers:
-            self.main.emit(f"c{len(self.numbers)} = tl.full([], {n}, tl.int32)")
             self.numbers[n] = f"c{len(self.numbers)}"
+            self.main.emit(f"{self.numbers[n]} = tl.full([], {n}, tl.int32)")
         return self.numbers[n]
 
     def _call(self, names: dict[str, str], statements: list[str]):
@@ -797,16 +492,16 @@ class _ProgramEmitter:
 
     def _statements(self, step: Step) -> tuple[dict[str, str], list[str]]:
         """Return the arguments of a step's function by parameter, and its statements."""
-        if isinstance(step, Multilinear):
-            return self._multilinear(step)
+        if isinstance(step, FormStep):
+            return self._form(step)
         given = {n: f"a{k}_ptr" for k, n in enumerate(self.program.in_memory(step))}
         emitter = Emitter()
-        numbers = emit(emitter, step, self.logical.arrays, given, self.threads)
+        numbers = WRITERS[type(step)](emitter, step, self.logical.arrays, given, self.threads) or []
         names = {name: self._pointer(n) for n, name in given.items()}
         names |= {f"n{k}": self._number(n) for k, n in enumerate(numbers)}
         return names, emitter.lines
 
-    def _multilinear(self, step: Multilinear) -> tuple[dict[str, str], list[str]]:
+    def _form(self, step: FormStep) -> tuple[dict[str, str], list[str]]:
         form, indices = step.form, dict(step.indices)
         if isinstance(form, Form):
             emitter = FormEmitter(form, self.dtype, step.num_rows, step.num_nodes, self.threads)

@@ -12,111 +12,33 @@ from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.ir import program
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
 from eqfuse.ops.ir.linear import Weights
-from eqfuse.ops.ir.program import Array, Copy, Elementwise, Multilinear, Number, Reduce
+from eqfuse.ops.ir.program import Array, Copy, Elementwise, FormStep, Number, Reduce, strides_of
 from eqfuse.ops.transforms.fuse.trace import LARGEST_CONSTANT, Node, Trace
 
 VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
 """What changes no element; on one device a reshard does not."""
+
+FORM, LINEAR_FORM = "eqfuse_form", "eqfuse_linear_form"
+NAMES = {"add_any": "add", "select_n": "select", "convert_element_type": "convert"}
+NAMES |= {"stop_gradient": "identity", "copy": "identity", "copy_p": "identity"}
+REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
+REDUCTIONS |= {"reduce_or": "or", "reduce_and": "and"}
+SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
+
+MOST_PRODUCTS = 1 << 15
+"""Products of one matmul: they fit in the cache of a core. A larger one is faster as XLA's."""
 
 
 class NoStepError(Exception):
     """An equation that is no step, and why."""
 
 
-def strides_of(shape) -> tuple[int, ...]:
-    """Return the elements between neighbours of each axis of an array that lies in order."""
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-
-
-class Values:
-    """The values of a traced function as arrays.
-
-    Attributes:
-      dtype, backend: of the forms.
-      arrays, steps, indices: as in `ir.program.Program`, of what was turned so far.
-      inputs: what is read from outside, by the number of its array: a value of the trace, or
-        ("order" or "offsets", value of an index, sets of weights).
-      numbers: of the values, an array, a `Number`, or None where it has no elements.
-    """
-
-    def __init__(self, trace: Trace, dtype: str, backend: str):
-        self.trace, self.dtype, self.backend = trace, dtype, backend
-        self.arrays: list[Array] = []
-        self.steps: list = []
-        self.indices: list[tuple[int, str, int]] = []
-        self.inputs: dict[int, object] = {}
-        self.numbers: dict[int, int | Number | None] = {}
-        self._of_inputs: dict[object, int] = {}
-
-    # values
-
-    def aval(self, value: int):
-        return self.trace.avals[value]
-
-    def new(self, size: int, dtype: str) -> int:
-        self.arrays.append(Array(size, dtype))
-        return len(self.arrays) - 1
-
-    def result(self, value: int) -> int:
-        """Return a new array for a value."""
-        aval = self.aval(value)
-        self.numbers[value] = self.new(aval.size, dtype_of(aval))
-        return self.numbers[value]
-
-    def _input(self, key, size: int, dtype: str) -> int:
-        if key not in self._of_inputs:
-            self._of_inputs[key] = self.new(size, dtype)
-            self.inputs[self._of_inputs[key]] = key
-        return self._of_inputs[key]
-
-    def read(self, value: int) -> int | Number | None:
-        """Return what a value is: an array, or the number that it is everywhere."""
-        if value not in self.numbers:
-            aval = self.aval(value)
-            dtype = dtype_of(aval)
-            number = _number(self.trace, value) if aval.size else None
-            if not aval.size:
-                self.numbers[value] = None
-            elif number is not None:
-                self.numbers[value] = Number(number)
-            else:
-                self.numbers[value] = self._input(value, aval.size, dtype)
-        return self.numbers[value]
-
-    def array(self, value: int) -> int:
-        """Return the array of a value, filled if it is a number."""
-        result = self.read(value)
-        if isinstance(result, Number):
-            aval = self.aval(value)
-            array = self.new(aval.size, dtype_of(aval))
-            self.steps.append(Copy((result,), array, (aval.size,), (0,), (1,)))
-            return array
-        if result is None:
-            raise NoStepError("an array without elements")
-        return result
-
-    def index_array(self, value: int, name: str, limit: int) -> int:
-        """Return an index array that the runtime looks through before the kernel runs."""
-        key = ("index", value, name, limit)
-        known = key in self._of_inputs
-        array = self._input(key, self.aval(value).size, "int32")
-        if not known:
-            self.indices.append((array, name, limit))
-        return array
-
-    def _sorted_index(self, what: str, value: int, num_sets: int) -> int:
-        """Return the order of rows by their set of weights, or where each set starts in it."""
-        rows = self.aval(value).size
-        size, limit = (rows, rows) if what == "order" else (num_sets + 1, rows)
-        key = (what, value, num_sets)
-        known = key in self._of_inputs
-        array = self._input(key, size, "int32")
-        if not known:
-            self.indices.append((array, what, limit))
-        return array
-
-
-SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
+def dtype_of(aval) -> str:
+    is_key = not isinstance(aval.dtype, np.dtype)
+    name = str(aval.dtype) if is_key else np.dtype(aval.dtype).name
+    if name not in program.BYTES:
+        raise NoStepError(f"arrays of {name}")
+    return name
 
 
 def _number(trace: Trace, value: int):
@@ -140,168 +62,25 @@ def _number(trace: Trace, value: int):
     return np.asarray(number).astype(trace.avals[value].dtype).item()
 
 
-def dtype_of(aval) -> str:
-    name = np.dtype(aval.dtype).name if not _is_key(aval) else str(aval.dtype)
-    if name not in program.BYTES:
-        raise NoStepError(f"arrays of {name}")
-    return name
+class Converter:
+    """Turns nodes of a traced function into steps, one after the other.
 
-
-def _is_key(aval) -> bool:
-    return not isinstance(aval.dtype, np.dtype)
-
-
-MOST_PRODUCTS = 1 << 15
-"""Products of one matmul: they fit in the cache of a core. A larger one is faster as XLA's."""
-
-
-def dot_general(values: Values, node: Node) -> None:
-    """Add the steps of a matmul, of any axes.
-
-    Raises:
-      NoStepError: it is large, or of other dtypes than floats of one kind.
+    Attributes:
+      dtype, backend: of the forms.
+      arrays, steps, indices: as in `ir.program.Program`, of what was turned so far.
+      inputs: the array of what is read from outside: of a value of the trace, or of an index array,
+        (its name, value of the index, size, limit); "order" and "offsets" are those of the sets of
+        weights that an index chooses.
+      numbers: of the values, an array, a `Number`, or None where it has no elements.
     """
-    (contracted, batch) = node.params["dimension_numbers"]
-    [out] = node.outputs
-    dtype = dtype_of(values.aval(out))
-    if any(dtype_of(values.aval(v)) != dtype for v in node.inputs) or "float" not in dtype:
-        raise NoStepError("a matmul of other dtypes than one kind of floats")
-    shapes = [values.aval(v).shape for v in node.inputs]
-    free = [
-        [n for n in range(len(shape)) if n not in (*c, *b)]
-        for shape, c, b in zip(shapes, contracted, batch, strict=True)
-    ]
-    sizes = [shapes[0][n] for n in (*batch[0], *free[0])] + [shapes[1][n] for n in free[1]]
-    over = [shapes[0][n] for n in contracted[0]]
-    count = math.prod(sizes + over)
-    if count > MOST_PRODUCTS:
-        raise NoStepError("matmuls so large that they are XLA's")
-    # zero along the axes that an operand does not have
-    axes = [[*batch[0], *free[0], *[None] * len(free[1]), *contracted[0]]]
-    axes += [[*batch[1], *[None] * len(free[0]), *free[1], *contracted[1]]]
-    operands = []
-    for value, own, shape in zip(node.inputs, axes, shapes, strict=True):
-        strides = tuple(0 if n is None else strides_of(shape)[n] for n in own)
-        operands.append(values.new(count, dtype))
-        copied = tuple(sizes + over), strides, strides_of(sizes + over)
-        values.steps.append(Copy((values.array(value),), operands[-1], *copied))
-    products = values.new(count, dtype)
-    values.steps.append(Elementwise("mul", tuple(operands), products))
-    strides, kept = strides_of(sizes + over), len(sizes)
-    sides = tuple(sizes), strides[:kept], tuple(over), strides[kept:]
-    values.steps.append(Reduce("add", (products,), values.result(out), *sides))
 
-
-class ShapeRules(Values):
-    """Adds the steps of what changes the shape of an array, and no number in it."""
-
-    def _copy_of(self, node: Node, strides_in, first_in: int = 0):
-        """Add a copy in the order of what is written."""
-        [value], [out] = node.inputs[:1], node.outputs
-        read, shape = self.read(value), self.aval(out).shape
-        if isinstance(read, Number):
-            self.numbers[out] = read
-            return
-        strides = tuple(strides_in), strides_of(shape)
-        write = self.result(out)
-        self.steps.append(Copy((read,), write, tuple(shape), *strides, first_in))
-
-    def _broadcast_in_dim(self, node: Node):
-        if len(node.inputs) != 1:
-            raise NoStepError("a shape that is not known")
-        own = self.aval(node.inputs[0]).shape
-        strides = [0] * len(node.params["shape"])
-        for n, s, axis in zip(
-            own, strides_of(own), node.params["broadcast_dimensions"], strict=True
-        ):
-            strides[axis] = 0 if n == 1 else s
-        self._copy_of(node, strides)
-
-    def _transpose(self, node: Node):
-        strides = strides_of(self.aval(node.inputs[0]).shape)
-        self._copy_of(node, [strides[n] for n in node.params["permutation"]])
-
-    def _slice(self, node: Node):
-        own = strides_of(self.aval(node.inputs[0]).shape)
-        steps_of = node.params["strides"] or (1,) * len(own)
-        first = sum(a * s for a, s in zip(node.params["start_indices"], own, strict=True))
-        self._copy_of(node, [a * s for a, s in zip(steps_of, own, strict=True)], first)
-
-    def _rev(self, node: Node):
-        shape = self.aval(node.inputs[0]).shape
-        own, axes = strides_of(shape), node.params["dimensions"]
-        first = sum((shape[n] - 1) * own[n] for n in axes)
-        self._copy_of(node, [-s if n in axes else s for n, s in enumerate(own)], first)
-
-    def _split(self, node: Node):
-        [value], axis = node.inputs, node.params["axis"]
-        read, strides = self.read(value), strides_of(self.aval(value).shape)
-        first = 0
-        for out in node.outputs:
-            shape = self.aval(out).shape
-            if isinstance(read, Number) or not math.prod(shape):
-                self.numbers[out] = read if math.prod(shape) else None
-            else:
-                write = self.result(out)
-                self.steps.append(
-                    Copy((read,), write, tuple(shape), strides, strides_of(shape), first)
-                )
-            first += shape[axis] * strides[axis]
-
-    def _concatenate(self, node: Node):
-        axis = node.params["dimension"]
-        self._parts(node, [(v, self.aval(v).shape, axis) for v in node.inputs])
-
-    def _stack(self, node: Node):
-        axis = node.params["axis"]
-        shapes = [list(self.aval(v).shape) for v in node.inputs]
-        for shape in shapes:
-            shape.insert(axis, 1)
-        self._parts(node, [(v, s, axis) for v, s in zip(node.inputs, shapes, strict=True)])
-
-    def _parts(self, node: Node, parts):
-        [out] = node.outputs
-        write, strides, first = self.result(out), strides_of(self.aval(out).shape), 0
-        for value, shape, axis in parts:
-            read = self.read(value)
-            if read is not None:
-                own = (0,) * len(shape) if isinstance(read, Number) else strides_of(shape)
-                self.steps.append(Copy((read,), write, tuple(shape), own, strides, 0, first))
-            first += shape[axis] * strides[axis]
-
-    def _pad(self, node: Node):
-        value, padding = node.inputs
-        [out], fill, read = node.outputs, self.read(padding), self.read(value)
-        shape, own = self.aval(value).shape, strides_of(self.aval(value).shape)
-        size, strides = self.aval(out).shape, strides_of(self.aval(out).shape)
-        write = self.result(out)
-        self.steps.append(Copy((fill,), write, (math.prod(size),), (0,), (1,)))
-        first_in = first_out = 0
-        sizes, apart = [], []
-        for axis, (low, _, inner) in enumerate(node.params["padding_config"]):
-            step = 1 + inner
-            cut = max(0, -(low // step))  # elements before the first that stays
-            stop = min(shape[axis], -((low - size[axis]) // step))
-            first_in += cut * own[axis]
-            first_out += (low + cut * step) * strides[axis]
-            sizes.append(max(0, stop - cut))
-            apart.append(step * strides[axis])
-        if read is not None and math.prod(sizes):
-            own = (0,) * len(shape) if isinstance(read, Number) else own
-            first_in = 0 if isinstance(read, Number) else first_in
-            copied = tuple(sizes), own, tuple(apart), first_in, first_out
-            self.steps.append(Copy((read,), write, *copied))
-
-
-FORM, LINEAR_FORM = "eqfuse_form", "eqfuse_linear_form"
-NAMES = {"add_any": "add", "select_n": "select", "convert_element_type": "convert"}
-NAMES |= {"stop_gradient": "identity", "copy": "identity", "copy_p": "identity"}
-REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
-REDUCTIONS |= {"reduce_or": "or", "reduce_and": "and"}
-
-
-class Converter(ShapeRules):
-    """Turns nodes of a traced function into steps, one after the other."""
+    def __init__(self, trace: Trace, dtype: str, backend: str):
+        self.trace, self.dtype, self.backend = trace, dtype, backend
+        self.arrays: list[Array] = []
+        self.steps: list = []
+        self.indices: list[tuple[int, str, int]] = []
+        self.inputs: dict[object, int] = {}
+        self.numbers: dict[int, int | Number | None] = {}
 
     def convert(self, node: Node):
         """Add the steps of a node.
@@ -313,7 +92,7 @@ class Converter(ShapeRules):
         if all(self.aval(v).size == 0 for v in node.outputs):
             self.numbers |= dict.fromkeys(node.outputs)
         elif node.name in (FORM, LINEAR_FORM):
-            self._form(node) if node.name == FORM else self._linear_form(node)
+            self._form_step(node)
         elif name in program.FUNCTIONS:
             self._elementwise(node, name)
         elif name in VIEWS:
@@ -323,17 +102,165 @@ class Converter(ShapeRules):
                 self.numbers[out] = self.read(value)
         elif node.name in REDUCTIONS:
             self._reduce(node)
-        elif name in RULES:
-            RULES[name](self, node)
+        elif rule := getattr(self, f"rule_{name.replace('-', '_')}", None):
+            rule(node)
         else:
             raise NoStepError(f"{node.name} has no step")
+
+    # values
+
+    def aval(self, value: int):
+        return self.trace.avals[value]
+
+    def new(self, size: int, dtype: str) -> int:
+        self.arrays.append(Array(size, dtype))
+        return len(self.arrays) - 1
+
+    def result(self, value: int) -> int:
+        """Return a new array for a value."""
+        aval = self.aval(value)
+        self.numbers[value] = self.new(aval.size, dtype_of(aval))
+        return self.numbers[value]
+
+    def read(self, value: int) -> int | Number | None:
+        """Return what a value is: an array, or the number that it is everywhere."""
+        if value not in self.numbers:
+            aval = self.aval(value)
+            dtype = dtype_of(aval)
+            number = _number(self.trace, value) if aval.size else None
+            if not aval.size:
+                self.numbers[value] = None
+            elif number is not None:
+                self.numbers[value] = Number(number)
+            else:
+                self.numbers[value] = self.inputs[value] = self.new(aval.size, dtype)
+        return self.numbers[value]
+
+    def array(self, value: int) -> int:
+        """Return the array of a value, filled if it is a number."""
+        result = self.read(value)
+        if isinstance(result, Number):
+            aval = self.aval(value)
+            return self.copy(result, self.new(aval.size, dtype_of(aval)), (aval.size,), (0,))
+        if result is None:
+            raise NoStepError("an array without elements")
+        return result
+
+    def _index_array(self, name: str, value: int, size: int, limit: int) -> int:
+        """Return an index array that the runtime looks through before the kernel runs."""
+        key = name, value, size, limit
+        if key not in self.inputs:
+            self.inputs[key] = self.new(size, "int32")
+            self.indices.append((self.inputs[key], name, limit))
+        return self.inputs[key]
+
+    def copy(
+        self, read: int | Number, write: int, shape, strides_in, strides=None, first_in=0, first=0
+    ) -> int:
+        """Add a copy of an array or a number, in the order of what is written; return `write`."""
+        if isinstance(read, Number):
+            strides_in, first_in = (0,) * len(shape), 0
+        strides = strides_of(shape) if strides is None else strides
+        sides = tuple(shape), tuple(strides_in), tuple(strides), first_in, first
+        self.steps.append(Copy((read,), write, *sides))
+        return write
+
+    # shapes
+
+    def _moved(self, node: Node, strides_in, first_in: int = 0):
+        """Add a copy of the first input; the same number everywhere stays one."""
+        [value], [out] = node.inputs[:1], node.outputs
+        read = self.read(value)
+        if isinstance(read, Number):
+            self.numbers[out] = read
+        else:
+            write = self.result(out)
+            self.copy(read, write, self.aval(out).shape, strides_in, first_in=first_in)
+
+    def rule_broadcast_in_dim(self, node: Node):
+        if len(node.inputs) != 1:
+            raise NoStepError("a shape that is not known")
+        own, axes = self.aval(node.inputs[0]).shape, node.params["broadcast_dimensions"]
+        strides = [0] * len(node.params["shape"])
+        for n, s, axis in zip(own, strides_of(own), axes, strict=True):
+            strides[axis] = 0 if n == 1 else s
+        self._moved(node, strides)
+
+    def rule_transpose(self, node: Node):
+        strides = strides_of(self.aval(node.inputs[0]).shape)
+        self._moved(node, [strides[n] for n in node.params["permutation"]])
+
+    def rule_slice(self, node: Node):
+        own = strides_of(self.aval(node.inputs[0]).shape)
+        steps_of = node.params["strides"] or (1,) * len(own)
+        first = sum(a * s for a, s in zip(node.params["start_indices"], own, strict=True))
+        self._moved(node, [a * s for a, s in zip(steps_of, own, strict=True)], first)
+
+    def rule_rev(self, node: Node):
+        shape = self.aval(node.inputs[0]).shape
+        own, axes = strides_of(shape), node.params["dimensions"]
+        first = sum((shape[n] - 1) * own[n] for n in axes)
+        self._moved(node, [-s if n in axes else s for n, s in enumerate(own)], first)
+
+    def rule_split(self, node: Node):
+        [value], axis = node.inputs, node.params["axis"]
+        read, strides, first = self.read(value), strides_of(self.aval(value).shape), 0
+        for out in node.outputs:
+            shape = self.aval(out).shape
+            if isinstance(read, Number) or not math.prod(shape):
+                self.numbers[out] = read if math.prod(shape) else None
+            else:
+                self.copy(read, self.result(out), shape, strides, first_in=first)
+            first += shape[axis] * strides[axis]
+
+    def rule_concatenate(self, node: Node):
+        self._joined(node, node.params["dimension"], [self.aval(v).shape for v in node.inputs])
+
+    def rule_stack(self, node: Node):
+        axis = node.params["axis"]
+        shapes = [self.aval(v).shape for v in node.inputs]
+        self._joined(node, axis, [(*shape[:axis], 1, *shape[axis:]) for shape in shapes])
+
+    def _joined(self, node: Node, axis: int, shapes):
+        [out] = node.outputs
+        write, strides, first = self.result(out), strides_of(self.aval(out).shape), 0
+        for value, shape in zip(node.inputs, shapes, strict=True):
+            read = self.read(value)
+            if read is not None:
+                self.copy(read, write, shape, strides_of(shape), strides, first=first)
+            first += shape[axis] * strides[axis]
+
+    def rule_pad(self, node: Node):
+        value, padding = node.inputs
+        [out], fill, read = node.outputs, self.read(padding), self.read(value)
+        shape, own = self.aval(value).shape, strides_of(self.aval(value).shape)
+        size, strides = self.aval(out).shape, strides_of(self.aval(out).shape)
+        write = self.result(out)
+        self.copy(fill, write, (math.prod(size),), (0,))
+        first_in = first_out = 0
+        sizes, apart = [], []
+        for axis, (low, _, inner) in enumerate(node.params["padding_config"]):
+            step = 1 + inner
+            cut = max(0, -(low // step))  # elements before the first that stays
+            stop = min(shape[axis], -((low - size[axis]) // step))
+            first_in += cut * own[axis]
+            first_out += (low + cut * step) * strides[axis]
+            sizes.append(max(0, stop - cut))
+            apart.append(step * strides[axis])
+        if read is not None and math.prod(sizes):
+            self.copy(read, write, sizes, own, apart, first_in, first_out)
+
+    # functions, sums and matmuls
 
     def _elementwise(self, node: Node, name: str):
         out = self.aval(node.outputs[0])
         reads = [self._broadcast(v, out.shape) for v in node.inputs]
         dtypes = [dtype_of(self.aval(v)) for v in node.inputs]
         if name == "pow" and dtypes[1] != dtypes[0]:
-            reads[1] = self._converted(reads[1], dtypes[0])
+            if not isinstance(reads[1], Number):
+                exponents = self.new(self.arrays[reads[1]].size, dtypes[0])
+                self.steps.append(Elementwise("convert", (reads[1],), exponents))
+                reads[1] = exponents
             dtypes[1] = dtypes[0]
         if name in program.REAL and "int32" in dtypes:
             raise NoStepError(f"{node.name} of integers")
@@ -342,40 +269,28 @@ class Converter(ShapeRules):
         if name in ("max", "min", "add", "mul") and "bool" in dtypes:
             raise NoStepError(f"{node.name} of bool")
         if all(isinstance(read, Number) for read in reads):  # an array carries the dtype
-            first = self.new(1, dtypes[0])
-            self.steps.append(Copy((reads[0],), first, (1,), (0,), (1,)))
-            reads[0] = first
+            reads[0] = self.copy(reads[0], self.new(1, dtypes[0]), (1,), (0,), (1,))
         power = node.params["y"] if name == "integer_pow" else 0
         self.steps.append(Elementwise(name, tuple(reads), self.result(node.outputs[0]), power))
-
-    def _converted(self, read, dtype: str):
-        if isinstance(read, Number):
-            return read
-        array = self.new(self.arrays[read].size, dtype)
-        self.steps.append(Elementwise("convert", (read,), array))
-        return array
 
     def _broadcast(self, value: int, shape) -> int | Number:
         """Return an operand of an element-wise function, as large as its result or one element."""
         read, own = self.read(value), self.aval(value).shape
         if isinstance(read, Number) or math.prod(own) == 1 or own == tuple(shape):
             return read
-        array = self.new(math.prod(shape), self.arrays[read].dtype)
         strides = [0 if n == 1 else s for n, s in zip(own, strides_of(own), strict=True)]
-        self.steps.append(Copy((read,), array, tuple(shape), tuple(strides), strides_of(shape)))
-        return array
+        return self.copy(read, self.new(math.prod(shape), self.arrays[read].dtype), shape, strides)
 
-    def _clamp(self, node: Node):
-        low, x, high = node.inputs
+    def rule_clamp(self, node: Node):
         out = self.aval(node.outputs[0])
         if dtype_of(out) == "bool":
             raise NoStepError("clamp of bool")
         middle = self.new(out.size, dtype_of(out))
-        low, x, high = (self._broadcast(v, out.shape) for v in (low, x, high))
+        low, x, high = (self._broadcast(v, out.shape) for v in node.inputs)
         self.steps.append(Elementwise("max", (low, x), middle))
         self.steps.append(Elementwise("min", (middle, high), self.result(node.outputs[0])))
 
-    def _one_minus_square(self, node: Node):
+    def rule_one_minus_square(self, node: Node):
         """Add (1 - x)(1 + x), which JAX 0.12 has for the slope of tanh."""
         out, read = self.aval(node.outputs[0]), self.array(node.inputs[0])
         less, more = (self.new(out.size, dtype_of(out)) for _ in range(2))
@@ -394,18 +309,51 @@ class Converter(ShapeRules):
         sides = [tuple(of[n] for n in chosen) for chosen in (kept, axes) for of in (shape, strides)]
         self.steps.append(Reduce(name, (read,), self.result(out), *sides))
 
+    def rule_dot_general(self, node: Node):
+        """Add the products and sums of a small matmul of floats of one kind, of any axes."""
+        contracted, batch = node.params["dimension_numbers"]
+        [out] = node.outputs
+        dtype = dtype_of(self.aval(out))
+        if any(dtype_of(self.aval(v)) != dtype for v in node.inputs) or "float" not in dtype:
+            raise NoStepError("a matmul of other dtypes than one kind of floats")
+        shapes = [self.aval(v).shape for v in node.inputs]
+        free = [
+            [n for n in range(len(shape)) if n not in (*c, *b)]
+            for shape, c, b in zip(shapes, contracted, batch, strict=True)
+        ]
+        sizes = [shapes[0][n] for n in (*batch[0], *free[0])] + [shapes[1][n] for n in free[1]]
+        over = [shapes[0][n] for n in contracted[0]]
+        count = math.prod(sizes + over)
+        if count > MOST_PRODUCTS:
+            raise NoStepError("matmuls so large that they are XLA's")
+        # zero along the axes that an operand does not have
+        axes = [[*batch[0], *free[0], *[None] * len(free[1]), *contracted[0]]]
+        axes += [[*batch[1], *[None] * len(free[0]), *free[1], *contracted[1]]]
+        operands = []
+        for value, own, shape in zip(node.inputs, axes, shapes, strict=True):
+            strides = [0 if n is None else strides_of(shape)[n] for n in own]
+            operands.append(self.new(count, dtype))
+            self.copy(self.array(value), operands[-1], sizes + over, strides)
+        products = self.new(count, dtype)
+        self.steps.append(Elementwise("mul", tuple(operands), products))
+        strides, kept = strides_of(sizes + over), len(sizes)
+        sides = tuple(sizes), strides[:kept], tuple(over), strides[kept:]
+        self.steps.append(Reduce("add", (products,), self.result(out), *sides))
+
     # rows by an index
 
-    def _gather(self, node: Node):
+    def rule_gather(self, node: Node):
         source, index = node.inputs
-        dims, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
-        shape, count = self.aval(source).shape, self.aval(index).size
-        rest = tuple(range(1, len(shape)))
-        plain = dims.collapsed_slice_dims == (0,) == dims.start_index_map
-        plain = plain and not dims.operand_batching_dims and tuple(sizes[1:]) == shape[1:]
+        dims, shape = node.params["dimension_numbers"], self.aval(source).shape
         own = self.aval(index).shape
-        plain = plain and own[-1:] == (1,) and dtype_of(self.aval(index)) == "int32"
-        if not plain or dims.offset_dims != tuple(len(own) - 1 + n for n in range(len(rest))):
+        plain = (
+            dims.collapsed_slice_dims == (0,) == dims.start_index_map
+            and not dims.operand_batching_dims
+            and tuple(node.params["slice_sizes"][1:]) == shape[1:]
+            and self._is_list(index)
+            and dims.offset_dims == tuple(len(own) - 1 + n for n in range(len(shape) - 1))
+        )
+        if not plain:
             raise NoStepError("gather of something else than rows")
         fill = None
         if node.params["mode"] == GatherScatterMode.FILL_OR_DROP:
@@ -413,20 +361,20 @@ class Converter(ShapeRules):
             if fill is None and dtype_of(self.aval(source)) not in ("float32", "float64"):
                 raise NoStepError("gather that fills integers")
             fill = Number(math.nan if fill is None else np.asarray(fill).item())
-        width = math.prod(shape[1:])
-        reads = self.array(source), self.array(index)
-        assert count == self.aval(node.outputs[0]).size // width
-        self.steps.append(program.Gather(reads, self.result(node.outputs[0]), width, fill))
+        reads, write = (self.array(source), self.array(index)), self.result(node.outputs[0])
+        self.steps.append(program.Gather(reads, write, math.prod(shape[1:]), fill))
 
-    def _scatter_add(self, node: Node):
+    def rule_scatter_add(self, node: Node):
         start, index, updates = node.inputs
         dims, shape = node.params["dimension_numbers"], self.aval(start).shape
-        own = self.aval(index).shape
-        rest = tuple(range(len(own) - 1, len(own) - 1 + len(shape) - 1))
-        plain = dims.inserted_window_dims == (0,) == dims.scatter_dims_to_operand_dims
-        plain = plain and not dims.operand_batching_dims and dims.update_window_dims == rest
-        plain = plain and own[-1:] == (1,) and dtype_of(self.aval(index)) == "int32"
-        plain = plain and self.aval(updates).shape[len(own) - 1 :] == shape[1:]
+        leading = len(self.aval(index).shape) - 1
+        plain = (
+            dims.inserted_window_dims == (0,) == dims.scatter_dims_to_operand_dims
+            and not dims.operand_batching_dims
+            and dims.update_window_dims == tuple(leading + n for n in range(len(shape) - 1))
+            and self._is_list(index)
+            and self.aval(updates).shape[leading:] == shape[1:]
+        )
         if not plain or dtype_of(self.aval(start)) == "bool":
             raise NoStepError("scatter of something else than rows")
         clipped = node.params["mode"] == GatherScatterMode.CLIP
@@ -434,63 +382,46 @@ class Converter(ShapeRules):
         write = self.result(node.outputs[0])
         self.steps.append(program.ScatterAdd(reads, write, math.prod(shape[1:]), clipped))
 
+    def _is_list(self, index: int) -> bool:
+        """Return whether indices choose one row each."""
+        return self.aval(index).shape[-1:] == (1,) and dtype_of(self.aval(index)) == "int32"
+
     # kernels
 
-    def _check_kernel(self, node: Node, dtype: str):
+    def _form_step(self, node: Node):
+        form, rows = node.params["form"], node.params["num_rows"]
+        n, dtype = len(form.inputs), dtype_of(self.aval(node.inputs[0]))
         if node.params["backend"] != self.backend:
             raise NoStepError(f"on backend {node.params['backend']}")
         if dtype != self.dtype:
             raise NoStepError(f"of {dtype}, where others are of {self.dtype}")
-
-    def _form(self, node: Node):
-        form, rows = node.params["form"], node.params["num_rows"]
-        nodes, n = node.params["num_nodes"], len(form.inputs)
-        self._check_kernel(node, dtype_of(self.aval(node.inputs[0])))
-        if not rows or not form.paths:
+        if not rows or not (form.paths if node.name == FORM else form.terms):
             raise NoStepError("nothing to compute")
+        given = self._graph if node.name == FORM else self._sets
+        indices, nodes = given(node, form, rows, node.inputs[n:])
+        operands = tuple(self.array(v) for v in node.inputs[:n])
+        writes = tuple(self.result(v) for v in node.outputs)
+        self.steps.append(FormStep(form, operands, writes, tuple(indices), rows, nodes))
+
+    def _graph(self, node: Node, form, rows: int, values):
+        """Return the index arrays of a form, and how many nodes there are."""
         if any(o.index is Index.SHARED for o in form.outputs):
             raise NoStepError("one row summed over all")
-        indices = []
-        for name, value in zip(INDEX_ARRAYS, node.inputs[n:], strict=False):
+        indices, nodes = [], node.params["num_nodes"]
+        for name, value in zip(INDEX_ARRAYS, values, strict=False):
             limit = rows if name.endswith(("_order", "_ptr")) else nodes
-            indices.append((name, self.index_array(value, name, limit)))
-        operands = tuple(self.array(v) for v in node.inputs[:n])
-        writes = tuple(self.result(v) for v in node.outputs)
-        self.steps.append(Multilinear(form, operands, writes, tuple(indices), rows, nodes))
+            array = self._index_array(name, value, self.aval(value).size, limit)
+            indices.append((name, array))
+        return indices, nodes
 
-    def _linear_form(self, node: Node):
-        form, rows = node.params["form"], node.params["num_rows"]
-        n = len(form.inputs)
-        self._check_kernel(node, dtype_of(self.aval(node.inputs[0])))
-        if not rows or not form.terms:
-            raise NoStepError("nothing to compute")
+    def _sets(self, node: Node, form, rows: int, values):
+        """Return the index arrays of a linear form, and how many sets of weights there are."""
         if self.backend == "llvm" and is_wide(form):
             raise NoStepError("matrices so large that they are XLA's")
-        indices = []
-        if form.num_sets:
-            [value] = node.inputs[n:]
-            indices.append(("index", self.index_array(value, "index", form.num_sets)))
-            if self.backend == "llvm" and any(isinstance(o, Weights) for o in form.outputs):
-                for what in ("order", "offsets"):
-                    indices.append((what, self._sorted_index(what, value, form.num_sets)))
-        operands = tuple(self.array(v) for v in node.inputs[:n])
-        writes = tuple(self.result(v) for v in node.outputs)
-        nodes = max(1, form.num_sets)
-        self.steps.append(Multilinear(form, operands, writes, tuple(indices), rows, nodes))
-
-
-RULES = {
-    "clamp": Converter._clamp,
-    "one_minus_square": Converter._one_minus_square,
-    "broadcast_in_dim": Converter._broadcast_in_dim,
-    "transpose": Converter._transpose,
-    "slice": Converter._slice,
-    "rev": Converter._rev,
-    "split": Converter._split,
-    "concatenate": Converter._concatenate,
-    "stack": Converter._stack,
-    "pad": Converter._pad,
-    "gather": Converter._gather,
-    "scatter-add": Converter._scatter_add,
-    "dot_general": dot_general,
-}
+        if not form.num_sets:
+            return [], 1
+        [value], sizes = values, [("index", rows, form.num_sets)]
+        if self.backend == "llvm" and any(isinstance(o, Weights) for o in form.outputs):
+            sizes += [("order", rows, rows), ("offsets", form.num_sets + 1, rows)]
+        indices = [(name, self._index_array(name, value, *size)) for name, *size in sizes]
+        return indices, form.num_sets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -15,27 +17,225 @@ from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.triton import program as triton_program
 from eqfuse.ops.backends.triton.primitive import launch
-from eqfuse.ops.ir.program import Program
+from eqfuse.ops.ir.program import Number, Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
-from eqfuse.ops.transforms.sequence.stages import BACKENDS, Stages, bind
+from eqfuse.ops.transforms.fuse.trace import Node, Trace, needed_values
+from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter, NoStepError
 
+KERNELS = (FORM, LINEAR_FORM)
+BACKENDS = ("llvm", "triton", "triton-interpret")
 LANES = {"llvm": 16, "triton": 1, "triton-interpret": 1}
 """Elements that an operation of `most` computes, at most, by backend."""
 
+PLACED = frozenset(("shard_map", "sharding_constraint"))
+"""Primitives by which `jit` finds the devices that it compiles for."""
 
-class Traced:
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Nodes that are computed together.
+
+    Attributes:
+      nodes: in order.
+      program: one native kernel for all of them; None where XLA computes them one by one.
+      inputs: what the kernel reads, by the keys of `Converter.inputs`.
+      outputs: the values that are its results.
+    """
+
+    nodes: tuple[Node, ...]
+    program: Program | None = None
+    inputs: tuple = ()
+    outputs: tuple[int, ...] = ()
+
+
+class Stages:
+    """A traced function as stages.
+
+    Attributes:
+      trace: its nodes.
+      stages: in the order in which they run.
+      reasons: why nodes are no steps, with how many.
+      backend: of the forms, one of `BACKENDS`; "" where there is none.
+      dtype: of the forms; "" where there is none.
+    """
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.trace = Trace(expanded(closed), {})
+        needed = needed_values(self.trace, {})
+        self._nodes = [n for k, n in enumerate(self.trace.nodes) if k in needed.nodes]
+        of_kernels = [n for n in self._nodes if n.name in KERNELS]
+        backends = [n.params["backend"] for n in of_kernels]
+        self.backend = next((b for b in BACKENDS if b in backends), "")
+        of_kernels = [n for n in of_kernels if n.params["backend"] == self.backend]
+        dtypes = {str(self.trace.avals[n.inputs[0]].dtype) for n in of_kernels}
+        self.dtype = next((d for d in ("float32", "float64") if d in dtypes), "")
+        self.reasons: collections.Counter[str] = collections.Counter()
+        self.stages = self._cut()
+
+    @functools.cached_property
+    def native(self) -> tuple[Stage, ...]:
+        """Return the stages that are one kernel each."""
+        return tuple(s for s in self.stages if s.program is not None)
+
+    def _cut(self) -> list[Stage]:
+        """Cut so that what runs natively comes as early, and in as few pieces, as can be.
+
+        Each node gets a level, an odd one if it is a step, at least that of what it reads.
+        """
+        reasons = {
+            node: self._reason(node) if self.dtype else "no product and no Linear"
+            for node in self._nodes
+        }
+        for node in self._behind_indices():
+            reasons[node] = reasons[node] or "indices of edges"
+        for node in self._before_kernels(reasons):
+            reasons[node] = reasons[node] or "read by what has no step, before any kernel"
+        levels: dict[int, int] = {}
+        parts: dict[int, list[Node]] = collections.defaultdict(list)
+        for node in self._nodes:
+            reason = reasons[node]
+            self.reasons[reason] += 1
+            level = max((levels.get(v, 0) for v in node.inputs), default=0)
+            level += level % 2 != (not reason)
+            levels |= dict.fromkeys(node.outputs, level)
+            parts[level].append(node)
+        return [self._stage(parts, level) for level in sorted(parts)]
+
+    def _behind_indices(self) -> set[Node]:
+        """Return the nodes that index arrays of kernels are computed by.
+
+        Indices are checked before a kernel runs, and so these nodes are no part of it.
+        """
+        todo = []
+        for node in self._nodes:
+            if node.name in KERNELS:
+                what = node.params["form"]
+                todo += node.inputs[len(what.inputs) :]
+        return self._behind(todo)
+
+    def _before_kernels(self, reasons: dict[Node, str]) -> set[Node]:
+        """Return what nodes without a step are computed by, if no kernel is among it.
+
+        XLA computes it before the first kernel, which it would cut in two.
+        """
+        of_kernels: set[int] = set()
+        todo: list[int] = []
+        for node in self._nodes:
+            if node.name in KERNELS or of_kernels.intersection(node.inputs):
+                of_kernels.update(node.outputs)
+            elif reasons[node]:
+                todo += node.inputs
+        return self._behind(todo)
+
+    def _behind(self, todo: list[int]) -> set[Node]:
+        result: set[Node] = set()
+        while todo:
+            node = self.trace.node(todo.pop())
+            if node is not None and node not in result:
+                result.add(node)
+                todo += node.inputs
+        return result
+
+    def _converter(self) -> Converter:
+        return Converter(self.trace, self.dtype, self.backend)
+
+    def _reason(self, node: Node) -> str:
+        """Return why a node is no step, or ""."""
+        if node.eqn.effects:
+            return f"{node.name} has effects"
+        converter = self._converter()
+        try:
+            converter.convert(node)
+        except NoStepError as error:
+            return str(error)
+        if self.backend == "llvm":
+            return ""
+        return next(filter(None, map(triton_program.unsupported_reason, converter.steps)), "")
+
+    def _stage(self, parts, level: int) -> Stage:
+        nodes = parts[level]
+        if level % 2 == 0 or not any(n.name in KERNELS for n in nodes):
+            return Stage(tuple(nodes))
+        converter = self._converter()
+        for node in nodes:
+            converter.convert(node)
+        own = set(map(id, nodes))
+        later = {v for n in self._nodes if id(n) not in own for v in n.inputs}
+        later |= set(self.trace.outputs)
+        made = [v for n in nodes for v in n.outputs if v in later]
+        outputs = tuple(v for v in made if self.trace.avals[v].size)
+        results: list[int] = []
+        outside, known = set(converter.inputs.values()), set()
+        for value in outputs:
+            read = converter.numbers[value]
+            if isinstance(read, Number) or read in outside or read in known:
+                aval = self.trace.avals[value]
+                array = converter.new(aval.size, str(aval.dtype))
+                read = converter.copy(read, array, (aval.size,), (1,))
+            results.append(read)
+            known.add(read)
+        inputs = converter.inputs
+        parts = converter.arrays, inputs.values(), results, converter.steps, converter.indices
+        return Stage(tuple(nodes), Program(*map(tuple, parts)), tuple(inputs), outputs)
+
+
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr"}
+CALLS |= {"checkpoint": "jaxpr", "remat": "jaxpr"}
+
+
+def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return the same function without calls, fused ops as their products and Linears."""
+
+    def run(jaxpr, consts, arrays) -> list:
+        env = dict(zip(jaxpr.constvars, consts, strict=True))
+        env |= dict(zip(jaxpr.invars, arrays, strict=True))
+
+        def read(v):
+            return v.val if isinstance(v, jax.extend.core.Literal) else env[v]
+
+        for eqn in jaxpr.eqns:
+            primitive, inputs = eqn.primitive, [read(v) for v in eqn.invars]
+            if primitive in rules.definitions:
+                outputs = rules.definitions[primitive](*inputs, **eqn.params)
+            elif primitive.name in CALLS:
+                inner = eqn.params[CALLS[primitive.name]]
+                is_closed = isinstance(inner, ClosedJaxpr)
+                parts = (inner.jaxpr, inner.consts) if is_closed else (inner, ())
+                outputs = run(*parts, inputs)
+            else:
+                outputs = bind(eqn, inputs)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def function(*arrays):
+        return run(closed.jaxpr, closed.consts, arrays)
+
+    return jax.make_jaxpr(function)(*closed.in_avals)
+
+
+def bind(eqn, arrays) -> list:
+    """Return the outputs of an equation, as JAX computes it."""
+    if not arrays and eqn.primitive.name == "iota":  # a constant, and no operation
+        with jax.ensure_compile_time_eval():
+            return [eqn.primitive.bind(**eqn.params)]
+    with eqn.ctx.manager:
+        params = eqn.primitive.get_bind_params(dict(eqn.params))
+        result = eqn.primitive.bind(*arrays, **params)
+    return list(result) if eqn.primitive.multiple_results else [result]
+
+
+class Sequence:
     """A traced function and its stages. Each is one of its own: equal only to itself.
 
     Attributes:
       closed: the trace; `tracers` of its constants are operands instead.
-      most: vector operations from which on it is computed as it is written.
+      most: operations from which on it is computed as it is written; None for that of its backend.
       log: is given a line where it turns out later that it is computed as it is written.
     """
 
-    def __init__(
-        self, closed: ClosedJaxpr, most: float, log: Callable[[str], None] = lambda line: None
-    ):
+    def __init__(self, closed: ClosedJaxpr, most: float | None, log: Callable = lambda line: None):
         consts = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         traced = [(v, c) for v, c in consts if isinstance(c, jax.core.Tracer)]
         kept = [(v, c) for v, c in consts if not isinstance(c, jax.core.Tracer)]
@@ -45,8 +245,7 @@ class Traced:
             debug_info=closed.jaxpr.debug_info.with_unknown_names(),
         )
         self.tracers = [c for _, c in traced]
-        self.closed, self.most = ClosedJaxpr(jaxpr, [c for _, c in kept]), most
-        self.log = log
+        self.closed, self.most, self.log = ClosedJaxpr(jaxpr, [c for _, c in kept]), most, log
 
     @functools.cached_property
     def stages(self) -> Stages:
@@ -55,7 +254,11 @@ class Traced:
     @functools.cached_property
     def operations(self) -> int:
         """Return about how many operations its kernels run: on a CPU, of vectors."""
-        return sum(cost(s.program, self.stages) for s in self.stages.native)
+        programs = [s.program for s in self.stages.native]
+        if self.stages.backend == "llvm":
+            on = self.stages.dtype, machine.machine()
+            return sum(native_program.cost(program, *on) for program in programs)
+        return sum(map(triton_program.cost, programs))
 
     @functools.cached_property
     def reason(self) -> str:
@@ -65,14 +268,14 @@ class Traced:
         elements, backends, placed = _looked_through(self.closed.jaxpr)
         if placed:  # jit has to see it, to know the devices that it compiles for
             return f"it decides where arrays lie ({', '.join(sorted(placed))})"
-        known = [b for b in BACKENDS if b in backends]
-        if not known:
+        backend = next((b for b in BACKENDS if b in backends), None)
+        if backend is None:
             return 'no product and no Linear on backend "llvm" or "triton"'
-        most = self.most[known[0]] if isinstance(self.most, dict) else self.most
+        most = MOST[backend] if self.most is None else self.most
         if not most:
             return "on a GPU one block is predicted to take longer than a launch of each step"
-        beyond = f"more {'vector ' * (known[0] == 'llvm')}operations than {most:,.0f}"
-        if elements // LANES[known[0]] > most:  # nothing has to be looked for
+        beyond = f"more {'vector ' * (backend == 'llvm')}operations than {most:,.0f}"
+        if elements // LANES[backend] > most:  # nothing has to be looked for
             return beyond
         if not self.stages.native:
             return "no product and no Linear that is a step"
@@ -84,24 +287,37 @@ class Traced:
         if self.reason:
             return f"as written: {self.reason}"
         steps = [len(s.program.in_loops.steps) for s in self.stages.native]
-        one, several = CALLS[self.stages.backend == "llvm"]
+        one, several = (
+            ("native call", "native calls")
+            if self.stages.backend == "llvm"
+            else ("launch", "launches")
+        )
         calls = f"one {one}" if len(steps) == 1 else f"{len(steps)} {several}"
         return f"{calls} of {sum(steps)} steps"
 
-
-CALLS = ("launch", "launches"), ("native call", "native calls")
-
-
-PLACED = frozenset(("shard_map", "sharding_constraint"))
-"""Primitives by which `jit` finds the devices that it compiles for."""
+    @property
+    def table(self) -> str:
+        """Return a line for each native call, and for each reason why others are none."""
+        if self.reason:
+            return self.choice
+        lines = [("operations", "computed by", "why not")]
+        for stage in self.stages.native:
+            products = len(stage.program.form_steps)
+            operations = f"{len(stage.nodes)}, {products} of them products and Linears"
+            steps = len(stage.program.in_loops.steps)
+            lines.append((operations, f"a native call of {steps} steps", ""))
+        reasons = sorted(self.stages.reasons.items())
+        lines += [(str(count), "XLA", reason) for reason, count in reasons if reason]
+        widths = [max(len(line[n]) for line in lines) for n in range(3)]
+        rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join(row.rstrip() for row in rows)
 
 
 def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
     """Return the elements that a trace writes, its backends, and primitives that name devices."""
     total, backends, placed = 0, set(), set()
     for eqn in jaxpr.eqns:
-        call = eqn.params.get("call")
-        backends |= {eqn.params.get("backend"), getattr(call, "backend", None)}
+        backends |= {eqn.params.get("backend"), getattr(eqn.params.get("call"), "backend", None)}
         placed |= PLACED & {eqn.primitive.name}
         inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
         for part in inner:
@@ -112,49 +328,57 @@ def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
     return total, backends, placed
 
 
-def cost(program: Program, stages: Stages) -> int:
-    """Return about how many operations a program is: on a CPU, of vectors of this machine."""
-    if stages.backend == "llvm":
-        return native_program.cost(program, stages.dtype, machine.machine())
-    return triton_program.cost(program)
+# the primitive
 
 
-def _definition(*arrays, call: Traced) -> list:
+def _definition(*arrays, call: Sequence) -> list:
     return jaxpr_as_fun(call.closed)(*arrays)
 
 
-def _transformed(*arrays, call: Traced) -> list:
+def _transformed(*arrays, call: Sequence) -> list:
     call.log("as written: differentiated, mapped, or part of another sequence")
     return _definition(*arrays, call=call)
 
 
-def _abstract(*arrays, call: Traced):
+def _abstract(*arrays, call: Sequence):
     return [aval.update(weak_type=False) for aval in call.closed.out_avals]
 
 
 sequence_p = rules.defined_primitive("eqfuse_sequence", _transformed, _abstract)
 
 
-def _evaluate(stages: Stages, arrays) -> list:
+def run_sequence(*arrays, call: Sequence) -> list:
     """Return the outputs of a function, stage by stage."""
-    trace = stages.trace
+    stages, trace = call.stages, call.stages.trace
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
+    run = _native_call if stages.backend == "llvm" else _launch
     for stage in stages.stages:
         if stage.program is None:
             for node in stage.nodes:
-                collected = bind(node.eqn, [env[v] for v in node.inputs])
-                env.update(zip(node.outputs, collected, strict=True))
+                outputs = bind(node.eqn, [env[v] for v in node.inputs])
+                env.update(zip(node.outputs, outputs, strict=True))
             continue
-        given = [_given(env, key) for key in stage.inputs]
-        call = _call if stages.backend == "llvm" else _launch
-        results = call(stage.program, given, stages)
-        for node in stage.nodes:
-            for v in node.outputs:
-                if not trace.avals[v].size:
-                    env[v] = jnp.zeros(trace.avals[v].shape, trace.avals[v].dtype)
+        results = run(stage.program, [_given(env, key) for key in stage.inputs], stages)
+        for v in (v for node in stage.nodes for v in node.outputs):
+            if not trace.avals[v].size:
+                env[v] = jnp.zeros(trace.avals[v].shape, trace.avals[v].dtype)
         for value, result in zip(stage.outputs, results, strict=True):
             env[value] = result.reshape(trace.avals[value].shape)
     return [env[v] for v in trace.outputs]
+
+
+def _given(env, key):
+    """Return an input of a kernel, by its key of `Converter.inputs`."""
+    if isinstance(key, int):
+        return env[key]
+    name, value, size, _ = key
+    index = env[value].astype(jnp.int32)
+    if name == "order":
+        return jnp.argsort(index).astype(jnp.int32)
+    if name == "offsets":
+        counts = jnp.zeros(size, jnp.int32).at[index + 1].add(1)
+        return jnp.cumsum(counts, dtype=jnp.int32)
+    return index
 
 
 def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
@@ -166,50 +390,28 @@ def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
     return results
 
 
-def _call(program: Program, arrays, stages: Stages) -> list[jax.Array]:
+def _native_call(program: Program, arrays, stages: Stages) -> list[jax.Array]:
     """Return the outputs of a program, flat, from one native call."""
-    dtype = stages.dtype
-    module = native_program.generate(program, dtype, machine.machine())
+    module = native_program.generate(program, stages.dtype, machine.machine())
     indices = {n for n, _, _ in program.indices}
     shaped = [
         a.reshape(-1) if n in indices else a.reshape(1, -1)
         for n, a in zip(program.inputs, arrays, strict=True)
     ]
-    shapes = tuple((1, program.arrays[n].size) for n in program.outputs)
-    dtypes = tuple(program.arrays[n].dtype for n in program.outputs)
-    shapes += tuple((1, width) for width in module.copies)
-    dtypes += (dtype,) * len(module.copies)
+    outputs = [program.arrays[n] for n in program.outputs]
+    shapes = (*((1, a.size) for a in outputs), *((1, width) for width in module.copies))
+    dtypes = (*(a.dtype for a in outputs), *(stages.dtype for _ in module.copies))
     results = native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
-    return results[: len(program.outputs)]
+    return results[: len(outputs)]
 
 
-def _given(env, key):
-    """Return an input of a kernel."""
-    if isinstance(key, int):
-        return env[key]
-    what, value, *rest = key
-    index = env[value].astype(jnp.int32)
-    if what == "index":
-        return index
-    [num_sets] = rest
-    if what == "order":
-        return jnp.argsort(index).astype(jnp.int32)
-    counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
-    return jnp.cumsum(counts, dtype=jnp.int32)
-
-
-def run_sequence(*arrays, call: Traced) -> list:
-    """Return the outputs of a function, by its kernels."""
-    return _evaluate(call.stages, arrays)
-
-
-def _lower(ctx, *operands, call: Traced):
+def _lower(ctx, *operands, call: Sequence):
     if _jax_compat.is_on_one_device(ctx.module_context.axis_context):
         return mlir.lower_fun(run_sequence, multiple_results=True)(ctx, *operands, call=call)
     return _lower_as_written(ctx, *operands, call=call, where="on several devices")
 
 
-def _lower_as_written(ctx, *operands, call: Traced, where: str = "not on a CPU or a GPU"):
+def _lower_as_written(ctx, *operands, call: Sequence, where: str = "not on a CPU or a GPU"):
     call.log(f"as written: {where}")
     return mlir.lower_fun(_definition, multiple_results=True)(ctx, *operands, call=call)
 
@@ -289,9 +491,9 @@ def sequence(
             structure.append(tree_out)
             return outputs
 
-        traced = Traced(jax.make_jaxpr(flat)(*arrays), MOST if most is None else most, log)
+        traced = Sequence(jax.make_jaxpr(flat)(*arrays), most, log)
         if report:
-            log(traced.choice if callable(report) else table(traced))
+            log(traced.choice if callable(report) else traced.table)
         if traced.reason:
             outputs = jaxpr_as_fun(traced.closed)(*traced.tracers, *arrays)
         else:
@@ -299,22 +501,3 @@ def sequence(
         return jax.tree.unflatten(structure[0], outputs)
 
     return jax.jit(sequenced, **options)
-
-
-def table(traced: Traced) -> str:
-    """Return the report: a line for each native call, and for each reason why others are none."""
-    if traced.reason:
-        return traced.choice
-    lines = [("operations", "computed by", "why not")]
-    for stage in traced.stages.native:
-        products = len(stage.program.multilinear)
-        operations = f"{len(stage.nodes)}, {products} of them products and Linears"
-        lines.append(
-            (operations, f"a native call of {len(stage.program.in_loops.steps)} steps", "")
-        )
-    for reason, count in sorted(traced.stages.reasons.items()):
-        if reason:
-            lines.append((str(count), "XLA", reason))
-    widths = [max(len(line[n]) for line in lines) for n in range(3)]
-    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(row.rstrip() for row in rows)

@@ -65,7 +65,7 @@ def test_threads_of_the_affinity_mask():
     code = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.llvm import machine
 print(machine.threads())
 """
     assert run(code, OMP_NUM_THREADS="", NUMBA_NUM_THREADS="") == "1"
@@ -78,7 +78,7 @@ def test_kernels_obey_and_start_no_threads(monkeypatch):
 import ctypes, os
 import e3nn_jax as e3nn, jax, jax.numpy as jnp
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.llvm import machine
 
 def count():
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0

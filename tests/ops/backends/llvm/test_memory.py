@@ -14,7 +14,8 @@ from eqfuse.ops import _processors
 from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.channels import folded, grouped
-from eqfuse.ops.backends.llvm.layout import PARTS, Machine, Plan, is_cut
+from eqfuse.ops.backends.llvm.form import is_cut
+from eqfuse.ops.backends.llvm.layout import PARTS, Machine, Plan
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import native

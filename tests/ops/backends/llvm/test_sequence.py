@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm import machine, row_arrays
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.layer import MOST_ROWS
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
@@ -75,9 +76,9 @@ class Graph:
 
 RANDOM = np.random.default_rng(1)
 GRAPHS = {
-    "more edges of a node than a block": Graph(RANDOM.integers(0, 3, 3 * row_arrays.MOST_ROWS), 3),
+    "more edges of a node than a block": Graph(RANDOM.integers(0, 3, 3 * MOST_ROWS), 3),
     "isolated nodes everywhere": Graph(2 * RANDOM.integers(5, 40, 101), 90),
-    "whole blocks": Graph(np.repeat(np.arange(4), row_arrays.MOST_ROWS), 4),
+    "whole blocks": Graph(np.repeat(np.arange(4), MOST_ROWS), 4),
     "sorted": Graph(np.sort(RANDOM.integers(0, 70, 333)), 70),
     "small blocks": Graph(RANDOM.integers(0, 9, 70), 9, "128x0e+128x1o+128x1e", "8x0e+8x1o+8x1e"),
     "one node has most edges": Graph(

@@ -16,7 +16,7 @@ from eqfuse import ops
 from eqfuse.ops.backends.llvm.machine import machine
 from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.ir.program import Number
-from eqfuse.ops.transforms.sequence.sequence import Traced
+from eqfuse.ops.transforms.sequence.sequence import Sequence
 
 INT = np.iinfo(np.int32)
 CORNERS = {
@@ -41,7 +41,8 @@ def parts(function, *args):
         return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend="llvm")
 
     z = np.eye(4, dtype=np.float32)
-    return functools.partial(ops.sequence(beside), z), Traced(jax.make_jaxpr(beside)(z, *args), 1e9)
+    traced = Sequence(jax.make_jaxpr(beside)(z, *args), 1e9)
+    return functools.partial(ops.sequence(beside), z), traced
 
 
 def check(function, *args):
@@ -291,7 +292,7 @@ def test_the_work_of_compiling_grows_with_the_layers():
                 kept.append(jnp.sin(y).T)
             return sum(k.T.sum(0) for k in kept)  # all of them are used again, at the end
 
-        traced = Traced(jax.make_jaxpr(function)(np.eye(4, dtype=np.float32)), 1e9)
+        traced = Sequence(jax.make_jaxpr(function)(np.eye(4, dtype=np.float32)), 1e9)
         cut = calls(lambda: traced.stages)
         [stage] = traced.stages.native
         written = calls(lambda: generate(stage.program, "float32", machine()))

@@ -10,7 +10,7 @@ from jax import lax
 
 from eqfuse import ops
 from eqfuse.ops.ir.program import Array, Copy, Elementwise, ElementwiseLoop, Program
-from eqfuse.ops.transforms.sequence.sequence import Traced
+from eqfuse.ops.transforms.sequence.sequence import Sequence
 
 # Triton's interpreter computes what is masked too
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
@@ -47,7 +47,7 @@ def computed(function, *args, dtype=jnp.float32):
         return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend=BACKENDS[0])
 
     z = jnp.eye(4, dtype=dtype)
-    traced = Traced(jax.make_jaxpr(beside)(z, *args), 1e9)
+    traced = Sequence(jax.make_jaxpr(beside)(z, *args), 1e9)
     assert set(traced.stages.reasons) == {""}, traced.stages.reasons
     assert len(traced.stages.native) == 1
     return ops.sequence(beside, most=1e9)(z, *args)[0]

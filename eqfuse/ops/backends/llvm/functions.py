@@ -1,0 +1,293 @@
+"""Element-wise functions of vectors of numbers, and the activations of gates, as LLVM IR."""
+
+import math
+import struct
+
+from eqfuse.ops.backends.llvm.layout import Machine
+from eqfuse.ops.backends.llvm.text import (
+    BYTES,
+    ROWS,
+    SUFFIX,
+    Arguments,
+    Axis,
+    Function,
+    KernelPasses,
+    Pass,
+    Units,
+    kind,
+    literal,
+    suffix,
+)
+from eqfuse.ops.ir import functions
+from eqfuse.ops.ir.functions import Expression, variable
+from eqfuse.ops.ir.gate import Activated
+
+COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+ARITHMETIC = ("add", "sub", "mul", "div")
+INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "max": "maximum", "min": "minimum"}
+"""LLVM's own functions. Of those of two numbers, NaN where either is, and -0 is less than 0."""
+LIBRARY = ("exp", "log", "log1p", "expm1", "sin", "cos", "pow")
+"""Functions of the C library, in float32 with an f behind the name."""
+
+HIGHEST = 2
+"""The highest derivative of an activation that is written out."""
+OPERATIONS = 40
+"""Vector operations of an activation and its slope, about."""
+
+
+class FunctionEmitter:
+    """Writes functions of values that are `lanes` numbers each."""
+
+    def __init__(self, f: Function, lanes: int):
+        self.f, self.lanes = f, lanes
+
+    def type(self, dtype: str) -> str:
+        return kind(dtype, self.lanes)
+
+    def number(self, value: float, dtype: str) -> str:
+        return literal(value, dtype, self.lanes)
+
+    def load(self, pointer: str, dtype: str, size: int, index: str) -> str:
+        """Return `lanes` numbers of an array from `index` on, or its only one in every lane."""
+        lanes = self.lanes if size > 1 else 1
+        place = self.f.at(pointer, index, BYTES[dtype]) if size > 1 else pointer
+        stored = kind(dtype, lanes, True)
+        value = self.f.value(f"load {stored}, ptr {place}, align {BYTES[dtype]}")
+        if dtype == "bool":
+            zero = "0" if lanes == 1 else "zeroinitializer"
+            value = self.f.value(f"icmp ne {stored} {value}, {zero}")
+        return value if lanes == self.lanes else self.f.splat(value, self.lanes, dtype)
+
+    def store(self, value: str, pointer: str, dtype: str, index: str):
+        stored = kind(dtype, self.lanes, True)
+        if dtype == "bool":
+            value = self.f.value(f"zext {self.type(dtype)} {value} to {stored}")
+        place = self.f.at(pointer, index, BYTES[dtype])
+        self.f.do(f"store {stored} {value}, ptr {place}, align {BYTES[dtype]}")
+
+    def apply(self, name: str, values: list[str], dtype: str, out: str, power: int = 0) -> str:
+        """Return a function of values of one dtype, of which the result is of the dtype `out`.
+
+        The first operand of "select" is of bool, whatever `dtype` is.
+        """
+        a = values[0]
+        if name == "select":
+            return self._select(a, values[2], values[1], out)
+        if name in COMPARED:
+            return self._compare(name, values, dtype)
+        if name in ("and", "or"):
+            return self._do(name, dtype, *values)
+        if name == "not":
+            return self._do("xor", dtype, a, self.number(1 if dtype == "bool" else -1, dtype))
+        if name == "convert":
+            return self._convert(a, dtype, out)
+        if name == "identity":
+            return a
+        if dtype == "int32":
+            return self._integer(name, values)
+        return self._real(name, values, dtype, power)
+
+    def _do(self, instruction: str, dtype: str, *values: str) -> str:
+        return self.f.value(f"{instruction} {self.type(dtype)} {', '.join(values)}")
+
+    def _select(self, which: str, yes: str, no: str, dtype: str) -> str:
+        t = self.type(dtype)
+        return self.f.value(f"select {self.type('bool')} {which}, {t} {yes}, {t} {no}")
+
+    def _compare(self, name: str, values: list[str], dtype: str) -> str:
+        if dtype in SUFFIX:
+            return self._do(f"fcmp {COMPARED[name]}", dtype, *values)
+        how = name if name in ("eq", "ne") else f"{'u' if dtype == 'bool' else 's'}{name}"
+        return self._do(f"icmp {how}", dtype, *values)
+
+    def _convert(self, value: str, dtype: str, out: str) -> str:
+        if dtype == out:
+            return value
+        if out == "bool":
+            return self._compare("ne", [value, self.number(0, dtype)], dtype)
+        if dtype in SUFFIX and out == "int32":
+            name = (
+                f"llvm.fptosi.sat.{suffix('i32', self.lanes)}.{suffix(SUFFIX[dtype], self.lanes)}"
+            )
+            return self._call(name, [value], dtype, out)
+        names = {"bool": "zext" if out == "int32" else "uitofp", "int32": "sitofp"}
+        names |= {"float32": "fpext", "float64": "fptrunc"}
+        return self.f.value(f"{names[dtype]} {self.type(dtype)} {value} to {self.type(out)}")
+
+    def _integer(self, name: str, values: list[str]) -> str:
+        if name in ("add", "sub", "mul"):
+            return self._do(name, "int32", *values)
+        if name == "neg":
+            return self._do("sub", "int32", self.number(0, "int32"), values[0])
+        if name in ("max", "min"):
+            more = self._do(f"icmp s{'gt' if name == 'max' else 'lt'}", "int32", *values)
+            return self._select(more, *values, "int32")
+        raise ValueError(f"no function {name!r} of int32")
+
+    def binary(self, operation: str, a: str, b: str, dtype: str) -> str:
+        return self._do(f"f{operation} contract", dtype, a, b)
+
+    def _real(self, name: str, values: list[str], dtype: str, power: int) -> str:
+        a, one = values[0], self.number(1, dtype)
+        if name in ARITHMETIC:
+            return self.binary(name, *values, dtype)
+        if name == "neg":
+            return self._do("fneg", dtype, a)
+        if name in INTRINSICS:
+            return self._intrinsic(INTRINSICS[name], values, dtype)
+        if name == "rsqrt":
+            return self.binary("div", one, self._intrinsic("sqrt", [a], dtype), dtype)
+        if name == "square":
+            return self.binary("mul", a, a, dtype)
+        if name == "integer_pow":
+            return self._power(a, power, dtype)
+        if name == "is_finite":
+            size = self._intrinsic("fabs", [a], dtype)
+            return self._do("fcmp olt", dtype, size, self.number(math.inf, dtype))
+        if name == "sign":
+            is_zero = self._do("fcmp ueq", dtype, a, self.number(0, dtype))  # or NaN
+            return self._select(is_zero, a, self._intrinsic("copysign", [one, a], dtype), dtype)
+        if name == "logistic":
+            return self._value(functions.logistic(variable(a)), dtype)
+        if name == "tanh":
+            return self._value(functions.tanh(variable(a), self._let(dtype)), dtype)
+        if dtype == "float32" and name in ("exp", "expm1"):
+            return self._exp(a) if name == "exp" else self._expm1(a)
+        return self._library(name, values, dtype)
+
+    def _value(self, expression: Expression | float, dtype: str) -> str:
+        """Return the value of an expression of numbers of one dtype."""
+        if not isinstance(expression, Expression):
+            return self.number(expression, dtype)
+        if expression.function == "variable":
+            return expression.operands[0]
+        values = [self._value(operand, dtype) for operand in expression.operands]
+        return self.apply(expression.function, values, dtype, dtype)
+
+    def activated(self, name: str, order: int, x: str, scale: float, dtype: str) -> str:
+        """Return a derivative of an activation of x, times a number."""
+        value = functions.derivative(name, order, variable(x), self._let(dtype))
+        return self._value(value if scale == 1.0 else scale * value, dtype)
+
+    def _let(self, dtype: str) -> functions.Let:
+        return lambda name, expression: variable(self._value(expression, dtype))
+
+    def _power(self, a: str, power: int, dtype: str) -> str:
+        result, one = (
+            functions.power(variable(a), abs(power), self._let(dtype)),
+            self.number(1, dtype),
+        )
+        result = one if result is None else self._value(result, dtype)
+        return self.binary("div", one, result, dtype) if power < 0 else result
+
+    def _exp(self, a: str) -> str:
+        """Return exp(a) in float32."""
+        polynomial, halves = self._reduced(a)
+        e = self.binary("add", polynomial, self.number(1, "float32"), "float32")
+        for half in halves:
+            e = self.binary("mul", e, half, "float32")
+        return e
+
+    def _reduced(self, a: str) -> tuple[str, list[str]]:
+        """Return exp(r) - 1, and the two factors of 2^n, of a = n log 2 + r with |r| <= log(2)/2.
+
+        exp(r) - 1 = r (1 + r/2 + ... + r^6/7!): an error of 1e-9.
+        """
+        f, t, ints, d = self.f, self.type("float32"), self.type("int32"), "float32"
+        for compared, bound in (("ogt", 89.0), ("olt", -104.0)):  # beyond, inf and 0
+            outside = self._do(f"fcmp {compared}", d, a, self.number(bound, d))
+            a = self._select(outside, self.number(bound, d), a, d)
+        magic = 1.5 * 2**23  # what is added to it is rounded to an integer
+        scaled = self._do("fmul", d, a, self.number(1 / math.log(2), d))
+        shifted = self._do("fadd", d, scaled, self.number(magic, d))
+        rounded = self._do("fsub", d, shifted, self.number(magic, d))
+        high = 0.693359375  # few bits: its products with n are exact
+        for part in (high, math.log(2) - high):
+            a = self.binary("sub", a, self.binary("mul", rounded, self.number(part, d), d), d)
+        result = self.number(1 / math.factorial(7), d)
+        for n in range(6, 0, -1):
+            result = self.binary("mul", result, a, d)
+            result = self.binary("add", result, self.number(1 / math.factorial(n), d), d)
+        result = self.binary("mul", result, a, d)
+        bits = f.value(f"bitcast {t} {shifted} to {ints}")
+        start = struct.unpack("i", struct.pack("f", magic))[0]
+        n = self._do("sub", "int32", bits, self.number(start, "int32"))
+        first = self._do("ashr", "int32", n, self.number(1, "int32"))
+        halves = []
+        for exponent in (first, self._do("sub", "int32", n, first)):
+            biased = self._do("add", "int32", exponent, self.number(127, "int32"))
+            moved = self._do("shl", "int32", biased, self.number(23, "int32"))
+            halves.append(f.value(f"bitcast {ints} {moved} to {t}"))
+        return result, halves
+
+    def _expm1(self, a: str) -> str:
+        """Return exp(a) - 1 = 2^n (exp(r) - 1) + (2^n - 1), which does not cancel near zero."""
+        d = "float32"
+        polynomial, (first, second) = self._reduced(a)
+        power = self.binary("mul", first, second, d)
+        scaled = self.binary("mul", self.binary("mul", polynomial, first, d), second, d)
+        return self.binary("add", scaled, self.binary("sub", power, self.number(1, d), d), d)
+
+    def _intrinsic(self, name: str, values: list[str], dtype: str) -> str:
+        return self._call(f"llvm.{name}.{suffix(SUFFIX[dtype], self.lanes)}", values, dtype, dtype)
+
+    def _call(self, name: str, values: list[str], dtype: str, out: str) -> str:
+        a, b = self.type(dtype), self.type(out)
+        self.f.declared.add(f"declare {b} @{name}({', '.join([a] * len(values))})")
+        return self.f.value(f"call {b} @{name}({', '.join(f'{a} {v}' for v in values)})")
+
+    def _library(self, name: str, values: list[str], dtype: str) -> str:
+        """Return a function of the C library, lane by lane."""
+        assert name in LIBRARY, name
+        one = FunctionEmitter(self.f, 1)
+        symbol = name + "f" * (dtype == "float32")
+        if self.lanes == 1:
+            return one._call(symbol, values, dtype, dtype)
+        t, scalar, result = self.type(dtype), kind(dtype, 1), "poison"
+        for lane in range(self.lanes):
+            parts = [self.f.value(f"extractelement {t} {v}, i64 {lane}") for v in values]
+            collected = one._call(symbol, parts, dtype, dtype)
+            result = self.f.value(f"insertelement {t} {result}, {scalar} {collected}, i64 {lane}")
+        return result
+
+
+def write(activated: Activated, dtype: str, machine: Machine) -> KernelPasses:
+    """Return the pass that computes activations of all rows."""
+    arguments = Arguments(dtype)
+    arguments.add(("in", 0), ROWS, activated.rows.size, "row")
+    arguments.end()
+    for n in range(len(activated.orders)):
+        arguments.add(("out", n), ROWS, activated.size, f"activations {n}")
+    f = Function.of_pass("activate", dtype, machine.vector_bytes // BYTES[dtype])
+    source, *targets = (arguments.load(f, *key) for key in list(arguments.numbers))
+    with f.loop("%end", start="%begin") as rows:
+        read = f.at(source, rows.index, activated.rows.size * f.bytes)
+        places = [f.at(target, rows.index, activated.size * f.bytes) for target in targets]
+        cost = write_row(f, activated, read, places)
+    passes = [Pass("activate", f.text(), Units(Axis.ROWS), cost)]
+    return KernelPasses(arguments, {}, passes, (), (), f.declared)
+
+
+def write_row(f: Function, activated: Activated, source: str, targets: list[str]) -> int:
+    """Write the activations of a row that starts at `source`, and return what they cost.
+
+    Args:
+      targets: where the rows of the results start, one for each order.
+    """
+    cost = 0
+    for part, (offset, mul, _) in zip(activated.parts, activated.places(), strict=True):
+        read = f.at(source, part.offset, f.bytes)
+        places = [f.at(target, offset, f.bytes) for target in targets]
+        for loop, lanes in f.vector_loops(mul):
+            emitter = FunctionEmitter(f, lanes)
+            x = emitter.load(read, f.dtype, max(mul, 2), loop.index)
+            for order, place in zip(activated.orders, places, strict=True):
+                value = emitter.activated(part.name, order, x, part.scale, f.dtype)
+                emitter.store(value, place, f.dtype, loop.index)
+        cost += OPERATIONS * -(-mul // f.widest)
+    return cost
+
+
+def is_written(activated: Activated) -> bool:
+    """Return whether all of its orders are written out."""
+    return max(activated.orders) <= HIGHEST

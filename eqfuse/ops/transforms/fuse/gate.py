@@ -153,13 +153,13 @@ class _Preactivation:
         others = [name for name in parts if name != self.z]
         arrays = all(isinstance(n, ArrayFactor) and n.axis is not None for n in others)
         if self.z not in parts or not arrays or not {self.skip, *others} <= {None, *others[:1]}:
-            raise Unfit("more than a skip is added before the gate")
+            raise Unfit("no gate")
         own, column = parts[self.z], -1
         if others:
             [self.skip] = others
             column = parts[self.skip]
         if self.columns[own] not in (-2, column):
-            raise Unfit("an element of the Linear is read with a skip and without")
+            raise Unfit("no gate")
         self.columns[own] = column
         return own
 
@@ -181,7 +181,7 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
 
     def element(terms: dict, scale: float = 1.0) -> int:
         if any(len(key) != 1 or abs(s / scale - 1) > ROUNDING for key, (s, _) in terms.items()):
-            raise Unfit("what is read of the Linear is scaled")
+            raise Unfit("no gate")
         return z.element({name: index[0] for [name], (_, index) in terms.items()})
 
     @functools.cache
@@ -196,13 +196,13 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
             lines.append((IDENTITY, element(terms), None))
             continue
         if len(acts) > 1:
-            raise Unfit("products of activations")
+            raise Unfit("no gate")
         [(act, number)] = acts
         rest = {}
         for key, (scale, index) in terms.items():
             kept = [n for n, name in enumerate(key) if name != act]
             if len(kept) != len(key) - 1:
-                raise Unfit("products of activations, or sums with them")
+                raise Unfit("no gate")
             rest[tuple(key[n] for n in kept)] = scale, tuple(index[n] for n in kept)
         scale, gating = next(iter(rest.values()))[0], activated(act)[number]
         if list(rest) == [()]:
@@ -215,7 +215,7 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
         (np.abs(np.array(values) / mean[act] - 1) > ROUNDING).any()
         for act, values in scales.items()
     ):
-        raise Unfit("gates are scaled differently")
+        raise Unfit("no gate")
     of_act = {act: Activation(act.name, m, xla.parity(act.name)) for act, m in mean.items()}
     tiles = _tiles([(of_act.get(act, act), part, gate) for act, part, gate in lines], linear)
     _check(tiles, linear)
@@ -238,11 +238,11 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
         dim = blocks[block].dim
         stop = start + dim
         if component or lines[start:stop] != [(act, part + k, gate) for k in range(dim)]:
-            raise Unfit("components of an irrep are gated differently")
+            raise Unfit("no gate")
         if gate is None and act != IDENTITY and dim > 1:
-            raise Unfit("an activation of a vector")
+            raise Unfit("no gate")
         if gate is not None and blocks[places[gate][0]].dim != 1:
-            raise Unfit("a gate that is no scalar")
+            raise Unfit("no gate")
         gating = None if gate is None else Part(*places[gate][:2], 1)
         tile = Tile(Part(block, channel, 1), start, act, gating)
         if tiles and _follows(tiles[-1], tile):

@@ -16,8 +16,8 @@ from eqfuse.ops.primitives.layer import Call, choose, resolve_fused
 from eqfuse.ops.transforms.fuse import graphs
 from eqfuse.ops.transforms.fuse.gate import GateMatch, gate_behind
 from eqfuse.ops.transforms.fuse.graphs import GraphProduct
-from eqfuse.ops.transforms.fuse.match import Joined, Match, as_rows, match_product
-from eqfuse.ops.transforms.fuse.rows import RowPolynomials, SumFactor, Unfit
+from eqfuse.ops.transforms.fuse.match import CONVERT, Joined, Match, as_rows, match_product
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Polynomial, Terms, Trace, merged, summed
 
 
@@ -121,9 +121,11 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     linear = _linear(linear_form)
     dtypes = {trace.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
     if len(dtypes) > 1:
-        raise Unfit("dtypes change before the Linear")
+        raise Unfit("dtypes change before the Linear", CONVERT)
     row = rows.of(node.inputs[0], 0)
-    sums = {name for key in row.terms for name in key if isinstance(name, SumFactor)}
+    arrays = [name for key in row.terms for name in key if isinstance(name, ArrayFactor)]
+    made = {name.value: trace.producer[name.value][0] for name in arrays if trace.node(name.value)}
+    sums = {value: n for value, n in made.items() if summed(trace, n) is not None}
     if sums:
         product = _summed(trace, rows, row, sums)
         form, backend = product.match.form, product.match.backend
@@ -138,7 +140,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     index = node.inputs[-1] if linear_form.needs_integers else None
     parameters = node.inputs[1 : len(linear_form.inputs)]
     z, count = node.outputs[0], node.params["num_rows"]
-    inside = frozenset(trace.nodes[name.node].outputs[0] for name in sums)
+    inside = frozenset(sums)
     alone = Layer(product, linear, tuple(parameters), index, count, inside, None)
     gated = gate_behind(trace, z, linear)
     if gated is None:
@@ -168,12 +170,14 @@ def _linear(linear_form: LinearForm) -> Linear:
     return Linear(linear_form, parameters, irreps)
 
 
-def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums) -> GraphProduct:
+def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> GraphProduct:
     """Return the product on a graph that gives this row of the nodes."""
     if len(row.terms) > 1 or any(len(key) != 1 for key in row.terms):
-        raise Unfit("more than a sum over edges goes into the Linear")
-    [name] = sums
-    scatter = summed(trace, name.node)
+        raise Unfit(
+            "more than a sum over edges goes into the Linear",
+            "apply a Linear to the sum alone, and add the other one",
+        )
+    scatter = summed(trace, *sums.values())
     if trace.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")
     updates, masks = graphs.without_masks(trace, rows, scatter.updates)

@@ -254,13 +254,6 @@ class ProductFactor:
     group: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class SumFactor:
-    """The sum over the edges of each node: the scatter of this number."""
-
-    node: int
-
-
 class RowPolynomials(MovedRows):
     """The polynomials of the rows of a trace's values, of gathers, products and sums."""
 
@@ -293,8 +286,6 @@ class RowPolynomials(MovedRows):
             rows, elements = self.gathers[number]
             whole = variable(rows, (1, math.prod(self._shape(rows.rows)[1:])))
             return whole.take(elements.reshape(row_shape(shape, 0)))
-        if axis == 0 and summed(self.trace, number) is not None:
-            return variable(SumFactor(number), row_shape(shape, 0))
         if axis == 0 and (group := self._group_of_product(node)) is not None:
             return variable(group, row_shape(shape, 0))
         if node.name in MOVES:
@@ -441,7 +432,15 @@ class RowPolynomials(MovedRows):
 
 
 class Unfit(ValueError):
-    """What is between a product and a sum is not of the kind that a form has; says why."""
+    """What is between a product and a sum is not of the kind that a form has.
+
+    Attributes:
+      advice: what to do about it, or "".
+    """
+
+    def __init__(self, reason: str, advice: str = ""):
+        super().__init__(reason)
+        self.advice = advice
 
 
 ONE = "one"
@@ -450,24 +449,27 @@ ONE = "one"
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Elements of an operand that a path reads or writes: [channels, components]."""
+    """Elements of an operand that a path reads or writes.
+
+    Attributes:
+      elements: [channels, components].
+      component: [terms], which of them each term of the path reads or writes.
+    """
 
     name: object
     elements: np.ndarray
+    component: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A path before its channels are known.
+    """A path before its channels are known: factors, and the output, which is named None.
 
     Attributes:
-      slots: its factors, then its output, named None.
-      components: [terms, slots], the component of each slot.
       values: [channels, terms].
     """
 
     slots: tuple[Slot, ...]
-    components: np.ndarray
     values: np.ndarray
 
 
@@ -541,28 +543,30 @@ def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
     for path in form.paths:
         segment = out.segments[path.output.segment]
         elements = _elements(out, segment, segment.mul, product.group)  # [channels, components]
+        component = np.array([c[-1] for c, _ in path.terms])
         if (count[elements] != count[elements][:, :1]).any():
-            raise Unfit("components of one irrep are treated differently")
+            raise Unfit(
+                "components of one irrep are treated differently",
+                "give each irrep one weight, as in messages * weights",
+            )
         factors = _factors(form, path, inputs, product.group)
         for copy in range(int(count[elements].max(initial=0))):
             read = count[elements][:, 0] > copy
-            for channels, slots, components, values in factors:
+            for channels, slots, values in factors:
                 kept = read[channels]
                 if not kept.any():
                     continue
                 rows = order[first[elements[channels[kept]]] + copy]
-                index = np.array([c[-1] for c, _ in path.terms])
-                slots = [Slot(s.name, s.elements[kept]) for s in slots]
-                slots += [Slot(key[n], terms.index[rows, n]) for n in others]
-                slots.append(Slot(None, terms.place[rows]))
-                components = [*components, *[index] * (len(others) + 1)]
-                scaled = values[kept] * terms.scale[rows][:, index]
-                drafts.append(_simplified(slots, components, scaled))
+                slots = [dataclasses.replace(s, elements=s.elements[kept]) for s in slots]
+                slots += [Slot(key[n], terms.index[rows, n], component) for n in others]
+                slots.append(Slot(None, terms.place[rows], component))
+                scale = terms.scale[rows][:, component]
+                drafts.append(_simplified(slots, values[kept] * scale))
     return drafts
 
 
 def _factors(form: Form, path: Path, inputs, group: int) -> list[tuple]:
-    """Return (channels, slots, components, values) of a path's factors, in what they are made of.
+    """Return (channels, slots, values) of a path's factors, in what they are made of.
 
     Where an operand is a sum, each of its parts is multiplied for itself.
 
@@ -595,32 +599,33 @@ def _factors(form: Form, path: Path, inputs, group: int) -> list[tuple]:
 
 
 def _slots(path: Path, parts, channels):
-    """Return slots, components and values of one part of each factor of a path."""
-    slots, components = [], []
-    values = np.tile([v for _, v in path.terms], (len(channels), 1))
+    """Return slots and values of one part of each factor of a path."""
+    slots, values = [], np.tile([v for _, v in path.terms], (len(channels), 1))
     for number, (key, lines) in enumerate(parts):
-        index = np.array([c[number] for c, _ in path.terms])
-        values = values * np.array([[m[0] for m in lines[n]] for n in channels])[:, index]
+        component = np.array([c[number] for c, _ in path.terms])
+        values = values * np.array([[m[0] for m in lines[n]] for n in channels])[:, component]
         for n, name in enumerate(key):
-            slots.append(Slot(name, np.array([[m[1][n] for m in lines[c]] for c in channels])))
-            components.append(index)
+            elements = np.array([[m[1][n] for m in lines[c]] for c in channels])
+            slots.append(Slot(name, elements, component))
         if not key:
-            slots.append(Slot(ONE, np.zeros((len(channels), 1), int)))
-            components.append(np.zeros_like(index))
-    return slots, components, values
+            slots.append(_one(len(channels), component))
+    return slots, values
 
 
-def _simplified(slots, components, values) -> Draft:
+def _one(count: int, component: np.ndarray) -> Slot:
+    return Slot(ONE, np.zeros((count, 1), int), np.zeros_like(component))
+
+
+def _simplified(slots: list[Slot], values) -> Draft:
     """Return a draft; a slot that is the same for all components has one, others are in order."""
-    kept, columns = [], []
-    for slot, index in zip(slots, components, strict=True):
-        if slot.name is not None and (slot.elements == slot.elements[:, :1]).all():
-            slot, index = Slot(slot.name, slot.elements[:, :1]), np.zeros_like(index)
-        order = np.argsort(slot.elements[0], kind="stable")
-        slot, index = Slot(slot.name, slot.elements[:, order]), np.argsort(order)[index]
-        kept.append(slot)
-        columns.append(index)
-    return Draft(tuple(kept), np.column_stack(columns), values)
+    ordered = []
+    for slot in slots:
+        elements, component = slot.elements, slot.component
+        if slot.name is not None and (elements == elements[:, :1]).all():
+            elements, component = elements[:, :1], np.zeros_like(component)
+        order = np.argsort(elements[0], kind="stable")
+        ordered.append(Slot(slot.name, elements[:, order], np.argsort(order)[component]))
+    return Draft(tuple(ordered), values)
 
 
 def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
@@ -649,10 +654,9 @@ def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
         rows = rows[channels]
         row_of[elements[channels]] = -1
         dim = np.arange(elements.shape[1])
-        slots = [Slot(key[n], terms.index[rows, n]) for n in range(len(key))]
-        slots += [Slot(ONE, np.zeros((len(channels), 1), int)), Slot(None, terms.place[rows])]
-        components = [dim] * len(key) + [np.zeros_like(dim), dim]
-        drafts.append(_simplified(slots, components, terms.scale[rows]))
+        slots = [Slot(key[n], terms.index[rows, n], dim) for n in range(len(key))]
+        slots += [_one(len(channels), dim), Slot(None, terms.place[rows], dim)]
+        drafts.append(_simplified(slots, terms.scale[rows]))
     return drafts
 
 
@@ -691,8 +695,8 @@ def _runs(draft: Draft) -> list[Draft]:
             step = steps[first]
             while last < count and same[last - 1] and (steps[last - 1] == step).all():
                 last += 1
-        slots = tuple(Slot(s.name, s.elements[first:last]) for s in draft.slots)
-        runs.append(Draft(slots, draft.components, draft.values[first:last]))
+        slots = (dataclasses.replace(s, elements=s.elements[first:last]) for s in draft.slots)
+        runs.append(Draft(tuple(slots), draft.values[first:last]))
         first = last
     return runs
 
@@ -715,11 +719,11 @@ def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> F
         channels[names[0]] = True
     paths.sort(key=lambda path: int(path.slots[-1].elements[0, 0]))
     lines = [[_segment(slot, channels[slot.name]) for slot in path.slots] for path in paths]
-    segments: dict = {name: [] for name in names}
+    used: dict = {name: set() for name in names}
     for path, line in zip(paths, lines, strict=True):
         for slot, segment in zip(path.slots, line, strict=True):
-            segments[slot.name].append(segment)
-    segments = {n: sorted(set(s), key=lambda s: s.offset) for n, s in segments.items()}
+            used[slot.name].add(segment)
+    segments = {name: sorted(of_name, key=lambda s: s.offset) for name, of_name in used.items()}
     numbers = {name: n for n, name in enumerate(operands)} | {None: 0}
     refs = []
     for path, line in zip(paths, lines, strict=True):
@@ -728,19 +732,18 @@ def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> F
             for slot, segment in zip(path.slots, line, strict=True)
         )
         terms: dict = {}
-        for components, value in zip(path.components, path.values[0], strict=True):
-            key = tuple(int(c) for c in components)
-            terms[key] = terms.get(key, 0.0) + float(value)
+        components = zip(*(slot.component.tolist() for slot in path.slots), strict=True)
+        for key, value in zip(components, path.values[0].tolist(), strict=True):
+            terms[key] = terms.get(key, 0.0) + value
         refs.append(Path(tuple(factors), out, tuple(sorted(terms.items()))))
+
+    def operand(name, size: int, index: Index, role: Role, label: str) -> Operand:
+        of_name = filled(segments[name], size, channels[name])
+        return Operand(label, size, of_name, channels[name], index, role)
+
     try:
-        inputs = tuple(
-            Operand(
-                label, size, filled(segments[name], size, channels[name]), channels[name], i, role
-            )
-            for name, (size, i, role, label) in operands.items()
-        )
-        size, index = output
-        out = Operand("out", size, filled(segments[None], size, True), True, index, Role.OUTPUT)
+        inputs = tuple(operand(name, *described) for name, described in operands.items())
+        out = operand(None, *output, Role.OUTPUT, "out")
         return Form(inputs, (out,), tuple(refs)).merged()
     except ValueError as error:
         raise Unfit(f"no form has these channels: {error}") from error

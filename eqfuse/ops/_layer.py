@@ -14,6 +14,7 @@ from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._linear import (
     OF_FUSED,
     OF_LINEAR_ALONE,
+    OPTIONS,
     Linear,
     check_index,
     check_positional,
@@ -356,6 +357,14 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
         raise ValueError("index and weights exclude each other")
     arguments = [a for a in (index, weights, x) if a is not None]
     return Linear(irreps_out, **options).apply({"params": parameters}, *arguments)
+
+
+def linear_of(module, first, x, parameters, irreps_out, is_indexed: bool, **others):
+    """Apply a Linear of another framework, with its attributes, to x and what comes before it."""
+    names = (*OPTIONS, "irreps_in", "input_precision", "backend")
+    options = {n: getattr(module, n) for n in names if hasattr(module, n)}
+    options["index" if is_indexed else "weights"] = first
+    return linear(x, parameters, irreps_out, **options | others)
 
 
 def tensor_product_linear(

@@ -12,7 +12,8 @@ import numpy as np
 from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.gate import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
-from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit, monomials, row_shape
+from eqfuse.ops.transforms.fuse.drafts import monomials
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit, row_shape
 from eqfuse.ops.transforms.fuse.trace import (
     Polynomial,
     TooLargeError,

@@ -8,16 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.ir.form import Form, Index, Role
-from eqfuse.ops.transforms.fuse import rows as row_layouts
-from eqfuse.ops.transforms.fuse.rows import (
-    ONE,
-    ArrayFactor,
-    Draft,
-    ProductFactor,
-    RowPolynomials,
-    Slot,
-    Unfit,
-)
+from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, ProductFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Gathered, Polynomial, Trace, variable
 
 WEIGHTS = "weights"
@@ -198,7 +190,7 @@ def match_product(
             "an operand of the product has channels on an axis in an unknown order",
             "give the product [edges, irreps]: axis_to_mul before it",
         )
-    drafts = row_layouts.drafts(row, product, form, operands)
+    drafts = drafts_of(row, product, form, operands)
     drafts = [_as_arrays(d, trace, on_graph) for d in drafts]
     roles = {}
     for operand, polynomial in zip(form.inputs, operands, strict=True):
@@ -206,7 +198,7 @@ def match_product(
             main = [n for n in key if isinstance(n, Gathered)] or list(key[:1])
             for name in main[:1]:
                 roles.setdefault(_plain(name, trace, on_graph), operand.role)
-    for name in row_layouts.names_beside(drafts):
+    for name in names_beside(drafts):
         roles.setdefault(name, Role.LEFT)
     if any(not _is_of(dtype, trace.avals[n.value].dtype) for n in _names(drafts) if n != ONE):
         raise Unfit("dtypes change between the arrays and the sum", CONVERT)
@@ -226,7 +218,7 @@ def match_product(
         shared = all(a.axis is None for g in groups for a in g.arrays)
         size = sum(len(g.columns) for g in groups)
         used[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
-    new = row_layouts.form_of(drafts, used, (row.size, output))
+    new = form_of(drafts, used, (row.size, output))
     right = [n for n, (_, i, role, _) in used.items() if role is Role.RIGHT and i is Index.ROW]
     return Match(new, tuple(used), tuple(groups), next(iter(right), None), dtype, backend)
 

@@ -17,8 +17,8 @@ from eqfuse.ops.transforms.fuse.trace import (
     Replacement,
     TooLargeError,
     Trace,
-    evaluate,
     needed_values,
+    outputs_of,
 )
 
 OPS = pathlib.Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
     def bind(node: Node, given) -> list:
         return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
 
-    return evaluate(trace, arrays, replaced, bind)
+    return outputs_of(trace, arrays, replaced, bind)
 
 
 def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:

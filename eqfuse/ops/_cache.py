@@ -1,36 +1,25 @@
-"""A folder that survives the process, written atomically and read with care: its code is executed.
+"""A folder of compiled code that survives the process: this user's own, and written atomically.
 
-Only what nobody else can have written is used. A folder or an entry that belongs to a user who is
-neither this one nor root, or that group or others can write, is ignored with a warning; so is a
-folder within one in which others can exchange it. Kernels are compiled anew then. What is compiled
-goes into the place of an entry that is ignored, and for a folder that is ignored into a private
-one that is removed when the process ends.
-
+The code is executed, so a folder or a file that another user owns, or can write, is not used.
 Folders are made with mode 0700 and files with 0600, whatever the umask. On Windows, which has no
 such modes, nothing is checked.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import errno
 import functools
 import hashlib
 import json
 import os
 import pathlib
 import shutil
-import stat
 import sys
 import tempfile
 import warnings
 
-KEPT = ("compiled", "cpu", "programs", "source")
-"""The folders in it: Triton's kernels, native ones, XLA's programs, the text of Triton's."""
-
-_warned: set[pathlib.Path] = set()
-"""Folders for which a warning about ignored entries was given."""
+_TEMPORARY: list[tempfile.TemporaryDirectory] = []
+"""Folders that are removed when the process ends."""
 
 
 def _default_folder() -> pathlib.Path:
@@ -46,48 +35,36 @@ def _default_folder() -> pathlib.Path:
 def cache_folder(*names: str) -> pathlib.Path:
     """Return the folder where kernels are kept, or the one called `names` in it; make what lacks.
 
-    It is EQFUSE_CACHE_DIR, or that of this program in the user's cache folder. Links are resolved.
-    A folder that cannot be written to, or that others can write to, is replaced by a private,
-    temporary one, with a warning.
-
-    Raises:
-      OSError: a folder in it cannot be made.
+    It is EQFUSE_CACHE_DIR, or that of this program in the user's cache folder. A folder that cannot
+    be written to, or that others own or can write to, is replaced by a temporary one, with a
+    warning.
     """
     asked = os.environ.get("EQFUSE_CACHE_DIR")
-    folder = pathlib.Path(asked).expanduser().absolute() if asked else _default_folder()
-    folder = _base(folder)
+    folder = _usable(pathlib.Path(asked).expanduser().absolute() if asked else _default_folder())
     for name in names:
-        folder = _within(folder / name)
+        folder = _usable(folder / name)
     return folder
 
 
 @functools.cache
-def _base(folder: pathlib.Path) -> pathlib.Path:
+def _usable(folder: pathlib.Path) -> pathlib.Path:
+    """Return a folder, or a temporary one in its place, with a warning that says why."""
     try:
         _make(folder)
-        whole = folder.resolve()
-        # a link may be exchanged as well as what it leads to
-        above = dict.fromkeys([folder, *folder.parents, *whole.parents])
-        for path in (whole, *above):
-            if fault := _fault(path.lstat(), leads=path != whole):
-                remedy = f"For this one: chmod go-w {path}"
-                if path == whole:  # what was written to it meanwhile would be trusted
-                    remedy += f", and remove {', '.join(KEPT)} in it"
-                return _instead(folder, f"is ignored, since {path} {fault}", remedy + ".")
-        with tempfile.TemporaryFile(dir=whole):
-            return whole
+        if not (fault := _fault(folder.stat())):
+            with tempfile.TemporaryFile(dir=folder):
+                return folder.resolve()
+        why = f"is ignored, since it {fault}"
     except OSError as error:
-        return _instead(folder, f"cannot be written to ({error.strerror or error})", "")
-
-
-@functools.cache
-def _within(folder: pathlib.Path) -> pathlib.Path:
-    _make(folder)
-    if fault := _fault(folder.lstat()):
-        remedy = f"For this one: rm -r {folder}."
-        folder = _instead(folder, f"is ignored, since it {fault}", remedy) / folder.name
-        _make(folder)
-    return folder
+        why = f"cannot be written to ({error.strerror or error})"
+    _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="eqfuse-"))
+    warnings.warn(
+        f"the kernel cache {folder} {why}. A temporary folder takes its place, and the next "
+        "process compiles again. Set EQFUSE_CACHE_DIR to a writable folder of your own.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return pathlib.Path(_TEMPORARY[-1].name)
 
 
 def _make(folder: pathlib.Path) -> None:
@@ -97,101 +74,42 @@ def _make(folder: pathlib.Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def _instead(folder: pathlib.Path, why: str, remedy: str) -> pathlib.Path:
-    """Make a temporary folder in the place of `folder`, and warn why."""
-    fallback = pathlib.Path(tempfile.mkdtemp(prefix="eqfuse-")).resolve()
-    process = os.getpid()
-
-    @atexit.register
-    def remove():
-        if os.getpid() == process:  # a process forked from it must not
-            shutil.rmtree(fallback, ignore_errors=True)
-
-    warnings.warn(
-        f"the kernel cache {folder} {why}; using {fallback} instead, which other processes will "
-        f"not find. Set EQFUSE_CACHE_DIR to a writable folder of your own. {remedy}".strip(),
-        UserWarning,
-        stacklevel=4,
-    )
-    return fallback
-
-
-def _fault(status: os.stat_result, leads: bool = False) -> str:
-    """Return what may have let others write a file or a folder, or "".
-
-    Args:
-      status: its own (of lstat or fstat), not that of what a link leads to.
-      leads: it is a link or a folder that leads to the cache. Others may have written to such a
-        folder where each may only remove what is his own, as in /tmp. The owner of / may own it:
-        in a container without root that is nobody.
-    """
+def _fault(status: os.stat_result) -> str:
+    """Return why others may have written a file or a folder, or ""."""
     if not hasattr(os, "geteuid"):
         return ""
-    trusted = {0, os.geteuid()} | ({os.stat("/").st_uid} if leads else set())
-    if status.st_uid not in trusted:
-        return f"belongs to user {status.st_uid}, neither to this user ({os.geteuid()}) nor to root"
-    if stat.S_ISLNK(status.st_mode):
-        return "" if leads else "is a symbolic link"
-    sticky = leads and status.st_mode & stat.S_ISVTX
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-        return f"can be written by its group or by others (mode {stat.S_IMODE(status.st_mode):o})"
-    return ""
-
-
-def _warn_ignored(path: pathlib.Path, fault: str) -> None:
-    """Warn of the first such entry in a folder."""
-    if path.parent in _warned:
-        return
-    _warned.add(path.parent)
-    warnings.warn(
-        f"{path} is ignored, since it {fault}; so are others in its folder for such reasons. What "
-        "they hold is compiled anew and replaces them, so there is nothing to do; chmod go-w keeps "
-        "a file of your own that you trust.",
-        UserWarning,
-        stacklevel=3,
-    )
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {status.st_uid}"
+    return "can be written by others (chmod go-w)" if status.st_mode & 0o022 else ""
 
 
 def read(path: pathlib.Path) -> bytes | None:
-    """Return the content of an entry; None if there is none.
-
-    One that others may have written is not read, and a warning says so, once for a folder. What is
-    checked is the file that was opened, whatever becomes of the path meanwhile.
-    """
+    """Return the content of a file; None if there is none, or, with a warning, another user's."""
     try:
-        with open(path, "rb", opener=_open) as file:
-            status = os.fstat(file.fileno())
-            regular = stat.S_ISREG(status.st_mode)
-            fault = _fault(status) if regular else "is not a file"
-            if not fault:
+        with open(path, "rb") as file:
+            if not (fault := _fault(os.fstat(file.fileno()))):
                 return file.read()
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            return None
-        fault = "is a symbolic link"
-    _warn_ignored(path, fault)
+    except OSError:
+        return None
+    warnings.warn(
+        f"{path} is ignored, since it {fault}; what it holds is compiled again",
+        UserWarning,
+        stacklevel=3,
+    )
     return None
 
 
-def _open(path: str, flags: int) -> int:
-    """Open for reading, follow no link in the last place, and wait for no writer of a FIFO."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
 def remove_untrusted(folder: pathlib.Path) -> None:
-    """Remove entries that others may have written, with a warning, where others read them.
-
-    Raises:
-      OSError: one cannot be removed.
-    """
+    """Remove entries that others may have written, with a warning, where others read them."""
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             if fault := _fault(path.lstat()):
-                _warn_ignored(path, fault)
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                warnings.warn(
+                    f"{path} is ignored, since it {fault}, and is removed",
+                    UserWarning,
+                    stacklevel=2,
+                )
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def write(path: pathlib.Path, content: bytes) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from eqfuse.ops.transforms.fuse.report import Entry, table
-from eqfuse.ops.transforms.fuse.rewrite import rewritten
+from eqfuse.ops.transforms.fuse.rewrite import Entry, rewritten, table
 
 
 def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:

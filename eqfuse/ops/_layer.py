@@ -1,5 +1,6 @@
 """`TensorProductLinear` and `TensorProductLinearGate`: e3nn's product, Linear and gate, fused."""
 
+import functools
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
@@ -13,6 +14,7 @@ from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._linear import (
     OF_FUSED,
     OF_LINEAR_ALONE,
+    OPTIONS,
     Linear,
     check_index,
     check_positional,
@@ -27,21 +29,19 @@ from eqfuse.ops._tensor_product import (
     check_receivers,
     elementwise_tensor_product,
     evaluate_rows,
+    gather_columns,
     graph_operands,
     irreps_filter,
     normalization,
     operands,
-    taken,
 )
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.xla import UnknownActivationError
 from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir import products as _channelwise
 from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import layer
-from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, refuse, resolve_fused
 from eqfuse.ops.primitives.rules import BatchAxes
 
@@ -120,17 +120,19 @@ class TensorProductLinear(nn.Module):
         """
         return self._apply(x, y, weights, edges, index, skip)
 
-    def _apply(self, x, y, weights, edges, index, skip, make_gate=None, gate=lambda z: z):
+    def _gate(self) -> tuple[Callable | None, Callable]:
+        """Return what makes the gate of a Linear, None without one, and e3nn's function."""
+        return None, lambda z: z
+
+    def _apply(self, x, y, weights, edges, index, skip):
         check_edges(edges, weights)
-        parameters = jax.tree.leaves(self.variables)
         mode = resolve_fused(self.fused)
-        is_gated = make_gate is not None
-        op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
-        backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
+        make_gate, gate = self._gate()
+        op = "tensor_product_linear" + ("_gate" if make_gate else "")
+        backend = resolve(self.backend, op, x, y, weights, skip, *jax.tree.leaves(self.variables))
         check_index(index, self.num_indexed_weights)
         if index is not None:
             index = nearest(index, self.num_indexed_weights)
-        precision = matmul_precision(self.input_precision)
         keep = self.filter_ir_out
         if keep is None:
             keep = sorted({ir for _, ir in e3nn.Irreps(self.irreps_out)})
@@ -138,7 +140,7 @@ class TensorProductLinear(nn.Module):
             "filter_ir_out": irreps_filter(keep),
             "irrep_normalization": normalization(self.irrep_normalization),
         }
-        if self.split is not None and (skip is not None or is_gated):
+        if self.split is not None and (skip is not None or make_gate):
             raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
@@ -161,7 +163,7 @@ class TensorProductLinear(nn.Module):
             biases=self.biases,
             **linears.normalizations(self.path_normalization, self.gradient_normalization),
             num_sets=self.num_indexed_weights or 0,
-            input_precision=precision,
+            input_precision=matmul_precision(self.input_precision),
         )
         parameters = declare(self, declared, self.num_indexed_weights, x.dtype)
         parameters = [parameters[p.name] for p in linear.parameters]
@@ -169,9 +171,12 @@ class TensorProductLinear(nn.Module):
             sizes = tuple(part.dim for part in parts_of(self.split, linear.irreps_out) if part.dim)
             linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
-        fused_gate = make_gate(linear) if is_gated else None
-        if is_gated and fused_gate is None:
-            refuse(mode, "the kernels do not know an activation; see the argument even_act")
+        fused_gate = None
+        if make_gate:
+            try:
+                fused_gate = make_gate(linear)
+            except UnknownActivationError:
+                refuse(mode, "the kernels do not know an activation; see the argument even_act")
         kernels = backend, mode
         out = self._fused(
             product, linear, fused_gate, kernels, x, y, weights, parameters, edges, index, skip
@@ -206,7 +211,7 @@ class TensorProductLinear(nn.Module):
             "on_graph": edges is not None,
         }
         if self.channelwise:
-            return _channelwise.channelwise_tensor_product(x.irreps, y.irreps, **common)
+            return products.channelwise_tensor_product(x.irreps, y.irreps, **common)
         return products.tensor_product(
             x.irreps,
             y.irreps,
@@ -239,14 +244,11 @@ class TensorProductLinear(nn.Module):
         else:
             shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
             batch_axes = BatchAxes.of(shape, [x.array, y.array])
-            arrays = [batch_axes.rows(a.array) for a in (x, y)]
-            if product.channel_columns:
-                arrays = [taken(a, c) for a, c in zip(arrays, product.channel_columns, strict=True)]
+            arrays = gather_columns(product, [batch_axes.rows(a.array) for a in (x, y)])
         added = []
         if skip is not None:
-            added.append(
-                batch_axes.rows(checked_skip(skip, linear.irreps_out, batch_axes.shape).array)
-            )
+            skip = checked_skip(skip, linear.irreps_out, batch_axes.shape)
+            added = [batch_axes.rows(skip.array)]
         dtype = promoted([*arrays, *added], parameters)
         arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
         integers = []
@@ -261,16 +263,12 @@ class TensorProductLinear(nn.Module):
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
         record_fused(chosen.text)
         call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)
-        outputs = _fused.evaluate(call, arrays, integers)
+        outputs = layer.evaluate(call, arrays, integers)
         outputs = [batch_axes.apart(out) for out in outputs]
         if self.split is not None:
-            outputs = iter(outputs)
-            return tuple(
-                e3nn.IrrepsArray(part, next(outputs))
-                if part.dim
-                else e3nn.zeros(part, batch_axes.shape, dtype)
-                for part in parts_of(self.split, linear.irreps_out)
-            )
+            parts, outputs = parts_of(self.split, linear.irreps_out), iter(outputs)
+            zeros = functools.partial(e3nn.zeros, leading_shape=batch_axes.shape, dtype=dtype)
+            return tuple(e3nn.IrrepsArray(p, next(outputs)) if p.dim else zeros(p) for p in parts)
         out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)
         forced = self.force_irreps_out and gate is None
         return rechunked(out, self.irreps_out) if forced else out
@@ -281,20 +279,16 @@ class TensorProductLinear(nn.Module):
         if self.channelwise:
             x, y, _ = self._operands(x, y, weights, edges, options)
             product = _reference.channelwise_tensor_product(x, y, edges, **options)
-            return self._mixed(product, index, skip, gate)
-        options["scalar_first"] = self.scalar_first
-        if edges is None:
+        elif edges is None:
+            options["scalar_first"] = self.scalar_first
             product = _reference.tensor_product(x, y, **options)
         else:
             if weights is not None and self.filter_ir_out is None:
                 x, y, weights = graph_operands(x, y, weights, edges, {"filter_ir_out": computed})
-                weights = _reference.spread(
-                    weights, e3nn.tensor_product(x.irreps, y.irreps), computed
-                )
+                whole = e3nn.tensor_product(x.irreps, y.irreps)
+                weights = _reference.spread(weights, whole, computed)
+            options["scalar_first"] = self.scalar_first
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
-        return self._mixed(product, index, skip, gate)
-
-    def _mixed(self, product, index, skip, gate):
         linear = e3nn.flax.Linear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
         nn.share_scope(self, linear)
         z = linear(product) if index is None else linear(index, product)
@@ -330,22 +324,16 @@ class TensorProductLinearGate(TensorProductLinear):
         Returns:
           IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
         """
-        if not self.gated:
-            acts = {"even_act": self.even_act, "odd_act": self.odd_act}
-            make, reference = xla.scalar_activation, e3nn.scalar_activation
-        else:
-            names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
-            acts = {name: getattr(self, name) for name in names}
+        return self._apply(x, y, weights, edges, index, skip)
+
+    def _gate(self):
+        names = ["even_act", "odd_act"]
+        make, reference = xla.scalar_activation, e3nn.scalar_activation
+        if self.gated:
+            names += ["even_gate_act", "odd_gate_act"]
             make, reference = xla.gate, e3nn.gate
-        acts["normalize_act"] = self.normalize_act
-
-        def fused(linear):
-            try:
-                return make(linear, **acts)
-            except UnknownActivationError:
-                return None
-
-        return self._apply(x, y, weights, edges, index, skip, fused, lambda z: reference(z, **acts))
+        acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
+        return functools.partial(make, **acts), functools.partial(reference, **acts)
 
 
 def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
@@ -369,6 +357,14 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
         raise ValueError("index and weights exclude each other")
     arguments = [a for a in (index, weights, x) if a is not None]
     return Linear(irreps_out, **options).apply({"params": parameters}, *arguments)
+
+
+def linear_of(module, first, x, parameters, irreps_out, is_indexed: bool, **others):
+    """Apply a Linear of another framework, with its attributes, to x and what comes before it."""
+    names = (*OPTIONS, "irreps_in", "input_precision", "backend")
+    options = {n: getattr(module, n) for n in names if hasattr(module, n)}
+    options["index" if is_indexed else "weights"] = first
+    return linear(x, parameters, irreps_out, **options | others)
 
 
 def tensor_product_linear(

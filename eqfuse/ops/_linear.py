@@ -13,141 +13,92 @@ import jax.numpy as jnp
 
 from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import nearest
-from eqfuse.ops.ir import linear as _linears
-from eqfuse.ops.ir.linear import (
-    Block,
-    BlockRef,
-    Linear,
-    LinearForm,
-    Parameter,
-    Rows,
-    Term,
-    Weights,
-    blocks,
-    functional,
-)
-from eqfuse.ops.primitives import linear
+from eqfuse.ops.ir import linear as linears
+from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Parameter, Rows, Term, Weights
 from eqfuse.ops.primitives import linear as linear_forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
 
-@dataclasses.dataclass(frozen=True)
-class General:
-    """A Linear, and what its row and its matrices are made of.
-
-    Attributes:
-      linear: of the row that `row` makes; its parameters are the matrices that `matrices` makes.
-      declared: all parameters of e3nn's, in order, also empty ones, without axes of weights.
-      used: the numbers of those that the Linear has.
-      irreps_in: of x.
-      num_weights: d; None without weights.
-    """
-
-    linear: Linear
-    declared: tuple[Parameter, ...]
-    used: tuple[int, ...]
-    irreps_in: e3nn.Irreps
-    num_weights: int | None
-
-    def row(self, x: e3nn.IrrepsArray, weights):
-        """Return [..., size]: x, or the weights and then their products with the blocks of x."""
-        if weights is None:
-            return x.array
-        shape = jnp.broadcast_shapes(x.shape[:-1], weights.shape[:-1])
-        parts = [weights]
-        for block, (mul, ir) in zip(blocks(self.irreps_in), self.irreps_in, strict=True):
-            chunk = x.array[..., None, block.offset : block.offset + mul * ir.dim]
-            parts.append((weights[..., None] * chunk).reshape(*shape, -1))
-        parts[0] = jnp.broadcast_to(weights, (*shape, weights.shape[-1]))
-        return jnp.concatenate(parts, axis=-1)
-
-    def matrices(self, parameters) -> list:
-        """Return the matrices, or those of each channel, [channels, ...], of these parameters."""
-        if self.num_weights is None:
-            return list(parameters)
-        matrices = []
-        for n, p in zip(self.used, parameters, strict=True):
-            ndim = len(self.declared[n].shape)
-            if p.ndim == ndim + 2:  # [d, channels, ...]
-                p = jnp.moveaxis(p, 0, 1)
-            lead = p.shape[: p.ndim - ndim - 1]
-            matrices.append(p.reshape(*lead, -1, p.shape[-1]))
-        return matrices
-
-
 @functools.cache
-def general_linear(
+def _general_linear(
     irreps_in: e3nn.Irreps,
     irreps_out: e3nn.Irreps,
     instructions: tuple[tuple[int, int], ...] | None,
-    biases,
-    path_normalization,
-    gradient_normalization: float,
     num_weights: int | None,
     num_sets: int,
     input_precision: str,
-) -> General:
+    **options,
+) -> tuple[linears.Linear, tuple[Parameter, ...], tuple[int, ...]]:
     """Return what `e3nn.flax.Linear` applies to blocks as they are, with or without weights.
 
+    With weights as an operand, its row is the weights, then their products with the blocks of x.
+
+    Args:
+      num_weights: d; None without weights.
+      options: biases and normalisations of e3nn's.
+    Returns:
+      The Linear; all parameters of e3nn's, in order, also empty ones, without axes of weights; and
+      the numbers of those that the Linear has.
     Raises:
-      ValueError: as `functional`.
+      ValueError: as `linears.functional`.
     """
-    ours = functional(
-        irreps_in,
-        irreps_out,
-        biases,
-        instructions,
-        path_normalization=path_normalization,
-        gradient_normalization=gradient_normalization,
-    )
-    d = 1 if num_weights is None else num_weights
-    shift = 0 if num_weights is None else d  # the weights lie before their products
-    places = {
-        n: Block(shift + d * b.offset, d * b.mul, b.dim) for n, b in enumerate(blocks(irreps_in))
+    ours = linears.functional(irreps_in, irreps_out, instructions=instructions, **options)
+    d, shift = (1, 0) if num_weights is None else (num_weights, num_weights)
+    row = {
+        n: Block(shift + d * b.offset, d * b.mul, b.dim)
+        for n, b in enumerate(linears.blocks(irreps_in))
+        if b.mul
     }
-    row = [(n, block) for n, block in places.items() if block.mul]
     if num_weights is not None:
-        row.append((-1, Block(0, d, 1)))  # what a bias reads
-    number = {n: k for k, (n, _) in enumerate(row)}
-    outputs = [(n, block) for n, block in enumerate(blocks(irreps_out)) if block.mul]
-    place_out = {n: k for k, (n, _) in enumerate(outputs)}
-    share = 1.0 if num_weights is None else d ** (-0.5 * gradient_normalization)
+        row[-1] = Block(0, d, 1)  # what a bias reads
+    outputs = {n: block for n, block in enumerate(linears.blocks(irreps_out)) if block.mul}
+    number, place_out = ({n: k for k, n in enumerate(of)} for of in (row, outputs))
+    share = d ** (-0.5 * options["gradient_normalization"])
     declared, used, terms = [], [], []
     for k, i in enumerate(ours.instructions):
-        declared.append(_parameter(i, irreps_in, irreps_out))
+        out = irreps_out[i.i_out]
+        of_input = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
+        name = of_input if i.i_in >= 0 else f"b[{i.i_out}] {out}"
+        declared.append(Parameter(name, tuple(map(int, i.path_shape)), float(i.weight_std)))
         if 0 in i.path_shape:
             continue
         used.append(k)
-        x = None if i.i_in < 0 and num_weights is None else BlockRef(0, number[i.i_in])
+        x = BlockRef(0, number[i.i_in]) if i.i_in in number else None
         terms.append((x, len(used), place_out[i.i_out], share * float(i.path_weight)))
-    shapes = []
+    parameters = []
     for k in used:
         *lead, columns = declared[k].shape
-        matrix = (d * math.prod(lead), columns)
-        shapes.append(matrix if lead or num_weights is not None else (columns,))
-    rows = Rows(shift + d * irreps_in.dim, tuple(block for _, block in row))
-    mixed = Rows(irreps_out.dim, tuple(block for _, block in outputs))
+        is_matrix = lead or num_weights is not None
+        shape = (d * math.prod(lead), columns) if is_matrix else (columns,)
+        parameters.append(dataclasses.replace(declared[k], shape=shape))
     linear_form = LinearForm(
-        (rows, *map(Weights, shapes)),
-        (mixed,),
+        (
+            Rows(shift + d * irreps_in.dim, tuple(row.values())),
+            *(Weights(p.shape) for p in parameters),
+        ),
+        (Rows(irreps_out.dim, tuple(outputs.values())),),
         tuple(Term(x, w, BlockRef(1 + len(used), z), scale) for x, w, z, scale in terms),
         num_sets,
         input_precision,
     )
-    parameters = tuple(
-        dataclasses.replace(declared[k], shape=s) for k, s in zip(used, shapes, strict=True)
-    )
-    linear = Linear(linear_form, parameters, irreps_out)
-    return General(linear, tuple(declared), tuple(used), irreps_in, num_weights)
+    linear = linears.Linear(linear_form, tuple(parameters), irreps_out)
+    return linear, tuple(declared), tuple(used)
 
 
-def _parameter(i, irreps_in: e3nn.Irreps, irreps_out: e3nn.Irreps) -> Parameter:
-    """Return the parameter of an instruction of e3nn's Linear, by the name that e3nn gives it."""
-    out = irreps_out[i.i_out]
-    name = f"b[{i.i_out}] {out}"
-    if i.i_in >= 0:
-        name = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
-    return Parameter(name, tuple(map(int, i.path_shape)), float(i.weight_std))
+def _row_of_weights(x: e3nn.IrrepsArray, weights):
+    """Return [..., size]: the weights and then their products with the blocks of x."""
+    shape = jnp.broadcast_shapes(x.shape[:-1], weights.shape[:-1])
+    parts = [jnp.broadcast_to(weights, (*shape, weights.shape[-1]))]
+    for columns in x.irreps.slices():
+        parts.append((weights[..., None] * x.array[..., None, columns]).reshape(*shape, -1))
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _matrix_of_weights(p, ndim: int):
+    """Return the matrix, or [channels, ...] those of each channel, of a parameter [d, ...]."""
+    if p.ndim == ndim + 2:  # [d, channels, ...]
+        p = jnp.moveaxis(p, 0, 1)
+    return p.reshape(*p.shape[: p.ndim - ndim - 1], -1, p.shape[-1])
 
 
 OF_LINEAR_ALONE = {
@@ -220,31 +171,28 @@ def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
     Raises:
       ValueError: naming them.
     """
+    chosen, per_channel = module.instructions is not None, module.weights_per_channel
+    channels = module.channel_out is not None
     excluded = {
-        "weights_per_channel needs weights as an argument": weights is None
-        and module.weights_per_channel,
-        "weights_per_channel and channel_out exclude each other": module.weights_per_channel
-        and module.channel_out is not None,
-        "instructions need irreps_in": module.instructions is not None and module.irreps_in is None,
-        "instructions need simplify_irreps_internally=False": module.instructions is not None
+        "weights_per_channel needs weights as an argument": weights is None and per_channel,
+        "weights_per_channel and channel_out exclude each other": per_channel and channels,
+        "instructions need irreps_in": chosen and module.irreps_in is None,
+        "instructions need simplify_irreps_internally=False": chosen
         and module.simplify_irreps_internally,
-        "instructions and channel_out exclude each other": module.instructions is not None
-        and module.channel_out is not None,
+        "instructions and channel_out exclude each other": chosen and channels,
     }
     for message, is_wrong in excluded.items():
         if is_wrong:
             raise ValueError(message)
-    if (module.channel_out is not None or module.weights_per_channel) and x.ndim < 2:
+    if (channels or per_channel) and x.ndim < 2:
         raise ValueError(f"x must be [..., channels, {x.irreps}], got shape {x.shape}")
     if module.irreps_in is None:
         return
     irreps = e3nn.Irreps(module.irreps_in)
     known = [x.irreps]
-    if module.channel_out is not None:  # e3nn's counts the channels in
+    if channels:  # e3nn's counts the channels in
         known.append(x.shape[-2] * x.irreps)
-    same = irreps == x.irreps
-    if module.instructions is None:
-        same = irreps.regroup() in [i.regroup() for i in known]
+    same = irreps == x.irreps if chosen else irreps.regroup() in [i.regroup() for i in known]
     if not same:
         raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps}")
 
@@ -412,6 +360,7 @@ class Linear(nn.Module):
         if not self.force_irreps_out:
             irreps_out = irreps_out.filter(keep=x.irreps)
         options = _options(self)
+        options.pop("force_irreps_out")
         lead, num_sets, factor = (), self.num_indexed_weights or 0, 1.0
         if weights is not None:
             weights = weights.astype(x.dtype)
@@ -423,21 +372,24 @@ class Linear(nn.Module):
             lead = (*lead, num_sets)
             weights = weights[..., None, :]
             index = jnp.arange(num_sets, dtype=jnp.int32)
-        general = general_linear(
+        linear, declared, used = _general_linear(
             x.irreps,
             (self.channel_out or 1) * irreps_out,
             self.instructions,
-            self.biases,
-            options["path_normalization"],
-            options["gradient_normalization"],
             None if weights is None else weights.shape[-1],
             num_sets,
-            matmul_precision(self.input_precision),
+            options.pop("input_precision"),
+            **options,
         )
-        parameters = [*self._declare(general.declared, lead, x.dtype, factor).values()]
-        row = e3nn.as_irreps_array(general.row(x, weights))
-        matrices = general.matrices([parameters[n] for n in general.used])
-        return _evaluate([general.linear], [row], matrices, index, backend)
+        parameters = [*self._declare(declared, lead, x.dtype, factor).values()]
+        matrices = [parameters[n] for n in used]
+        if weights is not None:
+            shapes = [declared[n].shape for n in used]
+            matrices = [
+                _matrix_of_weights(p, len(s)) for p, s in zip(matrices, shapes, strict=True)
+            ]
+            x = e3nn.as_irreps_array(_row_of_weights(x, weights))
+        return _evaluate([linear], [x], matrices, index, backend)
 
     def _declare(self, parameters, lead, dtype, factor=1.0):
         initializer = self.parameter_initializer
@@ -489,8 +441,8 @@ class LinearSum(nn.Module):
         backend = resolve(self.backend, "linear", *inputs, *parameters)
         if backend == "e3nn":
             options.pop("input_precision")
-            linears = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
-            first, *rest = (linear(x) for linear, x in zip(linears, inputs, strict=True))
+            of_names = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
+            first, *rest = (linear(x) for linear, x in zip(of_names, inputs, strict=True))
             return sum(rest, first)
         prepared = [_prepared(x, self.irreps_out, options) for x in inputs]
         parameters = [
@@ -498,15 +450,15 @@ class LinearSum(nn.Module):
             for name, (x, linear) in zip(self.names, prepared, strict=True)
             for p in _Parameters(linear, name=name)(x.dtype)
         ]
-        arrays, linears = zip(*prepared, strict=True)
-        out = _evaluate(linears, arrays, parameters, None, backend)
+        arrays, of_inputs = zip(*prepared, strict=True)
+        out = _evaluate(of_inputs, arrays, parameters, None, backend)
         return rechunked(out, self.irreps_out)
 
 
 class _Parameters(nn.Module):
     """The parameters of a Linear, in a scope of their own."""
 
-    linear: _linears.Linear
+    linear: linears.Linear
 
     @nn.compact
     def __call__(self, dtype):
@@ -515,7 +467,7 @@ class _Parameters(nn.Module):
 
 def _options(module) -> dict:
     options = {"biases": module.biases, "input_precision": matmul_precision(module.input_precision)}
-    options |= _linears.normalizations(module.path_normalization, module.gradient_normalization)
+    options |= linears.normalizations(module.path_normalization, module.gradient_normalization)
     if isinstance(module, Linear):
         options["force_irreps_out"] = module.force_irreps_out
     return options
@@ -556,10 +508,10 @@ def _prepared(x, irreps_out, options):
     if len(set(irs)) < len(irs):
         x = x.regroup()
     flags = (False,) * len(x.irreps)
-    return x, _linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
+    return x, linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
 
 
-def _evaluate(linears, inputs, parameters, index, backend):
+def _evaluate(of_inputs, inputs, parameters, index, backend):
     shape = inputs[0].shape[:-1]
     if index is not None:
         shape = jnp.broadcast_shapes(shape, jnp.shape(index))
@@ -569,10 +521,9 @@ def _evaluate(linears, inputs, parameters, index, backend):
     arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
         index = batch_axes.rows(index, others=0)
-    [out] = linear_forms.evaluate(
-        _linears.sum_of(linears), arrays, index, batch_axes.count, backend
-    )
-    return e3nn.IrrepsArray(linears[0].irreps_out, batch_axes.apart(out))
+    linear_form = linears.sum_of(of_inputs)
+    [out] = linear_forms.evaluate(linear_form, arrays, index, batch_axes.count, backend)
+    return e3nn.IrrepsArray(of_inputs[0].irreps_out, batch_axes.apart(out))
 
 
 def grouped_dense(
@@ -612,7 +563,7 @@ def grouped_dense(
     if not jnp.issubdtype(dtype, jnp.inexact):
         dtype = jnp.ones(()).dtype
     arrays = [jnp.asarray(a, dtype) for a in (x, *kernels)]
-    outputs = linear.evaluate(linear_form, arrays, None, x.shape[0], backend)
+    outputs = linear_forms.evaluate(linear_form, arrays, None, x.shape[0], backend)
     return list(outputs) if split else outputs[0]
 
 

@@ -194,9 +194,7 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
         x, y = (_with_constant_zeros(a) for a in (x, y))
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes.of(shape, [x.array, y.array])
-    arrays = [_as_rows(a, batch_axes) for a in (x, y)]
-    if product.channel_columns:
-        arrays = [taken(a, c) for a, c in zip(arrays, product.channel_columns, strict=True)]
+    arrays = gather_columns(product, [_as_rows(a, batch_axes) for a in (x, y)])
     form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(
@@ -211,26 +209,31 @@ def _as_rows(array: e3nn.IrrepsArray, batch_axes: BatchAxes):
     return batch_axes.rows(array.array)
 
 
-def taken(array, chosen: tuple[products.Columns, ...]):
-    """Return these columns of an array [rows, size], side by side.
+def gather_columns(product: products.Product, arrays: list) -> list:
+    """Return the inputs of a product's form from x and y [rows, size], channels repeated in pairs.
 
     Columns that lie side by side are a slice, and repeated ones a product with ones, which is a
     broadcast and whose gradient is a matmul: that of a gather is a scatter, ten times slower, and
     that of `jnp.broadcast_to` a sum that reads one number after the other on a CPU.
     """
-    parts = [array[:, :0]]
-    for c in chosen:
-        mul, dim = c.columns.shape
-        first = int(c.columns.flat[0]) if c.columns.size else 0
-        whole = np.array_equal(c.columns.ravel(), np.arange(first, first + mul * dim))
-        columns = slice(first, first + mul * dim) if whole else c.columns.ravel()
-        part = array[:, columns].reshape(array.shape[0], mul, dim)
-        if c.times != 1:
-            ones = jnp.ones(c.times, array.dtype)
-            subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[c.axis]
-            part = jnp.einsum(subscripts, part, ones, precision=jax.lax.Precision.HIGHEST)
-        parts.append(part.reshape(array.shape[0], c.size))
-    return jnp.concatenate(parts, axis=1)
+    if not product.channel_columns:
+        return arrays
+    gathered = []
+    for array, chosen in zip(arrays, product.channel_columns, strict=True):
+        parts = [array[:, :0]]
+        for c in chosen:
+            mul, dim = c.columns.shape
+            first = int(c.columns.flat[0]) if c.columns.size else 0
+            whole = np.array_equal(c.columns.ravel(), np.arange(first, first + mul * dim))
+            columns = slice(first, first + mul * dim) if whole else c.columns.ravel()
+            part = array[:, columns].reshape(array.shape[0], mul, dim)
+            if c.times != 1:
+                ones = jnp.ones(c.times, array.dtype)
+                subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[c.axis]
+                part = jnp.einsum(subscripts, part, ones, precision=jax.lax.Precision.HIGHEST)
+            parts.append(part.reshape(array.shape[0], c.size))
+        gathered.append(jnp.concatenate(parts, axis=1))
+    return gathered
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:

@@ -10,19 +10,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
 from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
-from eqfuse.ops._layer import linear
-
-OPTIONS = (
-    "biases",
-    "path_normalization",
-    "gradient_normalization",
-    "num_indexed_weights",
-    "weights_per_channel",
-    "force_irreps_out",
-    "irreps_in",
-    "input_precision",
-    "backend",
-)
+from eqfuse.ops._layer import linear_of
 
 
 class Linear(e3nn.equinox.Linear):
@@ -59,13 +47,9 @@ class Linear(e3nn.equinox.Linear):
         jax.eval_shape(lambda: super(Linear, self).__call__(weights_or_input, input_or_none).array)
         first, x = weights_or_input, input_or_none
         first, x = (None, first) if x is None else (first, x)
-        out = linear(
-            x,
-            self._weights,
-            (self.channel_out or 1) * self.irreps_out,
-            **{"index" if self.linear_type == "indexed" else "weights": first},
-            **{name: getattr(self, name) for name in OPTIONS},
-        )
+        irreps_out = (self.channel_out or 1) * self.irreps_out
+        is_indexed = self.linear_type == "indexed"
+        out = linear_of(self, first, x, self._weights, irreps_out, is_indexed, channel_out=None)
         if self.channel_out is not None:
             out = out.mul_to_axis(self.channel_out)
         return out.rechunk(self.irreps_out)

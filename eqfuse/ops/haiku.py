@@ -9,20 +9,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
 from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
-from eqfuse.ops._layer import linear
-
-OPTIONS = (
-    "channel_out",
-    "irreps_in",
-    "biases",
-    "path_normalization",
-    "gradient_normalization",
-    "instructions",
-    "num_indexed_weights",
-    "weights_per_channel",
-    "force_irreps_out",
-    "simplify_irreps_internally",
-)
+from eqfuse.ops._layer import linear_of
 
 
 class Linear(e3nn.haiku.Linear):
@@ -36,7 +23,7 @@ class Linear(e3nn.haiku.Linear):
 
     def __init__(self, *args, input_precision=None, backend=None, **options):
         super().__init__(*args, **options)
-        self.fused = {"input_precision": input_precision, "backend": backend}
+        self.input_precision, self.backend = input_precision, backend
 
     def __call__(self, weights_or_input, input_or_none=None) -> e3nn.IrrepsArray:
         """Apply it, to the operands of `e3nn.haiku.Linear`.
@@ -52,15 +39,9 @@ class Linear(e3nn.haiku.Linear):
         """
         first, x = weights_or_input, input_or_none
         first, x = (None, first) if x is None else (first, x)
-        options = {name: getattr(self, name) for name in OPTIONS} | self.fused
-        which = "weights" if self.num_indexed_weights is None else "index"
-        return linear(
-            x,
-            self._parameters(weights_or_input, input_or_none),
-            self.irreps_out,
-            **{which: first},
-            **options,
-        )
+        parameters = self._parameters(weights_or_input, input_or_none)
+        is_indexed = self.num_indexed_weights is not None
+        return linear_of(self, first, x, parameters, self.irreps_out, is_indexed)
 
     def _parameters(self, *operands) -> dict[str, jax.Array]:
         """Return the parameters of e3nn's Linear, which is traced for their names, not computed.

@@ -3,7 +3,6 @@
 What a path costs chooses how it is computed: `_written_out`, `_by_component` or `_einsum`.
 """
 
-import dataclasses
 import functools
 import math
 import string
@@ -208,71 +207,43 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     Returns:
       An array for each output.
     """
-    dtype = arrays[0].dtype
-    values = [_Operand(o, a) for o, a in zip(linear_form.inputs, arrays, strict=True)]
+    einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+    def block(ref: BlockRef):  # [rows, mul, dim]
+        b = linear_form.inputs[ref.operand].blocks[ref.block]
+        part = arrays[ref.operand][:, b.offset : b.offset + b.mul * b.dim]
+        return part.reshape(-1, b.mul, b.dim)
+
+    def gradient(term: Term):
+        z = block(term.z)
+        if index is None:
+            return z.sum(axis=(0, 2)) if term.x is None else einsum("zui,zvi->uv", block(term.x), z)
+        chosen = (index[:, None] == jnp.arange(linear_form.num_sets)).astype(z.dtype)
+        if term.x is None:
+            return einsum("zs,zvi->sv", chosen, z)
+        return einsum("zui,zvi,zs->suv", block(term.x), z, chosen)
+
     sums: list[dict] = [{} for _ in linear_form.outputs]
     for term in linear_form.terms:
         o = linear_form.output_of(term)
-        operand = linear_form.outputs[o]
-        n = len(linear_form.inputs) + o
-        if isinstance(operand, Weights):
-            key, value = 0, _gradient(term, values, index, linear_form.num_sets)
-        elif term.z.operand == n:
-            key, value = term.z.block, _forward(term, values, index, num_rows)
-        else:
-            key = term.x.block
-            w = values[term.w].weights(index)
-            value = _linear_einsum(
-                "zvi,zuv->zui" if w.ndim == 3 else "zvi,uv->zui", values, term.z, w
-            )
+        if isinstance(linear_form.outputs[o], Weights):
+            key, value = 0, gradient(term)
+        else:  # matrices of one set, or of each row
+            w = arrays[term.w] if index is None else arrays[term.w][index]
+            matrix = "zuv" if w.ndim == 3 else "uv"
+            if term.z.operand != len(linear_form.inputs) + o:
+                key, value = term.x.block, einsum(f"zvi,{matrix}->zui", block(term.z), w)
+            elif term.x is None:
+                key = term.z.block
+                value = jnp.broadcast_to(w, (num_rows, w.shape[-1]))[:, :, None]
+            else:
+                key, value = term.z.block, einsum(f"zui,{matrix}->zvi", block(term.x), w)
         value = value if term.scale == 1.0 else term.scale * value
         sums[o][key] = sums[o][key] + value if key in sums[o] else value
     return [
-        _assembled(linear_form.shape(o, num_rows), o, parts, dtype)
+        _assembled(linear_form.shape(o, num_rows), o, parts, arrays[0].dtype)
         for o, parts in zip(linear_form.outputs, sums, strict=True)
     ]
-
-
-@dataclasses.dataclass
-class _Operand:
-    """An input's array, and parts of it."""
-
-    operand: Rows | Weights
-    array: jax.Array
-
-    def block(self, number: int):
-        """Return [rows, mul, dim]."""
-        b = self.operand.blocks[number]
-        part = self.array[:, b.offset : b.offset + b.mul * b.dim]
-        return part.reshape(-1, b.mul, b.dim)
-
-    def weights(self, index):
-        """Return [mul_in, mul_out] or [mul_out], behind an axis of rows if these choose a set."""
-        return self.array if index is None else self.array[index]
-
-
-def _linear_einsum(text: str, values, slot: BlockRef, *others):
-    block = values[slot.operand].block(slot.block)
-    return jnp.einsum(text, block, *others, precision=jax.lax.Precision.HIGHEST)
-
-
-def _forward(term: Term, values, index, num_rows: int):
-    w = values[term.w].weights(index)
-    if term.x is None:
-        return jnp.broadcast_to(w, (num_rows, w.shape[-1]))[:, :, None]
-    return _linear_einsum("zui,zuv->zvi" if w.ndim == 3 else "zui,uv->zvi", values, term.x, w)
-
-
-def _gradient(term: Term, values, index, num_sets: int):
-    z = values[term.z.operand].block(term.z.block)
-    if index is None:
-        if term.x is None:
-            return z.sum(axis=(0, 2))
-        return _linear_einsum("zui,zvi->uv", values, term.x, z)
-    chosen = (index[:, None] == jnp.arange(num_sets)).astype(z.dtype)
-    if term.x is None:
-        return jnp.einsum("zs,zvi->sv", chosen, z, precision=jax.lax.Precision.HIGHEST)
-    return _linear_einsum("zui,zvi,zs->suv", values, term.x, z, chosen)
 
 
 def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
@@ -281,14 +252,11 @@ def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
         return parts[0].astype(dtype) if parts else jnp.zeros(shape, dtype)
     columns, stop = [], 0
     for n, b in sorted(enumerate(operand.blocks), key=lambda item: item[1].offset):
+        size = b.mul * b.dim
         columns.append(jnp.zeros((shape[0], b.offset - stop), dtype))
-        stop = b.offset + b.mul * b.dim
-        value = parts.get(n)
-        columns.append(
-            jnp.zeros((shape[0], b.mul * b.dim), dtype)
-            if value is None
-            else value.astype(dtype).reshape(shape[0], b.mul * b.dim)
-        )
+        value = parts.get(n, jnp.zeros((), dtype)).astype(dtype)
+        columns.append(jnp.broadcast_to(value, (shape[0], b.mul, b.dim)).reshape(shape[0], size))
+        stop = b.offset + size
     columns.append(jnp.zeros((shape[0], shape[1] - stop), dtype))
     return jnp.concatenate([c for c in columns if c.shape[1]] or columns, axis=1)
 

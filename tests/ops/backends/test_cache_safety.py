@@ -5,7 +5,8 @@ import os
 import pathlib
 import runpy
 import stat
-import warnings
+import subprocess
+import sys
 
 import pytest
 
@@ -31,7 +32,7 @@ def expose(path: pathlib.Path, fault: str) -> str:
         os.chown(path, SOMEBODY, -1)
         return f"belongs to user {SOMEBODY}"
     path.chmod(path.stat().st_mode | (stat.S_IWGRP if fault == "group" else stat.S_IWOTH))
-    return "can be written by its group or by others"
+    return "can be written by others"
 
 
 @pytest.fixture
@@ -57,13 +58,10 @@ def test_a_planted_native_object_is_not_linked(folder, fault):
     entry.write_bytes(planted)
     assert machine.compiled(module(1)) == forged  # it is a forgery that would be taken
     said = expose(entry, fault)
-    with pytest.warns(UserWarning, match=rf"{entry} is ignored, since it {said}.*chmod go-w"):
+    with pytest.warns(UserWarning, match=rf"{entry} is ignored, since it {said}"):
         assert machine.compiled(module(1)) == expected
     assert entry.read_bytes() == good
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
-    entry.write_bytes(planted)
-    expose(entry, fault)
-    assert machine.compiled(module(1)) == expected  # a second warning would be an error
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -94,65 +92,13 @@ def test_a_folder_of_others_is_not_used(folder, fault, name):
     entry = folder / name / "entry"
     entry.write_bytes(b"planted")
     said = expose(folder / name, fault)
-    with pytest.warns(UserWarning, match=rf"{folder / name} is ignored, since .*{said}.*Set EQF"):
+    with pytest.warns(UserWarning, match=rf"{folder / name} is ignored, since it {said}.*Set EQF"):
         used = _cache.cache_folder("cpu")
     assert not used.is_relative_to(folder)
     _cache.write(used / "entry", b"ours")
     assert _cache.read(used / "entry") == b"ours"
     assert entry.read_bytes() == b"planted"
     assert _cache.cache_folder("cpu") == used  # a second warning would be an error
-
-
-def test_a_folder_that_others_can_exchange_is_not_used(folder):
-    folder.parent.chmod(0o777)
-    with pytest.warns(UserWarning, match=rf"since {folder.parent} can be .* chmod go-w"):
-        assert _cache.cache_folder() != folder
-
-
-def test_a_folder_in_one_like_tmp_is_used(folder):
-    folder.parent.chmod(0o1777)
-    assert _cache.cache_folder() == folder
-
-
-def test_a_link_to_the_folder(folder, monkeypatch):
-    """A link of one's own leads to the cache; it is checked where it leads."""
-    place = folder.parent / "elsewhere"
-    place.mkdir(mode=0o700)
-    folder.symlink_to(place)
-    assert _cache.cache_folder() == place
-    exposed = folder.parent / "exposed"
-    exposed.mkdir()
-    exposed.chmod(0o770)
-    link = folder.parent / "link"
-    link.symlink_to(exposed)
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(link))
-    with pytest.warns(UserWarning, match=f"{link} is ignored, since {exposed} can be written"):
-        assert _cache.cache_folder() not in (link, exposed)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_link_of_another_user_is_not_followed(folder):
-    place = folder.parent / "elsewhere"
-    place.mkdir(mode=0o700)
-    folder.symlink_to(place)
-    os.lchown(folder, SOMEBODY, -1)
-    with pytest.warns(UserWarning, match=f"{folder} belongs to user {SOMEBODY}"):
-        assert _cache.cache_folder() != place
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_an_entry_that_is_no_file_is_not_read(folder, kind):
-    entry = _cache.cache_folder("cpu") / "entry"
-    if kind == "link":
-        other = folder / "other"
-        other.write_bytes(b"planted")
-        entry.symlink_to(other)
-    else:
-        os.mkfifo(entry)
-    with pytest.warns(UserWarning, match=r"is a symbolic link|is not a file"):
-        assert _cache.read(entry) is None
-    _cache.ensure(entry, b"ours")
-    assert _cache.read(entry) == b"ours"
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
@@ -169,43 +115,30 @@ def test_what_is_made_is_private_whatever_the_umask(folder, umask):
 
 
 @pytest.mark.parametrize(
-    ("owner", "mode", "leads", "said"),
+    ("owner", "mode", "said"),
     [
-        ("me", 0o100644, False, ""),
-        ("root", 0o100644, False, ""),
-        ("somebody", 0o100600, False, "belongs to user"),
-        ("me", 0o100664, False, "can be written"),
-        ("me", 0o100602, False, "can be written"),
-        ("me", 0o120777, False, "is a symbolic link"),
-        ("me", 0o120777, True, ""),
-        ("somebody", 0o120777, True, "belongs to user"),
-        ("root", 0o041777, True, ""),
-        ("root", 0o041777, False, "can be written"),
-        ("root", 0o040775, True, "can be written"),
-        ("somebody", 0o040755, True, "belongs to user"),
+        ("me", 0o100644, ""),
+        ("root", 0o100644, ""),
+        ("somebody", 0o100600, "belongs to user"),
+        ("me", 0o100664, "can be written"),
+        ("me", 0o100602, "can be written"),
+        ("root", 0o041777, "can be written"),
     ],
 )
-def test_what_is_trusted(monkeypatch, owner, mode, leads, said):
+def test_what_is_trusted(monkeypatch, owner, mode, said):
     """For a user who is not root, whoever runs this."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[owner]
-    fault = _cache._fault(os.stat_result((mode, 0, 0, 1, user, user, 0, 0, 0, 0)), leads)
+    fault = _cache._fault(os.stat_result((mode, 0, 0, 1, user, user, 0, 0, 0, 0)))
     assert fault.startswith(said)
     assert bool(fault) == bool(said)
 
 
-def test_a_temporary_folder_is_removed_but_not_by_a_fork(folder, monkeypatch):
-    removals = []
-    monkeypatch.setattr(_cache.atexit, "register", removals.append)
+def test_a_temporary_folder_is_removed(folder):
     folder.mkdir()
     folder.chmod(0o777)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        used = _cache.cache_folder()
-    [remove] = removals
-    monkeypatch.setattr(_cache.os, "getpid", lambda: -1)
-    remove()
-    assert used.is_dir()
-    monkeypatch.undo()
-    remove()
+    code = "from eqfuse.ops import _cache; print(_cache.cache_folder())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    used = pathlib.Path(done.stdout.strip())
+    assert not used.is_relative_to(folder)
     assert not used.exists()

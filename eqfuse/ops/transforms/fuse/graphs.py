@@ -10,7 +10,7 @@ import numpy as np
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
+from eqfuse.ops.transforms.fuse.match import CONVERT, Match, as_rows, match_product
 from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Polynomial, Trace, summed
 
@@ -149,17 +149,23 @@ def of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) 
     aval = trace.avals[scatter.start]
     dtype = trace.avals[scatter.updates].dtype
     if dtype != aval.dtype:
-        raise Unfit("dtypes change in the sum")
+        raise Unfit("dtypes change in the sum", CONVERT)
     product = match_product(trace, rows, row, Index.RECEIVER, dtype)
     gathered = list(product.gathered.values())
     others = [g for g in gathered if g.index != scatter.index]
     counts = {g: trace.avals[g.value].shape[0] for g in gathered}
     if len({(g.index, g.mode, g.fill, counts[g]) for g in others}) > 1:
-        raise Unfit("node features are gathered by several index arrays")
+        raise Unfit(
+            "node features are gathered by several index arrays",
+            "multiply with features of one end; gather those of the other apart",
+        )
     if any(counts[g] != aval.shape[0] for g in gathered if g not in others):
         raise Unfit("rows are gathered from one number of nodes and added to another")
     if not gathered:
-        raise Unfit("no operand of the product is gathered from nodes")
+        raise Unfit(
+            "no operand of the product is gathered from nodes",
+            "gather the features of nodes inside of the function, as x[senders]",
+        )
     if not others:
         raise Unfit("rows are gathered from the nodes that they are added to")
     if scatter.mode == "CLIP" and any(

@@ -8,21 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.ir.form import Form, Index, Role
-from eqfuse.ops.transforms.fuse import rows as row_layouts
-from eqfuse.ops.transforms.fuse.rows import (
-    ONE,
-    ArrayFactor,
-    Draft,
-    ProductFactor,
-    RowPolynomials,
-    Slot,
-    SumFactor,
-    Unfit,
-)
+from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, ProductFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Gathered, Polynomial, Trace, variable
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""
+
+
+CONVERT = "convert after the sum, or before the gather"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,51 +49,40 @@ def columns_of(group: Group, arrays: dict):
 
 def with_weights(drafts, extra: set) -> tuple[list[Draft], list[Group]]:
     """Return the drafts with one factor in the place of all in `extra`, and what it is made of."""
-    if not extra:
-        return drafts, []
+    of_draft = [_weights_of(draft, extra) for draft in drafts]
     columns: dict[tuple, list] = {}
-    for draft in drafts:
-        names, index = _columns(draft, extra)
+    for names, index in of_draft:
         if names:
             columns.setdefault(names, []).append(index.reshape(-1, len(names)))
-    groups, starts, start = [], {}, 0
-    for names, parts in columns.items():
-        unique = np.unique(np.concatenate(parts), axis=0)
-        starts[names] = start, unique
-        groups.append(Group(names, unique))
-        start += len(unique)
-    return [_with_columns(d, extra, starts) for d in drafts], groups
+    groups = [Group(n, np.unique(np.concatenate(parts), axis=0)) for n, parts in columns.items()]
+    places: dict[tuple, int] = {}
+    for group in groups:
+        for line in group.columns.tolist():
+            places[group.arrays, *line] = len(places)
+    replaced = []
+    for draft, (names, index) in zip(drafts, of_draft, strict=True):
+        if names:
+            of_all = [s for s in draft.slots if s.name in extra]
+            wide = [s.component for s in of_all if s.elements.shape[1] > 1]
+            component = wide[0] if wide else np.zeros_like(of_all[0].component)
+            if any((other != component).any() for other in wide):
+                raise Unfit("weights of components do not fit together")
+            elements = [[places[names, *m] for m in line] for line in index.tolist()]
+            slots = [s for s in draft.slots if s.name not in extra]
+            slots.insert(-1, Slot(WEIGHTS, np.array(elements), component))
+            draft = Draft(tuple(slots), draft.values)
+        replaced.append(draft)
+    return replaced, groups
 
 
-def _columns(draft: Draft, extra: set):
+def _weights_of(draft: Draft, extra: set):
     """Return the arrays of the weights of a draft, and their elements [channels, dim, arrays]."""
-    slots = [(n, s) for n, s in enumerate(draft.slots) if s.name in extra]
-    slots.sort(key=lambda item: str(item[1].name))
-    names = tuple(s.name for _, s in slots)
-    if not names:
-        return names, None
-    dim = max(s.elements.shape[1] for _, s in slots)
-    shape = (len(slots[0][1].elements), dim)
-    return names, np.stack([np.broadcast_to(s.elements, shape) for _, s in slots], axis=-1)
-
-
-def _with_columns(draft: Draft, extra: set, starts) -> Draft:
-    names, index = _columns(draft, extra)
-    if not names:
-        return draft
-    start, unique = starts[names]
-    numbers = {tuple(line): n for n, line in enumerate(unique.tolist())}
-    elements = np.array([[start + numbers[tuple(m)] for m in line] for line in index.tolist()])
-    kept = [n for n, s in enumerate(draft.slots) if s.name not in extra]
-    wide = [n for n, s in enumerate(draft.slots) if s.name in extra and s.elements.shape[1] > 1]
-    column = draft.components[:, wide[0]] if wide else np.zeros(len(draft.components), int)
-    if any((draft.components[:, n] != column).any() for n in wide):
-        raise Unfit("weights of components do not fit together")
-    slots = [draft.slots[n] for n in kept]
-    components = [draft.components[:, n] for n in kept]
-    slots.insert(-1, Slot(WEIGHTS, elements))
-    components.insert(-1, column)
-    return Draft(tuple(slots), np.column_stack(components), draft.values)
+    slots = sorted((s for s in draft.slots if s.name in extra), key=lambda s: str(s.name))
+    if not slots:
+        return (), None
+    shape = len(slots[0].elements), max(s.elements.shape[1] for s in slots)
+    index = np.stack([np.broadcast_to(s.elements, shape) for s in slots], axis=-1)
+    return tuple(s.name for s in slots), index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +159,8 @@ def product_of(row: Polynomial) -> ProductFactor:
     """
     products = {name for key in row.terms for name in key if isinstance(name, ProductFactor)}
     if len(products) != 1:
-        many = "several products are added" if products else "no product is summed"
-        raise Unfit(many)
+        several = "several products are added", "sum each to the nodes, and add the sums"
+        raise Unfit(*(several if products else ("no product is summed",)))
     return products.pop()
 
 
@@ -203,8 +186,11 @@ def match_product(
         for v, o in zip(node.inputs, form.inputs, strict=True)
     ]
     if None in operands:
-        raise Unfit("an operand of the product has channels on an axis in an unknown order")
-    drafts = row_layouts.drafts(row, product, form, operands)
+        raise Unfit(
+            "an operand of the product has channels on an axis in an unknown order",
+            "give the product [edges, irreps]: axis_to_mul before it",
+        )
+    drafts = drafts_of(row, product, form, operands)
     drafts = [_as_arrays(d, trace, on_graph) for d in drafts]
     roles = {}
     for operand, polynomial in zip(form.inputs, operands, strict=True):
@@ -212,13 +198,16 @@ def match_product(
             main = [n for n in key if isinstance(n, Gathered)] or list(key[:1])
             for name in main[:1]:
                 roles.setdefault(_plain(name, trace, on_graph), operand.role)
-    for name in row_layouts.names_beside(drafts):
+    for name in names_beside(drafts):
         roles.setdefault(name, Role.LEFT)
     if any(not _is_of(dtype, trace.avals[n.value].dtype) for n in _names(drafts) if n != ONE):
-        raise Unfit("dtypes change between the arrays and the sum")
+        raise Unfit("dtypes change between the arrays and the sum", CONVERT)
     extra = [n for n in _names(drafts) if n not in roles and n != ONE]
     if any(isinstance(n, Gathered) for n in extra):
-        raise Unfit("weights are gathered from nodes")
+        raise Unfit(
+            "weights are gathered from nodes",
+            "multiply the features of nodes with them before the gather",
+        )
     drafts, groups = with_weights(drafts, set(extra))
     drafts, ordered = _joined_operands(drafts, roles, trace)
     labels = iter("xyzabcdefgh")
@@ -229,7 +218,7 @@ def match_product(
         shared = all(a.axis is None for g in groups for a in g.arrays)
         size = sum(len(g.columns) for g in groups)
         used[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
-    new = row_layouts.form_of(drafts, used, (row.size, output))
+    new = form_of(drafts, used, (row.size, output))
     right = [n for n, (_, i, role, _) in used.items() if role is Role.RIGHT and i is Index.ROW]
     return Match(new, tuple(used), tuple(groups), next(iter(right), None), dtype, backend)
 
@@ -268,8 +257,8 @@ def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):
 
 
 def _plain(name, trace: Trace, on_graph: bool):
-    """Return a name of an array: products and sums that are operands are arrays."""
-    if isinstance(name, ProductFactor | SumFactor):
+    """Return a name of an array: products that are operands are arrays."""
+    if isinstance(name, ProductFactor):
         return ArrayFactor(trace.nodes[name.node].outputs[0], 0)
     if isinstance(name, Gathered) and not on_graph:
         return ArrayFactor(name.rows, 0)
@@ -306,5 +295,5 @@ def _placed(draft: Draft, places: dict) -> Draft:
     slots = []
     for slot in draft.slots:
         name, start = places.get(slot.name, (slot.name, 0))
-        slots.append(Slot(name, slot.elements + start))
+        slots.append(dataclasses.replace(slot, name=name, elements=slot.elements + start))
     return dataclasses.replace(draft, slots=tuple(slots))

@@ -1,7 +1,8 @@
-"""Rewrite a traced function: fused ops compute what matches, the rest stays as it was."""
+"""Rewrite a traced function: fused ops compute what matches, and a report says what did not."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import jax
@@ -9,7 +10,6 @@ from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import graphs, layers
-from eqfuse.ops.transforms.fuse.report import Entry
 from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import (
     Needed,
@@ -17,12 +17,58 @@ from eqfuse.ops.transforms.fuse.trace import (
     Replacement,
     TooLargeError,
     Trace,
-    evaluate,
     needed_values,
+    outputs_of,
 )
 
 OPS = pathlib.Path(__file__).parents[2]
 """The folder whose lines are not those of the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A line of the report.
+
+    Attributes:
+      where: file and line of the code.
+      pattern: what stands there.
+      op: what computes it now; "" if it is as it was.
+      reason: why nothing took its place, or no more than this op.
+      advice: what to do about the reason, or "".
+    """
+
+    where: str
+    pattern: str
+    op: str
+    reason: str
+    advice: str
+
+
+def table(entries: list[Entry]) -> str:
+    """Return the report, a line for each place in the code."""
+    if not entries:
+        return "nothing to replace: the trace has no product of ops.tensor_product"
+    lines = [("where", "pattern", "computed by", "why not", "what to do")]
+    lines += [(e.where, e.pattern, e.op or "as written", e.reason, e.advice) for e in entries]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(row.rstrip(" |") for row in rows)
+
+
+NO_LINEAR = (
+    "no Linear of ops is behind the sum",
+    "take the Linear behind the sum from ops, ops.haiku or ops.equinox",
+)
+NO_SUM = (
+    "its rows go neither to nodes nor to a Linear",
+    "sum them by e3nn.scatter_sum, or give them to ops.Linear",
+)
+READ_ELSEWHERE = "its rows are read elsewhere too", "read the sum over edges instead of its terms"
+GRADIENT = (
+    "the gradient is taken inside of the function",
+    "wrap the energy by ops.fuse, and differentiate what it returns",
+)
+"""Reasons of the report, and what to do about them."""
 
 
 def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
@@ -39,7 +85,7 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
     def bind(node: Node, given) -> list:
         return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
 
-    return evaluate(trace, arrays, replaced, bind)
+    return outputs_of(trace, arrays, replaced, bind)
 
 
 def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
@@ -49,34 +95,36 @@ def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
         return {}
     shared: dict = {}
     ops: dict[int, object] = {}
-    reasons: dict[int, str] = {}
+    reasons: dict[int, tuple[str, str]] = {}
     behind_of: dict[int, set[int]] = {}
     for number, node in enumerate(trace.nodes):
         if node.name not in MATCHERS:
             continue
-        behind = _products_behind(trace, rows, number)
-        behind_of[node.outputs[0]] = behind
+        behind = behind_of[node.outputs[0]] = _products_behind(trace, rows, number)
         try:
             ops |= dict(MATCHERS[node.name](trace, rows, number))
         except (Unfit, TooLargeError) as error:
-            reasons |= dict.fromkeys(behind, f"{error}{_between(trace, rows, number)}")
+            advice = getattr(error, "advice", "")
+            if between := _between(trace, rows, number):
+                advice = advice or f"apply {between} after the sum"
+                between = f" ({between} between them)"
+            reasons |= dict.fromkeys(behind, (f"{error}{between}", advice))
     replaced = {value: _replacement(op, shared) for value, op in ops.items()}
     needed = _without_twice(trace, ops, replaced)
     fused: set[int] = set()
     for value, op in ops.items():
         if value in replaced and value in needed:
-            reason = "no Linear of ops is behind the sum" if _goes_into_matmul(trace, value) else ""
-            entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, reason))
+            reason = NO_LINEAR if _goes_into_matmul(trace, value) else ("", "")
+            entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, *reason))
             fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
     for number in sorted(needed.nodes.intersection(products)):
-        reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
-        reason = "its rows are read elsewhere too" if number in fused else reason
-        entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", reason))
+        reason = READ_ELSEWHERE if number in fused else reasons.get(number, NO_SUM)
+        entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
     gradients = [n for n in sorted(needed.nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)
         pattern = f"{many} product{'s' * (many > 1)} of a gradient"
-        entries.append(Entry(where, pattern, "", "the gradient is taken inside of the function"))
+        entries.append(Entry(where, pattern, "", *GRADIENT))
     return replaced
 
 
@@ -145,14 +193,14 @@ def _products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int
 
 
 def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
-    """Return what primitives stand between a product and a sum, for the report."""
+    """Return the primitives between a product and a sum that are not followed, for the report."""
 
     def follow(n):
         return bool(_products_behind(trace, rows, n))
 
     names = {trace.nodes[n].name for n in _behind(trace, number, follow) if follow(n)}
     names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
-    return f" ({', '.join(names)} between them)" if names else ""
+    return ", ".join(names)
 
 
 def _where(node: Node) -> str:

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
-from eqfuse.ops.ir.products import filled
-from eqfuse.ops.transforms.fuse import trace as polynomials
+from eqfuse.ops.ir.form import Role
 from eqfuse.ops.transforms.fuse.trace import (
+    MOST_TERMS,
     Gathered,
     Polynomial,
-    Terms,
     TooLargeError,
     Trace,
+    constant,
     gathered,
     summed,
+    variable,
 )
 
 MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
-MOVES |= frozenset(["split", "squeeze", "expand_dims", "copy", "rev", "gather"])
+MOVES |= frozenset(["split", "squeeze", "copy", "rev", "gather"])
 """Primitives that place elements elsewhere and do nothing else."""
+
+
+class Unfit(ValueError):
+    """What is between a product and a sum is not of the kind that a form has.
+
+    Attributes:
+      advice: what to do about it, or "".
+    """
+
+    def __init__(self, reason: str, advice: str = ""):
+        super().__init__(reason)
+        self.advice = advice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +65,11 @@ class MovedRows:
         self.trace = trace
         self._rows: dict = {}
 
-    def of(self, value: int, axis: int) -> Polynomial:
-        """Return what the rows of a value are, `axis` counting them.
+    def of(self, value: int, axis: int | None) -> Polynomial:
+        """Return what the rows of a value are, `axis` counting them; None: one row for all.
 
         Raises:
-          polynomials.TooLargeError: too many terms.
+          TooLargeError: too many terms.
         """
         key = value, axis
         if key not in self._rows:
@@ -69,67 +80,53 @@ class MovedRows:
         return tuple(self.trace.avals[value].shape)
 
     def _leaf(self, value: int, axis: int | None) -> Polynomial:
-        return polynomials.variable(ArrayFactor(value, axis), row_shape(self._shape(value), axis))
+        return variable(ArrayFactor(value, axis), row_shape(self._shape(value), axis))
 
-    def _follow(self, value: int, axis: int) -> Polynomial:
+    def _follow(self, value: int, axis: int | None) -> Polynomial:
         trace = self.trace
-        if (number := trace.uniform(value)) is not None:
-            return polynomials.constant(
-                np.broadcast_to(number, row_shape(self._shape(value), axis))
-            )
-        if (node := trace.node(value)) is None:
+        known = trace.constant(value) if axis is None else None
+        if known is None and (number := trace.uniform(value)) is not None:
+            known = np.broadcast_to(number, row_shape(self._shape(value), axis))
+        if known is not None:
+            return constant(known)
+        if axis is None or value not in trace.producer:
             return self._leaf(value, axis)
-        made, place = trace.producer[value]
-        if (row := self._of_row_primitive(made, place, axis)) is not None:
-            return row
-        rule = getattr(self, f"_{node.name}", None) if self._is_followed(node, value) else None
-        row = None if rule is None else rule(node, place, axis)
+        number, place = trace.producer[value]
+        row = self._row_of_node(number, place, axis)
         return self._leaf(value, axis) if row is None else row
 
-    def _of_row_primitive(self, number: int, place: int, axis: int) -> Polynomial | None:
-        """Return the rows of a node that is a factor by itself; None for others."""
-        return None
+    def _row_of_node(self, number: int, place: int, axis: int) -> Polynomial | None:
+        """Return the rows of an output of a node; None if they are elements of their own."""
+        node = self.trace.nodes[number]
+        if node.name == "concatenate":
+            return self._concatenated(node, axis)
+        if node.name not in MOVES:
+            return None
+        moved = getattr(self, f"_{node.name}")(node, place, axis)
+        if moved is None:
+            return None
+        operand, move = moved
+        return operand.take(move(operand.labels))
 
-    def _is_followed(self, node, value: int) -> bool:
-        return node.name in MOVES
-
-    def _operand(self, value: int, axis: int | None) -> Polynomial:
-        """Return the rows of an operand; with no axis, one row that all share."""
-        if axis is not None:
-            return self.of(value, axis)
-        key = value, None
-        if key not in self._rows:
-            known, number = self.trace.constant(value), self.trace.uniform(value)
-            if known is None and number is not None:
-                known = np.broadcast_to(number, self._shape(value))
-            leaf = self._leaf(value, None)
-            self._rows[key] = leaf if known is None else polynomials.constant(known)
-        return self._rows[key]
-
-    # moves: each is made of the numbers of the elements
+    # moves of one array: its rows, and where the numbers of their elements go; None if unknown
 
     def _copy(self, node, place, axis):
-        return self.of(node.inputs[0], axis)
+        return self.of(node.inputs[0], axis), lambda labels: labels
 
     def _slice(self, node, place, axis):
         p = node.params
-        strides = p["strides"] or (1,) * len(p["start_indices"])
-        parts = [
-            slice(None) if n == axis else slice(*bounds)
-            for n, bounds in enumerate(
-                zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-            )
-        ]
         if self._shape(node.inputs[0])[axis] != self._shape(node.outputs[0])[axis]:
             return None
-        operand = self.of(node.inputs[0], axis)
-        return operand.take(operand.labels[tuple(parts)])
+        strides = p["strides"] or (1,) * len(p["start_indices"])
+        bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
+        parts = tuple(slice(None) if n == axis else slice(*b) for n, b in enumerate(bounds))
+        return self.of(node.inputs[0], axis), lambda labels: labels[parts]
 
     def _rev(self, node, place, axis):
-        if axis in node.params["dimensions"]:
+        along = node.params["dimensions"]
+        if axis in along:
             return None
-        operand = self.of(node.inputs[0], axis)
-        return operand.take(np.flip(operand.labels, node.params["dimensions"]))
+        return self.of(node.inputs[0], axis), lambda labels: np.flip(labels, along)
 
     def _gather(self, node, place, axis):
         """Follow known elements of each row, such as components in another order."""
@@ -142,22 +139,54 @@ class MovedRows:
         own = kept[d.offset_dims.index(axis)]
         if own in d.start_index_map or sizes[own] != self._shape(node.inputs[0])[own]:
             return None
-        operand = self.of(node.inputs[0], own)
         sizes[own] = 1
         params = node.params | {"slice_sizes": tuple(sizes), "fill_value": -1}
+        operand = self.of(node.inputs[0], own)
         with jax.ensure_compile_time_eval():
             labels = np.asarray(node.eqn.primitive.bind(operand.labels, indices, **params))
-        return None if (labels < 0).any() else operand.take(labels)
+        return None if (labels < 0).any() else (operand, lambda _: labels)
 
     def _split(self, node, place, axis):
         along, sizes = node.params["axis"], node.params["sizes"]
         if along == axis:
             return None
-        operand = self.of(node.inputs[0], axis)
-        parts = np.split(operand.labels, np.cumsum([int(s) for s in sizes])[:-1], axis=along)
-        return operand.take(parts[place])
+        bounds = np.cumsum([int(s) for s in sizes])[:-1]
+        return self.of(node.inputs[0], axis), lambda a: np.split(a, bounds, axis=along)[place]
 
-    def _concatenate(self, node, place, axis):
+    def _reshape(self, node, place, axis):
+        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
+        lead = math.prod(after[:axis])
+        rows = (n for n, size in enumerate(before) if size == after[axis])
+        own = next((n for n in rows if math.prod(before[:n]) == lead), None)
+        if own is None or (node.name == "reshape" and node.params["dimensions"] is not None):
+            return None
+        return self.of(node.inputs[0], own), lambda labels: labels.reshape(row_shape(after, axis))
+
+    _squeeze = _reshape
+
+    def _transpose(self, node, place, axis):
+        order = node.params["permutation"]
+        return self.of(node.inputs[0], order[axis]), lambda labels: labels.transpose(order)
+
+    def _broadcast_in_dim(self, node, place, axis):
+        if len(node.inputs) > 1:
+            return None
+        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
+        to = node.params["broadcast_dimensions"]
+        own = to.index(axis) if axis in to else None
+        if own is not None and before[own] != after[axis]:
+            own = None
+        if own is None and self.trace.uniform(node.inputs[0]) is None:
+            operand = self._leaf(node.inputs[0], None)  # numbers of channels are weights too
+        else:
+            operand = self.of(node.inputs[0], own)
+        expanded = [1] * len(after)
+        for n, d in enumerate(to):
+            expanded[d] = operand.shape[n]
+        row = row_shape(after, axis)
+        return operand, lambda labels: np.broadcast_to(labels.reshape(expanded), row)
+
+    def _concatenated(self, node, axis) -> Polynomial | None:
         along = node.params["dimension"]
         if along == axis:
             return None
@@ -172,104 +201,49 @@ class MovedRows:
             start += size
         return whole
 
-    def _reshape(self, node, place, axis):
-        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
-        lead = math.prod(after[:axis])
-        rows = (n for n, size in enumerate(before) if size == after[axis])
-        places = [n for n in rows if math.prod(before[:n]) == lead]
-        if not places or node.params.get("dimensions") is not None:
-            return None
-        return self.of(node.inputs[0], places[0]).reshaped(row_shape(after, axis))
 
-    def _squeeze(self, node, place, axis):
-        ndim = len(self._shape(node.inputs[0]))
-        removed = {d % ndim for d in node.params["dimensions"]}
-        kept = [n for n in range(ndim) if n not in removed]
-        row = row_shape(self._shape(node.outputs[0]), axis)
-        return self.of(node.inputs[0], kept[axis]).reshaped(row)
-
-    def _transpose(self, node, place, axis):
-        order = node.params["permutation"]
-        operand = self.of(node.inputs[0], order[axis])
-        return operand.take(operand.labels.transpose(order))
-
-    def _broadcast_in_dim(self, node, place, axis):
-        if len(node.inputs) > 1:
-            return None
-        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
-        to = node.params["broadcast_dimensions"]
-        own = to.index(axis) if axis in to else None
-        if own is not None and before[own] != after[axis]:
-            own = None
-        if own is None and self.trace.uniform(node.inputs[0]) is None:
-            operand = self._leaf(node.inputs[0], None)  # numbers of channels are weights too
-        else:
-            operand = self._operand(node.inputs[0], own)
-        expanded = [1] * len(after)
-        for n, d in enumerate(to):
-            expanded[d] = operand.shape[n]
-        return operand.take(
-            np.broadcast_to(operand.labels.reshape(expanded), row_shape(after, axis))
-        )
-
-
-class Gathers:
-    """The gathers of rows in a trace.
+def gathers_of(trace: Trace) -> dict[int, tuple[Gathered, np.ndarray]]:
+    """Return of each node that gathers rows of nodes whose, and which of their elements.
 
     Slices, chunks and filters of an array that are gathered by the same indices as the array itself
     are elements of its rows.
     """
-
-    def __init__(self, trace: Trace):
-        self.trace = trace
-        self._moves = MovedRows(trace)
-        self._found: dict[int, tuple[Gathered, np.ndarray]] = {}
-        alike: dict[tuple, list[tuple[int, Gathered]]] = {}
-        for number in range(len(trace.nodes)):
-            rows = gathered(trace, number)
-            if rows is not None:
-                aval = trace.avals[rows.value]
-                key = rows.index, rows.mode, rows.fill, aval.shape[0], aval.dtype
-                alike.setdefault(key, []).append((number, rows))
-        for group in alike.values():
-            self._join(group)
-
-    def of(self, number: int) -> tuple[Gathered, np.ndarray] | None:
-        """Return whose rows a node gathers, and which of their elements; None for other nodes."""
-        return self._found.get(number)
-
-    def _join(self, group: list[tuple[int, Gathered]]) -> None:
-        """Find the elements of each of some gathers by one index, in the largest that has them."""
-        places: dict[tuple, tuple[Gathered, int]] = {}
-        for number, rows in sorted(group, key=lambda item: -self._size(item[1])):
-            size = self._size(rows)
-            elements = self._elements(rows.value) if len(group) > 1 else [None] * size
-            known = [places.get(e) for e in elements]
+    moves = MovedRows(trace)
+    alike: dict[tuple, list[tuple[int, Gathered, int]]] = {}
+    for number in range(len(trace.nodes)):
+        if (rows := gathered(trace, number)) is not None:
+            aval = trace.avals[rows.value]
+            key = rows.index, rows.mode, rows.fill, aval.shape[0], aval.dtype
+            size = math.prod(aval.shape[1:])
+            alike.setdefault(key, []).append((number, rows, size))
+    found = {}
+    for group in alike.values():
+        places: dict[tuple, tuple[Gathered, int]] = {}  # the largest array has the elements
+        for number, rows, size in sorted(group, key=lambda item: -item[2]):
+            elements = _elements_of_arrays(moves, rows.value, size) if len(group) > 1 else {}
+            known = [places.get(elements.get(n)) for n in range(size)]
             bases = {place[0] for place in known if place is not None}
             if len(bases) == 1 and None not in known:
-                self._found[number] = bases.pop(), np.array([place for _, place in known])
+                found[number] = bases.pop(), np.array([place for _, place in known])
                 continue
-            self._found[number] = rows, np.arange(size)
-            for n, element in enumerate(elements):
-                if element is not None:
-                    places.setdefault(element, (rows, n))
+            found[number] = rows, np.arange(size)
+            for n, element in elements.items():
+                places.setdefault(element, (rows, n))
+    return found
 
-    def _size(self, rows: Gathered) -> int:
-        return math.prod(self.trace.avals[rows.value].shape[1:])
 
-    def _elements(self, value: int) -> list[tuple | None]:
-        """Return of each element of a row which one of which array it is; None for others."""
-        elements: list[tuple | None] = [None] * math.prod(self.trace.avals[value].shape[1:])
-        try:
-            row = self._moves.of(value, 0)
-        except TooLargeError:
-            return elements
-        for key, terms in row.terms.items():
-            [name] = key or (None,)
-            if isinstance(name, ArrayFactor) and name.axis is not None:
-                for place, element in zip(terms.place, terms.index[:, 0], strict=True):
-                    elements[place] = name, int(element)
-        return elements
+def _elements_of_arrays(moves: MovedRows, value: int, size: int) -> dict[int, tuple]:
+    """Return those elements of a row that are elements of an array's row, and which."""
+    try:
+        row = moves.of(value, 0)
+    except TooLargeError:
+        return {}
+    elements = {}
+    for key, terms in row.terms.items():
+        if key and isinstance(key[0], ArrayFactor) and key[0].axis is not None:
+            pairs = zip(terms.place.tolist(), terms.index[:, 0].tolist(), strict=True)
+            elements |= {place: (key[0], element) for place, element in pairs}
+    return elements
 
 
 ARITHMETIC = frozenset(["mul", "div", "neg", "add", "add_any", "sub", "dot_general", "reduce_sum"])
@@ -289,69 +263,58 @@ class ProductFactor:
     group: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class SumFactor:
-    """The sum over the edges of each node: the scatter of this number."""
-
-    node: int
-
-
 class RowPolynomials(MovedRows):
     """The polynomials of the rows of a trace's values, of gathers, products and sums."""
 
     def __init__(self, trace: Trace):
         super().__init__(trace)
-        self._multiplied = self._find_multiplied()
+        # products, gathers or sums go into these values, and their arithmetic is followed; of all
+        # others only moves are: what is computed of them is an operand as it is
+        self._multiplied: set[int] = set()
+        for number, node in enumerate(trace.nodes):
+            follows = node.name in FOLLOWED and not self._multiplied.isdisjoint(node.inputs)
+            if follows or self.starts(number):
+                self._multiplied.update(node.outputs)
 
     @functools.cached_property
-    def gathers(self) -> Gathers:
+    def gathers(self) -> dict[int, tuple[Gathered, np.ndarray]]:
         """Return the gathers of rows."""
-        return Gathers(self.trace)
-
-    def _find_multiplied(self) -> set[int]:
-        """Return the values that products, gathers or sums go into: their arithmetic is followed.
-
-        Of all others only moves are: what is computed of them is an operand as it is.
-        """
-        values: set[int] = set()
-        for number, node in enumerate(self.trace.nodes):
-            follows = node.name in FOLLOWED and any(v in values for v in node.inputs)
-            if follows or self.starts(number):
-                values.update(node.outputs)
-        return values
+        return gathers_of(self.trace)
 
     def starts(self, number: int) -> bool:
         """Return whether the rows of a node are followed through arithmetic."""
-        is_gathered = self.gathers.of(number) is not None
-        return self.is_product(number) or is_gathered or summed(self.trace, number) is not None
+        is_factor = self.is_product(number) or number in self.gathers
+        return is_factor or summed(self.trace, number) is not None
 
-    def _of_row_primitive(self, number: int, place: int, axis: int) -> Polynomial | None:
-        if axis != 0:
-            return None
+    def _row_of_node(self, number: int, place: int, axis: int) -> Polynomial | None:
         node = self.trace.nodes[number]
         shape = self._shape(node.outputs[place])
-        if self.is_product(number) and shape[0] == node.params["num_rows"]:
-            return polynomials.variable(ProductFactor(number), row_shape(shape, 0))
-        if (found := self.gathers.of(number)) is not None:
-            rows, elements = found
-            whole = polynomials.variable(rows, (1, math.prod(self._shape(rows.rows)[1:])))
+        if axis == 0 and self.is_product(number) and shape[0] == node.params["num_rows"]:
+            return variable(ProductFactor(number), row_shape(shape, 0))
+        if axis == 0 and number in self.gathers:
+            rows, elements = self.gathers[number]
+            whole = variable(rows, (1, math.prod(self._shape(rows.rows)[1:])))
             return whole.take(elements.reshape(row_shape(shape, 0)))
-        if summed(self.trace, number) is not None:
-            return polynomials.variable(SumFactor(number), row_shape(shape, 0))
+        if axis == 0 and (group := self._group_of_product(node)) is not None:
+            return variable(group, row_shape(shape, 0))
+        if node.name in MOVES:
+            return super()._row_of_node(number, place, axis)
+        if node.name in FOLLOWED and not self._multiplied.isdisjoint(node.outputs):
+            return getattr(self, f"_{node.name}")(node, axis)
         return None
 
-    def _is_followed(self, node, value: int) -> bool:
-        return node.name in MOVES or (node.name in FOLLOWED and value in self._multiplied)
-
-    def _reshape(self, node, place, axis):
-        """Follow channels on axes of their own as well, whose rows a product takes one by one."""
-        made, _ = self.trace.producer.get(node.inputs[0], (None, None))
+    def _group_of_product(self, node) -> ProductFactor | None:
+        """Return a product whose channels are on axes of their own, and taken one by one."""
+        if node.name != "reshape" or node.inputs[0] not in self.trace.producer:
+            return None
+        made, _ = self.trace.producer[node.inputs[0]]
         shape, before = self._shape(node.outputs[0]), self._shape(node.inputs[0])
         is_grouped = len(shape) > 2 and shape[-1] == before[-1] and shape[0] != before[0]
-        if axis == 0 and is_grouped and made is not None and self.is_product(made):
-            group = ProductFactor(made, math.prod(shape[1:-1]))
-            return polynomials.variable(group, row_shape(shape, 0))
-        return super()._reshape(node, place, axis)
+        return (
+            ProductFactor(made, math.prod(shape[1:-1]))
+            if is_grouped and self.is_product(made)
+            else None
+        )
 
     def grouped(self, value: int, group: int) -> Polynomial | None:
         """Return the rows of an operand of a product, `group` of them as one; None if unknown."""
@@ -391,21 +354,21 @@ class RowPolynomials(MovedRows):
         for v in node.inputs:
             own = self._shape(v)  # () for a scalar; JAX broadcasts axes of one element
             is_row = len(own) == len(shape) and own[axis] == shape[axis]
-            operand = self._operand(v, axis if is_row else None)
+            operand = self.of(v, axis if is_row else None)
             sides.append(operand.take(np.broadcast_to(operand.labels, row_shape(shape, axis))))
         return sides
 
-    def _mul(self, node, place, axis):
+    def _mul(self, node, axis):
         a, b = self._sides(node, axis)
         return a * b
 
-    def _div(self, node, place, axis):
+    def _div(self, node, axis):
         number = self.trace.uniform(node.inputs[1])
         if number is None or number == 0:
             return None
         return self._sides(node, axis)[0].scaled(1.0 / float(number))
 
-    def _convert_element_type(self, node, place, axis):
+    def _convert_element_type(self, node, axis):
         """Follow to a wider dtype: all is computed in it."""
         narrow = self.trace.avals[node.inputs[0]].dtype
         wide = node.params["new_dtype"]
@@ -415,20 +378,20 @@ class RowPolynomials(MovedRows):
             return None
         return self.of(node.inputs[0], axis)
 
-    def _neg(self, node, place, axis):
+    def _neg(self, node, axis):
         return self._sides(node, axis)[0].scaled(-1.0)
 
-    def _add(self, node, place, axis):
+    def _add(self, node, axis):
         a, b = self._sides(node, axis)
         return a + b
 
     _add_any = _add
 
-    def _sub(self, node, place, axis):
+    def _sub(self, node, axis):
         a, b = self._sides(node, axis)
         return a + b.scaled(-1.0)
 
-    def _reduce_sum(self, node, place, axis):
+    def _reduce_sum(self, node, axis):
         axes = tuple(node.params["axes"])
         count = len(self._shape(node.inputs[0]))
         kept = [n for n in range(count) if n not in axes]
@@ -441,7 +404,7 @@ class RowPolynomials(MovedRows):
         row = [operand.shape[n] for n in kept]
         return moved.summed(math.prod(operand.shape[n] for n in axes), row)
 
-    def _dot_general(self, node, place, axis):
+    def _dot_general(self, node, axis):
         (contract, batch) = node.params["dimension_numbers"]
         shapes = [self._shape(v) for v in node.inputs]
         free = [
@@ -458,7 +421,7 @@ class RowPolynomials(MovedRows):
         pairs = list(zip(node.inputs, axes, strict=True))
         if any(a is None and self.trace.constant(v) is None for v, a in pairs):
             return None
-        operands = [self._operand(v, a) for v, a in pairs]
+        operands = [self.of(v, a) for v, a in pairs]
         sides = zip(operands, contract, batch, free, strict=True)
         a, b = (operand.labels.transpose(*bs, *fs, *cs) for operand, cs, bs, fs in sides)
         left = [operands[0].shape[n] for n in free[0]]
@@ -466,7 +429,7 @@ class RowPolynomials(MovedRows):
         common = [operands[0].shape[n] for n in batch[0]]
         summed = [operands[0].shape[n] for n in contract[0]]
         shape = (*common, *left, *right, *summed)
-        if math.prod(shape) > polynomials.MOST_TERMS:
+        if math.prod(shape) > MOST_TERMS:
             return None
         a = a.reshape(*common, *left, *[1] * len(right), *summed)
         b = b.reshape(*common, *[1] * len(left), *right, *summed)
@@ -475,333 +438,3 @@ class RowPolynomials(MovedRows):
             operands[1].take(np.broadcast_to(b, shape)),
         )
         return (a * b).summed(math.prod(summed), (*common, *left, *right))
-
-
-class Unfit(ValueError):
-    """What is between a product and a sum is not of the kind that a form has; says why."""
-
-
-ONE = "one"
-"""The name of a factor that is 1 in every row."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """Elements of an operand that a path reads or writes: [channels, components]."""
-
-    name: object
-    elements: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """A path before its channels are known.
-
-    Attributes:
-      slots: its factors, then its output, named None.
-      components: [terms, slots], the component of each slot.
-      values: [channels, terms].
-    """
-
-    slots: tuple[Slot, ...]
-    components: np.ndarray
-    values: np.ndarray
-
-
-def drafts(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> list[Draft]:
-    """Return the paths of a row that is made of a product and, beside it, of its left operand.
-
-    Args:
-      row: the polynomial of the row that is wanted.
-      product: the name of the product in it.
-      form: of the product.
-      operands: its inputs' rows.
-    Raises:
-      Unfit: a row of another kind.
-    """
-    inputs = [_monomials(o) for o in operands]
-    paths, rest = [], []
-    for key, terms in row.terms.items():
-        if key.count(product) == 1:
-            paths += _of_product(key, terms, product, form, inputs)
-        elif product in key:
-            raise Unfit("the product is multiplied with itself")
-        elif not key:
-            raise Unfit("a constant is added to the rows")
-        else:
-            rest.append((key, terms))
-    if not paths:
-        raise Unfit("no path of the product is read")
-    of_product = list(paths)
-    pairs = zip(form.inputs, operands, strict=True)
-    wide = {n for o, polynomial in pairs if o.channels for key in polynomial.terms for n in key}
-    for key, terms in rest:
-        paths += _beside(key, terms, of_product, wide)
-    return paths
-
-
-def _monomials(operand: Polynomial) -> dict[tuple, list]:
-    """Return (scale, elements) of each element of an operand, by factors; None without any.
-
-    Raises:
-      Unfit: an element that is a sum of several of the same factors.
-    """
-    monomials: dict[tuple, list] = {}
-    for key, terms in operand.terms.items():
-        of_key = monomials.setdefault(key, [None] * operand.size)
-        for place, scale, index in zip(terms.place, terms.scale, terms.index, strict=True):
-            if of_key[place] is not None:
-                raise Unfit("an operand of the product is a sum of others")
-            of_key[place] = float(scale), tuple(int(i) for i in index)
-    return monomials
-
-
-def _elements(operand: Operand, segment: Segment, mul: int, group: int) -> np.ndarray:
-    """Return the elements of `group` rows of a segment as those of one, [mul * group, dim]."""
-    channel = segment.channel_stride if operand.channels else 0
-    apart = 0 if operand.index is Index.SHARED else operand.size
-    rows = np.arange(mul)[:, None] * channel + np.arange(group) * apart
-    return segment.offset + rows.reshape(-1, 1) + segment.component_stride * np.arange(segment.dim)
-
-
-def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
-    """Return the drafts of those terms that have the product as one factor."""
-    at = key.index(product)
-    others = [n for n in range(len(key)) if n != at]
-    order = np.argsort(terms.index[:, at], kind="stable")
-    element = terms.index[order, at]
-    [out] = form.outputs
-    size = out.size * product.group
-    first = np.searchsorted(element, np.arange(size))
-    count = np.searchsorted(element, np.arange(size), side="right") - first
-    drafts = []
-    for path in form.paths:
-        segment = out.segments[path.output.segment]
-        elements = _elements(out, segment, segment.mul, product.group)  # [channels, components]
-        if (count[elements] != count[elements][:, :1]).any():
-            raise Unfit("components of one irrep are treated differently")
-        factors = _factors(form, path, inputs, product.group)
-        for copy in range(int(count[elements].max(initial=0))):
-            read = count[elements][:, 0] > copy
-            for channels, slots, components, values in factors:
-                kept = read[channels]
-                if not kept.any():
-                    continue
-                rows = order[first[elements[channels[kept]]] + copy]
-                index = np.array([c[-1] for c, _ in path.terms])
-                slots = [Slot(s.name, s.elements[kept]) for s in slots]
-                slots += [Slot(key[n], terms.index[rows, n]) for n in others]
-                slots.append(Slot(None, terms.place[rows]))
-                components = [*components, *[index] * (len(others) + 1)]
-                scaled = values[kept] * terms.scale[rows][:, index]
-                drafts.append(_simplified(slots, components, scaled))
-    return drafts
-
-
-def _factors(form: Form, path: Path, inputs, group: int) -> list[tuple]:
-    """Return (channels, slots, components, values) of a path's factors, in what they are made of.
-
-    Where an operand is a sum, each of its parts is multiplied for itself.
-
-    Raises:
-      Unfit: a block that is zero, or of other arrays, in some of its components.
-    """
-    [out] = form.outputs
-    mul = out.segments[path.output.segment].mul
-    blocks = []  # of each factor, by what it is made of: [(key, {channel: [(scale, elements)]})]
-    for ref in path.factors:
-        operand = form.inputs[ref.operand]
-        elements = _elements(operand, operand.segments[ref.segment], mul, group).tolist()
-        parts = []
-        for key, monomials in inputs[ref.operand].items():
-            lines = [[monomials[e] for e in line] for line in elements]
-            if any(None in line and any(line) for line in lines):
-                raise Unfit("a block of an operand is made of several arrays, or of zeros")
-            if not key and operand.channels and any(any(line) for line in lines):
-                raise Unfit("an operand of the product is constant in part")
-            parts.append((key, {n: line for n, line in enumerate(lines) if any(line)}))
-        if any(not any(n in part for _, part in parts) for n in range(mul * group)):
-            raise Unfit("a block of an operand is made of several arrays, or of zeros")
-        blocks.append(parts)
-    found = []
-    for parts in itertools.product(*blocks):
-        channels = sorted(set.intersection(*(set(part) for _, part in parts)))
-        if channels:
-            found.append((np.array(channels), *_slots(path, parts, channels)))
-    return found
-
-
-def _slots(path: Path, parts, channels):
-    """Return slots, components and values of one part of each factor of a path."""
-    slots, components = [], []
-    values = np.tile([v for _, v in path.terms], (len(channels), 1))
-    for number, (key, lines) in enumerate(parts):
-        index = np.array([c[number] for c, _ in path.terms])
-        values = values * np.array([[m[0] for m in lines[n]] for n in channels])[:, index]
-        for n, name in enumerate(key):
-            slots.append(Slot(name, np.array([[m[1][n] for m in lines[c]] for c in channels])))
-            components.append(index)
-        if not key:
-            slots.append(Slot(ONE, np.zeros((len(channels), 1), int)))
-            components.append(np.zeros_like(index))
-    return slots, components, values
-
-
-def _simplified(slots, components, values) -> Draft:
-    """Return a draft; a slot that is the same for all components has one, others are in order."""
-    kept, columns = [], []
-    for slot, index in zip(slots, components, strict=True):
-        if slot.name is not None and (slot.elements == slot.elements[:, :1]).all():
-            slot, index = Slot(slot.name, slot.elements[:, :1]), np.zeros_like(index)
-        order = np.argsort(slot.elements[0], kind="stable")
-        slot, index = Slot(slot.name, slot.elements[:, order]), np.argsort(order)[index]
-        kept.append(slot)
-        columns.append(index)
-    return Draft(tuple(kept), np.column_stack(columns), values)
-
-
-def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
-    """Return drafts of what is added beside a product: blocks of an operand of it, as they are."""
-    nodes = [n for n, name in enumerate(key) if name in wide or isinstance(name, Gathered)]
-    if len(nodes) != 1:
-        raise Unfit("rows without the product are added to it")
-    [at] = nodes
-    blocks = {}
-    for draft in known:
-        for slot in draft.slots:
-            if slot.name == key[at]:
-                blocks[slot.elements.tobytes()] = slot.elements
-    element = terms.index[:, at]
-    if len(np.unique(element)) < len(element):
-        raise Unfit("an operand of the product is added beside it more than once")
-    blocks = [*blocks.values(), *_blocks_of_equal_weights(terms, at)]
-    row_of = np.full(1 + max(b.max() for b in blocks), -1)
-    row_of[element] = np.arange(len(element))
-    drafts = []
-    for elements in blocks:
-        rows = row_of[elements]
-        channels = np.flatnonzero((rows >= 0).all(axis=1))
-        if not len(channels):
-            continue
-        rows = rows[channels]
-        row_of[elements[channels]] = -1
-        dim = np.arange(elements.shape[1])
-        slots = [Slot(key[n], terms.index[rows, n]) for n in range(len(key))]
-        slots += [Slot(ONE, np.zeros((len(channels), 1), int)), Slot(None, terms.place[rows])]
-        components = [dim] * len(key) + [np.zeros_like(dim), dim]
-        drafts.append(_simplified(slots, components, terms.scale[rows]))
-    return drafts
-
-
-def _blocks_of_equal_weights(terms: Terms, at: int) -> list[np.ndarray]:
-    """Return the elements of a factor, [channels, components], of blocks that no path reads.
-
-    What lies side by side and has the same weight is a channel. Where there are no weights, each
-    element is one.
-    """
-    order = np.argsort(terms.place)
-    element, others = terms.index[order, at], np.delete(terms.index[order], at, axis=1)
-    if not others.shape[1]:
-        return [element[:, None]]
-    alike = np.column_stack([others, element - np.arange(len(element)), terms.scale[order]])
-    starts = np.flatnonzero((np.diff(alike, axis=0, prepend=np.nan) != 0).any(axis=1))
-    sizes = np.diff(starts, append=len(element))
-    return [element[starts[sizes == d, None] + np.arange(d)] for d in np.unique(sizes)]
-
-
-def names_beside(drafts: list[Draft]) -> list:
-    """Return what is gathered of nodes and added beside a product."""
-    of_one = [d for d in drafts if any(s.name == ONE for s in d.slots)]
-    return [s.name for d in of_one for s in d.slots if isinstance(s.name, Gathered)]
-
-
-def _runs(draft: Draft) -> list[Draft]:
-    """Return the draft as several, of evenly spaced channels each."""
-    lines = np.column_stack([s.elements - s.elements[:, :1] for s in draft.slots] + [draft.values])
-    starts = np.column_stack([s.elements[:, 0] for s in draft.slots])
-    same = (lines[1:] == lines[:-1]).all(axis=1)
-    steps = np.diff(starts, axis=0)
-    runs, first, count = [], 0, len(lines)
-    while first < count:
-        last = first + 1
-        if last < count and same[first]:
-            step = steps[first]
-            while last < count and same[last - 1] and (steps[last - 1] == step).all():
-                last += 1
-        slots = tuple(Slot(s.name, s.elements[first:last]) for s in draft.slots)
-        runs.append(Draft(slots, draft.components, draft.values[first:last]))
-        first = last
-    return runs
-
-
-def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> Form:
-    """Return the form of some drafts.
-
-    Args:
-      operands: by the name of the slots (size of the row, index, role, name), in order.
-      output: size and index of the output.
-    Raises:
-      Unfit: channels that are not evenly spaced, or blocks that overlap.
-    """
-    paths = [run for draft in drafts for run in _runs(draft)]
-    if len(paths) > 2 * len(drafts) + 8:
-        raise Unfit("channels are not evenly spaced")
-    names = (*operands, None)
-    channels = {name: _has_channels(paths, name) for name in names}
-    if not any(channels[name] for name in operands):  # one channel: that of the left operand
-        channels[names[0]] = True
-    paths.sort(key=lambda path: int(path.slots[-1].elements[0, 0]))
-    lines = [[_segment(slot, channels[slot.name]) for slot in path.slots] for path in paths]
-    segments: dict = {name: [] for name in names}
-    for path, line in zip(paths, lines, strict=True):
-        for slot, segment in zip(path.slots, line, strict=True):
-            segments[slot.name].append(segment)
-    segments = {n: sorted(set(s), key=lambda s: s.offset) for n, s in segments.items()}
-    numbers = {name: n for n, name in enumerate(operands)} | {None: 0}
-    refs = []
-    for path, line in zip(paths, lines, strict=True):
-        *factors, out = (
-            SegmentRef(numbers[slot.name], segments[slot.name].index(segment))
-            for slot, segment in zip(path.slots, line, strict=True)
-        )
-        terms: dict = {}
-        for components, value in zip(path.components, path.values[0], strict=True):
-            key = tuple(int(c) for c in components)
-            terms[key] = terms.get(key, 0.0) + float(value)
-        refs.append(Path(tuple(factors), out, tuple(sorted(terms.items()))))
-    try:
-        inputs = tuple(
-            Operand(
-                label, size, filled(segments[name], size, channels[name]), channels[name], i, role
-            )
-            for name, (size, i, role, label) in operands.items()
-        )
-        size, index = output
-        out = Operand("out", size, filled(segments[None], size, True), True, index, Role.OUTPUT)
-        return Form(inputs, (out,), tuple(refs)).merged()
-    except ValueError as error:
-        raise Unfit(f"no form has these channels: {error}") from error
-
-
-def _has_channels(paths: list[Draft], name) -> bool:
-    """Return whether the channels of a path are in an operand, or the same for all of them."""
-    differ = set()
-    for path in paths:
-        for slot in path.slots:
-            if slot.name == name and len(slot.elements) > 1:
-                differ.add(bool((slot.elements != slot.elements[:1]).any()))
-    if len(differ) > 1:
-        raise Unfit("an operand has channels in one path and none in another")
-    return name is None or differ == {True}
-
-
-def _segment(slot: Slot, channels: bool) -> Segment:
-    elements = slot.elements if channels else slot.elements[:1]
-    mul, dim = elements.shape
-    component = int(elements[0, 1] - elements[0, 0]) if dim > 1 else 1
-    channel = int(elements[1, 0] - elements[0, 0]) if mul > 1 else dim
-    segment = Segment(int(elements[0, 0]), mul, dim, channel, component)
-    expected = segment.offset + channel * np.arange(mul)[:, None] + component * np.arange(dim)
-    if (expected != elements).any() or min(channel, component) < 1:
-        raise Unfit("components of an irrep are not evenly spaced")
-    return segment

@@ -201,7 +201,7 @@ class Replacement:
     compute: Callable
 
 
-def evaluate(trace: Trace, arrays, replaced: dict[int, Replacement], bind) -> list:
+def outputs_of(trace: Trace, arrays, replaced: dict[int, Replacement], bind) -> list:
     """Return the outputs of a trace.
 
     Args:
@@ -293,7 +293,7 @@ class Polynomial:
     def take(self, labels: np.ndarray) -> Polynomial:
         """Return the row whose elements are those of these numbers, or zero where it is -1."""
         flat = labels.reshape(-1)
-        terms = {key: _taken(t, flat, self.size) for key, t in self.terms.items()}
+        terms = {key: _take(t, flat, self.size) for key, t in self.terms.items()}
         return Polynomial(labels.shape, {k: t for k, t in terms.items() if len(t.place)})
 
     def reshaped(self, shape: tuple[int, ...]) -> Polynomial:
@@ -371,7 +371,7 @@ def _matches(place: np.ndarray, wanted: np.ndarray, size: int):
     return n, m
 
 
-def _taken(terms: Terms, wanted: np.ndarray, size: int) -> Terms:
+def _take(terms: Terms, wanted: np.ndarray, size: int) -> Terms:
     n, m = _matches(terms.place, wanted, size)
     return Terms(m, terms.scale[n], terms.index[n])
 

@@ -1,0 +1,272 @@
+"""Match the gate behind a Linear: which activations and products of its elements follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import e3nn_jax as e3nn
+import jax
+import numpy as np
+
+from eqfuse.ops.backends import xla
+from eqfuse.ops.ir.gate import IDENTITY, Activation, Gate, Part, Tile
+from eqfuse.ops.ir.linear import Linear
+from eqfuse.ops.transforms.fuse.drafts import monomials
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit, row_shape
+from eqfuse.ops.transforms.fuse.trace import (
+    Polynomial,
+    TooLargeError,
+    Trace,
+    has_functions,
+    variable,
+)
+
+ROUNDING = 1e-6
+"""By how much a factor of one may be off, for e3nn multiplies by a Clebsch-Gordan coefficient."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GateMatch:
+    """A gate, what is added before it, and what it gives.
+
+    Attributes:
+      skip: an array of rows; None if nothing is added.
+      columns: of the skip, in the order of the pre-activation; -1 for none.
+      value: of the trace.
+    """
+
+    gate: Gate
+    skip: ArrayFactor | None
+    columns: np.ndarray | None
+    value: int
+
+
+def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
+    """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
+    rows = _GateRows(trace, z)
+    for value in rows.candidates():
+        try:
+            return _gate(rows, value, linear)
+        except (Unfit, TooLargeError):
+            continue
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _template(name: str, shape: tuple[int, ...], dtype) -> Trace:
+    """Return what JAX makes of an activation."""
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    return Trace(jax.make_jaxpr(xla.FUNCTIONS[name])(x), {})
+
+
+def _equal(trace: Trace, value: int, template: Trace, other: int, bound: list[int]) -> bool:
+    """Return whether a value is computed as in a template; `bound` gets what it is computed of."""
+    if other == template.inputs[0]:
+        bound.append(value)
+        return bound[0] == value
+    known = template.constant(other)
+    if known is not None:
+        own = trace.constant(value)
+        return own is not None and own.dtype == known.dtype and np.array_equal(own, known)
+    a, b = trace.node(value), template.node(other)
+    if a is None or b is None or a.eqn.primitive is not b.eqn.primitive:
+        return False
+    if has_functions(a.params) or a.params != b.params or len(a.inputs) != len(b.inputs):
+        return False
+    if trace.producer[value][1] != template.producer[other][1]:
+        return False
+    pairs = zip(a.inputs, b.inputs, strict=True)
+    return all(_equal(trace, v, template, w, bound) for v, w in pairs)
+
+
+def _activation_of(trace: Trace, value: int) -> tuple[str, int] | None:
+    """Return which activation a value is, and of which value; None for others."""
+    aval = trace.avals[value]
+    for name in xla.FUNCTIONS:
+        template, bound = _template(name, tuple(aval.shape), aval.dtype), []
+        is_equal = _equal(trace, value, template, template.outputs[0], bound)
+        if name != "identity" and is_equal and bound:
+            return name, bound[0]
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivationFactor:
+    """A function of the elements of an array, as a factor of polynomials."""
+
+    name: str
+    value: int
+    axis: int
+
+
+class _GateRows(RowPolynomials):
+    """Rows of what follows a pre-activation z, [rows, size], with activations as factors."""
+
+    def __init__(self, trace: Trace, z: int):
+        self.z, self._activations = z, {}
+        count, behind = trace.avals[z].shape[0], {z}
+        for node in trace.nodes:
+            if behind.isdisjoint(node.inputs):
+                continue
+            for value in node.outputs:
+                if count in getattr(trace.avals[value], "shape", ()):
+                    behind.add(value)
+                    if found := _activation_of(trace, value):
+                        self._activations[value] = found
+        super().__init__(trace)
+
+    def starts(self, number: int) -> bool:
+        outputs = self.trace.nodes[number].outputs
+        return any(v == self.z or v in self._activations for v in outputs)
+
+    def _follow(self, value: int, axis: int) -> Polynomial:
+        if value not in self._activations:
+            return super()._follow(value, axis) if value != self.z else self._leaf(value, axis)
+        name, of = self._activations[value]
+        row = row_shape(self.trace.avals[value].shape, axis)
+        return variable(ActivationFactor(name, of, axis), row)
+
+    def candidates(self) -> list[int]:
+        """Return what may be the result of a gate, the last first."""
+        count = self.trace.avals[self.z].shape[0]
+        shapes = {v: getattr(self.trace.avals[v], "shape", ()) for v in self._multiplied}
+        rows = (v for v, s in shapes.items() if v != self.z and s[:1] == (count,) and len(s) == 2)
+        return sorted(rows, reverse=True)
+
+
+class _Preactivation:
+    """The elements of z, to which those of a skip are added, wherever they are read, alike."""
+
+    def __init__(self, z: int, size: int):
+        self.z = ArrayFactor(z, 0)
+        self.skip: ArrayFactor | None = None
+        self.columns = np.full(size, -2)  # of the skip; -2: not known yet, -1: nothing is added
+
+    def element(self, parts: dict) -> int:
+        """Return of which element of z something is made, and perhaps of one of the skip.
+
+        Args:
+          parts: the number of the element, by array.
+        Raises:
+          Unfit: it is made of something else.
+        """
+        others = [name for name in parts if name != self.z]
+        arrays = all(isinstance(n, ArrayFactor) and n.axis is not None for n in others)
+        if self.z not in parts or not arrays or not {self.skip, *others} <= {None, *others[:1]}:
+            raise Unfit("no gate")
+        own, column = parts[self.z], -1
+        if others:
+            [self.skip] = others
+            column = parts[self.skip]
+        if self.columns[own] not in (-2, column):
+            raise Unfit("no gate")
+        self.columns[own] = column
+        return own
+
+
+def _by_element(row: Polynomial) -> list[dict]:
+    """Return (scale, elements) of the terms of each element of a row, by their factors."""
+    by_key = monomials(row)
+    return [{k: m[n] for k, m in by_key.items() if m[n]} for n in range(row.size)]
+
+
+def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
+    """Return the gate that a value is, by what each of its elements is made of.
+
+    Raises:
+      Unfit: it is no gate.
+    """
+    row = rows.of(value, 0)
+    z = _Preactivation(rows.z, linear.size_out)
+
+    def element(terms: dict, scale: float = 1.0) -> int:
+        if any(len(key) != 1 or abs(s / scale - 1) > ROUNDING for key, (s, _) in terms.items()):
+            raise Unfit("no gate")
+        return z.element({name: index[0] for [name], (_, index) in terms.items()})
+
+    @functools.cache
+    def activated(act: ActivationFactor) -> list[int]:
+        return [element(terms) for terms in _by_element(rows.of(act.value, act.axis))]
+
+    lines, scales = [], {}  # lines: (activation, element of z, that of the gate)
+    for terms in _by_element(row):
+        factors = [zip(key, index, strict=True) for key, (_, index) in terms.items()]
+        acts = {f for of_term in factors for f in of_term if isinstance(f[0], ActivationFactor)}
+        if not acts:
+            lines.append((IDENTITY, element(terms), None))
+            continue
+        if len(acts) > 1:
+            raise Unfit("no gate")
+        [(act, number)] = acts
+        rest = {}
+        for key, (scale, index) in terms.items():
+            kept = [n for n, name in enumerate(key) if name != act]
+            if len(kept) != len(key) - 1:
+                raise Unfit("no gate")
+            rest[tuple(key[n] for n in kept)] = scale, tuple(index[n] for n in kept)
+        scale, gating = next(iter(rest.values()))[0], activated(act)[number]
+        if list(rest) == [()]:
+            lines.append((Activation(act.name, scale, xla.parity(act.name)), gating, None))
+        else:
+            scales.setdefault(act, []).append(scale)
+            lines.append((act, element(rest, scale), gating))
+    mean = {act: float(np.mean(values)) for act, values in scales.items()}
+    if any(
+        (np.abs(np.array(values) / mean[act] - 1) > ROUNDING).any()
+        for act, values in scales.items()
+    ):
+        raise Unfit("no gate")
+    of_act = {act: Activation(act.name, m, xla.parity(act.name)) for act, m in mean.items()}
+    tiles = _tiles([(of_act.get(act, act), part, gate) for act, part, gate in lines], linear)
+    _check(tiles, linear)
+    irreps = e3nn.Irreps(
+        [(t.part.mul, (linear.blocks_out[t.part.block].dim // 2, 1)) for t in tiles]
+    )
+    columns = None if z.skip is None else np.maximum(z.columns, -1)
+    return GateMatch(Gate(tiles, irreps), z.skip, columns, value)
+
+
+def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
+    """Return the tiles of a gate, of as many channels each as are treated alike."""
+    blocks = linear.blocks_out
+    places = [(n, u, k) for n, b in enumerate(blocks) for u in range(b.mul) for k in range(b.dim)]
+    tiles: list[Tile] = []
+    start = 0
+    while start < len(lines):
+        act, part, gate = lines[start]
+        block, channel, component = places[part]
+        dim = blocks[block].dim
+        stop = start + dim
+        if component or lines[start:stop] != [(act, part + k, gate) for k in range(dim)]:
+            raise Unfit("no gate")
+        if gate is None and act != IDENTITY and dim > 1:
+            raise Unfit("no gate")
+        if gate is not None and blocks[places[gate][0]].dim != 1:
+            raise Unfit("no gate")
+        gating = None if gate is None else Part(*places[gate][:2], 1)
+        tile = Tile(Part(block, channel, 1), start, act, gating)
+        if tiles and _follows(tiles[-1], tile):
+            parts = {"part": tiles[-1].part, "gate": tiles[-1].gate}
+            longer = {n: p and dataclasses.replace(p, mul=p.mul + 1) for n, p in parts.items()}
+            tiles[-1] = dataclasses.replace(tiles[-1], **longer)
+        else:
+            tiles.append(tile)
+        start = stop
+    return tuple(tiles)
+
+
+def _follows(first: Tile, second: Tile) -> bool:
+    """Return whether two tiles are adjacent channels that are treated alike."""
+    before = [p and (p.block, p.first + p.mul) for p in (first.part, first.gate)]
+    after = [p and (p.block, p.first) for p in (second.part, second.gate)]
+    return first.act == second.act and before == after
+
+
+def _check(tiles: tuple[Tile, ...], linear: Linear) -> None:
+    """Refuse what activates nothing, and what reads a channel twice, or not at all."""
+    parts = [p for t in tiles for p in (t.part, t.gate) if p is not None]
+    channels = sorted((p.block, u) for p in parts for u in range(p.first, p.first + p.mul))
+    expected = [(n, u) for n, b in enumerate(linear.blocks_out) for u in range(b.mul)]
+    if channels != expected or all(t.act == IDENTITY for t in tiles):
+        raise Unfit("no gate")

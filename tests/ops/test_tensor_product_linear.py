@@ -1,6 +1,11 @@
 """TensorProductLinear and TensorProductLinearGate against e3nn's product, Linear and gate."""
 
+import pathlib
+import re
+import runpy
+
 import e3nn_jax as e3nn
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +13,12 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, NODES, Problem
 from tests.ops.linear_parity import assert_all_orders, assert_low_precision, gradients
+from tests.ops.parity import only
 
 # By default these alone are tested on every backend, and in low precision; see tiers.by_backend.
 CORE = {
@@ -29,7 +37,9 @@ def case(request):
 
 
 # natively, all cases run in tests/ops/backends/test_fused_ops.py
-ALL_ORDERS = tiers.by_backend(CASES, CORE, always="triton-interpret")
+ALL_ORDERS = tiers.by_backend(CASES, CORE | {"rows-fully-connected", "rows-many-columns"}, None)
+LOW = ["rows-linear", "graph-gate-skip"]
+"""Those that are rounded in the product, the Linear, the gate and a skip."""
 
 
 @pytest.mark.parametrize(("case", "backend"), ALL_ORDERS, indirect=["case"])
@@ -37,7 +47,7 @@ def test_all_orders_equal_e3nn(case, backend):
     assert_all_orders(case, backend)
 
 
-@core_by_default
+@pytest.mark.parametrize("case", tiers.slow_unless(LOW, *CASES), indirect=True)
 @pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
@@ -46,36 +56,13 @@ def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
     assert_low_precision(case, backend, dtype)
 
 
-@core_by_default
+@pytest.mark.parametrize("case", tiers.slow_unless(LOW, *CASES), indirect=True)
 def test_kernels_are_bitwise_repeatable(case):
     """Twice the same bits, the gradients of the parameters included, which are sums of parts."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     problem = Problem(case, np.float32)
     for a, b in zip(*(gradients(problem, "triton-interpret") for _ in range(2)), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.slow
-def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
-    """Enough rows for several sums, also where their number does not divide that of the rows."""
-    pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.backends.triton import primitive as linear_kernels
-
-    monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 10)
-    x, y = (
-        e3nn.normal(irreps, jax.random.key(n), (67,))
-        for n, irreps in enumerate(("5x0e+5x1o", "0e+1o"))
-    )
-
-    def gradient(backend):
-        module = TensorProductLinear("7x0e+3x1o", backend=backend)
-        params = module.init(jax.random.key(2), x, y)
-        return jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, x, y).array)))(params)
-
-    for a, b in zip(
-        *map(jax.tree.leaves, map(gradient, ("triton-interpret", "e3nn"))), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
 def test_no_rows_and_no_channels_in_common():
@@ -219,3 +206,45 @@ def test_errors():
         module.init(key, x, x, index=jnp.zeros(NODES, int))
     with pytest.raises(ValueError, match="input_precision 'half' is unknown"):
         TensorProductLinear("3x0e", input_precision="half", backend="xla").init(key, x, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
+def test_functions_are_the_modules(backend):
+    x, y = (
+        e3nn.normal(irreps, jax.random.key(n), (5,))
+        for n, irreps in enumerate(("4x0e + 4x1o", "0e + 1o"))
+    )
+    for function, module in (
+        (ops.tensor_product_linear, ops.TensorProductLinear),
+        (ops.tensor_product_linear_gate, ops.TensorProductLinearGate),
+    ):
+        expected = module("6x0e + 2x1o", backend="e3nn")
+        params = expected.init(jax.random.key(2), x, y)
+        with only(backend, kinds={Form, LinearForm}):
+            got = jax.jit(
+                lambda p, f=function: f(x, y, p["params"], "6x0e + 2x1o", backend=backend)
+            )(params)
+        assert got.irreps == expected.apply(params, x, y).irreps
+        np.testing.assert_allclose(
+            got.array, expected.apply(params, x, y).array, rtol=1e-5, atol=1e-5
+        )
+    linear, index = e3nn.flax.Linear("3x0e", num_indexed_weights=2), jnp.arange(5) % 2
+    params = linear.init(jax.random.key(2), index, x)
+    with only(backend, runs=backend == "llvm", kinds={LinearForm}):  # XLA has no kernel for it
+        got = ops.linear(
+            x, params["params"], "3x0e", index=index, num_indexed_weights=2, backend=backend
+        )
+    np.testing.assert_allclose(got.array, linear.apply(params, index, x).array, rtol=1e-5)
+    with pytest.raises(flax.errors.ScopeParamShapeError):
+        ops.linear(x, {"w[0,0] 4x0e,3x0e": jnp.zeros((2, 3))}, "3x0e", backend=backend)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_fused_layer_runs(capsys):
+    """With e3nn's parameters; its largest difference from e3nn is of float32."""
+    example = pathlib.Path(__file__).parents[2] / "examples" / "fuse_a_layer.py"
+    runpy.run_path(str(example))["main"]()
+    said = capsys.readouterr().out
+    found = re.search(r"32x0e\+16x1o, largest difference (\S+)", said)
+    assert float(found[1]) < 1e-4, said

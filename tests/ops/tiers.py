@@ -23,15 +23,18 @@ def slow_unless(kept, *parameters) -> list:
     ]
 
 
+NATIVELY = slow_unless([NATIVE], *BACKENDS)
+"""The backends, where a test asks nothing of one; all but the native one by `--run-slow`."""
+
 KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
 """The backends; XLA, which compiles longest, by `--run-slow`."""
 
 
-def by_backend(cases, core, always: str = NATIVE) -> list:
+def by_backend(cases, core, always: str | None = NATIVE) -> list:
     """Return pairs of a case and a backend.
 
     By default those of the core run on every backend but XLA, the others on
-    the backend `always` alone.
+    the backend `always` alone, if there is one.
     """
     found = []
     for name, given in itertools.product(cases, PORTABLE):
@@ -43,29 +46,35 @@ def by_backend(cases, core, always: str = NATIVE) -> list:
 
 
 def targets(cases, slow_cases=()) -> list:
-    """Return pairs of a case and a GPU; by default, for the H100 and the MI300 alone."""
+    """Return pairs of a case and a GPU; by default, for the H100, and the first for the MI300."""
     return [
         pytest.param(
-            case, target, marks=pytest.mark.slow if case in slow_cases or target == "sm_80" else ()
+            case,
+            target,
+            marks=()
+            if case in cases and (target == "sm_90" or (case, target) == (cases[0], "gfx942"))
+            else pytest.mark.slow,
         )
         for case in (*cases, *slow_cases)
         for target in ("sm_80", "sm_90", "gfx942")
     ]
 
 
-def value_and_derivatives(cases, core, everywhere: str | None = None):
+def value_and_derivatives(cases, core, everywhere: str | None = None, slow=()):
     """Return the parameters `name`, `dtype` and `backend` of a test of all cases.
 
-    By default every case runs in float64 on the native backend, where one sees what it asks of an
-    op before it chooses a backend, and those of the core on every backend but XLA; one of these in
-    float64 on XLA, and in float32 on the others.
+    By default a case runs in float64 on the native backend, where one sees what it asks of an
+    op before it chooses a backend, unless it is `slow`, and those of the core on every backend but
+    XLA; one of these in float64 on XLA, and in float32 on the others.
 
     Args:
       cases: names.
       core: those that ask something of a backend.
       everywhere: the one of the core that also runs on XLA, and in float32; None for the first.
+      slow: those that ask nothing that others do not, which run by `--run-slow`.
     """
-    assert {*core} <= {*cases}
+    assert {*core, *slow} <= {*cases}
+    assert not {*core} & {*slow}
     first = everywhere or next(name for name in cases if name in core)
     found = []
     for name, dtype, given in itertools.product(cases, (np.float64, np.float32), BACKENDS):
@@ -73,7 +82,7 @@ def value_and_derivatives(cases, core, everywhere: str | None = None):
         if backend == "xla":
             by_default = name == first and dtype is np.float64
         elif dtype is np.float64:
-            by_default = backend == NATIVE or name in core
+            by_default = (backend == NATIVE and name not in slow) or name in core
         else:
             by_default = name == first
         marks = marks if by_default else [*marks, pytest.mark.slow]

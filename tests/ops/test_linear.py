@@ -1,0 +1,357 @@
+"""Linear, LinearSum and grouped_dense against e3nn.flax.Linear and jax.numpy."""
+
+import contextlib
+import functools
+import math
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops.ir.linear import LinearForm
+from tests.ops import tiers
+from tests.ops.parity import INTERPRETED, PORTABLE, UNOPTIMIZED, interpreted, only
+
+ROWS, CHANNELS, WEIGHTS = 7, 3, 4
+IRREPS, OTHER = "2x0e+3x1o+2x0e+1x0o+0x1e", "4x0e+2x1o"
+OUT = "3x0e+2x1o+3x2e+1x0o+2x0e"
+UNSIMPLIFIED = {"simplify_irreps_internally": False}
+PARTS = {"instructions": ((0, 0), (2, 4), (1, 1)), "irreps_in": e3nn.Irreps(IRREPS)}
+
+# options, and the shape of the weights
+CASES = {
+    "plain": ({}, None),
+    "forced": ({"force_irreps_out": True, "path_normalization": "path"}, None),
+    "biased": ({"biases": True, "gradient_normalization": 0.5}, None),
+    "indexed": ({"num_indexed_weights": 3, "biases": True}, None),
+    "channels": ({"channel_out": 2, "biases": True}, None),
+    "channels-forced": ({"channel_out": 2, "force_irreps_out": True}, None),
+    "channels-weights": ({"channel_out": 2, "biases": True}, (ROWS, WEIGHTS)),
+    "weights": ({"biases": True, "gradient_normalization": "path"}, (ROWS, WEIGHTS)),
+    "weights-forced": ({"force_irreps_out": True, "gradient_normalization": 0.5}, (1, WEIGHTS)),
+    "weights-of-all": ({}, (WEIGHTS,)),
+    "weights-unsimplified": ({"biases": True, **UNSIMPLIFIED}, (ROWS, WEIGHTS)),
+    "per-channel": ({"weights_per_channel": True, "biases": True}, (ROWS, WEIGHTS)),
+    "per-channel-of-all": ({"weights_per_channel": True}, (WEIGHTS,)),
+    "unsimplified": ({"biases": True, **UNSIMPLIFIED}, None),
+    "unsimplified-channels": ({"channel_out": 2, "path_normalization": 1.0, **UNSIMPLIFIED}, None),
+    "unsimplified-indexed": ({"num_indexed_weights": 3, **UNSIMPLIFIED}, None),
+    "instructions": ({"force_irreps_out": True, "biases": True, **PARTS, **UNSIMPLIFIED}, None),
+    "initializer": ({"parameter_initializer": lambda: jax.nn.initializers.uniform(0.1)}, None),
+}
+
+
+KERNELS = ("plain", "forced", "biased", "indexed")
+"""Those that differ in what kernels of Triton are given."""
+OF_E3NN = ("channels", "weights", "per-channel", "instructions", "initializer")
+"""Those that backend "e3nn" is asked for."""
+
+
+SLOW = {
+    "channels-forced",
+    "weights-forced",
+    "weights-of-all",
+    "per-channel-of-all",
+    "unsimplified-channels",
+    "unsimplified-indexed",
+}
+"""Those that join what others ask."""
+
+
+def cases_and_backends():
+    """Return a case and a backend of each test: by default the kernels, and XLA for one case."""
+    by_default, found = {"indexed-xla"}, []
+    for name in CASES:
+        backends = ["xla", "llvm"]
+        backends += [INTERPRETED] if name in KERNELS else []
+        backends += ["e3nn"] if name in OF_E3NN else []
+        for backend in tiers.slow_unless(["llvm", "triton-interpret"], *backends):
+            label = f"{name}-{backend.values[0]}"
+            marks = () if label in by_default else backend.marks
+            marks = [*marks, pytest.mark.slow] if name in SLOW else marks
+            found.append(pytest.param(name, *backend.values, marks=marks, id=label))
+    return found
+
+
+@pytest.fixture(params=PORTABLE)
+def backend(request):
+    return request.param
+
+
+def computed_by(backend):
+    """Return kernels of a linear form, of which XLA has none; for what is lowered inside."""
+    if backend == "e3nn":
+        return contextlib.nullcontext()
+    return only(backend, runs=backend != "xla", kinds={LinearForm})
+
+
+def arguments(name, rows=ROWS, dtype=jnp.float64):
+    """x, after the index or the weights, if there are any."""
+    options, shape = CASES[name]
+    channels = "channel_out" in options or "weights_per_channel" in options
+    x = e3nn.normal(IRREPS, jax.random.key(0), (rows, CHANNELS) if channels else (rows,))
+    x = x.astype(dtype)
+    if "num_indexed_weights" in options:
+        return jnp.arange(rows) % 3, x
+    return (x,) if shape is None else (jax.random.normal(jax.random.key(5), shape, dtype), x)
+
+
+def derivatives(module, params, args, compiler_options=None):
+    """Value, VJP and VJP of the VJP by all but an index, along fixed directions."""
+    index = [a for a in args if jnp.issubdtype(a.dtype, jnp.integer)]
+
+    def function(params, *operands):
+        return module.apply(params, *index, *operands).array
+
+    def vjp(*arguments):
+        return jax.vjp(function, *arguments[:-1])[1](arguments[-1])
+
+    def everything(*arguments):
+        value = function(*arguments)
+        cotangent = jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
+        first, pullback = jax.vjp(vjp, *arguments, cotangent)
+        return value, first, pullback(jax.tree.map(jnp.sin, first))
+
+    run = jax.jit(everything, compiler_options=compiler_options)
+    return run(params, *args[len(index) :])
+
+
+def assert_close(got, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape
+        assert np.abs(a - b).max(initial=0) <= tolerance * np.abs(b).max(initial=1e-300)
+
+
+@pytest.mark.parametrize(("name", "backend"), cases_and_backends())
+def test_linear_is_e3nns(name, backend):
+    """Float64 to 1e-13: a few dozen products each; the parameters are the same from one key."""
+    options, _ = CASES[name]
+    with jax.enable_x64(True):
+        args = arguments(name)
+        ours, theirs = ops.Linear(OUT, backend=backend, **options), e3nn.flax.Linear(OUT, **options)
+        params, found = (module.init(jax.random.key(1), *args) for module in (theirs, ours))
+        assert list(found["params"]) == list(params["params"])
+        jax.tree.map(np.testing.assert_array_equal, found, params)
+        with computed_by(backend):
+            got = derivatives(ours, params, args)
+        assert ours.apply(params, *args).irreps == theirs.apply(params, *args).irreps
+        assert_close(got, derivatives(theirs, params, args, UNOPTIMIZED), 1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [2, 8])
+def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
+    """Three parts, in two turns and in one."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops.backends.triton import linear
+    from eqfuse.ops.backends.triton import primitive as linear_kernels
+
+    monkeypatch.setattr(linear, "AT_ONCE", at_once)
+    monkeypatch.setattr(linear_kernels, "reduction", linear.reduction)  # not cached
+    monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 8)
+    for name in KERNELS:
+        args, (options, _) = arguments(name, rows=29, dtype=jnp.float32), CASES[name]
+        theirs = e3nn.flax.Linear(OUT, **options)
+        params = theirs.init(jax.random.key(1), *args)
+        ours = ops.Linear(OUT, backend="triton-interpret", **options)
+        assert_close(*(derivatives(m, params, args) for m in (ours, theirs)), 2e-6)
+
+
+MANY_CHANNELS = {"wide": ({}, 1, 71), "narrow": ({}, math.inf, 71)}
+MANY_CHANNELS |= {"indexed": (CASES["indexed"][0], math.inf, 17)}
+
+
+@pytest.mark.parametrize(("options", "programs", "rows"), MANY_CHANNELS.values(), ids=MANY_CHANNELS)
+def test_many_channels(options, programs, rows, monkeypatch):
+    """Compare Linears of more channels and rows than a tile has.
+
+    Transposed matrices are then read several slices at once, or are transposed
+    beforehand for the wide tiles of many rows.
+    """
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops.backends.triton import linear
+
+    monkeypatch.setattr(linear, "MANY_PROGRAMS", programs)
+    irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")
+    x = e3nn.normal(irreps, jax.random.key(0), (rows,))
+    index = [jnp.arange(rows) % 3] if options else []
+    modules = [ops.Linear(out, backend=name, **options) for name in ("triton-interpret", "e3nn")]
+    params = modules[1].init(jax.random.key(1), *index, x)
+    # sums of up to 213 products on both sides: 15 roundings of 6e-8 each, and those of a second sum
+    assert_close(*(derivatives(m, params, [*index, x]) for m in modules), 4e-6)
+
+
+def test_one_launch_each_way():
+    """Both gradients come from one kernel; with many rows a second one adds up parts."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    module = ops.Linear(OUT, backend="triton-interpret")
+    [x] = arguments("plain", dtype=jnp.float32)
+    params = module.init(jax.random.key(1), x)
+    before = interpreted()
+    value, pullback = jax.vjp(lambda p, x: module.apply(p, x).array, params, x)
+    jax.block_until_ready(value)
+    assert interpreted() - before == 1
+    jax.block_until_ready(pullback(value))
+    assert interpreted() - before == 2
+
+
+def test_linear_sum_is_a_sum(backend):
+    with jax.enable_x64(True):
+        x = e3nn.normal(IRREPS, jax.random.key(0), (ROWS,)).astype(jnp.float64)
+        y = e3nn.normal(OTHER, jax.random.key(1), (ROWS,)).astype(jnp.float64)
+        ours, theirs = (ops.LinearSum(OUT, ("a", "b"), backend=b) for b in (backend, "e3nn"))
+        params = theirs.init(jax.random.key(2), x, y)
+        jax.tree.map(np.testing.assert_array_equal, ours.init(jax.random.key(2), x, y), params)
+
+        def gradient(module):
+            return jax.value_and_grad(lambda p: jnp.sum(jnp.sin(module.apply(p, x, y).array)))(
+                params
+            )
+
+        with computed_by(backend):
+            got = gradient(ours)
+        assert_close(got, gradient(theirs), 1e-13)
+        linear = e3nn.flax.Linear(OUT, force_irreps_out=True)
+        a, b = (
+            linear.apply({"params": params["params"][name]}, operand)
+            for name, operand in (("a", x), ("b", y))
+        )
+        expected = a + b
+        assert_close(ours.apply(params, x, y).array, expected.array, 1e-13)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["joined", "split"])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_grouped_dense_is_a_matrix_product_of_each(groups, split, backend):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(ROWS, 5 * groups))
+        kernels = [rng.normal(size=(5, width)) for width in (4, 1, 7)]
+        columns = np.split(x, 3, axis=1) if groups == 3 else [x] * 3
+        expected = [0.5 * c @ k for c, k in zip(columns, kernels, strict=True)]
+        with computed_by(backend):
+            dense = functools.partial(ops.grouped_dense, scale=0.5, split=split, backend=backend)
+            got = jax.jit(lambda *arrays: dense(*arrays))(jnp.asarray(x), kernels)
+        assert isinstance(got, list) == split
+        for a, b in zip(
+            *((got, expected) if split else ([got], [np.hstack(expected)])), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-14)
+
+
+def test_leading_axes_and_vmap(backend):
+    x = e3nn.normal(IRREPS, jax.random.key(0), (2, 3))
+    module, theirs = ops.Linear(OUT, backend=backend), e3nn.flax.Linear(OUT)
+    params = theirs.init(jax.random.key(1), x)
+    expected = theirs.apply(params, x).array
+    with computed_by(backend):
+        got = jax.jit(lambda x: module.apply(params, x).array)(x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    with computed_by(backend):
+        mapped = jax.jit(jax.vmap(lambda x: module.apply(params, x)))(x)
+    np.testing.assert_allclose(mapped.array, expected, rtol=1e-5, atol=1e-6)
+    of_each = jax.vmap(lambda p: module.apply(p, x))(
+        jax.tree.map(lambda p: jnp.stack([p, -p]), params)
+    )
+    np.testing.assert_allclose(of_each.array[1], -expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_as_a_function():
+    weights, x = arguments("weights", dtype=jnp.float32)
+    parameters = ops.Linear(OUT).init(jax.random.key(0), weights, x)["params"]
+    out = ops.linear(x, parameters, OUT, weights=weights, backend="xla")
+    expected = e3nn.flax.Linear(OUT).apply({"params": parameters}, weights, x)
+    np.testing.assert_allclose(out.array, expected.array, atol=1e-5)
+    with pytest.raises(ValueError, match="index and weights exclude each other"):
+        ops.linear(x, parameters, OUT, weights=weights, index=jnp.zeros(ROWS, int))
+
+
+X = e3nn.IrrepsArray("2x0e+1o", jnp.ones((ROWS, 5)))
+REFUSED = {
+    "per-channel-alone": ({"weights_per_channel": True}, (X,), "needs weights as an argument"),
+    "both-channels": (
+        {"weights_per_channel": True, "channel_out": 2},
+        (jnp.ones(3), X),
+        "weights_per_channel and channel_out exclude each other",
+    ),
+    "no-irreps-in": (
+        {"instructions": ((0, 0),), **UNSIMPLIFIED},
+        (X,),
+        "instructions need irreps_in",
+    ),
+    "simplified": (
+        {"instructions": ((0, 0),), "irreps_in": X.irreps},
+        (X,),
+        "instructions need simplify_irreps_internally=False",
+    ),
+    "no-block": (
+        {"instructions": ((2, 0),), "irreps_in": X.irreps, **UNSIMPLIFIED},
+        (X,),
+        r"instruction \(2, 0\) is of no blocks of 2x0e\+1x1o and 4x0e",
+    ),
+    "other-irreps": (
+        {"instructions": ((1, 0),), "irreps_in": X.irreps, **UNSIMPLIFIED},
+        (X,),
+        r"instruction \(1, 0\) joins 1x1o with 4x0e",
+    ),
+    "no-channels": ({"channel_out": 2}, (X[0],), r"x must be \[..., channels, 2x0e\+1x1o\], got"),
+    "weights-of-a-number": ({}, (jnp.ones(()), X), r"weights must be \[..., d\], at least one"),
+    "weights-that-rotate": ({}, (X, X), "weights must be scalars, 0e, got 2x0e"),
+    "no-index": ({"num_indexed_weights": 2}, (X,), "index is needed with num_indexed_weights"),
+    "index-of-floats": (
+        {"num_indexed_weights": 2},
+        (jnp.zeros(ROWS), X),
+        "index must be of integers",
+    ),
+    "precision": ({"input_precision": "half"}, (X,), "input_precision 'half' is unknown"),
+    "biases": ({"biases": "2x0e"}, (X,), "biases must be True, False, or one of them for each"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_errors_name_what_is_wrong(name):
+    options, args, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        ops.Linear("4x0e", backend="xla", **options).init(jax.random.key(0), *args)
+
+
+def test_the_configured_normalisation_holds():
+    """That of now, and not of the first call with these irreps."""
+    default = e3nn.config("path_normalization")
+    params = e3nn.flax.Linear(OUT).init(jax.random.key(0), X)
+    try:
+        for name in ("element", "path"):
+            e3nn.config("path_normalization", name)
+            found = ops.Linear(OUT, backend="xla").init(jax.random.key(0), X)
+            params = e3nn.flax.Linear(OUT).init(jax.random.key(0), X)
+            assert jax.tree.all(jax.tree.map(np.array_equal, found, params))
+    finally:
+        e3nn.config("path_normalization", default)
+
+
+def test_errors_of_sums_and_groups():
+    key, x = jax.random.key(0), e3nn.normal("2x0e", jax.random.key(0), (3,))
+    with pytest.raises(ValueError, match="one input for each of"):
+        ops.LinearSum("0e", ("a", "b")).init(key, x)
+    with pytest.raises(ValueError, match="cannot be added up"):
+        ops.LinearSum("0e", ("a", "b")).init(key, x, x[:2])
+    with pytest.raises(ValueError, match=r"of one n_in are needed, got \[\(3, 2\), \(2, 2\)\]"):
+        ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((2, 2))])
+    with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
+        ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
+
+
+@pytest.mark.parametrize("cls", [ops.Linear, ops.TensorProductLinear])
+def test_triton_on_a_cpu_is_refused(cls):
+    """As the ops promise: by a ValueError, where the computation is lowered."""
+    pytest.importorskip("triton")
+    if jax.default_backend() != "cpu":
+        pytest.skip("a GPU is present")
+    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
+    args = (x,) if cls is ops.Linear else (x, x)
+    with pytest.raises(ValueError, match="'triton' runs on a GPU"):
+        jax.jit(cls("2x0e", backend="triton").init_with_output)(jax.random.key(0), *args)

@@ -82,7 +82,7 @@ def nearest(index):
 
 @pytest.mark.parametrize("out", WIDE)
 @pytest.mark.parametrize("traced", [True, False], ids=["traced", "host"])
-@pytest.mark.parametrize("backend", ["xla", "llvm", "e3nn"])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "e3nn"))
 def test_an_index_of_weights_does_not_wrap(out, traced, backend):
     """It is treated as any other that is out of range: it is the nearest."""
     x = e3nn.normal("4x0e", jax.random.key(0), (3,))
@@ -138,7 +138,7 @@ def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
         np.testing.assert_allclose(expected[0], theirs.array, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton-interpret"], *ALL_BACKENDS))
 def test_species_out_of_range_are_the_nearest(backend):
     index = [0, -1, *OUTSIDE]
     x = e3nn.normal("2x0e", jax.random.key(0), (len(index),))

@@ -23,6 +23,7 @@ from tests.ops.parity import (
 )
 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
+kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
 # see tiers.value_and_derivatives
 CORE = {
     "l3",
@@ -37,6 +38,19 @@ CORE = {
     "one-by-many",
     "zero-blocks",
 }
+# sizes and layouts between those of others; coefficients of all normalisations: ir/test_form.py
+SLOW = {
+    "scalars",
+    "mixed",
+    "mul-1",
+    "mul-5",
+    "none",
+    "one-y-by-many",
+    "one-y-expanded",
+    "one-w-no-edges",
+    "uvuv-unrolled",
+    "zero-mul",
+}
 CASE = GRAPH["mul-5"]
 
 
@@ -46,12 +60,12 @@ def _no_einsum_of_e3nn(monkeypatch):
     monkeypatch.setattr(_tensor_product, "_repeats_more_than_it_writes", lambda product: False)
 
 
-@tiers.value_and_derivatives(GRAPH, CORE, everywhere="mul-33")
+@tiers.value_and_derivatives(GRAPH, CORE, everywhere="mul-33", slow=SLOW)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(GRAPH[name], dtype, backend)
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
+@pytest.mark.parametrize("backend", tiers.NATIVELY)
 @pytest.mark.parametrize("name", ["l3", "uvuv-expanded"])
 def test_equivariance(name, backend):
     assert_equivariant(GRAPH[name], backend)
@@ -70,7 +84,7 @@ def everything(case: Case, backend: str, operands):
         return jax.tree.map(np.asarray, jax.jit(value_and_gradients)(*operands))
 
 
-@all_backends
+@kernels
 def test_nodes_without_edges_get_exact_zeros(backend):
     value, dx, _, _ = everything(CASE, backend, CASE.operands())
     isolated, without_incoming = 3, 2
@@ -79,7 +93,7 @@ def test_nodes_without_edges_get_exact_zeros(backend):
     assert dx[without_incoming].all()
 
 
-@all_backends
+@kernels
 def test_a_graph_without_edges_gives_exact_zeros(backend):
     case = GRAPH["no-edges"]
     value, dx, dy, dw = everything(case, backend, case.operands())
@@ -106,7 +120,7 @@ def test_padding_changes_nothing(backend):
     assert error(found[:last], value) <= (0 if backend != "xla" else 1e-15 * largest(value))
 
 
-@all_backends
+@kernels
 def test_the_order_of_edges_does_not_matter(backend):
     x, y, w = CASE.operands()
     order = np.array([4, 2, 0, 5, 1, 3])
@@ -139,7 +153,7 @@ def test_edges_may_be_arguments_and_may_be_made_inside_jit(backend):
     np.testing.assert_array_equal(made, given)
 
 
-@pytest.mark.parametrize("backend", tiers.KERNELS)
+@kernels
 @pytest.mark.parametrize("shape", ["edge", "path"])
 def test_weights_broadcast(shape, backend):
     """One weight for an edge or one for a path; their gradients are sums."""
@@ -166,7 +180,7 @@ def test_weights_broadcast(shape, backend):
             assert error(a, b) <= 1e-12 * largest(b)
 
 
-@all_backends
+@kernels
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -181,7 +195,7 @@ def test_half_precision_is_rounded_once(name, dtype, backend):
     assert_one_rounding(GRAPH[name], dtype, backend)
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.NATIVELY)
 def test_dtypes_are_promoted(backend):
     x, y, w = (a.astype(np.float32) for a in CASE.operands())
     with only(backend):
@@ -194,7 +208,7 @@ def test_irreps_without_arrays():
     assert found == e3nn.tensor_product("2x0e + 1o", "1o", filter_ir_out="0e + 1o")
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.NATIVELY)
 def test_weights_of_a_product_with_no_irreps(backend):
     """Nothing is left of the product, so an edge has no weights; e3nn-jax itself fails here."""
     case = dataclasses.replace(GRAPH["nothing-left"], weighted=True)

@@ -23,7 +23,6 @@ from tests.ops.cases import (
     random_arrays,
 )
 from tests.ops.parity import (
-    BACKENDS,
     PORTABLE,
     assert_equivariant,
     assert_one_rounding,
@@ -31,7 +30,8 @@ from tests.ops.parity import (
     only,
 )
 
-all_backends = pytest.mark.parametrize("backend", BACKENDS)
+kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
+natively = pytest.mark.parametrize("backend", tiers.NATIVELY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +144,21 @@ CORES = {
     "weighted": ("not sorted", "no rows"),
     "interpolate": ("two tables",),
 }
+CORE = {f"{kind}: {name}" for kind, names in CORES.items() for name in names}
+# sizes and layouts between those of others
+SLOW = {
+    "elementwise: scalars",
+    "elementwise: mixed",
+    "elementwise: mul-1",
+    "elementwise: mul-5",
+    "elementwise: none",
+    "elementwise: no-axes",
+    "elementwise: zero-mul",
+    "channelwise: graph-mul-33",
+    "weights_channelwise: mul-33",
+    "weighted: axes",
+    "interpolate: one table",
+}
 
 
 def of_all_kinds():
@@ -152,7 +167,8 @@ def of_all_kinds():
     for kind, names in CORES.items():
         core = [f"{kind}: {name}" for name in names]
         cases = [name for name in CASES if name.startswith(f"{kind}:")]
-        found += tiers.value_and_derivatives(cases, set(core), everywhere=core[0]).args[1]
+        mark = tiers.value_and_derivatives(cases, core, core[0], SLOW.intersection(cases))
+        found += mark.args[1]
     return found
 
 
@@ -161,7 +177,7 @@ def test_value_and_derivatives(name, dtype, backend):
     assert_parity(CASES[name], dtype, backend)
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
+@natively
 @pytest.mark.parametrize(
     "name",
     [
@@ -175,7 +191,7 @@ def test_equivariance(name, backend):
     assert_equivariant(CASES[name], backend)
 
 
-@all_backends
+@kernels
 @pytest.mark.parametrize(
     "name",
     [
@@ -189,7 +205,9 @@ def test_bfloat16_is_rounded_once(name, backend):
     assert_one_rounding(CASES[name], jnp.bfloat16, backend)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("elementwise")])
+@pytest.mark.parametrize(
+    "name", tiers.slow_unless(CORE, *(n for n in CASES if not n.startswith("elementwise")))
+)
 def test_the_backend_e3nn_is_the_same(name):
     case = CASES[name]
     arrays = [a.astype(np.float32) for a in case.operands()]
@@ -203,7 +221,7 @@ def test_the_backend_e3nn_is_e3nns_elementwise_product(monkeypatch):
     assert answer == "the answer of e3nn"
 
 
-@all_backends
+@kernels
 @pytest.mark.parametrize("name", ["weighted: one channel", "interpolate: two tables"])
 def test_vmap(name, backend):
     case = CASES[name]
@@ -213,7 +231,7 @@ def test_vmap(name, backend):
     np.testing.assert_allclose(found, np.stack([expected, 4 * expected]), rtol=0, atol=1e-5)
 
 
-@all_backends
+@natively
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_irreps_and_zero_flags_are_those_of_e3nn(name, backend):
     """Irreps as they are printed, neither sorted nor merged, and blocks known to be zero."""

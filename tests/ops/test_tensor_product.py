@@ -10,14 +10,13 @@ from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.cases import TENSOR_PRODUCT, Case
 from tests.ops.parity import (
-    BACKENDS,
     assert_equivariant,
     assert_one_rounding,
     assert_parity,
     only,
 )
 
-all_backends = pytest.mark.parametrize("backend", BACKENDS)
+natively = pytest.mark.parametrize("backend", tiers.NATIVELY)
 # see tiers.value_and_derivatives
 CORE = {
     "l3-both-parities",
@@ -31,6 +30,21 @@ CORE = {
     "zero-blocks",
     "nothing-left",
 }
+# sizes and layouts between those of others; coefficients of all normalisations: ir/test_form.py
+SLOW = {
+    "scalars",
+    "mixed",
+    "mul-1",
+    "mul-5",
+    "none",
+    "no-axes",
+    "broadcast-new-axis",
+    "one-y-no-rows",
+    "uvuv-expanded-regrouped",
+    "uvuv-expanded-not-regrouped",
+    "zero-mul-not-regrouped",
+    "no-irreps",
+}
 
 
 def product(backend):
@@ -38,18 +52,18 @@ def product(backend):
     return jax.jit(lambda x, y: ops.tensor_product(x, y, backend=backend))
 
 
-@tiers.value_and_derivatives(TENSOR_PRODUCT, CORE, everywhere="mul-33")
+@tiers.value_and_derivatives(TENSOR_PRODUCT, CORE, everywhere="mul-33", slow=SLOW)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(TENSOR_PRODUCT[name], dtype, backend)
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
+@natively
 @pytest.mark.parametrize("name", ["l3-both-parities", "uvuv-expanded"])
 def test_equivariance(name, backend):
     assert_equivariant(TENSOR_PRODUCT[name], backend)
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -63,7 +77,7 @@ def test_half_precision_is_rounded_once(name, dtype, backend):
     assert_one_rounding(TENSOR_PRODUCT[name], dtype, backend)
 
 
-@all_backends
+@natively
 @pytest.mark.parametrize(
     ("dtype1", "dtype2"),
     [
@@ -88,7 +102,7 @@ def test_dtypes_are_promoted_as_by_e3nn(dtype1, dtype2, x64, backend):
         np.testing.assert_array_equal(found.array, expected.array)
 
 
-@all_backends
+@natively
 def test_weak_types_count_as_for_e3nn(backend):
     x, weak = jnp.ones(1, jnp.bfloat16), jax.lax.full_like(1.0, 2.0, shape=(1,))
     expected = e3nn.tensor_product(x, weak)
@@ -98,7 +112,7 @@ def test_weak_types_count_as_for_e3nn(backend):
     np.testing.assert_array_equal(found.array, expected.array)
 
 
-@all_backends
+@natively
 def test_plain_arrays_are_scalars(backend):
     x, y = jnp.arange(6.0).reshape(2, 3), e3nn.IrrepsArray("1o", jnp.arange(3.0))
     with only(backend):
@@ -108,7 +122,7 @@ def test_plain_arrays_are_scalars(backend):
     np.testing.assert_allclose(found.array, expected.reshape(2, 9), rtol=2e-7)  # two roundings
 
 
-@all_backends
+@natively
 @pytest.mark.parametrize("name", TENSOR_PRODUCT)
 def test_irreps_and_zero_flags_are_those_of_e3nn(name, backend):
     """Irreps as they are printed, those without arrays, and the blocks known to be zero."""
@@ -123,7 +137,7 @@ def test_irreps_and_zero_flags_are_those_of_e3nn(name, backend):
     assert repr(given) == repr(without_arrays)
 
 
-@all_backends
+@natively
 @pytest.mark.parametrize("name", ["zero-blocks", "zero-blocks-expanded", "mul-5"])
 def test_blocks_of_zeros_are_known(name, backend):
     case = TENSOR_PRODUCT[name]

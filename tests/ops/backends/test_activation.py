@@ -14,7 +14,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.backends import xla
 from tests.ops import tiers
-from tests.ops.parity import BACKENDS, only
+from tests.ops.parity import only
 
 # 0.4 is where the kernels' tanh changes from a fraction to exponentials
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
@@ -163,7 +163,7 @@ def test_activations_are_as_exact_as_e3nns(name, dtype, normalize, backend):
         np.testing.assert_array_equal(*(a[:exact_orders] for a in same))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_not_a_number_stays_so(name, backend):
     x = jnp.asarray([1.0, np.nan, -1.0], jnp.float32)

@@ -46,16 +46,15 @@ def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
     assert scratch[0] == scratch[1] <= 64
 
 
+@pytest.mark.slow  # by default backends/test_fused_ops.py counts what is interpreted
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
     [
         ("graph of 135 nodes, 2700 edges", (3, 2), (5, 4)),
-        pytest.param("2700 rows", (2, 2), (4, 4), marks=pytest.mark.slow),
+        ("2700 rows", (2, 2), (4, 4)),
     ],
 )
-@pytest.mark.parametrize(
-    "channels", [pytest.param(64, id="64 channels", marks=pytest.mark.slow), None]
-)
+@pytest.mark.parametrize("channels", [pytest.param(64, id="64 channels"), None])
 def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, channels, monkeypatch):
     """Count all, and our kernels among them: the product, the Linear; on a graph XLA has the gate.
 

@@ -16,7 +16,7 @@ from jax import lax
 from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.cases import SMALL, random_arrays
-from tests.ops.parity import error, largest, only
+from tests.ops.parity import PORTABLE, error, largest, only
 
 STEPS = 3
 NODES, EDGES = SMALL.num_nodes, len(SMALL.pairs)
@@ -150,7 +150,7 @@ def expected(name: str):
     return computed(name, "e3nn", in_python, ("value", "jvp", "vjp", "jvp of vjp"))
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm"))
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE))
 @pytest.mark.parametrize(
     ("loop", "orders"),
     [

@@ -114,7 +114,7 @@ def test_vmap(name, backend, batched):
     assert_as_e3nn(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=1)
 
 
-@all_backends
+@kernels_by_default
 @pytest.mark.parametrize("batched", [0, 1])
 def test_vmap_of_a_tangent_of_one_row(batched, backend):
     """What is not batched is one row for all members, but not all factors of a product are."""
@@ -174,7 +174,7 @@ def test_vmap_over_graphs(backend):
     assert_same(found, jnp.stack(expected))
 
 
-@all_backends
+@kernels_by_default
 def test_vmap_over_nothing_or_of_nothing(backend):
     x, y, w = TINY.operands()
     empty = np.zeros((0, *x.shape))
@@ -185,27 +185,8 @@ def test_vmap_over_nothing_or_of_nothing(backend):
     assert out.shape == (2, SMALL.num_nodes, 0)
 
 
-@all_backends
-def test_scan(backend):
-    """Layers in a loop, each with its own weights, and the gradient through them."""
-    x, y, w = TINY.operands()
-    weights = np.stack([w, -w, 0.5 * w])
-    mix = random_arrays([(TINY.irreps_out.dim, x.shape[1])], 5)[0]
-
-    def transform(product):
-        def loss(x, y, weights):
-            def layer(x, w):
-                return jnp.tanh(product(x, y, w) @ mix), None
-
-            return jnp.sum(jax.lax.scan(layer, x, weights)[0] ** 2)
-
-        return jax.value_and_grad(loss, (0, 1, 2))
-
-    assert_as_e3nn(transform, TINY, backend, x, y, weights)
-
-
 @both
-@all_backends
+@kernels_by_default
 def test_checkpoint(name, backend):
     case = CASES[name]
     argnums = tuple(range(len(case.names)))
@@ -217,7 +198,7 @@ def test_checkpoint(name, backend):
 
 
 @both
-@all_backends
+@kernels_by_default
 def test_linearize_and_transpose(name, backend):
     """The product is linear in x alone: JAX may transpose it without differentiating."""
     case = CASES[name]
@@ -234,7 +215,7 @@ def test_linearize_and_transpose(name, backend):
     assert_as_e3nn(transform, case, backend, *case.operands())
 
 
-@all_backends
+@kernels_by_default
 def test_inputs_without_a_path_have_zero_gradients(backend):
     """The 2e of x and the 1o of y are filtered out: exactly zero, and not the interpreter's NaN."""
     case = Case("graph_tensor_product", "4x0e+3x2e", "0e+1o", keep="0e")

@@ -81,6 +81,26 @@ def primitives(function, *operands) -> str:
     return str(jax.make_jaxpr(function)(*operands))
 
 
+COUNTED = {
+    "fused": "= eqfuse_fused[",
+    "linear": "= eqfuse_linear_form[",
+    "form": "= eqfuse_form[",
+    "gate": "Gate(tiles",
+    "skip": "skip=True",
+}
+
+
+def assert_fused(function, operands, parameters, second=True, **counts):
+    """Compare results in float64, and count what is in the jaxpr of the fused function."""
+    with jax.enable_x64(True):
+        operands = jax.tree.map(jnp.asarray, [*operands, parameters])
+        after = primitives(ops.fuse(function), *operands)
+        assert {name: after.count(COUNTED[name]) for name in counts} == counts
+        found, expected = (derivatives(f, operands, second) for f in (ops.fuse(function), function))
+        assert_close(found, expected)
+    return after
+
+
 @pytest.fixture(autouse=True)
 def whole(monkeypatch):
     """Layers of any size are one op; by "auto" small ones are two, see `primitives.choice`."""
@@ -90,18 +110,15 @@ def whole(monkeypatch):
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_linear_of_a_product(name, monkeypatch):
     function, irreps, options = LAYERS[name]
-    if indexed := bool(options):  # native kernels of whole ops have one set of weights
+    indexed = len(options)
+    if indexed:  # native kernels of whole ops have one set of weights
         monkeypatch.setenv("EQFUSE_FUSED", "auto")
-    with jax.enable_x64(True):
-        operands = [jnp.asarray(a) for a in arrays(irreps)]
-        operands.append(jax.tree.map(jnp.asarray, parameters_of(irreps, **options)))
-        before = primitives(function, *operands)
-        assert before.count("= eqfuse_fused[") == 0
-        assert before.count("= eqfuse_linear_form[") == 1
-        after = primitives(ops.fuse(function), *operands)
-        assert after.count("= eqfuse_fused[") == (not indexed)
-        assert after.count("= eqfuse_linear_form[") == after.count("= eqfuse_form[") == indexed
-        assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
+    operands, parameters = arrays(irreps), parameters_of(irreps, **options)
+    before = primitives(function, *operands, parameters)
+    assert before.count("= eqfuse_fused[") == 0
+    assert before.count("= eqfuse_linear_form[") == 1
+    counts = {"fused": 1 - indexed, "linear": indexed, "form": indexed}
+    assert_fused(function, operands, parameters, name in ("beside", "rows"), **counts)
 
 
 def of_both(x, y, w, parameters):
@@ -150,19 +167,12 @@ def gated_layer(name):
 
 @pytest.mark.parametrize("name", tiers.slow_unless(["skip", "gate"], *GATES))
 def test_a_gate_behind_it(name):
-    function = gated_layer(name)
-    with jax.enable_x64(True):
-        operands = [jnp.asarray(a) for a in arrays()]
-        parameters = parameters_of(PRODUCT, Z, force_irreps_out=True)
-        parameters |= {"skip": np.linspace(-1, 1, Z.dim), "skips": np.ones((3, 5))}
-        operands.append(jax.tree.map(jnp.asarray, parameters))
-        after = primitives(ops.fuse(function), *operands)
-        assert after.count("= eqfuse_fused[") == 1
-        assert after.count("Gate(tiles") == 1
-        assert (after.count("skip=True") == 1) == name.startswith("skip")
-        for left in ("= tanh ", "= logistic ", "= exp "):
-            assert after.count(left) == 0
-        assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
+    parameters = parameters_of(PRODUCT, Z, force_irreps_out=True)
+    parameters |= {"skip": np.linspace(-1, 1, Z.dim), "skips": np.ones((3, 5))}
+    skip = int(name.startswith("skip"))
+    after = assert_fused(gated_layer(name), arrays(), parameters, fused=1, gate=1, skip=skip)
+    for left in ("= tanh ", "= logistic ", "= exp "):
+        assert after.count(left) == 0
 
 
 def sine(z):
@@ -186,14 +196,8 @@ def test_other_gates_stay(gate):
     def function(x, y, w, parameters):
         return gate(mixed(to_nodes(weighted(x, y, w)), parameters, Z, force_irreps_out=True))
 
-    with jax.enable_x64(True):
-        operands = [jnp.asarray(a) for a in arrays()]
-        parameters = parameters_of(PRODUCT, Z, force_irreps_out=True)
-        operands.append(jax.tree.map(jnp.asarray, parameters))
-        after = primitives(ops.fuse(function), *operands)
-        assert after.count("= eqfuse_fused[") == 1
-        assert after.count("Gate(tiles") == 0
-        assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
+    parameters = parameters_of(PRODUCT, Z, force_irreps_out=True)
+    assert_fused(function, arrays(), parameters, fused=1, gate=0)
 
 
 OTHERS = {
@@ -207,14 +211,9 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_linears_stay(name):
     function, irreps, count = OTHERS[name]
-    with jax.enable_x64(True):
-        operands = [jnp.asarray(a) for a in arrays(PRODUCT)]
-        operands.append(jax.tree.map(jnp.asarray, parameters_of(irreps)))
-        after = primitives(ops.fuse(function), *operands)
-        assert after.count("= eqfuse_fused[") == 0
-        assert after.count("= eqfuse_linear_form[") == 1
-        assert on_graph(ops.fuse(function), *operands) == count
-        assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
+    operands, parameters = arrays(PRODUCT), parameters_of(irreps)
+    after = assert_fused(function, operands, parameters, fused=0, linear=1)
+    assert after.count("outputs out[receiver") == count
 
 
 def summed(x, y, w):
@@ -267,7 +266,9 @@ def test_inside_of_control_flow(function):
     with jax.enable_x64(True):
         operands = [jnp.asarray(a) for a in arrays()]
         assert on_graph(ops.fuse(function), *operands) == 1
-        assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
+        second = function in (scanned, custom)
+        found, expected = (derivatives(f, operands, second) for f in (ops.fuse(function), function))
+        assert_close(found, expected)
 
 
 @pytest.mark.slow

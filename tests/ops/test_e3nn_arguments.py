@@ -148,56 +148,43 @@ MODULES = {
 }
 
 
-@NATIVE
-@pytest.mark.parametrize("biases", tiers.slow_unless([True], False, True))
-@pytest.mark.parametrize("name", MODULES)
-def test_parameters_of_another_width_promote(x64, name, biases, backend):
-    """float64 parameters of float32 features and the other way round: float64, as for e3nn."""
-    cls, options = MODULES[name]
-    module = cls("3x0e+1o", biases=biases, backend=backend, **options)
-    for narrow, wide in ((jnp.float32, jnp.float64), (jnp.float64, jnp.float32)):
-        inputs = [normal("2x0e+2x1o", narrow)]
-        if cls is not ops.Linear:
-            inputs.append(normal("0e", narrow, 1))
-        index = [jnp.arange(ROWS) % 2] if module.num_indexed_weights else []
-        parameters = module.init(jax.random.key(0), *index, *inputs)
-        assert {p.dtype for p in jax.tree.leaves(parameters)} == {jnp.dtype(narrow)}
-        parameters = jax.tree.map(lambda p, wide=wide: (p / 3).astype(wide), parameters)
-        out = module.apply(parameters, *index, *inputs)
-        assert out.dtype == jnp.float64
-        parameters, inputs = jax.tree.map(lambda a: a.astype(jnp.float64), (parameters, inputs))
-        exact = module.apply(parameters, *index, *inputs).array
-        # e3nn's product of float32 is rounded to it; ours is part of one computation in float64
-        rounded = backend == "e3nn" and len(inputs) == 2
-        bound = 100 * (2**-24 if rounded else 2**-53) * np.abs(exact).max()
-        np.testing.assert_allclose(out.array, exact, atol=bound, rtol=0)
+WIDTHS = {
+    "float32-float64": (jnp.float32, jnp.float64),
+    "float64-float32": (jnp.float64, jnp.float32),
+    "bfloat16-float32": (jnp.bfloat16, jnp.float32),
+    "float16-float32": (jnp.float16, jnp.float32),
+}
 
 
 @NATIVE
-@pytest.mark.parametrize("half", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(("features", "parameters"), WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("name", MODULES)
-def test_parameters_widen_half_precision_features(name, half, backend):
-    """float32 parameters of half-precision features: float32, as for e3nn, not rounded on the way.
-
-    Parameters of the same half precision leave it.
-    """
+def test_features_and_parameters_of_two_widths_promote(x64, name, features, parameters, backend):
+    """The wider of both is the type of the result, as for e3nn, not rounded on the way."""
     cls, options = MODULES[name]
-    module = cls("3x0e+1o", backend=backend, **options)
-    inputs = [normal("2x0e+2x1o", half)]
+    module = cls("3x0e+1o", biases=True, backend=backend, **options)
+    inputs = [normal("2x0e+2x1o", features)]
     if cls is not ops.Linear:
-        inputs.append(normal("0e", half, 1))
+        inputs.append(normal("0e", features, 1))
     index = [jnp.arange(ROWS) % 2] if module.num_indexed_weights else []
-    parameters = module.init(jax.random.key(0), *index, *inputs)
-    assert module.apply(parameters, *index, *inputs).dtype == half
-    parameters = jax.tree.map(lambda p: p.astype(jnp.float32) / 3, parameters)
-    out = module.apply(parameters, *index, *inputs)
-    assert out.dtype == jnp.float32
-    expected = module.apply(parameters, *index, *(x.astype(jnp.float32) for x in inputs)).array
+    params = module.init(jax.random.key(0), *index, *inputs)
+    assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype(features)}
+    assert module.apply(params, *index, *inputs).dtype == features
+    params = jax.tree.map(lambda p: (p / 3).astype(parameters), params)
+    out = module.apply(params, *index, *inputs)
+    wide = jnp.promote_types(features, parameters)
+    assert out.dtype == wide
+    params, inputs = jax.tree.map(lambda a: a.astype(wide), (params, inputs))
+    exact = module.apply(params, *index, *inputs).array
     if backend == "e3nn" and len(inputs) == 2:  # its product is rounded before it is promoted
-        unit = float(jnp.finfo(half).eps)
-        np.testing.assert_allclose(out.array, expected, atol=4 * unit * np.abs(expected).max())
+        unit = 100 * 2**-24 if wide == jnp.float64 else 4 * float(jnp.finfo(features).eps)
+        np.testing.assert_allclose(out.array, exact, atol=unit * np.abs(exact).max(), rtol=0)
+    elif wide == jnp.float32:
+        np.testing.assert_array_equal(out.array, exact)
     else:
-        np.testing.assert_array_equal(out.array, expected)
+        np.testing.assert_allclose(
+            out.array, exact, atol=100 * 2**-53 * np.abs(exact).max(), rtol=0
+        )
 
 
 class TestArgumentsOfLinear:
@@ -207,7 +194,7 @@ class TestArgumentsOfLinear:
         with pytest.raises(TypeError, match=r"irreps_out alone by position.*irreps_in"):
             ops.Linear("4x0e", "2x0e")
 
-    @pytest.mark.parametrize("backend", BACKENDS)
+    @NATIVE
     def test_irreps_in_are_checked(self, backend):
         x = normal("2x0e+1o+1x0e")
         module = ops.Linear("4x0e", irreps_in="3x0e+1o", backend=backend)
@@ -285,7 +272,7 @@ def traced(function):
     return found[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@NATIVE
 @pytest.mark.parametrize("regroup", [False, True])
 @pytest.mark.parametrize("irreps", ["1x4e+2x0e+0x4e", "1o+0x1o+1o", "0x2e+5x0e", "0x0e"])
 def test_zero_flags_of_blocks_of_no_channels(irreps, regroup, backend):
@@ -307,7 +294,7 @@ def test_zero_flags_of_blocks_of_no_channels(irreps, regroup, backend):
             assert found.zero_flags == expected.zero_flags
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@NATIVE
 class TestNothing:
     """Operands without channels, without irreps, or known to be zero."""
 

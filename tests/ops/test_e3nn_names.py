@@ -11,6 +11,7 @@ from tests.ops import tiers
 
 NODES, EDGES, SETS = 4, 6, 3
 BACKENDS = ["xla", "llvm", "e3nn"]
+natively = pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 
 
 def random_irreps(rng, blocks: int, lmax: int) -> e3nn.Irreps:
@@ -28,31 +29,28 @@ def random_array(rng, irreps, rows: int, zeros: bool) -> e3nn.IrrepsArray:
     return e3nn.from_chunks(irreps, chunks, (rows,), jnp.float32)
 
 
-def composed(linear, x, y, weights, edges, keep):
-    """Return what e3nn's modules give in its place: (first parameters, output)."""
+def assert_same(
+    module, reference, x, y, weights=None, edges=None, wide=None, product=None, after=lambda z: z
+):
+    """Compare trees and outputs with those of e3nn's Linear of a product, and what is `after` it.
 
-    def product(keep, weights):
-        if edges is None:
-            return e3nn.tensor_product(x, y, filter_ir_out=keep)
-        messages = e3nn.tensor_product(x[edges.senders], y, filter_ir_out=keep)
-        messages = messages if weights is None else messages * weights
-        return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
-
-    def arguments(index, weights):
-        return (product(keep, weights),) if index is None else (index, product(keep, weights))
-
-    index = jnp.arange(NODES) % SETS if linear.num_indexed_weights else None
-    parameters = linear.init(jax.random.key(1), *arguments(index, weights))
-    return parameters, linear.apply(parameters, *arguments(index, weights))
-
-
-def assert_same(module, reference, x, y, weights=None, edges=None, wide=None):
-    """Trees and outputs; `wide` are the weights of the whole product."""
+    Args:
+      wide: the weights of the whole product.
+      product: that of x and y by `module.filter_ir_out`, summed to nodes, unless it is given.
+    """
     if edges is not None:
         edges = ops.Edges.from_arrays(*edges, NODES)
-    keep = module.filter_ir_out
-    expected, value = composed(reference, x, y, weights if wide is None else wide, edges, keep)
+    if product is None:
+        rows = x if edges is None else x[edges.senders]
+        product = e3nn.tensor_product(rows, y, filter_ir_out=module.filter_ir_out)
+        if edges is not None:
+            given = weights if wide is None else wide
+            messages = product if given is None else product * given
+            product = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=NODES)
     index = jnp.arange(NODES) % SETS if module.num_indexed_weights else None
+    operands = (product,) if index is None else (index, product)
+    expected = reference.init(jax.random.key(1), *operands)
+    value = after(reference.apply(expected, *operands))
     arguments = (x, y, weights, edges, index)
     found = module.init(jax.random.key(1), *arguments)
     assert list(found.get("params", {})) == list(expected.get("params", {}))
@@ -99,25 +97,40 @@ def test_random_irreps(seed, graph, backend):
     assert_same(module, e3nn.flax.Linear(irreps_out, **options), *arrays, edges=edges)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("columns", [None, 1])
-def test_weights_of_the_kept_irreps(backend, columns):
-    """Weights are of those irreps that `irreps_out` has; the others have none, and count."""
+MANY = "6x0e+5x1o", "5x0e+6x1o", "3x1e+4x0e"  # what no one kernel computes is composed
+
+
+@natively
+@pytest.mark.parametrize(
+    ("irreps", "columns"),
+    [
+        (("3x0e+2x1o", "0e+1o+2e", "4x2e+2x1o+3x2e+1x3e"), None),
+        (("3x0e+2x1o", "0e+1o+2e", "4x2e+2x1o+3x2e+1x3e"), 1),
+        (MANY, None),
+        pytest.param(MANY, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_weights_of_the_kept_irreps(irreps, columns, backend):
+    """Weights are of those irreps that `irreps_out` has; the others have none, and count.
+
+    With one column, all irreps share it; with zero, there are no weights.
+    """
     rng = np.random.default_rng(5)
-    x, y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o+2e")
-    irreps_out = e3nn.Irreps("4x2e+2x1o+3x2e+1x3e")
-    whole = e3nn.tensor_product(x, y)
-    kept = np.concatenate([[ir in irreps_out] * mul for mul, ir in whole])
-    wide = np.where(kept, rng.normal(size=(EDGES, columns or kept.size)), 0).astype(np.float32)
-    weights = wide[:, kept][:, :columns]
+    x, y, irreps_out = map(e3nn.Irreps, irreps)
+    weights = wide = None
+    if columns != 0:
+        whole = e3nn.tensor_product(x, y)
+        kept = np.concatenate([[ir in irreps_out] * mul for mul, ir in whole])
+        wide = np.where(kept, rng.normal(size=(EDGES, columns or kept.size)), 0)
+        wide = jnp.asarray(wide, jnp.float32)
+        weights = wide[:, kept][:, :columns]
     arrays = random_array(rng, x, NODES, False), random_array(rng, y, EDGES, False)
     edges = tuple(rng.integers(0, NODES, (2, EDGES)))
     module = ops.TensorProductLinear(irreps_out, backend=backend)
-    reference = e3nn.flax.Linear(irreps_out)
-    assert_same(module, reference, *arrays, jnp.asarray(weights), edges, jnp.asarray(wide))
+    assert_same(module, e3nn.flax.Linear(irreps_out), *arrays, weights, edges, wide)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@natively
 def test_a_zero_block_on_a_graph_has_parameters(backend):
     """A sum over edges is not known to be zero, so e3nn's Linear has parameters for it."""
     rng = np.random.default_rng(6)
@@ -132,73 +145,42 @@ def test_a_zero_block_on_a_graph_has_parameters(backend):
         assert_same(module, reference, *arrays, edges=edges)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@natively
 def test_gate_and_scalar_first(backend):
     x, y = (e3nn.normal(i, jax.random.key(0), (NODES,)) for i in ("4x0e+4x1o", "0e+1o+2e"))
-    product = e3nn.tensor_product(x, y)
-    expected = e3nn.flax.Linear("8x0e+4x2e").init(jax.random.key(1), product)
-    gated = e3nn.gate(e3nn.flax.Linear("8x0e+4x2e").apply(expected, product))
-    module = ops.TensorProductLinearGate("8x0e+4x2e", backend=backend)
-    found = module.init(jax.random.key(1), x, y)
-    assert list(found["params"]) == list(expected["params"])
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    out = module.apply(expected, x, y)
-    assert out.irreps == gated.irreps
-    np.testing.assert_allclose(out.array, gated.array, atol=1e-5)
+    linear = e3nn.flax.Linear("8x0e+4x2e")
+    gate = ops.TensorProductLinearGate("8x0e+4x2e", backend=backend)
+    assert_same(gate, linear, x, y, after=e3nn.gate)
     first = ops.TensorProductLinear("8x0e+4x2e", scalar_first=True, backend=backend)
-    assert list(first.init(jax.random.key(1), x, y)["params"]) == list(expected["params"])
+    assert_same(first, linear, x, y)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@natively
 @pytest.mark.parametrize("graph", [False, True])
 def test_channelwise(graph, backend):
     """Check the unfiltered `channelwise_tensor_product`."""
     rng = np.random.default_rng(7)
-    x, y = e3nn.Irreps("3x0e+3x1o+3x1e"), e3nn.Irreps("3x1o+3x2e")
-    edges = ops.Edges.from_arrays(*rng.integers(0, NODES, (2, EDGES)), NODES) if graph else None
-    x = random_array(rng, x, EDGES if graph else NODES, True)
-    y = random_array(rng, y, NODES, False)
+    ends = rng.integers(0, NODES, (2, EDGES)) if graph else None
+    x = random_array(rng, e3nn.Irreps("3x0e+3x1o+3x1e"), EDGES if graph else NODES, True)
+    y = random_array(rng, e3nn.Irreps("3x1o+3x2e"), NODES, False)
+    edges = ops.Edges.from_arrays(*ends, NODES) if graph else None
     product = ops.channelwise_tensor_product(x, y, edges, backend="e3nn")
-    linear = e3nn.flax.Linear("2x2e+4x1o+1x0e")
-    expected = linear.init(jax.random.key(1), product)
     module = ops.TensorProductLinear("2x2e+4x1o+1x0e", channelwise=True, backend=backend)
-    found = module.init(jax.random.key(1), x, y, edges=edges)
-    assert list(found["params"]) == list(expected["params"])
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    value, out = linear.apply(expected, product), module.apply(expected, x, y, edges=edges)
-    assert out.irreps == value.irreps
-    np.testing.assert_allclose(out.array, value.array, atol=1e-5)
+    linear = e3nn.flax.Linear("2x2e+4x1o+1x0e")
+    assert_same(module, linear, x, y, edges=ends, product=product)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("weighted", tiers.slow_unless([True], False, True))
-def test_multiplicities_of_both_operands_on_a_graph(weighted, backend):
-    """What no one kernel computes is composed."""
-    rng = np.random.default_rng(8)
-    x, y = e3nn.Irreps("6x0e+5x1o"), e3nn.Irreps("5x0e+6x1o")
-    whole = e3nn.tensor_product(x, y)
-    kept = np.concatenate([[ir in e3nn.Irreps("0e+1e")] * mul for mul, ir in whole])
-    wide = jnp.asarray(np.where(kept, rng.normal(size=(EDGES, kept.size)), 0), jnp.float32)
-    weights, wide = (wide[:, kept], wide) if weighted else (None, None)
-    arrays = random_array(rng, x, NODES, False), random_array(rng, y, EDGES, False)
-    edges = tuple(rng.integers(0, NODES, (2, EDGES)))
-    module = ops.TensorProductLinear("3x1e+4x0e", backend=backend)
-    assert_same(module, e3nn.flax.Linear("3x1e+4x0e"), *arrays, weights, edges, wide)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@natively
 def test_scalar_first_with_multiplicities_on_a_graph(backend):
     rng = np.random.default_rng(9)
     x = random_array(rng, e3nn.Irreps("6x0e+5x1o"), NODES, False)
     y = random_array(rng, e3nn.Irreps("1x0e+6x1o"), EDGES, False)
-    edges = ops.Edges.from_arrays(*rng.integers(0, NODES, (2, EDGES)), NODES)
-    scalar, rest = y.slice_by_mul[:1], y.slice_by_mul[1:]
-    parts = [e3nn.tensor_product(x[edges.senders], part) for part in (scalar, rest)]
+    senders, receivers = ends = rng.integers(0, NODES, (2, EDGES))
+    parts = [
+        e3nn.tensor_product(x[senders], part) for part in (y.slice_by_mul[:1], y.slice_by_mul[1:])
+    ]
     messages = e3nn.concatenate(parts).regroup()
-    product = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=NODES)
-    linear = e3nn.flax.Linear("3x1e+4x0e+2x1o")
-    parameters = linear.init(jax.random.key(1), product)
+    product = e3nn.scatter_sum(messages, dst=receivers, output_size=NODES)
     module = ops.TensorProductLinear("3x1e+4x0e+2x1o", scalar_first=True, backend=backend)
-    out = module.apply(parameters, x, y, edges=edges)
-    expected = linear.apply(parameters, product).array
-    np.testing.assert_allclose(out.array, expected, atol=200 * 2**-24 * np.abs(expected).max())
+    linear = e3nn.flax.Linear("3x1e+4x0e+2x1o")
+    assert_same(module, linear, x, y, edges=ends, product=product)

@@ -291,17 +291,3 @@ def test_damaged_buffers_never_crash(call):
             call.shapes[rng.integers(len(shapes))] = tuple(rng.integers(1, 5, 2).tolist())
         with pytest.raises(REFUSED, match="eqfuse: "):
             call()
-
-
-def test_an_edge_out_of_range_inside_jit_is_an_error():
-    """Where the host cannot see the indices."""
-
-    def product(senders):
-        edges = ops.Edges.from_arrays(senders, jnp.array([0, 1, 2]), 3)
-        x = e3nn.IrrepsArray("2x0e", jnp.ones((3, 2)))
-        y = e3nn.IrrepsArray("0e", jnp.ones((3, 1)))
-        return ops.graph_tensor_product(x, y, None, edges, backend="llvm").array
-
-    assert product(jnp.array([0, 1, 2])).shape == (3, 2)
-    with pytest.raises(REFUSED, match=r"senders\[1\] is 7, outside \[0, 3\)"):
-        jax.block_until_ready(jax.jit(product)(jnp.array([0, 7, 2])))

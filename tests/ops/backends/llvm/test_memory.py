@@ -13,11 +13,9 @@ from eqfuse import ops
 from eqfuse.ops import _processors
 from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
-from eqfuse.ops.backends.llvm.channels import folded, grouped
 from eqfuse.ops.backends.llvm.form import is_cut
 from eqfuse.ops.backends.llvm.layout import PARTS, Machine, Plan
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.forms import evaluate
 from tests.ops.ir.test_form import evaluate as definition
@@ -136,37 +134,9 @@ def test_more_products_of_components_than_registers(dtype):
     assert largest_error(derivatives(x, y, graph, dtype, "llvm", keep), expected) < allowed
 
 
-def double(x: str):
-    return gradients(gradients(product_form(x, "0e+1o+2e", on_graph=False)))
-
-
-def together(form) -> dict[str, list[int]]:
-    """Return how many paths to an output are taken together, for each time that several are."""
-    plan = Plan(form, Index.ROW, range(len(form.outputs)), {}, HERE, "float32")
-    found: dict[str, list[int]] = {o.name: [] for o in form.outputs}
-    for group in grouped(plan):
-        for paths in folded(form, group):
-            if len(paths) > 1:
-                found[form.outputs[paths[0].output.operand].name].append(len(paths))
-    return found
-
-
-@pytest.mark.parametrize("x", ["32x1o", "32x0e"])
-def test_two_paths_of_each_product_are_taken_together(x):
-    """The gradient by dout has w ddx + ddw x, times the same numbers."""
-    form = double(x)
-    assert together(form)["ddout"] == [2] * (form.inputs[2].size // 32)
-
-
-def test_sums_that_another_output_needs_stay_apart():
-    """Without the gradient by x, the sums over its components serve that by w as well."""
-    form = double("32x1o")
-    assert not together(form.restrict(tuple(o.name != "dx" for o in form.outputs)))["ddout"]
-
-
 @pytest.mark.parametrize("x", ["32x0e+32x1o+32x1e+32x2e", "5x0e+5x1o+5x1e"])  # long, short
 def test_double_backward_of_rows(x):
-    assert_is_definition(double(x))
+    assert_is_definition(gradients(gradients(product_form(x, "0e+1o+2e", on_graph=False))))
 
 
 # Gradients by sender of a pass over parts of the receivers.
@@ -303,13 +273,6 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
         assert not any(prefetches(form, machine).values())
 
 
-@pytest.mark.parametrize(("machine", "long"), [(Machine(128, 32), False), (Machine(64, 32), True)])
-def test_a_pass_that_writes_rows_prefetches_if_they_are_long(machine, long):
-    """32 channels are one vector of 128 bytes, or two of 64."""
-    counts = prefetches(gradients(product_form()), machine)
-    assert counts == {"pass_copy": 0, "pass_sender": (1 + COMPONENTS_OUT + PATHS) * long}
-
-
 # Large outputs of rows are written past the caches.
 
 STREAMED = "32x0e+16x1o+16x2e"
@@ -389,14 +352,6 @@ def test_outputs_are_streamed_that_the_caches_do_not_hold(made_up, num_bytes):
     least = -(-num_bytes // (4 * form.outputs[0].size))
     text = codegen.generate(form, "float32", made_up).text
     assert f"icmp sge i64 %rows, {least}\n" in text
-
-
-def test_blocks_have_as_many_rows_as_level_2_holds():
-    form = of_caches("256x0e+256x1o+256x2e", "0e+1o+2e")
-    blocks = {m: Plan(form, Index.ROW, [0], {}, m, "float32").block for m in (LARGE, SMALL)}
-    row_bytes = 4 * (form.inputs[0].size + form.outputs[0].size)
-    assert blocks == {m: max(1, m.level2 // 8 // row_bytes) for m in (LARGE, SMALL)}
-    assert blocks[LARGE] > blocks[SMALL]
 
 
 def test_kernels_are_kept_apart_by_caches(tmp_path, monkeypatch):

@@ -75,9 +75,3 @@ def row_sum(array, row_start):
 def row_sum_between(array, row_start):
     """Return the kernel between two operations of XLA's own."""
     return row_sum(array * 2, row_start) + 1
-
-
-CASES = {
-    "alone": lambda: (row_sum, (values(), ROW_START)),
-    "between": lambda: (row_sum_between, (values(), ROW_START)),
-}

@@ -139,8 +139,8 @@ def test_it_is_the_one_that_xla_takes(tmp_path, monkeypatch):
     folders = os.pathsep.join(str(file.parent) for file in (old, bug, good))
     code = (
         "import runpy; from benchmarks import launches\n"
-        "from eqfuse.ops.backends.triton.runtime import handover\n"
-        "handover.takes_cubins = lambda: False\n"
+        "from eqfuse.ops.backends.triton import runtime\n"
+        "runtime.takes_cubins = lambda: False\n"
         f"case = runpy.run_path({str(ROOT / 'tests/ops/backends/triton/row_sum.py')!r})\n"
         "launches.compiled(case['row_sum'], (case['values'](), case['ROW_START']))\n"
     )

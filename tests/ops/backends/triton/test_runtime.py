@@ -43,15 +43,6 @@ def test_names_differ_with_source_and_types():
     assert hash(spec()) == hash(spec())
 
 
-def test_spec_refuses_what_is_no_kernel():
-    with pytest.raises(ValueError, match="defines no function KERNEL"):
-        KernelSpec.build("k", "def other(): pass", (), ())
-    with pytest.raises(ValueError, match=r"unknown pointer types \['\*fp8'\]"):
-        KernelSpec.build("k", "def KERNEL(): pass", ("*fp8",), ())
-    with pytest.raises(ValueError, match="'not a name' is not a Python identifier"):
-        KernelSpec("not a name", "", (), ())
-
-
 def test_source_file_is_rebuilt_when_damaged(folder):
     from eqfuse.ops.backends.triton.compile import source_file
 
@@ -128,19 +119,6 @@ def test_interpreted_kernel_equals_numpy(folder, dtype):
     scale = expected(np.abs(values(dtype).astype(np.float64)))
     bound = (5 * np.finfo(np.float32).eps + float(ml_dtypes.finfo(dtype).eps) / 2) * scale
     assert (np.abs(results[0].astype(np.float64) - expected(values(dtype))) <= bound).all()
-
-
-def test_interpreter_rounds_bfloat16_to_nearest_even(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.interpret import interpret
-
-    compile = case["SOURCE"].replace(".to(out.dtype.element_ty)", ".to(tl.bfloat16)")
-    kernel = KernelSpec.build("round", compile, ("*fp32", "*i32"), ("*bf16",), ("width",))
-    out = np.zeros((3, 20), ml_dtypes.bfloat16)
-    interpret(kernel, (values(), ROW_START), (out,), (20,), (3,))
-    exact = np.zeros((3, 20), np.float32)
-    interpret(spec(), (values(), ROW_START), (exact,), (20,), (3,))
-    np.testing.assert_array_equal(out, exact.astype(ml_dtypes.bfloat16))
 
 
 def test_interpreter_refuses_what_does_not_fit(folder):
@@ -270,15 +248,6 @@ def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
     assert used
     assembly = "ptx" if target.startswith("sm_") else "amdgcn"
     assert without[assembly] == with_it[assembly]
-
-
-def test_a_triton_without_coalesce_is_left_as_it_is():
-    from eqfuse.ops.backends.triton import compile
-
-    def make_ttgir(module, metadata):
-        return module
-
-    assert compile._without_coalesce(make_ttgir) is make_ttgir
 
 
 def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):

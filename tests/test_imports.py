@@ -150,12 +150,8 @@ def modules() -> list[tuple[str, Path]]:
 
 @pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: str(value))
 def test_imports_run_one_way(module, path):
-    assert violations(path.read_text(encoding="utf-8"), module) == []
-
-
-@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: str(value))
-def test_ops_are_layers(module, path):
-    assert layer_violations(path.read_text(encoding="utf-8"), module) == []
+    source = path.read_text(encoding="utf-8")
+    assert violations(source, module) + layer_violations(source, module) == []
 
 
 def test_every_layer_is_there():

@@ -17,8 +17,6 @@ from eqfuse.bench import parity, plan, steps, times, worker
 from eqfuse.bench.problems import ORDERS, PROBLEMS
 from eqfuse.bench.times import ParityError
 from eqfuse.bench.worker import Worker, is_device_error
-from eqfuse.ops.backends.triton import linear
-from eqfuse.ops.backends.triton.form import edge_lanes
 from tests.bench import worker_program
 
 TINY = (4, 9)
@@ -284,25 +282,6 @@ def test_what_is_asked_for():
     assert all(job.size < plan.REDUCED for job in plan.tiny(jobs))
     with pytest.raises(SystemExit, match="nothing holds --only 'nothing such'"):
         program.main(["--only", "nothing such"])
-
-
-@pytest.mark.parametrize("name", plan.MAIN)
-def test_one_size_has_several_edges_at_a_time_and_one_walks_edges_one_by_one(name):
-    form = PROBLEMS[name](*plan.REDUCED).forms["forward"]
-    few, many = (edge_lanes(form, "float32", edges, n) for n, edges in (plan.REDUCED, plan.MANY))
-    assert few > 1 == many
-
-
-def test_tiles_of_matmuls_are_wide_in_the_larger_size(monkeypatch):
-    """Those of the Linear of 64 channels and l <= 2, whose every order is checked in both sizes."""
-    tiles = []
-    right = linear.tile
-    monkeypatch.setattr(linear, "tile", lambda *a: tiles.append(right(*a)) or tiles[-1])
-    for size in (plan.REDUCED, plan.MANY):
-        problem = PROBLEMS["linear-64-l2"](*size)
-        function = jax.jit(problem.function("triton-interpret"))
-        function.lower(*problem.arguments("forward", "float32"), problem.integers)
-    assert set(tiles) == {linear.TILE, linear.WIDE_TILE}
 
 
 def test_errors_in_one_line():

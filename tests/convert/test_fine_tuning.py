@@ -2,28 +2,12 @@
 
 import csv
 
-import ase.build
-import ase.io
 import numpy as np
 import pytest
 
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.resume import TUNING_LR, started_config
-from tests.small_runs import labelled
-
-
-@pytest.fixture
-def water(tmp_path):
-    """Path of six distorted molecules of water."""
-    rng, frames = np.random.default_rng(0), []
-    for _ in range(6):
-        atoms = ase.build.molecule("H2O")
-        atoms.positions += rng.normal(scale=0.05, size=(3, 3))
-        frames.append(labelled(atoms))
-    path = tmp_path / "water.xyz"
-    ase.io.write(path, frames, format="extxyz")
-    return path
 
 
 @pytest.mark.parametrize(

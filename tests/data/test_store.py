@@ -190,8 +190,7 @@ def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, mo
     sets = {}
     for where in ("on", "off"):
         config = parse([f"data={copper}", *TINY, "cutoff=3", f"data.store={where}"])
-        given = config.data, config.training, config.model.cutoff, config.seed
-        sets[where], _ = load_dataset(*given)
+        sets[where], _ = load_dataset(config)
     assert isinstance(sets["on"].train, StoredSamples)
     for name in ("train", "val"):
         for one, other in zip(*(getattr(s, name) for s in sets.values()), strict=True):

@@ -50,26 +50,3 @@ def test_centres_are_those_of_the_specification():
     assert tuple(text) == SHAPE_NAMES
     digits = [[int(c) for c in centre] for row in text.values() for centre in row.split()]
     np.testing.assert_array_equal(graph.positions, digits)
-
-
-def test_first_two_shapes_are_mirror_images_and_not_rotations_of_each_other():
-    graph, _ = tetris()
-    shapes = graph.positions.reshape(8, 4, 3)[:2] - graph.positions.reshape(8, 4, 3)[:2].mean(
-        axis=1, keepdims=True
-    )
-
-    def superposes(a, b):
-        rotations = [
-            np.eye(3)[list(axes)] * signs
-            for axes in ((0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 2, 1), (2, 1, 0), (1, 0, 2))
-            for signs in np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
-        ]
-        rotations = [r for r in rotations if np.linalg.det(r) > 0]
-        assert len(rotations) == 24
-        return any(
-            sorted(map(tuple, (a @ r.T).round(3) + 0.0)) == sorted(map(tuple, b.round(3) + 0.0))
-            for r in rotations
-        )
-
-    assert superposes(-shapes[0], shapes[1])
-    assert not superposes(shapes[0], shapes[1])

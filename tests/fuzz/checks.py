@@ -12,30 +12,22 @@ import traceback
 from pathlib import Path
 
 import ase.build
-import ase.io
-import numpy as np
 
-from tests.small_runs import TINY, labelled
-
-FRAMES, STEPS_PER_EPOCH = 20, 4
+from tests.small_runs import TINY, write_displaced
 
 
-def water() -> list:
-    """Return distorted water molecules with energies and forces."""
-    rng, frames = np.random.default_rng(0), []
-    for _ in range(FRAMES):
-        atoms = ase.build.molecule("H2O")
-        atoms.positions += rng.normal(scale=0.05, size=(3, 3))
-        frames.append(labelled(atoms))
-    return frames
+def water(folder: Path) -> Path:
+    """Return the path of 20 distorted water molecules with energies and forces."""
+    path = folder / "water.xyz"
+    if not path.exists():
+        write_displaced(path, ase.build.molecule("H2O"), 20, seed=0)
+    return path
 
 
 def small_run(folder: Path, *more: str) -> list[str]:
     """Return the settings of a network that compiles in seconds, trained on a file of water."""
-    path = folder / "water.xyz"
-    if not path.exists():
-        ase.io.write(path, water(), format="extxyz")
-    return ["data=extxyz", f"data.path={path}", *TINY, "training.checkpoint_seconds=0", *more]
+    data = ["data=extxyz", f"data.path={water(folder)}"]
+    return [*data, *TINY, "training.checkpoint_seconds=0", *more]
 
 
 @contextlib.contextmanager

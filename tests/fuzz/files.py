@@ -27,17 +27,11 @@ class ReadError(BaseException):
         self.dataset = dataset
 
 
-def _text() -> bytes:
-    file = io.StringIO()
-    ase.io.write(file, water()[:8], format="extxyz")
-    return file.getvalue().encode()
-
-
-def _arrays() -> bytes:
-    frames, file = water()[:8], io.BytesIO()
-    names = {"coords": "positions", "energies": "potential_energy", "forces": "forces"}
+def _arrays(frames) -> bytes:
+    file, names = io.BytesIO(), {"energies": "potential_energy", "forces": "forces"}
     arrays = {
-        name: np.array([getattr(f, f"get_{of}")() for f in frames]) for name, of in names.items()
+        name: np.array([getattr(f, f"get_{of}")() for f in frames])
+        for name, of in (names | {"coords": "positions"}).items()
     }
     np.savez(file, nuclear_charges=frames[0].numbers, **arrays)
     return file.getvalue()
@@ -74,11 +68,6 @@ def _repeated(rng, content: bytes) -> bytes:
 
 
 DAMAGES = (_changed_words, flipped, cut, doubled, _repeated)
-KINDS = {
-    "text": ("extxyz", "bad.xyz", _text, lambda content: content),
-    "packed text": ("extxyz", "bad.xyz.gz", _text, gzip.compress),
-    "arrays": ("rmd17", "bad.npz", _arrays, lambda content: content),
-}
 
 
 class Cases:
@@ -92,21 +81,26 @@ class Cases:
 
     def __init__(self, folder: Path):
         self._folder = folder / "files"
+        path = water(folder)
+        text, arrays = path.read_bytes(), _arrays(ase.io.read(path, ":"))
+        self._kinds = {  # the reader, the file, its content before it is packed, and how it is
+            "text": ("extxyz", "bad.xyz", text, lambda content: content),
+            "packed text": ("extxyz", "bad.xyz.gz", text, gzip.compress),
+            "arrays": ("rmd17", "bad.npz", arrays, lambda content: content),
+        }
 
     def prepare(self, seed: int):
         """Choose a kind of file and a damage, after or before it is packed."""
         rng = np.random.default_rng(seed)
-        name = list(KINDS)[rng.integers(len(KINDS))]
-        data, file, content, pack = KINDS[name]
+        name = list(self._kinds)[rng.integers(len(self._kinds))]
+        data, file, whole, pack = self._kinds[name]
         damage, packed = DAMAGES[rng.integers(len(DAMAGES))], rng.random() < 0.5
 
         def case():
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir()
             path, run = self._folder / file, self._folder / "run"
-            whole = content()
-            whole = damage(rng, pack(whole)) if packed else pack(damage(rng, whole))
-            path.write_bytes(whole)
+            path.write_bytes(damage(rng, pack(whole)) if packed else pack(damage(rng, whole)))
             dataset, output = self._read([*TINY, f"data={data}", f"data.path={path}", f"run={run}"])
             if run.exists():
                 raise FailureError("a folder was made for a run on it")

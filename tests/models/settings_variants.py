@@ -14,6 +14,14 @@ ALLEGRO = {
     "species": {"species_neighbors": (2.0, 3.0, 5.0), "pair_cutoffs": PAIRS},
 }
 MACES = {
+    "species": {
+        "layers": 2,
+        "species_linear": True,
+        "first_skip": True,
+        "density_normalization": True,
+        "distance_transform": "agnesi",
+        "atomic_numbers": (1, 8, 14),
+    },
     "nonlinear": {
         "nonlinear": True,
         "edge_irreps": "2x0e+1x1o",

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse import ops
 from eqfuse.models import predict
 from tests.models.conftest import CUTOFF, ONE_OF_ALL
 from tests.ops import tiers
@@ -84,19 +83,3 @@ def test_float32_is_as_good_as_that_of_e3nn(case, rounded, small_potential, back
     for a, b, e3nn_result in zip(found, exact, rounded, strict=True):
         allowed = max(2 * np.abs(e3nn_result - b).max(), 100 * unit * np.abs(b).max())
         assert np.abs(a - b).max() <= allowed
-
-
-@pytest.mark.parametrize("name", ONE_OF_ALL)
-def test_parameters_are_alike_for_every_backend(small_potential, make_graph, molecule, name):
-    graph = make_graph([molecule(0)], CUTOFF)
-
-    def shapes(backend):
-        potential = small_potential(name, **TINY[name], backend=backend)
-        arguments = (graph.vectors, graph.species, graph.edges)
-        variables = jax.eval_shape(potential.init, jax.random.key(0), *arguments)
-        return {jax.tree_util.keystr(k): v.shape for k, v in jax.tree.leaves_with_path(variables)}
-
-    available = [b for b in ops.BACKENDS if b == "triton" or ops.availability()[b][0]]
-    expected = shapes("e3nn")
-    for backend in available:
-        assert shapes(backend) == expected, backend

@@ -230,19 +230,6 @@ def test_intervals_of_many_edges_are_divided_on_a_gpu():
     assert of(160_000, 128, "llvm") == 1
 
 
-def test_padding_and_edges_beyond_the_cutoff_add_nothing(make, make_graph, molecule):
-    potential, variables, _ = make("nequip xplor")
-    potential = with_table(potential)
-    graph = make_graph([molecule(0)], CUTOFF)
-    more = make_graph([molecule(0)], 2 * CUTOFF, nodes=9, edges=60, pad_seed=1)
-    run = jax.jit(functools.partial(predict, potential, variables))
-    exact, found = run(graph), run(more)
-    assert more.edges.num_edges > graph.edges.num_edges
-    np.testing.assert_allclose(found.energy[0], exact.energy[0], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found.forces[:6], exact.forces, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal(found.forces[6:], 0)
-
-
 @pytest.mark.parametrize(
     ("settings", "num_edges", "table", "why"),
     [
@@ -278,46 +265,6 @@ def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
     assert set(kept) == {"params", "tables"}
     doubled = jax.tree.map(lambda table: 2 * table, kept["tables"])
     assert np.abs(run(kept | {"tables": doubled}, batch).forces - exact.forces).max() > 1e-3
-
-
-def test_errors_of_slopes_fall_with_the_fifth_power_of_the_knots():
-    lengths = np.linspace(0.1 * CUTOFF, CUTOFF, 2001)[:-1]
-
-    def error(knots):
-        slopes = (
-            jax.jvp(f, (lengths,), (np.ones_like(lengths),))[1]
-            for f in radial_functions(None, knots)
-        )
-        return np.abs(np.subtract(*slopes)).max()
-
-    assert 16 < error(48) / error(96) < 64
-
-
-@pytest.mark.slow
-def test_energy_is_conserved_as_with_the_network(make, make_graph, molecule):
-    """Atoms cross knots and the cutoff; few knots conserve the energy of their own functions."""
-    potential, variables, _ = make("nequip xplor")
-    graph = make_graph([molecule(0)], 3 * CUTOFF)  # the edges stay those within the cutoff
-
-    def worst(radial, knots):
-        forces = functools.partial(predict, with_table(potential, radial, knots), variables)
-
-        def step(state, _):
-            x, v, out = state
-            v = v + dt / 2 * out.forces
-            x = x + dt * v
-            out = forces(dataclasses.replace(graph, positions=x))
-            v = v + dt / 2 * out.forces
-            return (x, v, out), out.energy[0] + jnp.sum(v**2) / 2
-
-        start = graph.positions, 0.1 * velocities, forces(graph)
-        energies = jax.jit(lambda s: jax.lax.scan(step, s, length=1000)[1])(start)
-        return np.abs(energies - energies[0]).max()
-
-    dt, velocities = 2e-3, np.random.default_rng(0).normal(size=graph.positions.shape)
-    network, table = worst("network", None), worst("table", 16)
-    assert 0 < network < 1e-3  # of the order of dt^2
-    assert table < 1.5 * network
 
 
 def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):

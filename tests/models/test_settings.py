@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqfuse.models import Potential
 from tests.models.networks import idle_parameters, variables_of
 from tests.models.settings_variants import NETWORKS
 from tests.ops import tiers
@@ -83,16 +84,20 @@ def test_no_parameter_is_idle(graph, name):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_network_of_fewer_species_predicts_the_same(graph, name):
-    model = network(name)
-    variables = moved(variables_of(model, graph))
-    smaller, params = model.narrow(variables["params"], np.array([2, 0]))
+def test_a_potential_of_fewer_species_predicts_the_same(graph, name):
+    """Its parameters are those of a potential made for these species: none was forgotten."""
+    potential = Potential(network(name), scale=(1.0, 2.0, 3.0), shift=(0.0, -1.0, 0.5))
+    variables = moved(variables_of(potential, graph))
+    smaller, params = potential.narrow(variables, np.array([2, 0]))
+    assert (smaller.scale, smaller.model.num_species) == ((3.0, 1.0), 2)
     species = jnp.asarray(np.where(np.arange(len(graph.species)) % 2, 2, 0), jnp.int32)
-    expected = jax.jit(model.apply)(variables, graph.vectors, species, graph.edges).array
+    expected = jax.jit(potential.apply)(variables, graph.vectors, species, graph.edges)
     renumbered = jnp.where(species == 2, 0, 1).astype(jnp.int32)
     arguments = graph.vectors, renumbered, graph.edges
-    out = jax.jit(smaller.apply)({"params": params}, *arguments).array
+    out = jax.jit(smaller.apply)(params, *arguments)
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    made = jax.eval_shape(smaller.init, jax.random.key(0), *arguments)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, made)
     sizes = [sum(p.size for p in jax.tree.leaves(tree)) for tree in (params, variables)]
     assert sizes[0] < sizes[1]
 

@@ -106,3 +106,13 @@ def test_hydrogen_at_3_angstrom_is_bound_by_the_shift_alone(energies):
     assert FAR[0] == 3.0
     assert energies(True, "mean")[0][far] < -7
     assert abs(energies(True, "zero")[0][far]) < 0.5
+
+
+@pytest.mark.parametrize(("shift", "expected"), [("mean", -1.5), ("zero", 0.0)])
+def test_atoms_begin_at_the_mean_energy_or_at_their_reference(shift, expected):
+    frames = [Structure([1, 1], [[0, 0, 0], [0, 0, d]], energy=-5.0) for d in (0.7, 0.8, 0.9)]
+    dataset = Dataset.build(frames, cutoff=3.0, val_size=1, references={1: -1.0})
+    config = parse(["model=mace", "data=ethanol", "channels=2", f"model.shift={shift}"])
+    potential, fields = build_potential(config.model, dataset, None)
+    assert potential.shift == (expected,)
+    assert "shift" not in fields

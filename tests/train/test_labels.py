@@ -98,46 +98,6 @@ def test_other_labels_of_a_frame_count(frames):
     assert counts == {"energy": 2, "forces": 4 * 4 * 3, "stress": 4 * 9}
 
 
-def test_fully_labelled_batches_give_the_losses_of_before_to_the_last_bit(frames):
-    """Before labels could be missing, the sums were over all that is no padding."""
-    batch = batch_of(frames)
-    batch = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype == np.float64 else a, batch)
-    assert batch.labels.weights is None
-
-    def sums_before(prediction, labels, graph):
-        def sums(error, mask):
-            error = jnp.where(mask, error, 0.0)
-            count = jnp.broadcast_to(mask, error.shape).sum().astype(error.dtype)
-            return jnp.stack([count, jnp.abs(error).sum(), (error**2).sum()])
-
-        energy = (prediction.energy - labels.energy) / labels.num_atoms
-        stress_mask = (labels.stress_mask & graph.graph_mask)[:, None, None]
-        return {
-            "energy": sums(energy, graph.graph_mask),
-            "forces": sums(prediction.forces - labels.forces, graph.node_mask[:, None]),
-            "stress": sums(prediction.stress - labels.stress, stress_mask),
-        }
-
-    def loss_before(sums):
-        total = 0.0
-        for name, values in sums.items():
-            count = values[0] + (values[0] == 0)
-            total = total + getattr(LOSS, name) * values[2] / count
-        return total / LOSS.force_scale**2
-
-    def of(sums, loss):
-        def value(prediction):
-            errors = sums(prediction, batch.labels, batch.graph)
-            return loss(errors), errors
-
-        return jax.tree.leaves(jax.jit(jax.value_and_grad(value, has_aux=True))(predicted(batch)))
-
-    now, before = of(error_sums, LOSS), of(sums_before, loss_before)
-    assert len(now) == 7
-    for a, b in zip(now, before, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_weights_scale_the_loss_and_not_the_errors(frames):
     value, gradient = loss_and_gradient(frames)
     doubled = [dataclasses.replace(f, weights=Weights(2.0, 2.0, 2.0)) for f in frames]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.data import Batcher, Dataset, read_extxyz
-from eqfuse.inference.evaluate import main as evaluate
+from eqfuse.data import Batcher, DataError, Dataset, read_extxyz
 from eqfuse.models import predict
 from eqfuse.train import load_run
 from eqfuse.train.flat import Flat
@@ -17,7 +16,9 @@ from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, error_sums
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
+from eqfuse.train.settings.schema import ConfigError
 from tests.ops import tiers
+from tests.small_runs import prepared
 
 
 def rows_of(folder):
@@ -114,18 +115,6 @@ def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path, water, tiny):
-    folder = tmp_path / "run"
-    jumpy = ("lr=0.5", "training.schedule=constant", "training.ema_decay=0")
-    assert train(folder, water, tiny, "epochs=15", *jumpy) == 0
-    rows = rows_of(folder)
-    best = min(rows, key=lambda row: float(row["val_loss"]))
-    assert best is not rows[-1], "the case is meant to end worse than its best"
-    assert load_run(folder)[2]["step"] == int(best["step"])
-    assert load_run(folder, which="last")[2]["step"] == int(rows[-1]["step"])
-
-
-@pytest.mark.slow
 def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny, capsys):
     folder = tmp_path / "run"
     more = ("data=lif", "cutoff=3", "data.batch_size=10", "epochs=15", "lr=0.03", "channels=4")
@@ -138,81 +127,65 @@ def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny, capsys):
     assert any(f" {first:.3f} " in line for line in lines[heads + 1 :])
 
 
-@pytest.mark.slow
-def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsys):
-    """Both as MACE has them; the errors are those of the frames of that file."""
+def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny):
+    """Both as MACE has them."""
     frames = ase.io.read(water, ":")
     isolated = [ase.Atoms(symbol, info={"config_type": "IsolatedAtom"}) for symbol in "HO"]
     for atom, energy in zip(isolated, (0.25, -0.5), strict=True):
         atom.calc = SinglePointCalculator(atom, energy=energy)
     ase.io.write(tmp_path / "train.xyz", isolated + frames[:15], format="extxyz")
     ase.io.write(tmp_path / "val.xyz", frames[15:], format="extxyz")
-    tiny, folder = [s for s in tiny if s != "data.val=4"], tmp_path / "run"
-    more = [f"data.val_path={tmp_path / 'val.xyz'}", "epochs=2"]
-    assert train(folder, tmp_path / "train.xyz", tiny, *more) == 0
-    out = capsys.readouterr().out
-    assert f"5 validation ({tmp_path / 'val.xyz'}), 3 to 3 atoms, isolated atoms besides: 2" in out
-    assert "H 0.2500, O -0.5000 eV (isolated atoms of the data)" in out
-    assert load_run(folder)[2]["reference_energies"] == {"1": 0.25, "8": -0.5}
-    best = min(rows_of(folder), key=lambda row: float(row["val_loss"]))
-    assert evaluate([str(folder), str(tmp_path / "val.xyz")]) == 0
-    with open(folder / "evaluation-val" / "errors.csv", newline="", encoding="utf-8") as file:
-        errors = next(csv.DictReader(file))
-    for name in ("energy_mae_mev_per_atom", "forces_rmse_mev_per_a"):
-        # energies of -650 eV in float32 are 6e-5 eV apart, which the run subtracts before
-        assert float(errors[name]) == pytest.approx(float(best[f"val_{name}"]), rel=1e-3)
-    more = ["data.val=3", *more, f"run={tmp_path / 'other'}"]
-    assert train(tmp_path / "other", tmp_path / "train.xyz", tiny, *more) == 2
-    assert "data.val=3.0 is impossible: it must be left out" in capsys.readouterr().err
+    tiny = [s for s in tiny if s != "data.val=4"]
+    given = [f"data={tmp_path / 'train.xyz'}", f"data.val_path={tmp_path / 'val.xyz'}"]
+    dataset, text = prepared(*given, tiny=tiny)
+    assert f"5 validation ({tmp_path / 'val.xyz'}), 3 to 3 atoms, isolated atoms besides: 2" in text
+    assert "H 0.2500, O -0.5000 eV (isolated atoms of the data)" in text
+    assert dataset.references == {1: 0.25, 8: -0.5}
+    np.testing.assert_allclose(dataset.val[2].forces, frames[17].get_forces(), rtol=1e-12)
+    with pytest.raises(ConfigError, match=r"data\.val=3\.0 is impossible: it must be left out"):
+        prepared(*given, "data.val=3", tiny=tiny)
 
 
-@pytest.mark.slow
-def test_several_files_by_a_pattern(tmp_path, water, tiny, capsys):
-    """They train as one file with all frames would; messages name the file and its frame."""
+def test_several_files_by_a_pattern(tmp_path, water):
+    """They are the data that one file with all frames is; messages name the file and its frame."""
     frames = ase.io.read(water, ":")
     ase.io.write(tmp_path / "part-1.xyz", frames[:7], format="extxyz")
     ase.io.write(tmp_path / "part-2.xyz", frames[7:], format="extxyz")
     pattern = tmp_path / "part-?.xyz"
-    assert train(tmp_path / "one", water, tiny, "epochs=2") == 0
-    capsys.readouterr()
-    assert train(tmp_path / "two", pattern, tiny, "epochs=2") == 0
-    assert f"{pattern}: 2 files\n" in capsys.readouterr().out
-    losses = [[row["val_loss"] for row in rows_of(tmp_path / name)] for name in ("one", "two")]
-    assert losses[0] == losses[1]
-    assert main([f"resume={tmp_path / 'two'}", "epochs=3"]) == 0
+    one, _ = prepared(f"data={water}")
+    several, text = prepared(f"data={pattern}")
+    assert f"{pattern}: 2 files" in text
+    for ours, theirs in zip(several.train, one.train, strict=True):
+        np.testing.assert_array_equal(ours.forces, theirs.forces)
+        assert ours.energy == theirs.energy
     frames[3].positions[1] = frames[3].positions[0]
     ase.io.write(tmp_path / "part-3.xyz", frames[2:5], format="extxyz")
-    assert main([f"resume={tmp_path / 'two'}", "epochs=4"]) == 2
-    assert f"{tmp_path / 'part-3.xyz'}, frame 1: " in capsys.readouterr().err
-    assert train(tmp_path / "none", tmp_path / "parts-*.xyz", tiny) == 2
-    assert f"no file matches {tmp_path / 'parts-*.xyz'}" in capsys.readouterr().err
+    with pytest.raises(DataError, match=f"{tmp_path / 'part-3.xyz'}, frame 1: "):
+        prepared(f"data={pattern}")
+    with pytest.raises(DataError, match=r"no file matches .*parts-\*\.xyz"):
+        prepared(f"data={tmp_path / 'parts-*.xyz'}")
 
 
-def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
-    assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
-    error = capsys.readouterr().err
-    assert "training.stress_weight=1.0 needs stress" in error
-    assert "'stress'; candidates: none (data.stress_key=KEY" in error
+def test_stress_that_is_not_in_the_file_is_refused(water):
+    with pytest.raises(ConfigError, match=r"training\.stress_weight=1\.0 needs stress") as caught:
+        prepared(f"data={water}", "training.stress_weight=1")
+    assert "'stress'; candidates: none (data.stress_key=KEY" in str(caught.value)
 
 
-@pytest.mark.slow
 def test_stress_of_some_frames_only(tmp_path, copper, tiny, capsys):
     """Those that are trained on must have some; validation without is said."""
     frames = ase.io.read(copper, ":")
     for atoms in frames[:6]:
         del atoms.calc.results["stress"]
-    ase.io.write(tmp_path / "none.xyz", frames[:6], format="extxyz")
-    ase.io.write(tmp_path / "all.xyz", frames[6:], format="extxyz")
-    tiny = [*(s for s in tiny if s != "data.val=4"), "cutoff=3", "epochs=1"]
-    tiny.append("training.stress_weight=1")
-    val = f"data.val_path={tmp_path / 'all.xyz'}"
-    assert train(tmp_path / "a", tmp_path / "none.xyz", tiny, val) == 2
-    assert "needs stress" in capsys.readouterr().err
-    val = f"data.val_path={tmp_path / 'none.xyz'}"
-    assert train(tmp_path / "b", tmp_path / "all.xyz", tiny, val) == 0
-    out, err = capsys.readouterr()
-    assert "warning: no validation frame has a stress" in err
-    assert "in 6 of 6 training and 0 of 6 validation frames, weight 1" in out
+    lacking, known = tmp_path / "none.xyz", tmp_path / "all.xyz"
+    ase.io.write(lacking, frames[:6], format="extxyz")
+    ase.io.write(known, frames[6:], format="extxyz")
+    tiny = [*(s for s in tiny if s != "data.val=4"), "cutoff=3", "training.stress_weight=1"]
+    with pytest.raises(ConfigError, match="needs stress"):
+        prepared(f"data={lacking}", f"data.val_path={known}", tiny=tiny)
+    _, text = prepared(f"data={known}", f"data.val_path={lacking}", tiny=tiny)
+    assert "warning: no validation frame has a stress" in capsys.readouterr().err
+    assert "in 6 of 6 training and 0 of 6 validation frames, weight 1" in text
 
 
 @pytest.mark.slow
@@ -307,14 +280,28 @@ def test_float64_and_every_optimizer(tmp_path, water, tiny):
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
 
 
-@pytest.mark.slow
-def test_rmd17_and_isolated_atoms(tmp_path, shared_data, tiny):
-    more = ("data.train=8", "steps=2", f"run={tmp_path / 'ethanol'}")
+def test_rmd17_and_isolated_atoms(shared_data):
     path = shared_data / "rmd17" / "rmd17_ethanol_train_01.npz"
-    assert main(["data=rmd17", f"data.path={path}", *tiny, *more]) == 0
-    folder = tmp_path / "3bpa"
-    references = shared_data / "3bpa" / "iso_atoms.xyz"
-    more = ("data.train=8", "steps=2", f"data.reference_energies={references}")
-    assert train(folder, shared_data / "3bpa" / "train_300K.xyz", tiny, *more) == 0
+    assert len(prepared("data=rmd17", f"data.path={path}", "data.train=8")[0].train) == 8
+    folder = shared_data / "3bpa"
+    given = [f"data={folder / 'train_300K.xyz'}", "data.train=8"]
+    dataset, _ = prepared(*given, f"data.reference_energies={folder / 'iso_atoms.xyz'}")
     # Binding energy of an organic molecule: some eV per atom.
-    assert -8 < load_run(folder)[2]["statistics"]["energy_per_atom"] < -3
+    assert -8 < dataset.energy_per_atom < -3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.skip=nequip", "skip must be one of species, linear, none"),
+        ("model.cutoff_function=xplor", "needs a cutoff_onset between 0 and 5.0 Å, got None"),
+    ],
+)
+def test_a_network_that_refuses_its_settings_does_so_in_one_sentence(
+    setting, message, tmp_path, capsys
+):
+    assert main(["model=nequip", "data=ethanol", setting, f"run={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert "model=nequip is impossible" in error
+    assert message in error
+    assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from eqfuse.data import DataError, isolated_atom_energies, read_extxyz, read_rmd17
 
-ROUNDS = 150
+ROUNDS = 60
 
 
 def damaged(content: bytes, rng) -> bytes:

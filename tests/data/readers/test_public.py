@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import re
 import threading
+import types
 from pathlib import Path
 
 import ase.build
@@ -56,6 +57,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    """Try downloads that fail again at once, and not after seconds."""
+    monkeypatch.setattr(pooch.core, "time", types.SimpleNamespace(sleep=lambda _: None))
 
 
 @pytest.fixture
@@ -215,7 +222,7 @@ def offline(tmp_path, monkeypatch):
 def loaded(tmp_path, *arguments):
     """Return the data set of a run with these settings."""
     config = parse([*TINY, f"data.folder={tmp_path}", *arguments])
-    return load_dataset(config.data, config.training, config.model.cutoff, config.seed)[0]
+    return load_dataset(config)[0]
 
 
 def test_3bpa_with_its_isolated_atoms(offline, water, tmp_path):

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from eqfuse.data import Batcher, prefetched
-from eqfuse.train.device.parallel import Devices
-from eqfuse.train.device.profiling import profile
+from eqfuse.train.device.parallel import Devices, profile
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.run.callbacks import Callback
 from eqfuse.train.run.checkpoint import Checkpoints

@@ -12,7 +12,7 @@ import optax
 from eqfuse import data, models
 from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
-from eqfuse.train.device.profiling import profile
+from eqfuse.train.device.parallel import profile
 from eqfuse.train.flat import Flat
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.folder import RunFolder

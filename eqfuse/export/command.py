@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from eqfuse.export.program import RADIAL, export
-from eqfuse.train.exit_code import exit_code
+from eqfuse.train.run.stopping import exit_code
 
 
 def main(arguments: list[str]) -> int:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from eqfuse import data, ops
 from eqfuse.train import CheckpointError
-from eqfuse.train.device.programs import keep_programs
-from eqfuse.train.exit_code import fail
+from eqfuse.train.device.process import keep_programs
+from eqfuse.train.run.stopping import fail
 
 
 def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:

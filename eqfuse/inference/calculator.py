@@ -15,8 +15,7 @@ from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.listed import DIVERGED, Listed, Lister, State
 from eqfuse.inference.predict import Network
 from eqfuse.inference.program import Evaluated, Packed, atom_strain_derivatives, program_of
-from eqfuse.train.device.memory import keep_memory
-from eqfuse.train.device.programs import keep_programs
+from eqfuse.train.device.process import keep_memory, keep_programs
 
 _ARGUMENTS = (
     "run",

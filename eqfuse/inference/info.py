@@ -5,7 +5,7 @@ import argparse
 from eqfuse import models
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
-from eqfuse.train.exit_code import fail
+from eqfuse.train.run.stopping import fail
 
 
 def main(arguments: list[str]) -> int:

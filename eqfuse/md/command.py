@@ -1,7 +1,7 @@
 """The command `eqfuse md`."""
 
 from eqfuse.md.settings import Settings, help_text, parse
-from eqfuse.train.exit_code import exit_code, fail
+from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.schema import ConfigError
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
@@ -21,8 +21,7 @@ def main(arguments: list[str]) -> int:
         task = _task(arguments)
     except ConfigError as error:
         return fail(2, error)
-    from eqfuse.train.device.memory import keep_memory
-    from eqfuse.train.device.programs import keep_programs
+    from eqfuse.train.device.process import keep_memory, keep_programs
 
     keep_programs()
     keep_memory()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from eqfuse.md.settings import RelaxSettings, help_text, parse
-from eqfuse.train.exit_code import exit_code, fail
+from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.schema import ConfigError
 
 _HELP = """\
@@ -39,8 +39,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("a network and a file are needed: eqfuse relax RUN FILE [OUT]")
     except ConfigError as error:
         return fail(2, error)
-    from eqfuse.train.device.memory import keep_memory
-    from eqfuse.train.device.programs import keep_programs
+    from eqfuse.train.device.process import keep_memory, keep_programs
 
     keep_programs()
     keep_memory()

@@ -12,8 +12,8 @@ from eqfuse.data import DataError, Structure, neighbor_list, read_structures
 from eqfuse.inference.check.checks import CHECKS, RATTLE, check
 from eqfuse.inference.examples import example_structures
 from eqfuse.train import CheckpointError, read_metadata
-from eqfuse.train.device.programs import keep_programs
-from eqfuse.train.exit_code import fail
+from eqfuse.train.device.process import keep_programs
+from eqfuse.train.run.stopping import fail
 
 
 def main(arguments: list[str]) -> int:

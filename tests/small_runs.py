@@ -11,7 +11,7 @@ from eqfuse.data import Batcher
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.main import _config, main
 from eqfuse.train.molecule import load_dataset
-from eqfuse.train.run.report import report
+from eqfuse.train.run.terminal import report
 from eqfuse.train.start import Start
 
 # A network that compiles in seconds.

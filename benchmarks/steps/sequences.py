@@ -29,7 +29,7 @@ from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.transforms.sequence.sequence import Sequence
-from eqfuse.train.device.memory import keep_freed_memory
+from eqfuse.train.device.process import keep_freed_memory
 from eqfuse.train.flat import Flat
 from eqfuse.train.tetris import training_step
 

@@ -16,12 +16,12 @@ from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.sevennet import read_sevennet, sevennet_file
 from eqfuse.data import Shape, collate
 from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.folder import RunFolder
-from eqfuse.train.run.metadata import UNITS
+from eqfuse.train.run.files import RunFolder
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import RUNS, Config
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.sources import ExtxyzData
+from eqfuse.train.start import UNITS
 
 READERS = {
     "mace": read_mace,

@@ -21,8 +21,8 @@ from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
-from eqfuse.train.device.programs import keep_programs
-from eqfuse.train.exit_code import fail
+from eqfuse.train.device.process import keep_programs
+from eqfuse.train.run.stopping import fail
 
 _EXTXYZ = (".xyz", ".extxyz")
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from eqfuse.lammps.mpi import import_lammps, load_mpi, share_cores
-from eqfuse.train.exit_code import exit_code
+from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
 
 _FIX = re.compile(r"^\s*fix\s+(\S+)\s+all\s+external\s+pf/callback\s+1\s+1\s*(#.*)?$", re.M)
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     try:
         mpi, lammps = load_mpi(), import_lammps()
     except ImportError as error:
-        from eqfuse.train.exit_code import fail
+        from eqfuse.train.run.stopping import fail
 
         return fail(2, error)
     code = exit_code(lambda: _run(options, mpi, lammps), failures=(OSError,))
@@ -84,8 +84,7 @@ def _run(options, mpi, lammps):
     head, fix, rest = split(options.input)
     share_cores(mpi.COMM_WORLD)
     from eqfuse.lammps.fix import attach
-    from eqfuse.train.device.memory import keep_memory
-    from eqfuse.train.device.programs import keep_programs
+    from eqfuse.train.device.process import keep_memory, keep_programs
 
     keep_programs()
     keep_memory()

@@ -8,9 +8,9 @@ from eqfuse.md.relax import relax
 from eqfuse.md.settings import RelaxSettings, Settings, help_text, parse
 from eqfuse.md.simulation import resume, run
 from eqfuse.md.structures import read_frames
-from eqfuse.train.device.memory import keep_memory
-from eqfuse.train.device.programs import keep_programs
-from eqfuse.train.exit_code import exit_code, fail
+from eqfuse.train.device.process import keep_memory
+from eqfuse.train.device.process import keep_programs
+from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 

@@ -9,14 +9,13 @@ import jax
 import numpy as np
 
 from eqfuse.data import Batcher, prefetched
-from eqfuse.train.device.parallel import Devices
-from eqfuse.train.device.profiling import profile
+from eqfuse.train.device.parallel import Devices, profile
 from eqfuse.train.metrics import Errors, best_of
-from eqfuse.train.run.callbacks import Callback
 from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.folder import RunFolder
-from eqfuse.train.run.progress import Progress, duration, waiting
+from eqfuse.train.run.files import RunFolder
+from eqfuse.train.run.results import Callback
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
+from eqfuse.train.run.terminal import Progress, duration, waiting
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
 from eqfuse.train.settings.config import Config
 from eqfuse.train.step import Compiled, TrainState

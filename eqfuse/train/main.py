@@ -6,10 +6,9 @@ import os
 import sys
 
 from eqfuse import __version__
-from eqfuse.train.device.memory import keep_freed_memory
-from eqfuse.train.device.programs import keep_programs
-from eqfuse.train.exit_code import exit_code, fail
+from eqfuse.train.device.process import keep_freed_memory, keep_programs
 from eqfuse.train.run.resume import resumed_config, started_config
+from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config, RunSettings
 from eqfuse.train.settings.help import help_text
 from eqfuse.train.settings.options import parse, sweep, to_yaml

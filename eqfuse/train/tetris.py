@@ -12,12 +12,12 @@ import optax
 from eqfuse import data, models
 from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
-from eqfuse.train.device.profiling import profile
+from eqfuse.train.device.parallel import profile
 from eqfuse.train.flat import Flat
 from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.folder import RunFolder
-from eqfuse.train.run.report import backend_report, network_report
+from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
+from eqfuse.train.run.terminal import backend_report, network_report
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.step import compiled_step, initial_parameters

@@ -13,8 +13,8 @@ from eqfuse.inference.evaluate import main as evaluate
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
-from eqfuse.train.run import progress
-from eqfuse.train.run.callbacks import Callback, loggers
+from eqfuse.train.run import terminal
+from eqfuse.train.run.results import Callback, loggers
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
@@ -161,11 +161,11 @@ def test_unknown_and_missing_loggers_are_refused(monkeypatch):
 
 
 def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypatch, capsys):
-    with progress.Progress(4, stress=False) as shown:
+    with terminal.Progress(4, stress=False) as shown:
         shown.start_epoch(2)
         shown.step(0.5)
         assert "batch" not in capsys.readouterr().out
-        monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
+        monkeypatch.setattr(terminal, "HEARTBEAT", 0.0)
         shown.step(0.25)
         shown.heartbeat("validation, batch 1 of 2")
     out = capsys.readouterr().out
@@ -174,8 +174,8 @@ def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypa
 
 
 def test_what_is_waited_for_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "HEARTBEAT", 0.05)
-    with progress.waiting("compiling"):
+    monkeypatch.setattr(terminal, "HEARTBEAT", 0.05)
+    with terminal.waiting("compiling"):
         time.sleep(0.5)
     assert "compiling ... 0s\n" in capsys.readouterr().out
 

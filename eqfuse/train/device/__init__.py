@@ -1,1 +1,1 @@
-"""What a run does on its devices: parallelism, profiles, memory, compiled programs."""
+"""The devices of a run, and the memory and the compiled programs of its process."""

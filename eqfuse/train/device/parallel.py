@@ -1,4 +1,6 @@
-"""Training spread over devices: those of this process, or of several processes on several hosts.
+"""The devices of a run: how it is spread over them, the precision of matmuls, and a trace.
+
+They are those of this process, or of several processes on several hosts.
 
 Each device has a part of every batch, the same parameters and the same optimiser state; the sums of
 errors and the gradients are added up over the devices (data parallel training).
@@ -7,7 +9,10 @@ errors and the gradients are added up over the devices (data parallel training).
 import contextlib
 import os
 import re
+import statistics
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,6 +25,8 @@ from eqfuse.train.settings.schema import ConfigError
 
 _AXIS = "data"
 _FIRST_WITH_TF32 = 8.0  # compute capability
+WARM_UP, STEPS = 3, 5
+"""Steps before a profile, and in it."""
 
 
 class Devices:
@@ -192,3 +199,34 @@ def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
     if asked == "highest" or dtype != "float32" or not capable:
         return "highest"
     return ops.TF32X3
+
+
+def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
+    """Trace a few calls of a jitted function; return their time, and where the trace is.
+
+    Args:
+      step: a jitted function that keeps its arguments.
+      args: of the calls, all the same; what is returned is not used.
+      folder: new, for the trace.
+      writes: whether this process traces; others only take part.
+    """
+    compiled = step.lower(*args).compile()
+    for _ in range(WARM_UP):
+        jax.block_until_ready(compiled(*args))
+    seconds = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        seconds.append(time.perf_counter() - start)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # it would slow down what is measured
+    traced = jax.profiler.trace(folder, profiler_options=options)
+    with traced if writes else contextlib.nullcontext():
+        for number in range(STEPS):
+            with jax.profiler.StepTraceAnnotation("step", step_num=number):
+                jax.block_until_ready(compiled(*args))
+    return (
+        f"profile    {1e3 * statistics.median(seconds):.2f} ms per step; the trace is in {folder}: "
+        "open its .trace.json.gz in ui.perfetto.dev, or see times by layer with\n"
+        f"  pip install tensorboard xprof; tensorboard --logdir {folder}"
+    )

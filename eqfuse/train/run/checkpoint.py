@@ -15,6 +15,7 @@ from eqfuse.train.run.files import (
     FILES,
     CheckpointError,
     encode,
+    has_checkpoint,
     read_file,
     set_aside,
     sync_folder,
@@ -158,12 +159,6 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
     for damaged in filter(os.path.lexists, newer if sets_aside else ()):
         set_aside(damaged)
     return params, metadata, state
-
-
-def has_checkpoint(folder, name: str) -> bool:
-    """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
-    path = Path(folder).expanduser() / "checkpoints"
-    return any(os.path.lexists(path / file) for file in FILES[name])
 
 
 def named_arrays(group: str, tree) -> dict[str, np.ndarray]:

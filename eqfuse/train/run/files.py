@@ -1,17 +1,28 @@
-"""Files of a run: networks and checkpoints in safetensors, written whole or not at all.
+"""The files of a run: its networks and checkpoints, its settings, its metrics, its lock.
 
-This module does not import JAX, which takes seconds: the command line reads settings with it.
+Networks and checkpoints are in safetensors; all are written whole or not at all. This module does
+not import JAX, which takes seconds: the command line reads settings with it.
 """
 
+import contextlib
+import csv
+import datetime
 import errno
 import hashlib
+import io
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+from eqfuse import __version__
+from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.settings.schema import ConfigError
 
 FILES = {"best": ("best.safetensors",), "last": ("last.safetensors", "previous.safetensors")}
 """Names of each checkpoint's files, newest first: `previous` is for a disk that damages `last`."""
@@ -72,6 +83,12 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+def has_checkpoint(folder, name: str) -> bool:
+    """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
+    path = Path(folder).expanduser() / "checkpoints"
+    return any(os.path.lexists(path / file) for file in FILES[name])
+
+
 def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
     """Write a file so that it is whole, the old or the new one, also after a power loss.
 
@@ -122,3 +139,212 @@ def set_aside(path: Path) -> Path:
         count += 1
         free = path.with_name(f"{path.name}.damaged.{count}")
     return path.rename(free)
+
+
+class RunFolder:
+    """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
+
+    Args:
+      run: the folder; None for a new one in runs/, named by the time and `name`.
+      settings: what a new folder has in config.yaml; None for the folder of a run to go on with.
+      name: what is trained, and on what.
+      writes: whether this process makes and writes the folder; another one does it otherwise.
+    Attributes:
+      path, checkpoints, metrics, profile: the folder, and what is in it.
+    Raises:
+      ConfigError: the folder exists already (nothing is ever overwritten), cannot be made, or
+        another process trains in it.
+    """
+
+    def __init__(
+        self, run: str | Path | None, settings: str | None, name: str = "run", writes: bool = True
+    ):
+        self._columns, self._lock = None, None
+        self.path = Path(run or "the folder of the run")
+        if writes and settings is not None:
+            self.path = _make(run, name)
+        self.checkpoints, self.metrics, self.profile = (
+            self.path / name for name in ("checkpoints", "metrics.csv", "profile")
+        )
+        if not writes:
+            return
+        self._lock = _lock(self.path)
+        if settings is None:
+            return
+        try:
+            write_whole(self.path / "config.yaml", f"# eqfuse {__version__}\n{settings}")
+        except OSError as error:
+            self.close()
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+
+    def close(self):
+        """Unlock the folder."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def forget_after(self, step: int):
+        """Remove the lines of metrics.csv after a step: a resumed run writes them again.
+
+        It is a log, and a run goes on without: a damaged one is set aside, with a warning.
+
+        Raises:
+          TrainingFailed: it cannot be rewritten or renamed.
+        """
+        if self._lock is None or not os.path.lexists(self.metrics):
+            return
+        try:
+            columns, rows = read_log(self.metrics)
+        except ValueError as error:
+            self._set_log_aside(error)
+            return
+        rows = [row for row in rows if int(row["step"]) <= step]
+        if (last := max((int(row["step"]) for row in rows), default=0)) < step:
+            _warn(
+                f"{self.metrics} was cut off: it has no line of what was validated after step "
+                f"{last} and up to step {step}; the run goes on without"
+            )
+        with self._log_errors():
+            if not rows:
+                self.metrics.unlink()
+                return
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+            write_whole(self.metrics, text.getvalue())
+        self._columns = columns
+
+    def log(self, row: dict):
+        """Append one line to metrics.csv; the first one decides the columns.
+
+        Raises:
+          TrainingFailed: it cannot be written.
+        """
+        if self._lock is None:
+            return
+        if self._columns is not None and set(self._columns) != set(row):
+            self._set_log_aside(ValueError("its columns are not those that are written now"))
+        with self._log_errors(), open(self.metrics, "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns or list(row))
+            if self._columns is None:
+                writer.writeheader()
+                self._columns = list(row)
+            writer.writerow(row)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _set_log_aside(self, error: ValueError):
+        with self._log_errors():
+            kept = set_aside(self.metrics)
+        self._columns = None
+        _warn(
+            f"{self.metrics} is damaged ({error}); it is now {kept.name}, and a new one begins here"
+        )
+
+    @contextlib.contextmanager
+    def _log_errors(self):
+        """Return a context in which what the disk refuses ends the training with a line."""
+        try:
+            yield
+        except OSError as error:
+            intact = ": the last checkpoint is intact" if has_checkpoint(self.path, "last") else ""
+            raise TrainingFailed(
+                f"{self.metrics} cannot be written: {error.strerror}; free or repair the disk and "
+                f"go on with resume={self.path}{intact}"
+            ) from error
+
+
+def _warn(text: str):
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def read_log(path: Path) -> tuple[list[str], list[dict]]:
+    """Read metrics.csv.
+
+    Returns:
+      The columns, and the lines as they are written; not the last one if it was cut off when the
+      run was killed.
+    Raises:
+      ValueError: it is damaged; the message describes how.
+    """
+    if not path.is_file():
+        raise ValueError("it is no file")
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is no text: {error}") from error
+    ended = text.endswith(("\n", "\r"))
+    columns, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
+    if not {"epoch", "step"} <= set(columns) and (lines or ended):
+        raise ValueError("its first line does not name the columns")
+    if lines and not ended and not _is_row(columns, lines[-1]):
+        lines.pop()
+    for number, line in enumerate(lines, start=2):
+        if not _is_row(columns, line):
+            raise ValueError(f"line {number} is not one of numbers for all columns")
+    return columns, [dict(zip(columns, line, strict=True)) for line in lines]
+
+
+def _is_row(columns: list[str], line: list[str]) -> bool:
+    try:
+        numbers = [float(value) for value in line]
+    except ValueError:
+        return False
+    whole = (dict(zip(columns, line, strict=False)).get(name, "") for name in ("epoch", "step"))
+    return len(numbers) == len(columns) and all(map(str.isdecimal, whole))
+
+
+def new_folder(run: str | Path | None, name: str) -> Path:
+    """Return where a new run will write, see `RunFolder`.
+
+    Raises:
+      ConfigError: `run` exists already.
+    """
+    if run is not None:
+        path = Path(run)
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return path
+        except OSError as error:
+            raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
+        resumable = (path / "config.yaml").exists()
+        what = f"go on with it by resume={path}" if resumable else "remove it"
+        raise ConfigError(
+            f"run={path} exists already and is not overwritten; {what}, or name another folder"
+        )
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    path, count = Path("runs") / f"{stamp}_{name}", 1
+    while os.path.lexists(path):
+        count += 1
+        path = path.with_name(f"{stamp}_{name}_{count}")
+    return path
+
+
+def _make(run: str | Path | None, name: str) -> Path:
+    while True:
+        path = new_folder(run, name)
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # another run of this second was faster
+            continue
+        except OSError as error:
+            raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
+
+
+def _lock(folder: Path):
+    """Return the lock file of a folder; the system unlocks it when the process ends, however."""
+    import fcntl  # which Windows does not have: it reads networks without
+
+    try:
+        file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
+    except OSError as error:
+        raise ConfigError(f"the run in {folder} cannot be written to: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ConfigError(f"another process trains in {folder}; wait until it has ended") from error
+    return file

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
-from eqfuse.train.data_sets import DATA
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
@@ -20,7 +19,7 @@ from eqfuse.train.settings.schema import (
     require,
     setting,
 )
-from eqfuse.train.sources import AVERAGE, FIT
+from eqfuse.train.sources import AVERAGE, DATA, FIT
 
 NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _MODELS = Path(eqfuse.__file__).parent / "models"

@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from eqfuse.train.device import memory
+from eqfuse.train.device import process
 
 # Threads have arenas of their own unless there is only one. Only a part of the block is touched.
 CODE = """
 import ctypes, resource, sys, threading
-from eqfuse.train.device.memory import keep_freed_memory
+from eqfuse.train.device.process import keep_freed_memory
 if "keep" in sys.argv:
     assert keep_freed_memory()
 libc = ctypes.CDLL(None)
@@ -42,12 +42,12 @@ def test_freed_memory_is_used_again(keep, size):
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    assert not memory.keep_freed_memory()
-    monkeypatch.setattr(memory.sys, "platform", "darwin")
-    assert not memory.keep_freed_memory()
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
+    assert not process.keep_freed_memory()
+    monkeypatch.setattr(process.sys, "platform", "darwin")
+    assert not process.keep_freed_memory()
 
 
 def test_thresholds_of_the_environment_are_left_alone(monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
-    assert not memory.keep_memory()
+    assert not process.keep_memory()

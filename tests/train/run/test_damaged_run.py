@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eqfuse.train.main import main
-from eqfuse.train.run.folder import RunFolder
+from eqfuse.train.run.files import RunFolder
 from tests.small_runs import TINY
 from tests.train.run.test_resume import assert_same, history
 

@@ -19,10 +19,10 @@ from eqfuse.train import molecule, read_metadata
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.metadata import kept_references
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.start import kept_references
 from tests.small_runs import TINY
 
 ROOT = Path(__file__).parents[3]

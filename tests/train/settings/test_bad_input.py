@@ -9,9 +9,9 @@ import pytest
 from eqfuse.ops._backend import has_gpu
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.main import main
-from eqfuse.train.run import folder as runs
+from eqfuse.train.run import files as runs
 from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.folder import RunFolder
+from eqfuse.train.run.files import RunFolder
 from eqfuse.train.settings.options import parse, to_yaml
 
 

@@ -1,0 +1,111 @@
+"""What is set for a whole process: that it keeps the memory it frees and the programs it compiles.
+
+XLA allocates the arrays of a program anew in each call, 0.1 to 1 GB for a training step. By default
+glibc takes large blocks from the system and gives them back at once, and the system clears and maps
+every page again: a quarter to a half of the time of a training step, and a third of an evaluation
+of 1,000 atoms (28,000 edges) on two cores. Since all of this is for a whole process, no import
+does it.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import pathlib
+import stat
+import sys
+import time
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8  # of malloc.h
+_NEVER, _MOST = -1, 2**31 - 1  # a large step frees more than _MOST, 2 GB
+
+
+def keep_freed_memory() -> bool:
+    """Keep all that is freed, in one arena that is never trimmed.
+
+    It is for a process whose work is the training, before its threads start.
+
+    Returns:
+      Whether it is done; False where the C library is not glibc.
+    """
+    return _set({_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER})
+
+
+def keep_memory() -> bool:
+    """Keep up to 2 GB of what is freed, unless variables of the environment set these thresholds.
+
+    Returns:
+      Whether it is done.
+    """
+    if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
+        return False
+    return _set({_MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
+
+
+def _set(options: dict[int, int]) -> bool:
+    """Set options of glibc's mallopt(3); return whether it took them."""
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    done = [libc.mallopt(option, value) for option, value in options.items()]
+    return done == [1] * len(options)
+
+
+KEPT_DAYS = 30
+"""How long a program is kept after it was compiled."""
+
+LONG = 0.1
+"""Seconds to compile a program that is worth keeping; JAX's own limit is one."""
+
+_LONG = "jax_persistent_cache_min_compile_time_secs"
+
+
+def keep_programs() -> pathlib.Path | None:
+    """Let JAX keep the programs that take long to compile, and find them in later runs.
+
+    They are kept in a folder of the cache that only this user can enter, apart for each processor,
+    number of cores and version of jaxlib: a program is compiled for these. Where they are to be
+    kept elsewhere (JAX_COMPILATION_CACHE_DIR) or not at all (JAX_ENABLE_COMPILATION_CACHE=false),
+    this does nothing.
+
+    Returns:
+      The folder, or None if nothing was done.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return None
+    from eqfuse.ops._cache import cache_folder, remove_untrusted
+
+    try:
+        folder = cache_folder("programs", _machine())
+        if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # others may have written to its files
+            remove_untrusted(folder)
+            folder.chmod(0o700)
+        _remove_old(folder)
+    except OSError:  # such as a full disk: programs are compiled again
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if _LONG.upper() not in os.environ:
+        jax.config.update(_LONG, LONG)
+    return folder
+
+
+def _machine() -> str:
+    """Return a name for this processor, its usable cores and the version of jaxlib."""
+    import jaxlib
+
+    from eqfuse.ops import _processors
+
+    parts = [*_processors.description(), str(_processors.usable()), jaxlib.__version__]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _remove_old(folder: pathlib.Path):
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for path in folder.glob("*-cache"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            if path.stat().st_mtime < oldest:
+                path.unlink()

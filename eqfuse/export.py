@@ -22,8 +22,8 @@ from eqfuse.inference.evaluator import add_forces, energies_and_gradient
 from eqfuse.inference.network import Network
 from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
-from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.run.files import write_whole
+from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
 
 RADIAL = ("network", "table")

@@ -16,8 +16,7 @@ from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.evaluator import Evaluator, Placed, Results
 from eqfuse.inference.network import Network, find_runs, require_different
-from eqfuse.train.device.process import keep_memory
-from eqfuse.train.device.process import keep_programs
+from eqfuse.train.device.process import keep_memory, keep_programs
 
 _DIVERGED = (
     "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "

@@ -8,10 +8,8 @@ from eqfuse.md.relax import relax
 from eqfuse.md.settings import RelaxSettings, Settings, help_text, parse
 from eqfuse.md.simulation import resume, run
 from eqfuse.md.structures import read_frames
-from eqfuse.train.device.process import keep_memory
-from eqfuse.train.device.process import keep_programs
-from eqfuse.train.run.stopping import exit_code, fail
-from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.device.process import keep_memory, keep_programs
+from eqfuse.train.run.stopping import TrainingFailed, exit_code, fail
 from eqfuse.train.settings.schema import ConfigError
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"

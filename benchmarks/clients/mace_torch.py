@@ -31,7 +31,7 @@ import torch
 from mace.tools.compile import prepare
 from mace.tools.scripts_utils import extract_model
 
-from benchmarks import mace_networks  # before mace itself: it sees to its warnings
+from benchmarks.clients import mace_networks  # before mace itself: it sees to its warnings
 from eqfuse.convert import convert_mace
 from eqfuse.data import Sample, Shape, collate, neighbor_list
 from eqfuse.models import predict

@@ -95,8 +95,8 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
     Args:
       path: of the file; its folder exists.
       content: of the file; text in UTF-8.
-      previous: new name of the file that is replaced; None: it goes. One of both is there, whole,
-        at every moment.
+      previous: new name of the file that is replaced; None: it goes. There is a whole file at
+        `path` at every moment, where the file system has hard links.
     Raises:
       OSError: it cannot be written; it is as it was.
     """
@@ -107,12 +107,28 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
             file.flush()
             os.fsync(file.fileno())
         if previous is not None and path.exists():
-            os.replace(path, previous)
+            _also_named(path, previous)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _also_named(path: Path, other: Path):
+    """Give a file a second name, which it keeps when its first name is replaced."""
+    link = other.with_name(other.name + ".part")
+    try:
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+        os.replace(link, other)
+    except OSError as error:
+        # Some file systems have no hard links: there the first name is gone for a moment.
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        os.replace(path, other)
+    finally:
+        link.unlink(missing_ok=True)  # it stays where both were names of one file already
 
 
 def sync_folder(path: Path):

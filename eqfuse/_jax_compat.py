@@ -55,5 +55,5 @@ def same_source(source_info):
 
 
 def num_scan_constants(params: dict) -> int:
-    """Return how many operands of a `scan` every step gets; JAX 0.12 has them as a tree."""
+    """Return the number of operands that every step of a `scan` gets; a tree in JAX 0.12."""
     return params["num_consts"] if "num_consts" in params else len(params["ft_in"].unpack()[0])

@@ -101,7 +101,7 @@ class Run:
                 self._wrong[key] = self._wrong.get(key) or result.get("error", "")
 
     def _red(self, job: plan.Job) -> str:
-        """Return what is wrong with the results of the same op in a reduced size, or ""."""
+        """Return the fault of the same op's results in a reduced size, or ""."""
         key = job.case, job.dtype
         if key not in self._wrong:
             self._job(plan.parity_of(job))
@@ -170,7 +170,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def jobs_of(options: argparse.Namespace) -> list[plan.Job]:
-    """Return what the options ask for."""
+    """Return the jobs that the options ask for."""
     found = plan.tiny(plan.jobs()) if options.dry_run else plan.jobs()
     names = ("group", "case", "dtype")
     return [job for job in found if options.only in " ".join(job.label[name] for name in names)]

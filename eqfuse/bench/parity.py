@@ -40,7 +40,7 @@ def numbers(problem: Problem, held_by) -> tuple:
 
 @functools.cache
 def _reference(name: str, size: tuple[int, int], dtype: str):
-    """Return what e3nn-jax computes of a problem on the CPU, as a function of `numbers`."""
+    """Return e3nn-jax's results of a problem on the CPU, as a function of `numbers`."""
     problem, cpu = PROBLEMS[name](*size), jax.devices("cpu")[0]
     function = jax.jit(everything(problem.function("e3nn")), compiler_options=QUICK)
 
@@ -131,7 +131,7 @@ def check(
 
 
 def _allowed(dtype: str, composed: bool, roundings: float, exact, rounded):
-    """Return how much each element may differ; `rounded` is e3nn-jax's result in the dtype."""
+    """Return the tolerance of each element; `rounded` is e3nn-jax's result in the dtype."""
     largest = np.abs(exact).max(initial=0.0)
     if dtype == "float64":
         return np.full_like(exact, (1e-11 if composed else 1e-12) * largest)

@@ -1,4 +1,4 @@
-"""What is checked and timed, in the order of its worth."""
+"""The checks and times of `eqfuse bench`, in the order of their worth."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> dict:
-        """Return what is added to its results, and is there where there are none."""
+        """Return the fields that are added to its results, also where there are none."""
         case = f"{self.case}, tf32x3" if self.tf32x3 else self.case
         return {"group": self.group, "case": case, "dtype": self.dtype, "size": self.size}
 

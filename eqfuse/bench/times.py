@@ -85,7 +85,7 @@ def of_op(
 
 
 def _tolerance(problem: Problem, order: str, dtype: str) -> float:
-    """Return how much two results may differ, by the largest element.
+    """Return the tolerance of two results, relative to the largest element.
 
     Rounding errors of a sum of n products are a random walk of n steps; eight times that for
     the difference of two. In bfloat16, of the roundings of results and of what lies between.
@@ -208,7 +208,7 @@ def random_arrays(shapes):
 
 
 def describe(dry: bool) -> Iterator[dict]:
-    """Return what this machine has: the report of `eqfuse.ops.info`, and what nvidia-smi says.
+    """Describe this machine: the report of `eqfuse.ops.info`, and that of nvidia-smi.
 
     Raises:
       RuntimeError: no GPU that runs the kernels, and not a dry run, saying why.

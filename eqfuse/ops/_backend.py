@@ -230,7 +230,7 @@ def _op(kind: str, name: str, asked: str) -> Op:
 
 
 def _best() -> str:
-    """Return what runs the ops fastest on this machine's devices, if it is installed."""
+    """Return the fastest backend on this machine's devices, if it is installed."""
     return "triton" if has_gpu() else "llvm" if jax.default_backend() == "cpu" else "xla"
 
 

@@ -143,7 +143,7 @@ def write_entry(path: pathlib.Path, key: dict, value: dict) -> None:
 
 
 def read_entry(path: pathlib.Path, key: dict) -> dict | None:
-    """Return what `write_entry` kept under this key; None if that is missing or damaged."""
+    """Return the entry that was kept under this key; None if it is missing or damaged."""
     try:
         entry = json.loads(read(path) or b"")
         content = {"key": entry["key"], "value": entry["value"]}

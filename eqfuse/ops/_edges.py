@@ -149,7 +149,7 @@ def orders(ends, num_nodes: int) -> list:
 
 
 def _count_below(keys, starts) -> jax.Array:
-    """Return how many of each row of sorted keys are below each of the starts; all are int32.
+    """Count the keys of each sorted row that are below each of the starts; all are int32.
 
     This is a search with 15 comparisons in each of few steps, of a launch each on a GPU. With those
     of `jnp.searchsorted`, "scan_unrolled" takes minutes to compile on a CPU from JAX 0.12 on, and
@@ -183,7 +183,7 @@ def _grouped(index, num_nodes: int) -> list:
 
 
 def _of_any_number(index, num_nodes) -> list:
-    """Return what `_grouped` does, of a symbolic number of edges, which `jax.export` has."""
+    """Return the result of `_grouped` for a symbolic number of edges, which `jax.export` has."""
     numbers = jax.lax.iota(jnp.int32, index.shape[0])
     order = jax.lax.sort((index, numbers), num_keys=1, is_stable=True)[1]
     counts = jnp.zeros(num_nodes, jnp.int32).at[index].add(1)

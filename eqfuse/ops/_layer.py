@@ -121,7 +121,7 @@ class TensorProductLinear(nn.Module):
         return self._apply(x, y, weights, edges, index, skip)
 
     def _gate(self) -> tuple[Callable | None, Callable]:
-        """Return what makes the gate of a Linear, None without one, and e3nn's function."""
+        """Return the function that makes the gate of a Linear or None, and e3nn's function."""
         return None, lambda z: z
 
     def _apply(self, x, y, weights, edges, index, skip):

@@ -29,7 +29,7 @@ def _general_linear(
     input_precision: str,
     **options,
 ) -> tuple[linears.Linear, tuple[Parameter, ...], tuple[int, ...]]:
-    """Return what `e3nn.flax.Linear` applies to blocks as they are, with or without weights.
+    """Return the Linear of `e3nn.flax.Linear` on blocks as they are, with or without weights.
 
     With weights as an operand, its row is the weights, then their products with the blocks of x.
 

@@ -11,7 +11,7 @@ DEFAULT_CACHES = 1 << 20, 1 << 24
 
 
 def usable() -> int:
-    """Return how many processors this process may run on; all, if the system reports none."""
+    """Return the number of processors this process may run on; all, if the system reports none."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -34,7 +34,7 @@ def caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int
 
 
 def description() -> list[str]:
-    """Return what code for this processor depends on: system, names, instructions and caches.
+    """Return the key of code for this processor: system, names, instructions and caches.
 
     Without llvmlite, the name is what Python knows of it.
     """

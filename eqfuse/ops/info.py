@@ -1,4 +1,4 @@
-"""What this machine has: `python -m eqfuse.ops.info` prints it."""
+"""A report on this machine, which `python -m eqfuse.ops.info` prints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def info() -> str:
 
 
 def _launch() -> list[str]:
-    """Return what jaxlib is given of a kernel, and whether XLA's ptxas takes it."""
+    """Describe the image of a kernel that jaxlib gets, and whether XLA's ptxas accepts it."""
     try:
         library = runtime.gpu_library()
         target = runtime.common_target(jax.devices()) or "sm_90"

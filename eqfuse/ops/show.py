@@ -1,4 +1,4 @@
-"""What eqfuse makes of a tensor product: its form, its kernels and what they take.
+"""The report of a tensor product: its form, its kernels, and their registers.
 
 python -m eqfuse.ops.show "32x0e+32x1o" "0e+1o+2e" --graph --weights --order backward
 """

@@ -146,7 +146,7 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def place(name: str, shape: tuple[int, ...]) -> tuple:
-    """Return where a parameter lies (see `Flat.of`): matrices last, equal shapes together."""
+    """Return the order of a parameter (see `Flat.of`): matrices last, equal shapes together."""
     return (1, *shape) if is_matrix(name, shape) else (0,)
 
 
@@ -176,7 +176,7 @@ class _Block:
         return _with_zeros(self._across(stack), padded)
 
     def write(self, stack):
-        """Return what lies in the array for matrices as `read` gives them."""
+        """Return the flat array of matrices that `read` gives."""
         rows, columns = self.wide
         leaves = self._across(stack[:, :rows, :columns]).reshape(self.count, -1)
         return jnp.ravel(jnp.pad(leaves, ((0, 0), (0, self.room - leaves.shape[1]))))

@@ -98,7 +98,7 @@ def trained_of(params, freeze: str | None):
 
 
 def flat_training(settings: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
-    """Return how the parameters lie in one array, and the optimizer of that array."""
+    """Return the layout of the parameters in one array, and the optimizer of that array."""
     flat = Flat.of(params, place)
     optimizer = make_optimizer(settings, flat, flat.flatten(decays_of(params)))
     if settings.freeze is None:

@@ -138,7 +138,7 @@ class MoleculeData:
         return {str(name): float(weight) for name, weight in weights.items()}
 
     def check_data(self, dataset, structures, validation) -> list[str]:
-        """Return what is probably wrong with the data, for warnings; nothing with embedded ones.
+        """Return the probable faults of the data, for warnings; none of embedded data.
 
         Args:
           dataset, structures, validation: see `eqfuse.data.checks.find_problems`.
@@ -148,7 +148,7 @@ class MoleculeData:
         return []
 
     def missing_label(self, name: str) -> str:
-        """Return what to do about a label (energy, forces or stress) that no frame has."""
+        """Return the advice for a label (energy, forces or stress) that no frame has."""
         return f"no {name}"
 
     def read(self) -> list:

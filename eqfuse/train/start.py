@@ -1,4 +1,4 @@
-"""What a run begins with: a trained network (`start_from=`), or itself where it was interrupted."""
+"""The start of a run: a trained network (`start_from=`), or itself where it was interrupted."""
 
 import dataclasses
 import hashlib

@@ -1,1 +1,1 @@
-"""What runs a form: `xla` anywhere, `llvm` on a CPU, `triton` on a GPU."""
+"""Backends of a form: `xla` anywhere, `llvm` on a CPU, `triton` on a GPU."""

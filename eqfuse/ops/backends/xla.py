@@ -63,7 +63,7 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_ro
 
 
 def _elements(operand: Operand, segment: Segment) -> np.ndarray:
-    """Return where elements of a segment lie in the row: [mul, dim], or [dim] without channels."""
+    """Return the offsets of a segment's elements: [mul, dim], or [dim] without channels."""
     channels = segment.offset + segment.channel_stride * np.arange(segment.mul)
     elements = channels[:, None] + segment.component_stride * np.arange(segment.dim)
     return elements if operand.channels else elements[0]
@@ -343,7 +343,7 @@ def gate(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
 
 
 def _activations(functions, normalize: bool) -> gates.Activations:
-    """Return what finds an activation when it is needed: those that are not may be any function."""
+    """Return a function that looks an activation up when it is needed."""
 
     def find(kind: str, parity: int):
         return activation(functions[f"{'even' if parity == 1 else 'odd'}_{kind}"], normalize)

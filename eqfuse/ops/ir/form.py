@@ -52,7 +52,7 @@ class Index(enum.Enum):
 
     @property
     def counted(self) -> str | None:
-        """Return what the leading axis of an operand's array counts; None for one shared row."""
+        """Return the name of the leading axis of an operand's array; None for one shared row."""
         if self is Index.SHARED:
             return None
         return "nodes" if self.is_node else "rows"

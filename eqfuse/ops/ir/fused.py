@@ -48,7 +48,7 @@ class Fused:
 
     @property
     def epilogue(self) -> "Fused":
-        """Return what follows the product: the op of its rows, which are the product."""
+        """Return the epilogue: the op of rows that are the product."""
         [out] = self.form.outputs
         source = Operand("m", out.size, out.segments, True)
         paths = [

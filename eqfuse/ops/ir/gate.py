@@ -1,4 +1,4 @@
-"""What follows a Linear inside a fused op: e3nn's gate, or activation of scalars, as data.
+"""The gate of a fused op, e3nn's, or activation of scalars, as data.
 
 A `Tile` is a part of the pre-activation and what becomes of it: activated, gated, or left as it is.
 """
@@ -189,7 +189,7 @@ class Activated:
 
     @property
     def size(self) -> int:
-        """Return how many scalars are activated."""
+        """Return the number of activated scalars."""
         return sum(part.mul for part in self.parts)
 
     def of_orders(self, orders) -> Activated:

@@ -278,7 +278,7 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Parameter
 
 
 def blocks(irreps) -> tuple[Block, ...]:
-    """Return where the blocks of irreps lie in a row."""
+    """Return the layout of the blocks of irreps in a row."""
     offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
     return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
 

@@ -182,7 +182,7 @@ NAMES = (("x", Role.LEFT), ("y", Role.RIGHT), ("w", Role.OTHER), ("out", Role.OU
 
 
 def columns_of(group: Group) -> np.ndarray:
-    """Return where the channels and components of a group lie in the row: [mul, dim]."""
+    """Return the offsets of the channels and components of a group in the row: [mul, dim]."""
     d = group.ir.dim
     return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])
 

@@ -223,7 +223,7 @@ class Reduce(_OneResult):
         return merged_axes(self.sizes_over, self.strides_over)
 
     def initial(self, dtype: str) -> float:
-        """Return what the reduction of no element is."""
+        """Return the identity element of the reduction."""
         values = {"add": 0.0, "max": -math.inf, "min": math.inf, "or": 0, "and": 1}
         if dtype == "int32":
             values |= {"max": -(2**31), "min": 2**31 - 1}
@@ -328,7 +328,7 @@ class Program:
 
     @functools.cached_property
     def operands(self) -> dict[int, object]:
-        """Return what the arrays of forms and linear forms are there; of both, the latter's."""
+        """Return the operand of each array in forms and linear forms; of both, the latter's."""
         result = {}
         for step in self.form_steps:
             numbers = (*step.operands, *step.writes)
@@ -408,7 +408,7 @@ class Program:
         return outside - set(self.outputs)
 
     def places(self) -> tuple[dict[int, int], int]:
-        """Return where in scratch memory each stored array begins, in bytes, and the bytes of all.
+        """Return the offset of each stored array in scratch memory, and the size of all, in bytes.
 
         An array takes the first gap between those that are used at the same time.
         """

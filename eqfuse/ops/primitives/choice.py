@@ -92,7 +92,7 @@ def refuse(mode: str, reason: str) -> None:
 
 
 def fused_table() -> list[str]:
-    """Return what "auto" chooses, a line for each backend and kind of op."""
+    """Return the choices of "auto", a line for each backend and kind of op."""
     return [
         f"llvm, rows: from {FEWEST_ROWS} rows on, one kernel each way",
         "llvm, a graph: a kernel for each part",
@@ -104,7 +104,7 @@ def fused_table() -> list[str]:
 
 
 def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:
-    """Return what runs a fused op.
+    """Choose the kernels of a fused op.
 
     Args:
       mode: one of `MODES`.

@@ -149,7 +149,7 @@ def _composed_gradients(call: Call, wanted, floats, dz, integers):
 
 
 def run_in_blocks(primitive: Primitive, arrays, call: Call, **params) -> list:
-    """Return what a primitive of `layer` gives of the arrays, by its definition, in blocks of rows.
+    """Evaluate a primitive of `layer` by its definition, in blocks of rows.
 
     Args:
       arrays, params: its operands and parameters.

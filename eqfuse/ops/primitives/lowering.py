@@ -1,4 +1,4 @@
-"""What the primitives become when JAX compiles them: kernels, or their definition.
+"""Lowerings of the primitives: kernels, or their definition.
 
 Forms over rows are partitioned over the devices here.
 """

@@ -243,7 +243,7 @@ def _blocks(jaxpr) -> dict:
 
 
 def _form(eqn, blocks: dict):
-    """Return what an equation computes, as a form; None where it is none.
+    """Return the form that an equation computes; None where it is none.
 
     Args:
       blocks: see `_blocks`.
@@ -261,7 +261,7 @@ def _form(eqn, blocks: dict):
 
 
 def run_natively(function, arrays, call) -> list:
-    """Return what `function` computes of the arrays, by one kernel where it is a program.
+    """Evaluate a function of arrays by one kernel where it is a program.
 
     Args:
       function: of floating point arrays and, for a form on a graph, the index arrays.

@@ -85,7 +85,7 @@ def instantiated(cotangents):
 
 
 def abstract(array):
-    """Return what `jax.linear_transpose` has to know of an array: also what it varies over."""
+    """Return the type of an array for `jax.linear_transpose`, with the axes that it varies over."""
     return jax.typeof(array).update(weak_type=False)
 
 
@@ -303,7 +303,7 @@ class BatchAxes:
 
     @property
     def count(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return math.prod(self.shape)
 
     @functools.cached_property

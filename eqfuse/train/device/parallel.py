@@ -77,7 +77,7 @@ class Devices:
         )
 
     def part(self, batch):
-        """Return what the first device of this process has of a batch, before it is `spread`."""
+        """Return the part of a batch of this process's first device, before it is `spread`."""
         return batch if self._mesh is None else jax.tree.map(lambda a: a[0], batch)
 
     def spread(self, batch):

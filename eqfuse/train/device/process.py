@@ -1,4 +1,4 @@
-"""What is set for a whole process: that it keeps the memory it frees and the programs it compiles.
+"""Settings of a whole process: it keeps the memory it frees and the programs it compiles.
 
 XLA allocates the arrays of a program anew in each call, 0.1 to 1 GB for a training step. By default
 glibc takes large blocks from the system and gives them back at once, and the system clears and maps

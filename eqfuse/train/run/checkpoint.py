@@ -94,7 +94,7 @@ class Checkpoints:
             ) from error
 
     def _intact(self, name: str) -> str:
-        """Return what is left where a checkpoint of this name could not be written."""
+        """Return the file that is left where a checkpoint of this name could not be written."""
         run = self._folder.parent
         if has_checkpoint(run, name):
             return "the one before it is intact"
@@ -127,7 +127,7 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
 
 
 def read_metadata(run, *, which: str | None = None) -> dict:
-    """Return what `load_run`, which see, gives as metadata, without the network."""
+    """Return the metadata of `load_run`, which see, without the network."""
     return _of_newest(run, _names(run, which), only_metadata=True)[0][1]
 
 

@@ -312,7 +312,7 @@ def _is_row(columns: list[str], line: list[str]) -> bool:
 
 
 def new_folder(run: str | Path | None, name: str) -> Path:
-    """Return where a new run will write, see `RunFolder`.
+    """Return the folder of a new run, see `RunFolder`.
 
     Raises:
       ConfigError: `run` exists already.

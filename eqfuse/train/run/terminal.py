@@ -1,4 +1,4 @@
-"""What a run prints: a report before it compiles anything, a line per epoch, and a bar."""
+"""The output of a run: a report before it compiles anything, a line per epoch, and a bar."""
 
 import contextlib
 import math
@@ -25,7 +25,7 @@ from eqfuse.train.sources import AVERAGE, FIT, described
 def report(
     config: Config, dataset: Dataset, batcher: Batcher, folder: RunFolder, devices: Devices
 ) -> str:
-    """Return what is about to be trained, on one screen."""
+    """Return a summary of the training, on one screen."""
     settings, path = config.data, getattr(config.data, "path", None)
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
@@ -59,7 +59,7 @@ def network_report(module, params, graph: Graph, verbose: bool) -> str:
 
 
 def backend_report(backend: str | None, dtype: str) -> str:
-    """Return what runs the ops, which ops something else runs, and the precision of matmuls."""
+    """Return the backend of the ops, the exceptions, and the precision of matmuls."""
     apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(backend).items())
     in_parts = jax.config.jax_default_matmul_precision == ops.TF32X3
     matmuls = ", matmuls in three products of TF32" if in_parts else ""
@@ -105,7 +105,7 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 
 def _outliers(dataset: Dataset) -> str:
-    """Return what the force RMS leaves out, with the frame and atom of the largest force."""
+    """Return the forces that the RMS leaves out, with the frame and atom of the largest one."""
     if not dataset.force_outliers:
         return ""
     sample, atom, force = max(dataset.force_outliers, key=lambda outlier: outlier[2])
@@ -118,7 +118,7 @@ def _outliers(dataset: Dataset) -> str:
 
 
 def _labels(training, dataset: Dataset) -> dict[str, str]:
-    """Return how many frames have which label, and what is weighted.
+    """Return the number of frames with each label, and the weights.
 
     Energies and forces that all frames have, and stress that none has, are left out.
     """

@@ -79,7 +79,7 @@ def parse(arguments: list[str], schema: Schema = RUNS):
 
 
 def _other_name(key: str) -> str | None:
-    """Return what to write instead of a name of mace or nequip; None for other names."""
+    """Return the replacement for a name of mace or nequip; None for other names."""
     theirs = key.lstrip("-").rpartition(".")[2].replace("-", "_")
     other = OTHER_NAMES.get(theirs)
     return f"{key} is a name of mace or nequip; here: {other}" if other else None
@@ -124,7 +124,7 @@ def config_file(path) -> Path:
 
 
 def read_yaml(path: Path):
-    """Return what a YAML file holds, or raise ConfigError."""
+    """Read a YAML file, or raise ConfigError."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -444,13 +444,13 @@ class Groups:
         self.cost += contraction.operations * chunks
 
     def _place_out(self, key, row: Row, offset: str) -> str:
-        """Return where a component of an output is, of the row or of its node."""
+        """Return the address of a component of an output, of the row or of its node."""
         if ("out", key[0]) in self.rows.own:
             return self._kept_place(key, offset)
         return self._place(("out", key[0]), *key[1:], row.pointer(("out", key[0])), offset)
 
     def _before(self, key, row: Row, offset: str, n: int) -> str | None:
-        """Return what a component of an output already holds; None for nothing."""
+        """Return the value that a component of an output already holds; None for nothing."""
         out = "out", key[0]
         if out in self.rows.own or out in self.plan.sums or key in self._begun:
             return self.f.load(self._place_out(key, row, offset), n)

@@ -90,13 +90,13 @@ class Sums:
         self.width = parts * (layout.size + 1)
 
     def places(self, f: Function, array: str, part: str) -> tuple[str, str]:
-        """Return where the copy and the marks of a part are; `%rows` counts the nodes."""
+        """Return the addresses of the copy and the marks of a part; `%rows` counts the nodes."""
         nodes = f.times(part, "%rows")
         marks = f.at(array, f.times("%rows", self.parts), self.layout.size * f.bytes)
         return f.at(array, nodes, self.layout.size * f.bytes), f.at(marks, nodes, f.bytes)
 
     def row(self, f: Function, copy: str, marks: str, node: str) -> str:
-        """Return where the row of a node is in the copy of a part, zeroed when it is first used."""
+        """Return the address of a node's row in the copy of a part, zeroed at its first use."""
         row, mark = f.at(copy, node, self.layout.size * f.bytes), f.at(marks, node, f.bytes)
 
         def begin():

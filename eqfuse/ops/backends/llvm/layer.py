@@ -47,7 +47,7 @@ MOST_ROWS, FEWEST_TOGETHER = 32, 8
 
 
 def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
-    """Return how many parts the rows or nodes are cut into; 0 where one kernel does not pay."""
+    """Return the number of parts of the rows or nodes; 0 where one kernel does not pay."""
     if any(map(is_wide, program.linear_forms)):
         return 0
     parts = 16 if num_rows < 8192 else 64

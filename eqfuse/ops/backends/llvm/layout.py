@@ -68,7 +68,7 @@ class Layout:
         return self._starts[-1] if self.packed else self.operand.size
 
     def place(self, segment: int, component: int) -> int:
-        """Return where channel 0 of a component is; the other channels follow."""
+        """Return the address of channel 0 of a component; the other channels follow."""
         s = self.operand.segments[segment]
         if self.packed:
             return self._starts[segment] + component * padded(s.mul, self.widest)

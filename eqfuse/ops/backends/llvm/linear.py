@@ -142,7 +142,7 @@ class Layouts:
         return [result[n : n + most] for n in range(0, len(result), most)]
 
     def start(self, f: Function, n: int, array: str, place: Place) -> str:
-        """Return where the row at a place of an input or an output starts."""
+        """Return the address of the row at a place of an input or an output."""
         index = place.position if n in self.local else place.row
         return f.at(array, index, self.linear_form.operands[n].size * f.bytes)
 
@@ -314,7 +314,7 @@ class _RowsEmitter:
         }
 
     def _sources(self, product: MatrixProduct, sums: dict) -> dict[int, str]:
-        """Return where the block that is mixed starts, by row."""
+        """Return the address of the block that is mixed, by row."""
         f, (n, block) = self.f, product.source
         array, offset = self.arrays["in", n], block.offset * f.bytes
         return {
@@ -403,7 +403,7 @@ class _WeightsEmitter:
                     sums[u, v] = f.fma(f.splat(number, v[1]), z[v], sums[u, v], v[1])
 
     def _channels(self, term: Term, place: Place) -> tuple[str, int]:
-        """Return where the channels of z lie side by side, and how far its components are apart."""
+        """Return the address of the channels of z, and the stride of its components."""
         f, n, block = self.f, term.z.operand, self.layouts.block(term.z)
         if (n, block) not in self.layouts.packed:
             start = self.layouts.start(f, n, self.operands[n], place)

@@ -1,4 +1,4 @@
-"""What the machine can run, native code for it, kept on disk, and its threads."""
+"""The processor, native code for it, which is kept on disk, and its threads."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all
 
 
 def threads() -> int:
-    """Return how many threads kernels may use.
+    """Return the number of threads that kernels may use.
 
     That is the least of the processors in the affinity mask, the quota of the cgroup,
     OMP_NUM_THREADS and NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.

@@ -101,7 +101,7 @@ class RowsEmitter:
             self._find_next_row(position, unit, b)
 
     def _places(self, row: str, unit: str) -> dict[Index, str]:
-        """Return where the rows of operands are, by their index."""
+        """Return the addresses of the rows of operands, by their index."""
         places = {Index.ROW: row, Index.SHARED: "0"}
         places[self.plan.reduce_over] = row if self.plan.reduce_over is Index.ROW else unit
         for index, name in NODE_ARRAYS.items():
@@ -228,7 +228,7 @@ class Row:
                     self.pointer(key, ahead=True)
 
     def pointer(self, key: Key, ahead: bool = False) -> str:
-        """Return where the row of an operand is, or the same row of the next block."""
+        """Return the address of the row of an operand, or of the same row of the next block."""
         table = (self.plan.ahead if ahead else self.plan.pointers)[key]
         if table not in self._pointers:
             self._pointers[table] = self.rows.kept(table, self.b)

@@ -154,7 +154,7 @@ class Function:
         return self.value(f"add nsw i64 {a}, {b}")
 
     def whole(self, start: str, stop: str, step: int) -> str:
-        """Return where whole steps from `start` end that do not go beyond `stop`."""
+        """Return the end of the whole steps from `start` that do not go beyond `stop`."""
         rest = self.value(f"srem i64 {self.value(f'sub nsw i64 {stop}, {start}')}, {step}")
         return self.value(f"sub nsw i64 {stop}, {rest}")
 
@@ -338,7 +338,7 @@ class Arguments:
         self.numbers[key] = len(self.numbers)
 
     def place(self, f: Function, *key) -> str:
-        """Return where a word of the table is."""
+        """Return the address of a word of the table."""
         return f.at("%buffers", self.numbers[key] * 8)
 
     def load(self, f: Function, *key) -> str:
@@ -373,7 +373,7 @@ class Units:
     count: int = 0
 
     def number(self, num_rows: int, num_nodes: int) -> int:
-        """Return how many there are in a call, as the runtime counts them."""
+        """Return the number of units in a call, as the runtime counts them."""
         if self.axis is Axis.ROWS:
             return -(-num_rows // self.size)
         return num_nodes * self.size

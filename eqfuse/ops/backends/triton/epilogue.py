@@ -1,4 +1,4 @@
-"""What the emitters of fused kernels share: what a kernel is called with, and the gate."""
+"""The arguments of fused kernels, and the gate that they apply."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class TaskEmitter(Emitter):
             self.emit(f"{name}_before_row = {name}_before_ptr + {row} * {operand.size}")
 
     def _place(self, operand: Operand, segment, component: int) -> tuple[str, str]:
-        """Return where a component lies in its row, and the mask of the channels that it has."""
+        """Return the offset of a component in its row, and the mask of its channels."""
         offset = segment.offset + component * segment.component_stride
         if not operand.channels:
             return f"{offset}", self._mask(operand, None)
@@ -468,7 +468,7 @@ THREADS_AT_ONCE = 2**15
 
 
 def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
-    """Return how many edges of a node a program has at a time: several on a small graph.
+    """Return the number of edges of a node that a program has at a time: several on a small graph.
 
     As many as leave each lane two edges on the mean, if all programs still run at once: a small
     graph does not fill a GPU, and takes as long as one program.
@@ -504,7 +504,7 @@ def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ..
 
 @functools.lru_cache(maxsize=1024)
 def tasks(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Task, ...]:
-    """Return what each of the kernels of a form computes; the arguments are those of `kernels`."""
+    """Return the tasks of the kernels of a form; the arguments are those of `kernels`."""
     found, accumulated = [], set()
     for reduce_over, outputs in reductions(form).items():
         part = [p for p in form.paths if p.output.operand in outputs]
@@ -557,7 +557,7 @@ def _within(groups, limit: int):
 
 
 def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -> int:
-    """Return how many values a thread holds at most: those kept by the loop, and of a group."""
+    """Return the most values that a thread holds: those kept by the loop, and of a group."""
     kept, widest = set(), 0
     for group in groups:
         local = set()

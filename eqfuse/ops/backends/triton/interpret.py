@@ -19,7 +19,7 @@ _count = 0
 
 
 def interpret_count() -> int:
-    """Return how many launches this process has interpreted."""
+    """Return the number of launches that this process has interpreted."""
     return _count
 
 

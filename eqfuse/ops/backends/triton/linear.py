@@ -33,7 +33,7 @@ class Job:
 
 
 def jobs(linear_form: LinearForm) -> list[Job]:
-    """Return what the programs of a kernel compute, also blocks that no term adds to."""
+    """Return the jobs of the programs of a kernel, also for blocks that no term adds to."""
     result: dict[tuple[int, int], list[Term]] = {}
     for o, operand in enumerate(linear_form.outputs):
         for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
@@ -77,7 +77,7 @@ def operations(linear_form: LinearForm, num_rows: int) -> int:
 
 
 def programs(linear_form: LinearForm, num_rows: int, num_parts: int, tile: int) -> int:
-    """Return how many programs the kernel has."""
+    """Return the number of programs of the kernel."""
     return sum(_programs(linear_form, job, num_rows, num_parts, tile) for job in jobs(linear_form))
 
 
@@ -146,7 +146,7 @@ class JobEmitter:
         self.linear_form, self.job, self.text, self.tile = linear_form, job, text, tile
 
     def together(self, size: int, most: int) -> int:
-        """Return how many slices of `size` are loaded at once, at most so many."""
+        """Return the number of slices of `size` that are loaded at once, at most so many."""
         if self.tile == WIDE_TILE and most == TOGETHER:  # it has enough to do
             return 1
         return min(power_of_two(-(-size // SLICE)), most)
@@ -337,5 +337,5 @@ def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
 
 
 def reduction_programs(sizes: tuple[int, ...]) -> int:
-    """Return how many programs the reduction has."""
+    """Return the number of programs of the reduction."""
     return sum(-(-size // REDUCED) for size in sizes)

@@ -188,7 +188,7 @@ def _write_mixed(t: NodeEmitter, part: Part):
 
 
 def _added(t: NodeEmitter, place: Place) -> list[list[str]]:
-    """Return what is added to each component: bias and skip."""
+    """Return the terms that are added to each component: bias and skip."""
     terms: list[list[str]] = [[] for _ in range(place.block.dim)]
     for bias in t.linear.biases(place.part.block):
         terms[0].append(place.load(f"{t.weights(bias)} + {place.v}"))

@@ -121,7 +121,7 @@ MOST_PARTS = 256
 
 
 def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
-    """Return how many programs share the rows of a gradient of weights."""
+    """Return the number of programs that share the rows of a gradient of weights."""
     shapes = [linear_form.shape(o, num_rows) for o in linear_form.outputs if isinstance(o, Weights)]
     if not shapes:
         return 1

@@ -392,7 +392,7 @@ def prepared(program: Program) -> Program:
 
 
 def touched(program: Program) -> list[tuple[list, list]]:
-    """Return what each step reads and writes in memory, as (memory, begin, end) in bytes."""
+    """Return the ranges that each step reads and writes, as (memory, begin, end) in bytes."""
     places, _ = program.places()
     memory = {n: (("array", n), 0) for n in (*program.inputs, *program.outputs)}
     memory |= {n: ("scratch", begin) for n, begin in places.items()}

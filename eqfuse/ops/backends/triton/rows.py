@@ -1,4 +1,4 @@
-"""What the kernels of a fused op over rows share: a tile of rows, the product, and matmuls of it.
+"""Kernels of a fused op over rows: a tile of rows, the product, and matmuls of it.
 
 A program has `ROWS` rows. A component of an operand, of the product or of the pre-activation is
 [ROWS, channels], so that a matmul is of one component, and its result has the components that
@@ -328,7 +328,7 @@ class _Forward(RowEmitter):
         return shares
 
     def factors_held(self) -> int:
-        """Return how many factors a thread holds for matmuls that are not on the matrix unit.
+        """Return the number of factors that a thread holds for matmuls outside the matrix unit.
 
         Where several matrices read a segment of the product, all its components are held: of each,
         two rows of a tile.
@@ -616,7 +616,7 @@ class _Gradients(RowEmitter):
         return self.finished(stem, note, inputs, outputs, shares, "num_parts")
 
     def _jobs(self) -> list[Job]:
-        """Return what the programs compute, also of segments that no path adds to."""
+        """Return the jobs of the programs, also for segments that no path adds to."""
         linear = self.linear
         most = GRADIENT_SUMS * 32 * self.warps // (2 if self.dtype == "float64" else 1)
         most //= self.width * self.channels

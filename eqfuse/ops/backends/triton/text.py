@@ -1,4 +1,4 @@
-"""What the emitters of Triton kernels share: lines; of dense ones also names and matmuls."""
+"""Emitters of Triton source: lines, and, of dense kernels, names and matmuls."""
 
 import collections
 import contextlib

@@ -246,7 +246,7 @@ def _blocks_of_equal_weights(terms: Terms, at: int) -> list[np.ndarray]:
 
 
 def names_beside(drafts: list[Draft]) -> list:
-    """Return what is gathered of nodes and added beside a product."""
+    """Return the rows that are gathered of nodes and added beside a product."""
     of_one = [d for d in drafts if any(s.name == ONE for s in d.slots)]
     return [s.name for d in of_one for s in d.slots if isinstance(s.name, Gathered)]
 

@@ -55,7 +55,7 @@ def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
 
 @functools.lru_cache(maxsize=256)
 def _template(name: str, shape: tuple[int, ...], dtype) -> Trace:
-    """Return what JAX makes of an activation."""
+    """Return an activation as JAX traces it."""
     x = jax.ShapeDtypeStruct(shape, dtype)
     return Trace(jax.make_jaxpr(xla.FUNCTIONS[name])(x), {})
 
@@ -128,7 +128,7 @@ class _GateRows(RowPolynomials):
         return variable(ActivationFactor(name, of, axis), row)
 
     def candidates(self) -> list[int]:
-        """Return what may be the result of a gate, the last first."""
+        """Return the candidates for the result of a gate, the last first."""
         count = self.trace.avals[self.z].shape[0]
         shapes = {v: getattr(self.trace.avals[v], "shape", ()) for v in self._multiplied}
         rows = (v for v, s in shapes.items() if v != self.z and s[:1] == (count,) and len(s) == 2)

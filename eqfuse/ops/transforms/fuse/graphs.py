@@ -224,7 +224,7 @@ def _with_receivers(product: Match, receivers: int) -> Match:
 
 
 def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, list[Mask]]:
-    """Return what is summed where no mask makes rows zero, and these masks."""
+    """Return the rows that are summed where no mask makes them zero, and these masks."""
     masks = []
     while (node := trace.node(value)) is not None and node.name == "select_n":
         which, *cases = node.inputs

@@ -50,7 +50,7 @@ class Layer:
 
     @property
     def pattern(self) -> str:
-        """Return what the op takes the place of."""
+        """Return the equations that the op replaces."""
         if self.gated is None:
             return "product, Linear"
         return f"product, Linear, {'skip, ' if self.gated.skip is not None else ''}gate"
@@ -90,7 +90,7 @@ class Layer:
 
 
 def _skip(gated: GateMatch, arrays: dict, count: int) -> list:
-    """Return what is added before a gate, if anything is, [count, size of the Linear]."""
+    """Return the skip that is added before a gate, if there is one, [count, size of the Linear]."""
     if gated.skip is None:
         return []
     array, columns = as_rows(gated.skip, arrays[gated.skip.value]), gated.columns

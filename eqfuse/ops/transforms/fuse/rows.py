@@ -1,4 +1,4 @@
-"""What the rows of a trace's values are made of, through moves and arithmetic."""
+"""The rows of a trace's values, followed through moves and arithmetic."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MovedRows:
         self._rows: dict = {}
 
     def of(self, value: int, axis: int | None) -> Polynomial:
-        """Return what the rows of a value are, `axis` counting them; None: one row for all.
+        """Return the rows of a value, which `axis` counts; None: one row for all.
 
         Raises:
           TooLargeError: too many terms.

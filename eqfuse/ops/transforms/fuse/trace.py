@@ -418,7 +418,7 @@ def _row_indices(trace: Trace, value: int) -> int | None:
 
 
 def gathered(trace: Trace, number: int) -> Gathered | None:
-    """Return what a node gathers, if it gathers whole rows of nodes, one for each row."""
+    """Return the array that a node gathers whole rows of nodes from, one for each row."""
     node = trace.nodes[number]
     if node.name != "gather":
         return None
@@ -450,7 +450,7 @@ class Scatter:
 
 
 def summed(trace: Trace, number: int) -> Scatter | None:
-    """Return what a node sums, if it adds whole rows to nodes."""
+    """Return the rows that a node sums, if it adds whole rows to nodes."""
     node = trace.nodes[number]
     if node.name != "scatter-add":
         return None

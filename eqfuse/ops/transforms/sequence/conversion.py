@@ -123,7 +123,7 @@ class Converter:
         return self.numbers[value]
 
     def read(self, value: int) -> int | Number | None:
-        """Return what a value is: an array, or the number that it is everywhere."""
+        """Return a value as an array, or as the number that it is everywhere."""
         if value not in self.numbers:
             aval = self.aval(value)
             dtype = dtype_of(aval)

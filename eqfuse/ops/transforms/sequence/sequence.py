@@ -115,7 +115,7 @@ class Stages:
         return self._behind(todo)
 
     def _before_kernels(self, reasons: dict[Node, str]) -> set[Node]:
-        """Return what nodes without a step are computed by, if no kernel is among it.
+        """Return the equations that compute nodes without a step, if no kernel is among them.
 
         XLA computes it before the first kernel, which it would cut in two.
         """

@@ -200,7 +200,7 @@ class Limits:
         return time.monotonic() - self._start
 
     def fraction(self, step: int) -> float:
-        """Return the fraction of the run that is over, by steps or by time, whichever is further."""
+        """Return the fraction of the run that is over, by steps or by time, whichever is more."""
         return max(step / self.steps, self.elapsed / (self.seconds - self.reserved))
 
     def left(self, step: int, seconds_per_step: float) -> float:

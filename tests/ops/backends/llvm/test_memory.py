@@ -241,7 +241,7 @@ COMPONENTS_OF_X, COMPONENTS_OUT, PATHS = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("x", "y"), [(X, Y), ("128x0e+128x1o", Y), ("5x0e+3x2e", "0e+2e")])
 def test_results_are_the_same_without_prefetches(patched, dtype, x, y):
-    """Of vectors, long rows, and packed rows."""
+    """Rows of vectors, long rows and packed rows are computed alike."""
     graph = np.random.default_rng(0).integers(0, 20, (2, 700)), 20
     found = derivatives(x, y, graph, dtype)
     patched(codegen, "Plan", lambda *args, prefetches, **kwargs: Plan(*args, **kwargs))

@@ -9,7 +9,7 @@ from eqfuse.certify.questions import SIGMAS, Finding, Rounding, line, rounding
 from eqfuse.certify.subjects import Subject
 
 NEAREST, FARTHEST, _STEP = 0.2, 12.0, 0.05  # Å
-_CANDIDATES = 4
+_CANDIDATES, _WINDOW = 3, 5
 _FINEST = 2e-6  # Å, between the points in which a jump is sought, and at float32:
 _FINEST_OF_FLOAT32, _IS_FLOAT32 = 1e-4, 1e-9  # Å, eV/Å of rounding
 
@@ -108,41 +108,47 @@ def walk(subject: Subject, path: Path, begin: float, rng) -> Walk:
     return Walk(path.name, *rows.T, findings)
 
 
-def _misfits(rows):
-    """Return how energy and force change between points beyond what is smooth, eV and eV/Å."""
+def _misfits(rows, slope):
+    """Return how energy and force change between points beyond what is smooth, eV and eV/Å.
+
+    Args:
+      slope: eV/Å^2, at which the force changes around the points.
+    """
     r, energy, force = np.transpose(rows)
     energies = np.diff(energy) + np.diff(r) * (force[1:] + force[:-1]) / 2
-    return np.abs(energies), np.abs(np.diff(force))
+    return np.abs(energies), np.abs(np.diff(force) - slope * np.diff(r))
 
 
 def _jumps(subject, path, rows, noise: Rounding, row) -> list[Finding]:
     """Return what is left of the most abrupt changes of energy and of force, in fine intervals."""
     finest = _FINEST_OF_FLOAT32 if noise.forces > _IS_FLOAT32 else _FINEST
-    kinds, intervals = [], []
-    for kind, misfits in enumerate(_misfits(rows)):
-        if kind == 1:  # a steep wall is no jump: what is beyond the change beside it
-            padded = np.pad(misfits, 1, mode="edge")
-            misfits = misfits - np.minimum(padded[:-2], padded[2:])
-        for k in np.argsort(-misfits)[:_CANDIDATES]:
-            kinds.append(kind)
-            intervals.append(rows[k : k + 2])
-    left = [[] for _ in kinds]
+    sigmas = noise.energy, noise.forces
+    slopes = np.pad(np.diff(rows[:, 2]) / np.diff(rows[:, 0]), 1, mode="edge")
+    slopes = (slopes[:-2] + slopes[2:]) / 2  # on both sides of each interval
+    kinds, places = [], []
+    for kind, misfits in enumerate(_misfits(rows, slopes)):
+        around = np.pad(misfits, _WINDOW, mode="reflect")
+        around = np.lib.stride_tricks.sliding_window_view(around, 2 * _WINDOW + 1)
+        usual = np.median(around, axis=1) + SIGMAS * sigmas[kind]
+        places += np.argsort(-misfits / usual)[:_CANDIDATES].tolist()
+        kinds += [kind] * _CANDIDATES
+    intervals, left = [rows[k : k + 2] for k in places], [[] for _ in places]
     while intervals[0][1, 0] - intervals[0][0, 0] > finest:
         middles = [(ends[0, 0] + ends[1, 0]) / 2 for ends in intervals]
         answers = subject.compute([path.at(r) for r in middles])
         for k, (kind, r, answer) in enumerate(zip(kinds, middles, answers, strict=True)):
             three = np.vstack([intervals[k][:1], [row(r, answer)], intervals[k][1:]])
-            halves = _misfits(three)[kind]
+            halves = _misfits(three, slopes[places[k]])[kind]
             worse = int(np.argmax(halves))
             # a smooth force changes alike in both halves
-            left[k].append(halves[worse] - (halves[1 - worse] if kind else 0.0))
+            left[k].append(abs(np.diff(three[:, 2], 2)[0]) if kind else halves[worse])
             intervals[k] = three[worse : worse + 2]
     usual = np.maximum(np.abs(np.median(rows[:, 1:], axis=0)), 1.0)
     findings = []
     for kind, ends, last in zip(kinds, intervals, left, strict=True):
-        unit, sigma, order = (("eV", noise.energy, 3), ("eV/Å", noise.forces, 2))[kind]
+        unit, order = (("eV", 3), ("eV/Å", 2))[kind]
         larger = max(1.0, np.abs(ends[:, 1 + kind]).max() / usual[kind])
         smooth = 4 * last[-3] / 4**order  # of two halvings
-        limit = SIGMAS * sigma * larger + smooth
+        limit = SIGMAS * sigmas[kind] * larger + smooth
         findings.append(Finding(last[-1], limit, unit, f"{path.name}, {ends[0, 0]:.3f} Å"))
     return findings

@@ -13,8 +13,11 @@ import numpy as np
 from eqfuse.certify.subjects import Answer
 
 SIGMAS = 40
-"""Largest error that passes, in standard deviations of the rounding."""
+"""Largest error that passes, in standard deviations of the rounding; and of slopes, which sum six
+energies with weights below 1."""
+_OF_SLOPES = 12
 _POINTS, _APART = 21, 3e-6  # of a line along which rounding is measured, Å
+_MEDIAN_OF_SQUARES = 0.455  # of a normal distribution
 _DIRECTIONS = 3
 _LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
 _REACH = 5.0  # Å, by which a strain moves neighbours
@@ -70,7 +73,8 @@ def line(atoms: ase.Atoms, rng) -> list[ase.Atoms]:
 def rounding(answers: list[Answer]) -> Rounding:
     """Measure the rounding of answers along a line, where what is smooth has no fourth difference.
 
-    A fourth difference of independent errors has 70 times their variance.
+    A fourth difference of independent errors has 70 times their variance. The median of its squares
+    does not see a single answer that is off by more: that is a fault, and no rounding.
     """
 
     def deviation(values):
@@ -78,7 +82,8 @@ def rounding(answers: list[Answer]) -> Rounding:
         least = np.finfo(float).eps * max(np.abs(values).max(), 1e-3)
         if len(values) < 5 or not np.isfinite(values).all():
             return least
-        return max(float(np.sqrt((np.diff(values, 4, axis=0) ** 2).mean(0).max() / 70)), least)
+        squares = np.median(np.diff(values, 4, axis=0) ** 2, axis=0).max() / _MEDIAN_OF_SQUARES
+        return max(float(np.sqrt(squares / 70)), least)
 
     stresses = [a.stress for a in answers if a.stress is not None] or [[0.0]]
     energies, forces = ([getattr(a, name) for a in answers] for name in ("energy", "forces"))
@@ -86,11 +91,16 @@ def rounding(answers: list[Answer]) -> Rounding:
 
 
 def _slope(energies, step: float) -> tuple[float, float]:
-    """Return the derivative by differences of sixth order, and how far the fourth order is off."""
+    """Return the derivative by differences of sixth order, and a bound of their own error.
+
+    The bound is by the differences of lower orders: neighbours cross the cutoff within the steps,
+    where higher derivatives jump.
+    """
     d3, d2, d1 = (energies[-1 - k] - energies[k] for k in range(3))
     sixth = (45 * d1 - 9 * d2 + d3) / (60 * step)
     fourth = (8 * d1 - d2) / (12 * step)
-    return sixth, abs(sixth - fourth)
+    second = d1 / (2 * step)
+    return sixth, 5 * abs(sixth - fourth) + 0.02 * abs(fourth - second)
 
 
 def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
@@ -101,7 +111,7 @@ def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
         def judge(answers):
             first, *others = answers
             slope, apart = _slope([a.energy for a in others], step)
-            limit = apart + SIGMAS * (noise.energy / step + noise.forces)
+            limit = apart + _OF_SLOPES * (noise.energy / step + noise.forces)
             return [Finding(abs(slope + (first.forces * direction).sum()), limit, "eV/Å", remark)]
 
         lines = [atoms, *(moved(atoms, k * step * direction) for k in _STENCIL)]
@@ -140,7 +150,7 @@ def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
             return []
         groups = np.reshape([a.energy for a in others], (6, len(_STENCIL)))
         slopes, apart = np.transpose([_slope(group, step) for group in groups]) / volume
-        limits = apart + SIGMAS * (noise.energy / (step * volume) + noise.stress)
+        limits = apart + _OF_SLOPES * (noise.energy / (step * volume) + noise.stress)
         likely = _likely_stress(first.stress, slopes, limits)
         errors = np.abs(first.stress - slopes)
         worst = int(np.argmax(errors / limits))

@@ -125,6 +125,7 @@ class Remote(Subject):
         try:
             self._process = subprocess.Popen(command, **pipes)
         except OSError as error:
+            self._log.close()
             raise DataError(f"--python {python} cannot be run: {error.strerror}") from error
         ready = worker.receive(self._process.stdout)
         if ready is None or "error" in ready:

@@ -10,8 +10,9 @@ import numpy as np
 from ase.neighborlist import neighbor_list
 
 from eqfuse.certify import questions as asked
-from eqfuse.certify.check import frames_of, worst_of
+from eqfuse.certify.check import frames_of
 from eqfuse.certify.questions import SIGMAS
+from eqfuse.certify.rows import worst_of
 from eqfuse.certify.subjects import Subject, open_subject
 from eqfuse.inference.commands import run
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import plots
+from eqfuse.certify.rows import CHECKS
 from eqfuse.data import DataError
 
 FORMAT = 1
@@ -100,8 +101,6 @@ class Report:
         ]
 
     def _table(self) -> list[tuple[str, ...]]:
-        from eqfuse.certify.check import CHECKS
-
         return [
             (
                 CHECKS[row.name][0],

@@ -1,7 +1,9 @@
 """`eqfuse check` finds planted faults and names them, and raises no false alarm."""
 
 import json
+import lzma
 import sys
+from pathlib import Path
 
 import ase.build
 import ase.io
@@ -10,8 +12,10 @@ import pytest
 from ase.calculators.emt import EMT
 
 from eqfuse import cli
-from eqfuse.certify.check import CHECKS, Certificate
-from eqfuse.certify.subjects import Subject
+from eqfuse.certify.check import Certificate, drift
+from eqfuse.certify.rows import CHECKS
+from eqfuse.certify.subjects import Run, Subject
+from eqfuse.convert import convert
 from tests.certify.calculators import Soft
 
 
@@ -156,3 +160,49 @@ def test_a_calculator_that_ends_its_process_is_an_error(calculator_file, capsys)
     )
     assert cli.main(["check", "dying:Dying()", "--elements", "Cu"]) == 2
     assert "out of memory" in capsys.readouterr().err
+
+
+def test_potentials_that_must_agree_are_compared():
+    others = [("backend", "sound", Subject(Soft())), ("precision", "", Subject(Soft("float32")))]
+    rows = rows_of(Soft(), steps=0, others=others)
+    assert rows["backend"].passed
+    assert rows["precision"].passed
+    others = [("backend", "broken", Subject(Soft(fault="order")))]
+    assert rows_of(Soft(), steps=0, others=others)["backend"].verdict == "FAILED"
+
+
+def test_the_drift_is_the_slope_of_the_energy():
+    """It is 4e-6 eV a step of 1 fs for 4 atoms."""
+    atoms = ase.build.bulk("Cu", cubic=True)
+    still = np.zeros((100, 4, 3))
+    _, _, slope = drift(atoms, 1.0, 4e-6 * np.arange(100), still, still)
+    assert slope == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """Return a run with a cutoff for each pair of elements."""
+    folder = tmp_path_factory.mktemp("runs")
+    goldens = Path(__file__).parents[1] / "convert" / "goldens" / "networks"
+    package = folder / "a.nequip.zip"
+    package.write_bytes(
+        lzma.decompress((goldens / "nequip_pair_cutoffs.nequip.zip.xz").read_bytes())
+    )
+    convert("nequip", package, folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_a_converted_run_passes(converted, capsys):
+    assert cli.main(["check", str(converted), "--backends", "--steps", "0"]) == 0
+    assert "PASS: 18 checks, 1 not checked" in capsys.readouterr().out
+
+
+def test_a_run_computes_in_batches_what_its_calculator_does(converted):
+    run = Run(converted, dtype="float64")
+    atoms = ase.Atoms([run.elements[0]] * 2, [[0, 0, 0], [0.3, 0.4, 2.0]], cell=[4, 5, 6], pbc=True)
+    [batched], [alone] = run.compute([atoms]), run.in_turn([atoms])
+    assert batched.energy == pytest.approx(alone.energy, abs=1e-12)
+    np.testing.assert_allclose(batched.forces, alone.forces, atol=1e-12)
+    np.testing.assert_allclose(batched.stress, alone.stress, atol=1e-14)
+    assert {"eqfuse", "jax"} <= set(run.versions())

@@ -47,7 +47,7 @@ def skin_of(num_atoms: int) -> float:
 
 
 class _State(NamedTuple):
-    """What results depend on of atoms, in bytes, which are compared quickly."""
+    """Arrays of atoms that results depend on, in bytes, which are compared quickly."""
 
     positions: bytes
     numbers: bytes
@@ -227,7 +227,6 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._state, self.results, self._found = state, {}, None
 
     def _compute(self, *, of_atoms: bool) -> Results:
-        """Return the results of the network for `atoms`."""
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
             raise DataError(f"positions are not finite: {_DIVERGED}")
@@ -242,7 +241,6 @@ class Calculator(ase.calculators.calculator.Calculator):
 
 
 def _unknown_argument(name: str) -> str:
-    """Return the message for an argument that the calculator does not have."""
     if name in _OTHER_NAMES:
         return f"Calculator has no argument {name}: {_OTHER_NAMES[name]}"
     arguments = list(inspect.signature(Calculator).parameters)[:-1]

@@ -49,26 +49,18 @@ CHECKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The result of one check.
+    """The result of one check; its note is the worst structure, a backend, or why not checked."""
 
-    Attributes:
-      name: key of `CHECKS`.
-      error: the largest over all structures; None: not checked.
-      note: the structure with the largest error, the backend, or why it was not checked.
-    """
-
-    name: str
-    error: float | None
+    name: str  # key of `CHECKS`
+    error: float | None  # the largest over all structures; None: not checked
     note: str
 
     @property
     def limit(self) -> float:
-        """Return the largest error that passes."""
         return CHECKS[self.name][1]
 
     @property
     def passed(self) -> bool:
-        """Return True if the error is within the limit; False for NaN."""
         return self.error is None or self.error <= self.limit
 
     def __str__(self):
@@ -206,20 +198,11 @@ def _predict(network: Network, structures: list[Structure]):
 def drift(structure: Structure, calculator, steps: int, temperature: float) -> float:
     """Return the drift of the energy in NVE dynamics, meV/atom/ps; infinite if they diverge.
 
-    It is the slope of a line through the energies after each step. Velocity Verlet with steps of
-    1 fs, with hydrogen 0.25 fs, has an error of its own, which is not the network's: it conserves
-
-        H + dt^2 (v V'' v / 12 - F^2 / (24 m))
-
-    better than H by two orders of dt, so that this is the energy. A Hann window over the time
-    keeps what oscillates from being taken for a slope.
-
-    Args:
-      structure: the atoms to start from.
-      calculator: of ASE.
-      steps: number of steps.
-      temperature: K, of the initial velocities.
-    References: Hairer, Lubich and Wanner 2003, Acta Numerica 12, 399 (modified energy).
+    It is the slope of a line through the energies after each step. Velocity Verlet with steps of 1
+    fs, with hydrogen 0.25 fs, has an error of its own, which is not the network's: it conserves H +
+    dt^2 (v V'' v / 12 - F^2 / (24 m)) better than H by two orders of dt (Hairer, Lubich and Wanner
+    2003, Acta Numerica 12, 399), so that this is the energy. A Hann window over the time keeps what
+    oscillates from being taken for a slope.
     """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
@@ -253,11 +236,7 @@ def drift(structure: Structure, calculator, steps: int, temperature: float) -> f
 
 
 def main(arguments: list[str]) -> int:
-    """Check a network, and print a table and a verdict.
-
-    Returns:
-      0 all passed; 1 a check failed; 2 a run or file that cannot be used.
-    """
+    """Check a network, and print a table and a verdict; return 1 if a check failed, 2 if none ran."""
     return run(_parser(), arguments, _check)
 
 
@@ -325,11 +304,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _structures(options) -> list[Structure]:
-    """Return the structures to check.
-
-    Raises:
-      DataError: no structures of several atoms in the file, or fewer than one frame asked for.
-    """
+    """Return the structures to check."""
     if options.file is None:
         species = read_metadata(options.run, which=options.which)["species"]
         examples = zip(("crystal", "molecule"), example_structures(species), strict=True)

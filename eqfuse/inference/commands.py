@@ -28,11 +28,7 @@ _EXTXYZ = (".xyz", ".extxyz")
 
 
 def run_predict(arguments: list[str]) -> int:
-    """Predict the frames of a file, and write them to another.
-
-    Returns:
-      0 done; 2 a run or file that cannot be used.
-    """
+    """Predict the frames of a file, and write them to another; return the exit code."""
     return run(_predict_parser(), arguments, _predict)
 
 
@@ -94,11 +90,7 @@ def _predict(options):
 
 
 def run_select(arguments: list[str]) -> int:
-    """Select frames of a file, and write them to another.
-
-    Returns:
-      0 done; 2 runs or a file that cannot be used.
-    """
+    """Select frames of a file, and write them to another; return the exit code."""
     return run(_select_parser(), arguments, _select)
 
 
@@ -147,10 +139,7 @@ def _select(options):
 def largest_spreads(predicted: list[Predicted], number: int, most: float = np.inf) -> list[int]:
     """Return the numbers of the frames with the largest spread of a force, the largest first.
 
-    Args:
-      predicted: by a committee.
-      number: how many are returned, at most.
-      most: eV/Å; frames with a larger spread are left out.
+    Frames with a spread of more than `most` eV/Å are left out.
     """
     spreads = np.array([p.spread.forces.max() for p in predicted])
     order = np.argsort(-spreads, kind="stable")
@@ -158,13 +147,7 @@ def largest_spreads(predicted: list[Predicted], number: int, most: float = np.in
 
 
 def run_info(arguments: list[str]) -> int:
-    """Print the backends, devices and versions of this machine, or the network of a run.
-
-    Args:
-      arguments: none, or the run's folder, or a file of its network.
-    Returns:
-      The exit code: 2 where there is no readable network.
-    """
+    """Print backends, devices and versions of this machine, or the network of a run."""
     what = "Print the backends, devices and versions of this machine, or what a run trained."
     parser = argparse.ArgumentParser(prog="eqfuse info", description=what)
     parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
@@ -183,15 +166,7 @@ def run_info(arguments: list[str]) -> int:
 
 
 def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:
-    """Run a command and return its exit code.
-
-    Args:
-      parser: of its arguments.
-      arguments: of the command.
-      task: called with the options; returns an exit code, or None for 0.
-    Returns:
-      that of the task; 2 for a backend, a run or a file that cannot be used.
-    """
+    """Run a command; return what its task returns, 0, or 2 for what cannot be used."""
     options = parser.parse_args(arguments)
     keep_programs()
     try:
@@ -207,32 +182,24 @@ def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -
 
 
 def add_keys(parser: argparse.ArgumentParser):
-    """Add the names of the labels in a file, see `label_keys`."""
     for name, unit in (("energy", "eV"), ("forces", "eV/Å"), ("stress", "eV/Å^3")):
         what = f"name in the file, {unit}; as in the training if not given"
         parser.add_argument(f"--{name}-key", help=what)
 
 
 def add_backend(parser: argparse.ArgumentParser):
-    """Add the backend."""
     what = "implementation of the ops, such as xla or triton,linear=xla; by device if not given"
     parser.add_argument("--backend", help=what)
 
 
 def count_of(text: str) -> int:
-    """Return the number of frames that an argument is."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames, 1 or more")
     return int(text)
 
 
 def label_keys(options, trained_on: dict) -> data.Keys:
-    """Return the names of the labels in a file, by default those of the training.
-
-    Args:
-      options: of the command.
-      trained_on: the settings of the data of the run.
-    """
+    """Return the names of the labels in a file, by default those of the training."""
     keys = {}
     for name, usual in data.Keys()._asdict().items():
         given = getattr(options, f"{name}_key")
@@ -245,10 +212,8 @@ def label_keys(options, trained_on: dict) -> data.Keys:
 def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     """Return a structure with what is predicted for it, as files have it.
 
-    The results of its calculator are energy, energies, forces and stress (six numbers, in ASE's
-    order). Labels that the structure has are `reference_energy`, `reference_forces` and
-    `reference_stress`. The spread of a committee is `energy_spread`, `energies_spread`,
-    `forces_spread` and `stress_spread`, see `eqfuse.inference.predict.Spread`.
+    Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread of a
+    committee is `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`.
     """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
@@ -278,11 +243,7 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
 def format_of(path: str | os.PathLike, frames: int) -> str:
     """Return ASE's name of the format that a file's suffix stands for.
 
-    Args:
-      path: of the file to write.
-      frames: how many it will hold.
-    Raises:
-      DataError: a suffix that ASE cannot write, or a format of one frame for several.
+    It raises a DataError for one that ASE cannot write, or that holds one frame, for several.
     """
     path = Path(path)
     if path.suffix in _EXTXYZ:
@@ -301,15 +262,7 @@ def format_of(path: str | os.PathLike, frames: int) -> str:
 
 
 def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
-    """Write frames to a file, which is complete or not there.
-
-    Args:
-      path: the file; an earlier one is replaced.
-      frames: with predictions.
-      format: see `format_of`.
-    Raises:
-      OSError: a folder that cannot be written.
-    """
+    """Write frames to a file, which is complete or not there."""
     path = Path(path)
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:

@@ -54,11 +54,7 @@ def descriptors(
 
 
 def _features(module, params, pairs, geometry, size, *, layers: int, invariants_only: bool):
-    """Return the features of the nodes in the first layers, [n_nodes, n_features].
-
-    Raises:
-      ValueError: all irreps of Allegro.
-    """
+    """Return the features of the nodes in the first layers, [n_nodes, n_features]."""
     near = near_edges(module.cutoff, pairs, geometry, size)
     names = [f"layer_{k}" for k in range(layers)]
 

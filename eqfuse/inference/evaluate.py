@@ -28,11 +28,7 @@ _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluate a run on a file; print and write the errors.
-
-    Returns:
-      0 done; 2 a run or file that cannot be used.
-    """
+    """Evaluate a run on a file; print and write the errors; return the exit code."""
     return run(_parser(), arguments, _write_errors)
 
 
@@ -86,11 +82,7 @@ def _write_errors(options):
 
 
 def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
-    """Print how many frames have which label, where some lack one; stress may be in none.
-
-    Raises:
-      DataError: a label that was named and that no frame has, or no label at all.
-    """
+    """Print how many frames have which label, where some lack one; stress may be in none."""
     counts = {name: count_labelled(structures, name) for name in LABELS}
     total = len(structures)
     for name, count in counts.items():
@@ -107,11 +99,7 @@ def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
 
 
 def _not_isolated(structures, path) -> list[data.Structure]:
-    """Return the structures that are not isolated atoms, and print the number of the others.
-
-    Raises:
-      DataError: none.
-    """
+    """Return the structures that are not isolated atoms, and print the number of the others."""
     kept = [structure for structure in structures if not structure.is_isolated_atom]
     if not kept:
         raise data.DataError(f"{path} has isolated atoms only, whose energies are references")
@@ -121,11 +109,7 @@ def _not_isolated(structures, path) -> list[data.Structure]:
 
 
 def _folder(options) -> Path:
-    """Return the folder of the results.
-
-    Raises:
-      DataError: the default folder holds those of another file of this name.
-    """
+    """Return the folder of the results, if it holds none of another file of this name."""
     if options.out:
         return options.out
     run = Path(options.run).expanduser()
@@ -164,11 +148,7 @@ def draw_parity(structures, predicted: list[Predicted], target: Path):
 
 
 def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | None:
-    """Draw the errors of the forces against the spread of a committee.
-
-    Returns:
-      how they agree, or None where there is no committee, or no frame has forces.
-    """
+    """Draw the errors of the forces against the spread of a committee; return how they agree."""
     pairs = [
         (p.spread.forces, np.linalg.norm(p.forces - s.forces, axis=1))
         for s, p in zip(structures, predicted, strict=True)

@@ -101,14 +101,7 @@ class Network:
 
 
 def find_runs(run) -> list:
-    """Return the runs that a name stands for: one, or those of a committee.
-
-    Args:
-      run: the folder of a run, a file of its network, a folder that holds runs, a pattern such as
-        "runs/seed*", or a sequence of these.
-    Raises:
-      CheckpointError: a pattern or sequence of no run.
-    """
+    """Return the runs that a name stands for: a run, a folder of runs, a pattern, or several."""
     if isinstance(run, Sequence) and not isinstance(run, str):
         if not run:
             raise CheckpointError("no run is given; name at least one")
@@ -124,11 +117,7 @@ def find_runs(run) -> list:
 
 
 def require_different(runs: list) -> list:
-    """Return runs, if none of them is given twice.
-
-    Raises:
-      CheckpointError: one is.
-    """
+    """Return runs, if none of them is given twice."""
     places = [Path(one).expanduser().resolve() for one in runs]
     if twice := [place for place in places if places.count(place) > 1]:
         raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
@@ -136,14 +125,7 @@ def require_different(runs: list) -> list:
 
 
 def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]:
-    """Return the trained networks of a run or a committee.
-
-    Args:
-      run: see `find_runs`; or a `Network`, or several.
-      which, dtype, backend: see `Network`.
-    Raises:
-      CheckpointError, ValueError: see `Network`; a run that is given twice.
-    """
+    """Return the networks of a run or a committee, see `find_runs`; or those that are given."""
     if isinstance(run, Network):
         return [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):

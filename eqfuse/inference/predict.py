@@ -56,11 +56,7 @@ class Predicted:
 
 
 def mean_of(members: Sequence[Predicted]) -> Predicted:
-    """Return the mean and the spread of the predictions of a committee for one structure.
-
-    Args:
-      members: what each network predicts; a single one is returned as it is.
-    """
+    """Return the mean and the spread of the predictions of a committee for one structure."""
     if len(members) == 1:
         return members[0]
 
@@ -149,7 +145,6 @@ def as_structures(structures) -> list[Structure]:
 
 
 def _split(structures: list[Structure], results: Results) -> list[Predicted]:
-    """Return the predictions for each of structures side by side."""
     predicted, stop = [], 0
     for structure, strain in zip(structures, results.strain, strict=True):
         own = slice(stop, stop := stop + structure.num_atoms)

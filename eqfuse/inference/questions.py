@@ -20,21 +20,15 @@ _ENVIRONMENT, _PROBES = 20, 4
 
 
 class Question(NamedTuple):
-    """Structures to compute, and how far their predictions are from what they must be.
+    """Structures to compute, and how far their predictions are from what they must be."""
 
-    Attributes:
-      name: of the check that it is part of.
-      structures: to be computed in float64.
-      error: function of their predictions, in order; relative, see `scales`.
-    """
-
-    name: str
-    structures: list[Structure]
-    error: Callable[[list[Predicted]], float]
+    name: str  # of the check that it is part of
+    structures: list[Structure]  # to be computed in float64
+    error: Callable[[list[Predicted]], float]  # of their predictions, in order; see `scales`
 
 
 class Scales(NamedTuple):
-    """What errors are relative to: eV per atom, eV/Å and eV/Å^3."""
+    """The scales of errors: eV per atom, eV/Å and eV/Å^3."""
 
     energy: float
     forces: float
@@ -42,10 +36,7 @@ class Scales(NamedTuple):
 
 
 def scales(predicted: Predicted) -> Scales:
-    """Return the largest force and stress, and the energy per atom, or a small amount if greater.
-
-    The small amounts are 1 eV, 0.1 eV/Å and 0.001 eV/Å^3.
-    """
+    """Return the energy per atom and the largest force and stress, but no small amounts."""
     stress = 0.0 if predicted.stress is None else np.abs(predicted.stress).max()
     energy = abs(predicted.relative_energy) / len(predicted.energies)
     return Scales(
@@ -173,12 +164,7 @@ def smoothness(structure: Structure, cutoffs, rng: np.random.Generator) -> list[
 
     An atom of each of the structure's elements (four at most) crosses the cutoff of the outermost
     atom of the structure, which is taken without its images; of many atoms, the nearest 20.
-
-    Args:
-      structure: at least one atom.
-      cutoffs: function of two atomic numbers that returns where one may cease to act on the other,
-        Å, one or two numbers.
-      rng: of the directions.
+    `cutoffs` returns one or two cutoffs (Å) of two atomic numbers.
     """
     questions = []
     for probe in rng.permutation(np.unique(structure.numbers))[:_PROBES]:
@@ -201,9 +187,7 @@ def smoothness(structure: Structure, cutoffs, rng: np.random.Generator) -> list[
 def _jump(predicted: list[Predicted], out) -> float:
     """Return the jump at the cutoff of energy and forces, extrapolated from both sides.
 
-    Args:
-      predicted: with the atom 2 and 1 `NEAR` within, then 1 and 2 beyond.
-      out: [3], the direction in which the last atom moves.
+    The last atom, which moves along `out`, is 2 and 1 `NEAR` within, then 1 and 2 beyond.
     """
     far_below, below, above, far_above = predicted
     forces = (2 * above.forces - far_above.forces) - (2 * below.forces - far_below.forces)

@@ -136,12 +136,9 @@ def _read(function, shapes) -> list[int]:
 
 
 def _function(network: Network, structure, read):
-    """Return the function of `ARGUMENTS` that computes `RESULTS`, with the weights it reads.
+    """Return the function of `ARGUMENTS` that computes `RESULTS`.
 
-    Args:
-      network: the trained network.
-      structure: of its variables.
-      read: numbers of the variables that are weights; the others are in no result.
+    Only the variables of the numbers `read` are weights; the others are in no result.
     """
     potential = network._potential
     species_of = np.full(len(chemical_symbols), -1, np.int32)
@@ -173,11 +170,7 @@ def _function(network: Network, structure, read):
 
 
 def main(arguments: list[str]) -> int:
-    """Write the program of a network, and print what it is.
-
-    Returns:
-      0 done; 1 no readable network; 2 a file that cannot be written.
-    """
+    """Write the program of a network, and print what it is; return the exit code."""
     options = _parser().parse_args(arguments)
 
     def write():

@@ -125,11 +125,7 @@ def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]
 
 
 def _require_wide(displacement, box, cutoff: float, fractional: bool):
-    """Refuse a periodic box in which an atom has several images within the cutoff of another.
-
-    Raises:
-      ValueError: naming the width.
-    """
+    """Refuse a periodic box in which an atom has several images within the cutoff of another."""
     box = np.asarray(box, float)
     vectors = box.T if box.ndim == 2 else np.eye(3) * box
     heights = 1 / np.linalg.norm(np.linalg.inv(vectors), axis=0)

@@ -15,15 +15,8 @@ _MAX_POINTS = 20_000
 def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     """Draw loss, force, energy and, if it is trained on, stress errors of every validation.
 
-    They are drawn by epoch, or by step where an epoch has several.
-
-    Args:
-      metrics: a run's metrics.csv.
-      target: the PNG file to write.
-      stage: the first step of the second stage, if it began: a dashed line, since its loss is
-        another one.
-    Raises:
-      ValueError: metrics.csv has no whole line.
+    They are drawn by epoch, or by step where an epoch has several. A dashed line is before the
+    second stage, whose loss is another one: after the step `stage`.
     """
     with open(metrics, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values()]
@@ -77,13 +70,8 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
 def parity(energies, forces, target: Path, stress=(), title: str = ""):
     """Plot predicted against reference energies per atom, force and stress components.
 
-    Args:
-      energies: (reference, predicted), each [n_frames] eV/atom, reference atoms subtracted.
-      forces: (reference, predicted), each [n_atoms, 3] eV/Å.
-      target: the PNG file to write.
-      stress: (reference, predicted), each [n_frames_with_stress, 3, 3] eV/Å^3.
-        Any of the three may be empty, if no frame has that label, but not all.
-      title: of the picture.
+    Each is (reference, predicted): [n_frames] eV/atom, with reference atoms subtracted, [n_atoms,
+    3] eV/Å and [n_frames, 3, 3] eV/Å^3. Any may be empty, if no frame has that label, but not all.
     """
     panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
@@ -121,12 +109,7 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
 
 
 def spread(spreads, errors, target: Path):
-    """Draw errors against the spread of a committee, both on logarithmic scales.
-
-    Args:
-      spreads, errors: [n_atoms] eV/Å.
-      target: the PNG file to write.
-    """
+    """Draw errors against the spread of a committee, eV/Å, both on logarithmic scales."""
     spreads, errors = np.asarray(spreads), np.asarray(errors)
     positive = (spreads > 0) & (errors > 0)
     spreads, errors = spreads[positive], errors[positive]
@@ -151,13 +134,7 @@ def spread(spreads, errors, target: Path):
 def dynamics(table: Path, distances: Path, target: Path):
     """Draw energies, temperature, drift and radial distribution of a simulation.
 
-    Where nothing is known to be conserved, at constant pressure, the volume is in place of the
-    drift.
-
-    Args:
-      table: its thermo.csv.
-      distances: its distances.csv.
-      target: the PNG file to write.
+    At constant pressure, where nothing is conserved, the volume is in place of the drift.
     """
     columns, radial = _columns(table), _columns(distances)
     times, conserved = columns["time_fs"] / 1000, columns["conserved_ev"]
@@ -194,7 +171,6 @@ def dynamics(table: Path, distances: Path, target: Path):
 
 
 def _columns(table: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a CSV file of numbers."""
     with open(table, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}

@@ -43,15 +43,7 @@ COLUMNS = {
 
 
 class Run:
-    """Runs jobs one after the other, prints their results and writes them.
-
-    Args:
-      worker: has `run` and `stop` of `worker.Worker`.
-      out: the file.
-      content: of the file, besides the results.
-      minutes: after which nothing runs any more.
-      settings: of `worker.results`.
-    """
+    """Runs jobs one after the other, prints their results and writes them to a file."""
 
     def __init__(self, worker, out: pathlib.Path, content: dict, minutes: float, settings: dict):
         self._worker, self._out, self._settings = worker, out, settings
@@ -61,7 +53,7 @@ class Run:
         self._wrong: dict[tuple[str, str], str] = {}  # of a case and a dtype that were checked
 
     def describe(self) -> str:
-        """Write what this runs on. Returns why nothing can be measured on it, or ""."""
+        """Write what this runs on; return why nothing can be measured on it, or ""."""
         [found] = self._worker.run(plan.Job("describe"), self._settings, self._left())
         self._content["environment"] = found
         self._write()
@@ -76,7 +68,6 @@ class Run:
         return self._content
 
     def _write(self) -> None:
-        """Write the file, which is there as a whole at any time."""
         partial = self._out.with_name(f".{self._out.name}.{os.getpid()}")
         partial.write_text(json.dumps(self._content, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self._out)
@@ -150,7 +141,6 @@ def _parity(order: dict) -> str:
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command."""
     parser = argparse.ArgumentParser(
         prog="eqfuse bench",
         description=__doc__,
@@ -170,18 +160,13 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def jobs_of(options: argparse.Namespace) -> list[plan.Job]:
-    """Return the jobs that the options ask for."""
     found = plan.tiny(plan.jobs()) if options.dry_run else plan.jobs()
     names = ("group", "case", "dtype")
     return [job for job in found if options.only in " ".join(job.label[name] for name in names)]
 
 
 def main(arguments: list[str] | None = None, peers: str = "") -> int:
-    """Run what the options ask for. Returns the exit code of the command.
-
-    Args:
-      peers: a module with more sides of ops, as `times.of_op` takes it.
-    """
+    """Run what the options ask for; `peers` is a module with more sides, see `times.of_op`."""
     options = options_of(arguments)
     dry = options.dry_run
     asked = jobs_of(options)

@@ -56,9 +56,6 @@ def _found(problem: Problem, dtype: str, backend: str, tf32x3: bool, arguments):
     """Return eqfuse's results, and for each order whether a second run is identical.
 
     The order of a sum of XLA's is not fixed on a GPU; those of kernels are.
-
-    Raises:
-      ParityError: results of another dtype than the operands.
     """
     with precision(dtype, ops.TF32X3 if tf32x3 else "highest"):
         arrays = jax.tree.map(lambda a: jnp.asarray(a, dtype), arguments)
@@ -89,19 +86,16 @@ def check(
     """Compare a problem and two orders of derivative with e3nn-jax; one result.
 
     float64: to 1e-12 of the largest element of each array; 1e-11 where kernels follow each other,
-    whose activations are approximated in other ways. float32: no error is more than twice
-    that of e3nn-jax in float32 or, for a sum of n products, than sqrt(n) roundings of the largest
-    element (Higham and Mary 2019: rounding errors of a sum are a random walk; e3nn-jax on a CPU
-    sums in pairs). bfloat16: the same, for operands in bfloat16, and one rounding of the result;
-    or, where an array in bfloat16 lies between the kernels of an op, twice the error of e3nn-jax in
-    bfloat16 and four roundings of the largest element. Products of `tf32x3` leave out the smallest
-    of four parts of a product, so that their rounding is four times that of float32.
+    whose activations are approximated in other ways. float32: no error is more than twice that of
+    e3nn-jax in float32 or, for a sum of n products, than sqrt(n) roundings of the largest element
+    (Higham and Mary 2019: rounding errors of a sum are a random walk; e3nn-jax on a CPU sums in
+    pairs). bfloat16: the same, for operands in bfloat16, and one rounding of the result; or, where
+    an array in bfloat16 lies between the kernels of an op, twice the error of e3nn-jax in bfloat16
+    and four roundings of the largest element. Products of `tf32x3` leave out the smallest of four
+    parts of a product, so that their rounding is four times that of float32.
 
-    Returns:
-      {"orders"}: for each, the largest error in units of what is allowed ("share") and of the
-      largest element ("error"), and whether a second run has the same bits ("repeatable").
-    Raises:
-      ParityError: one is larger than allowed, or the dtype is not kept.
+    The result has for each order the largest error in units of what is allowed ("share") and of the
+    largest element ("error"), and whether a second run has the same bits ("repeatable").
     """
     problem = PROBLEMS[name](*size)
     arguments = numbers(problem, jnp.bfloat16 if dtype == "bfloat16" else np.float32)

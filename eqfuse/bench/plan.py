@@ -33,20 +33,13 @@ MODELS = ("nequip", "mace", "allegro")
 
 
 class Job(NamedTuple):
-    """Something to measure.
+    """Something to measure."""
 
-    Attributes:
-      group: "describe", the machine, or "parity", "kernels" or "steps".
-      case: a key of `problems.PROBLEMS`, or a model.
-      size: nodes and edges.
-      tf32x3: whether matmuls are three products of TF32.
-    """
-
-    group: str
-    case: str = ""
-    size: tuple[int, int] = REDUCED
+    group: str  # "describe", the machine, or "parity", "kernels" or "steps"
+    case: str = ""  # a key of `problems.PROBLEMS`, or a model
+    size: tuple[int, int] = REDUCED  # nodes and edges
     dtype: str = "float32"
-    tf32x3: bool = False
+    tf32x3: bool = False  # whether matmuls are three products of TF32
 
     @property
     def label(self) -> dict:
@@ -66,7 +59,6 @@ def parity_of(job: Job) -> Job:
 
 
 def jobs() -> list[Job]:
-    """Return all jobs of a run: first two cases, their parity and their times."""
     found = [
         *(Job("parity", name, REDUCED) for name in MAIN),
         *(Job("kernels", name, LARGE) for name in MAIN),
@@ -84,6 +76,5 @@ def jobs() -> list[Job]:
 
 
 def tiny(found: list[Job]) -> list[Job]:
-    """Return jobs in sizes for a dry run."""
     sizes = {"steps": (20, 40)}
     return list(dict.fromkeys(job._replace(size=sizes.get(job.group, (5, 12))) for job in found))

@@ -22,27 +22,16 @@ SPECIES, CONTRACTION_MUL = 4, 128
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One op at one size.
+    """One op at one size."""
 
-    Attributes:
-      function: backend -> function(floats, integers) that gives one array.
-      shapes: of what it is differentiated by, a tuple of pytrees of tuples of integers.
-      integers: edges or indices, numpy arrays in any pytree.
-      forms: of each of `ORDERS`, where the op is a form and nothing more; empty elsewhere.
-      rows: over which the forms run.
-      summands: the most rows (or, without forms, products) that are summed into one.
-      composed: whether an array of the op's dtype lies between kernels.
-      case: the irreps, where the op is a product on a graph.
-    """
-
-    function: Callable
-    shapes: tuple
-    integers: object = None
-    forms: dict[str, Form] = dataclasses.field(default_factory=dict)
-    rows: int = 0
-    summands: int = 1
-    composed: bool = False
-    case: Case | None = None
+    function: Callable  # backend -> function(floats, integers) that gives one array
+    shapes: tuple  # of the floats, a tuple of pytrees of tuples of integers
+    integers: object = None  # edges or indices, numpy arrays in any pytree
+    forms: dict[str, Form] = dataclasses.field(default_factory=dict)  # of `ORDERS`, if it is a form
+    rows: int = 0  # over which the forms run
+    summands: int = 1  # the most rows (or, without forms, products) that are summed into one
+    composed: bool = False  # whether an array of the op's dtype lies between kernels
+    case: Case | None = None  # the irreps, where the op is a product on a graph
 
     def products(self, order: str) -> list[int]:
         """Return the most products summed into one number, for each result."""
@@ -110,8 +99,7 @@ def _degree(edges: ops.Edges) -> int:
 def _of_arrays(call: Callable, *irreps):
     """Return `Problem.function` of call(backend, integers, *operands), which gives an IrrepsArray.
 
-    Args:
-      irreps: of the operands; None for one that is an array.
+    The irreps are None for an operand that is an array.
     """
 
     def function(backend):
@@ -208,10 +196,8 @@ def grouped_dense(nodes: int, edges: int) -> Problem:
 def _of_module(kind, irreps_out, fields: dict, order, irreps, shapes, graph=None) -> Problem:
     """Return a flax module of `ops`, whose parameters are operands too.
 
-    Args:
-      fields: of the module; the definition on e3nn-jax has no kernels, so no "fused".
-      order: function of the graph and the operands that returns the module's arguments.
-      irreps: of the operands; None for one that is an array.
+    `order` returns the module's arguments of the graph and the operands. The definition on e3nn-jax
+    has no kernels, so no field "fused".
     """
 
     def module(backend):

@@ -52,9 +52,6 @@ def batch(nodes: int, edges: int) -> Graph:
     """Make periodic boxes of atoms, with equally many edges each: the shortest distances.
 
     The density is such that they are within the cutoff of the models.
-
-    Raises:
-      ValueError: more edges than pairs of atoms in a box.
     """
     atoms = nodes // NUM_GRAPHS
     rng = np.random.default_rng(0)
@@ -94,26 +91,19 @@ def potential_of(name: str, backend: str, **others) -> models.Potential:
 
 
 def shapes_of(potential: models.Potential, graph: Graph):
-    """Return shapes of the parameters."""
     vectors = jax.ShapeDtypeStruct((graph.edges.num_edges, 3), jnp.float32)
     key = jax.random.key(0)
     return jax.eval_shape(potential.init, key, vectors, graph.species, graph.edges)
 
 
 def loss(potential, params, graph, energy, forces):
-    """Return the squared errors of energies and forces."""
     prediction = models.predict(potential, params, graph)
     energies = jnp.mean((prediction.energy - energy) ** 2)
     return energies + jnp.mean((prediction.forces - forces) ** 2)
 
 
 def training_step(name: str, backend: str, num_nodes: int, num_edges: int, **others):
-    """Return a step of Adam on energies and forces, and the shapes of its arguments.
-
-    Args:
-      name, backend, others: see `potential_of`.
-      num_nodes, num_edges: see `shapes_of_batch`.
-    """
+    """Return a step of Adam on energies and forces, and the shapes of its arguments."""
     potential, graph = potential_of(name, backend, **others), shapes_of_batch(num_nodes, num_edges)
     optimizer = optax.adam(0.01)
     flat = Flat.of(shapes_of(potential, graph))

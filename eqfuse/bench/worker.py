@@ -23,20 +23,15 @@ DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 class Worker:
     """Runs jobs in a process, with a limit of time for each.
 
-    Args:
-      function: job, settings -> results, a list of dicts; importable.
-      environment: variables that are set in the process before it imports anything else.
+    The function (job, settings -> list of dicts) is importable; the environment is set in the
+    process before it imports anything else.
     """
 
     def __init__(self, function: Callable, environment: dict[str, str]):
         self._function, self._environment, self._pool = function, environment, None
 
     def run(self, job, settings: dict, seconds: float) -> list[dict]:
-        """Return the results of a job; one {"error": ...} if the process had to be ended.
-
-        Args:
-          seconds: after which the process is ended.
-        """
+        """Return the results of a job; one {"error": ...} if the process had to be ended."""
         if self._pool is None:
             self._cache = tempfile.TemporaryDirectory()  # so compile times are of a first run
             environment = {"EQFUSE_CACHE_DIR": self._cache.name} | self._environment
@@ -57,7 +52,6 @@ class Worker:
         return found
 
     def stop(self) -> None:
-        """End the process, if there is one."""
         if self._pool is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -78,12 +72,7 @@ def is_device_error(result: dict) -> bool:
 
 
 def results(job: Job, settings: dict) -> list[dict]:
-    """Return the results of a job, exceptions too.
-
-    Args:
-      settings: "dry", the "backend" of eqfuse, "seconds" to time a case, and "peers" of
-        `times.of_op`.
-    """
+    """Return the results of a job, exceptions too."""
     from eqfuse.bench import parity, steps, times  # once the environment is set
 
     backend, seconds = settings["backend"], settings["seconds"]

@@ -236,7 +236,7 @@ def drift(structure: Structure, calculator, steps: int, temperature: float) -> f
 
 
 def main(arguments: list[str]) -> int:
-    """Check a network, and print a table and a verdict; return 1 if a check failed, 2 if none ran."""
+    """Check a network; print a table and a verdict; return 1 if a check failed."""
     return run(_parser(), arguments, _check)
 
 

@@ -36,7 +36,7 @@ class Scales(NamedTuple):
 
 
 def scales(predicted: Predicted) -> Scales:
-    """Return the energy per atom and the largest force and stress, but no small amounts."""
+    """Return the energy per atom and the largest force and stress, or a small amount if greater."""
     stress = 0.0 if predicted.stress is None else np.abs(predicted.stress).max()
     energy = abs(predicted.relative_energy) / len(predicted.energies)
     return Scales(

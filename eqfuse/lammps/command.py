@@ -26,11 +26,7 @@ at which the network takes over the forces. It sets neighbor, neigh_modify and c
 
 
 def main(arguments: list[str]) -> int:
-    """Run the input.
-
-    Returns:
-      0 done; 1 LAMMPS or the network failed; 2 an input, run or element that cannot be used.
-    """
+    """Run the input; return 1 if LAMMPS or the network failed, 2 for what cannot be used."""
     options = _parser().parse_args(arguments)
     try:
         mpi, lammps = load_mpi(), import_lammps()
@@ -118,13 +114,7 @@ def _run(options, mpi, lammps):
 
 
 def split(path: Path) -> tuple[str, str, str]:
-    """Return the commands up to the fix of the network, its ID, and the commands after it.
-
-    Raises:
-      ConfigError: an input without such a line, with several, or one that changes what the network
-        sets.
-      OSError: it cannot be read.
-    """
+    """Return the commands up to the fix of the network, its ID, and the commands after it."""
     text = path.read_text(encoding="utf-8")
     lines = list(_FIX.finditer(text))
     if len(lines) != 1:

@@ -127,11 +127,9 @@ class Attached:
 
     @property
     def num_compilations(self) -> int:
-        """Return the number of programs that were compiled so far."""
         return self._evaluator.num_compilations
 
     def counts(self) -> str:
-        """Return the counts of this rank in a line."""
         return (
             f"{self.num_steps} evaluations, {self.num_lists} lists, {self.num_compilations} "
             f"programs; at last {self.num_own} own atoms, {self.num_nodes} nodes, "

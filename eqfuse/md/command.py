@@ -30,12 +30,7 @@ Settings (default in brackets)"""
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the arguments ask for.
-
-    Returns:
-      0 done; 1 the simulation was stopped by a limit, or a file of a network is not readable;
-      2 settings or structure refused; 128 + signal if interrupted.
-    """
+    """Run dynamics; return 1 if a limit stopped them or a file is not readable, 2 if refused."""
     if "--help" in arguments or "-h" in arguments:
         print(help_text())
         return 0
@@ -49,7 +44,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _task(arguments: list[str]):
-    """Return the function that does what is asked for."""
     resumed = [a.partition("=")[2] for a in arguments if a.startswith("resume=")]
     if resumed:
         others = [a for a in arguments if not a.startswith("resume=")]
@@ -63,12 +57,7 @@ def _task(arguments: list[str]):
 
 
 def relax_main(arguments: list[str]) -> int:
-    """Run what the arguments ask for.
-
-    Returns:
-      0 done; 1 a structure is not relaxed, or a file cannot be read or written; 2 settings or
-      structures refused.
-    """
+    """Relax structures; return 1 if one is not relaxed or a file fails, 2 if refused."""
     if "--help" in arguments or "-h" in arguments:
         print(help_text(_RELAX_HELP, RelaxSettings))
         return 0
@@ -85,11 +74,7 @@ def relax_main(arguments: list[str]) -> int:
 
 
 def _relax(settings: RelaxSettings, network: str, source: str, target: str | None = None):
-    """Relax, write and print a table.
-
-    Raises:
-      TrainingFailed: some are not relaxed; all are written.
-    """
+    """Relax, write and print a table; raise an error if some are not relaxed."""
     target = Path(target or Path(source).with_name(f"{Path(source).stem}_relaxed.xyz"))
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")

@@ -31,11 +31,7 @@ _HEAD = (
 
 
 def read_checkpoint(folder: Path) -> tuple[dict, dict]:
-    """Return the arrays and the metadata of the checkpoint of a simulation.
-
-    Raises:
-      CheckpointError: it is missing, damaged, or of something else.
-    """
+    """Return the arrays and the metadata of the checkpoint of a simulation."""
     path = folder / _CHECKPOINT
     arrays, metadata = read_file(path)
     if metadata.get("kind") != "md":
@@ -49,11 +45,7 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict]:
 
 
 def create(settings: Settings, network: str) -> Path:
-    """Make the folder of a simulation.
-
-    Raises:
-      ConfigError: it exists, or cannot be made.
-    """
+    """Make the folder of a simulation."""
     path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
     try:
         path.mkdir(parents=True)
@@ -77,9 +69,8 @@ def write_checkpoint(folder: Path, settings: Settings, arrays: dict[str, np.ndar
 class Distances:
     """The radial distribution of a simulation.
 
-    Attributes:
-      counts: [2, n_bins]. The first row sums over frames the pairs in each bin for an atom, times
-        the volume of an atom if there is one; the second begins with the number of frames.
+    The first row of the counts, [2, n_bins], sums over frames the pairs in each bin for an atom,
+    times the volume of an atom if there is one; the second begins with the number of frames.
     """
 
     def __init__(self, counts: np.ndarray | None = None):
@@ -102,12 +93,7 @@ class Distances:
         self.counts[1, 0] += 1
 
     def write(self, path: Path, periodic: bool):
-        """Write r (Å) and g(r), or the pairs of an atom by Å where there is no density.
-
-        Args:
-          path: the CSV file.
-          periodic: in all directions.
-        """
+        """Write r (Å) and g(r), or the pairs of an atom by Å where not all is periodic."""
         edges = WIDTH * np.arange(self.counts.shape[1] + 1)
         shells = 4 / 3 * math.pi * np.diff(edges**3) if periodic else WIDTH
         values = self.counts[0] / max(self.counts[1, 0], 1) / shells
@@ -120,23 +106,15 @@ class Distances:
 
 @dataclasses.dataclass
 class Folder:
-    """The folder of one structure of a simulation.
-
-    Attributes:
-      path: of the folder.
-      settings: of the simulation.
-      sizes: bytes of the trajectory and the table, so far.
-      distances: between the atoms in the frames so far.
-    """
+    """The folder of one structure of a simulation."""
 
     path: Path
     settings: Settings
-    sizes: dict[str, int]
-    distances: Distances
+    sizes: dict[str, int]  # bytes of the trajectory and the table, so far
+    distances: Distances  # between the atoms in the frames so far
 
     @property
     def trajectory(self) -> str:
-        """Name of the file of the trajectory."""
         return f"trajectory.{self.settings.trajectory}"
 
     @classmethod
@@ -150,11 +128,7 @@ class Folder:
 
     @classmethod
     def reopen(cls, path: Path, settings: Settings, sizes: dict[str, int], counts) -> "Folder":
-        """Open the folder of a checkpoint, and cut off what was written after it.
-
-        Raises:
-          CheckpointError: a file is shorter than it was.
-        """
+        """Open the folder of a checkpoint, and cut off what was written after it."""
         for name, size in sizes.items():
             if not (path / name).exists() or (path / name).stat().st_size < size:
                 raise CheckpointError(f"{path / name} is missing or cut: it cannot be continued")

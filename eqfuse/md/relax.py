@@ -98,75 +98,45 @@ def _groups(frames, most: int) -> list[list[int]]:
 
 
 class _Initial(NamedTuple):
-    """Structures side by side, as they are before the relaxation; the last one is padding.
+    """Structures side by side, as they are before the relaxation; the last one is padding."""
 
-    Attributes:
-      positions: [n_nodes, 3] Å.
-      cells: [n_graphs, 3, 3] Å.
-      species, index: [n_nodes] int32; index is the structure of each atom.
-      moves: [n_nodes] bool, atoms that are not fixed.
-      cell_moves: [n_graphs] bool, cells that relax.
-      sizes: [n_graphs] numbers of atoms.
-      num_atoms: int32; nodes from there on are padding.
-    """
-
-    positions: jax.Array
-    cells: jax.Array
-    species: jax.Array
-    index: jax.Array
-    moves: jax.Array
-    cell_moves: jax.Array
-    sizes: jax.Array
-    num_atoms: jax.Array
+    positions: jax.Array  # [n_nodes, 3] Å
+    cells: jax.Array  # [n_graphs, 3, 3] Å
+    species: jax.Array  # [n_nodes] int32
+    index: jax.Array  # [n_nodes] int32, the structure of each atom
+    moves: jax.Array  # [n_nodes] bool, atoms that are not fixed
+    cell_moves: jax.Array  # [n_graphs] bool, cells that relax
+    sizes: jax.Array  # [n_graphs] numbers of atoms
+    num_atoms: jax.Array  # int32; nodes from there on are padding
 
 
 class _Fire(NamedTuple):
-    """What FIRE knows between two steps; coordinates as in ASE's UnitCellFilter.
+    """The state of FIRE between two steps; coordinates as in ASE's UnitCellFilter."""
 
-    Attributes:
-      positions: [n_nodes, 3] Å, before the deformation of the cell.
-      deformation: [n_graphs, 3, 3], F, of positions and cells: r F^T.
-      velocities: of `positions`, and of the deformation times the number of atoms.
-      step, mixing, good: of each structure: timestep, mixing of the force, good steps in a row.
-      steps: [n_graphs] int32, of each structure.
-    """
-
-    positions: jax.Array
-    deformation: jax.Array
-    velocities: tuple[jax.Array, jax.Array]
-    step: jax.Array
-    mixing: jax.Array
-    good: jax.Array
-    steps: jax.Array
+    positions: jax.Array  # [n_nodes, 3] Å, before the deformation of the cell
+    deformation: jax.Array  # [n_graphs, 3, 3], F, of positions and cells: r F^T
+    velocities: tuple[jax.Array, jax.Array]  # of positions, and of deformation times atoms
+    step: jax.Array  # [n_graphs] the timestep of each structure
+    mixing: jax.Array  # [n_graphs] of velocity and force
+    good: jax.Array  # [n_graphs] int32, good steps in a row
+    steps: jax.Array  # [n_graphs] int32
 
 
 class _Relaxed(NamedTuple):
-    """What a call did.
+    """The results of a call."""
 
-    Attributes:
-      fire: the state, to go on from.
-      energies: [n_nodes] eV, without reference energies.
-      forces: [n_nodes, 3] eV/Å, also on fixed atoms.
-      strain: [n_graphs, 3, 3] eV, the derivative by the strain.
-      largest: [n_graphs] eV/Å, the largest of what is relaxed.
-      positions, cells: as they are now, Å.
-      is_listed: whether the list holds all pairs; energies and forces are of no use otherwise.
-      num_edges: int32, that were needed.
-    """
-
-    fire: _Fire
-    energies: jax.Array
-    forces: jax.Array
-    strain: jax.Array
-    largest: jax.Array
-    positions: jax.Array
+    fire: _Fire  # the state, to go on from
+    energies: jax.Array  # [n_nodes] eV, without reference energies
+    forces: jax.Array  # [n_nodes, 3] eV/Å, also on fixed atoms
+    strain: jax.Array  # [n_graphs, 3, 3] eV, the derivative by the strain
+    largest: jax.Array  # [n_graphs] eV/Å, the largest force of what is relaxed
+    positions: jax.Array  # Å, as they are now
     cells: jax.Array
-    is_listed: jax.Array
-    num_edges: jax.Array
+    is_listed: jax.Array  # whether the list holds all pairs; if not, no result is right
+    num_edges: jax.Array  # int32, that were needed
 
 
 def _begin(structures: _Initial) -> _Fire:
-    """Return the state before the first step."""
     count = structures.cells.shape[0]
     return _Fire(
         positions=structures.positions,
@@ -189,10 +159,8 @@ def _place(structures: _Initial, fire: _Fire) -> tuple[jax.Array, jax.Array]:
 def _step(structures, relaxed: _Relaxed, forces, limits) -> _Fire:
     """Return the state after a step of each structure that is not relaxed yet.
 
-    Args:
-      relaxed: the state and what was computed for it.
-      forces: on the coordinates of `_Fire`, of atoms and of cells.
-      limits: the largest force (eV/Å) and number of steps.
+    The forces are those on the coordinates of `_Fire`, of atoms and of cells; the limits are the
+    largest force (eV/Å) and number of steps.
     """
     fire, index, count = relaxed.fire, structures.index, len(structures.cells)
 
@@ -237,17 +205,11 @@ def _step(structures, relaxed: _Relaxed, forces, limits) -> _Fire:
 
 
 def _compile_relax(module: Module, skin: float, pressure: float):
-    """Return a compiled function: params, structures, fire, pairs, listed, limits -> `_Relaxed`.
+    """Compile a function: params, structures, fire, pairs, listed, limits -> `_Relaxed`.
 
     It takes the steps of ASE's FIRE for each structure (Bitzek et al. 2006, Phys. Rev. Lett. 97,
     170201, https://doi.org/10.1103/PhysRevLett.97.170201), until all are relaxed or have taken
-    their steps, or the list is too short. `listed` is the state for which the list was made;
-    `limits` are the largest force (eV/Å) and number of steps; size is the number of edges, static.
-
-    Args:
-      module: of the network.
-      skin: Å.
-      pressure: eV/Å^3.
+    their steps, or the list is too short. `listed` is the state for which the list was made.
     """
 
     def forces_of(params, structures, fire, pairs, listed, size) -> tuple[_Relaxed, jax.Array]:
@@ -370,7 +332,6 @@ class _Batch:
         return _Initial(positions, cells, species, index, moves, periodic, sizes, np.int32(count))
 
     def _list(self, structures: _Initial, fire, frames):
-        """Return the pairs of all structures as they are now."""
         positions, cells = jax.device_get(_place(structures, fire))
         ends = np.cumsum(structures.sizes)
         own = [(positions[ends[k] - len(a) : ends[k]], cells[k]) for k, a in enumerate(frames)]

@@ -94,12 +94,7 @@ def resume(folder, steps: int | None = None):
 
 
 class _Simulation:
-    """A simulation between two steps.
-
-    Attributes:
-      state: the last good state of all structures, on the device.
-      digest: of the parameters of the network.
-    """
+    """A simulation between two steps."""
 
     def __init__(self, network, frames: list[ase.Atoms], settings: Settings):
         try:

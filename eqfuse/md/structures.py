@@ -21,15 +21,7 @@ _LEAST_DISTANCE = 0.3  # Å; no nuclei are as near, and no network was trained t
 
 
 def structures_of(start, settings: Settings) -> list[ase.Atoms]:
-    """Return the structures that are simulated: `settings.replicas` of each.
-
-    Args:
-      start: `ase.Atoms`, several of them, or a file, of which `settings.frames` are taken.
-      settings: of the simulation.
-    Raises:
-      DataError: a file that cannot be read, or without atoms.
-      ConfigError: replicas that would all be the same.
-    """
+    """Return the structures that are simulated: `settings.replicas` of each."""
     if isinstance(start, ase.Atoms):
         frames = [start]
     elif isinstance(start, str | os.PathLike):
@@ -48,11 +40,7 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
 
 
 def read_frames(path, index=":") -> list[ase.Atoms]:
-    """Return the frames of a file.
-
-    Raises:
-      DataError: a file that cannot be read, or without atoms.
-    """
+    """Return the frames of a file."""
     try:
         frames = ase.io.read(path, index=index)
     except Exception as error:  # ASE raises what it likes
@@ -63,11 +51,7 @@ def read_frames(path, index=":") -> list[ase.Atoms]:
 
 
 def require_apart(positions, cell, pbc):
-    """Refuse atoms that overlap.
-
-    Raises:
-      DataError: naming the two that are nearest.
-    """
+    """Refuse atoms that overlap."""
     senders, receivers, shifts = neighbor_list(positions, cell, pbc, _LEAST_DISTANCE)
     if not len(senders):
         return
@@ -80,11 +64,7 @@ def require_apart(positions, cell, pbc):
 
 
 def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.ndarray:
-    """Return the velocities of atoms, or, if all are zero, some of the temperature (K).
-
-    Raises:
-      DataError: velocities that are not finite.
-    """
+    """Return the velocities of atoms, or, if all are zero, some of the temperature (K)."""
     velocities = atoms.get_velocities()
     if not np.isfinite(velocities).all():
         raise DataError("velocities are not finite; correct or remove them")
@@ -104,19 +84,7 @@ def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.nd
 class Member:
     """A structure of a simulation.
 
-    Args:
-      atoms: the structure.
-      network: that simulates it.
-      settings: of the simulation.
-
-    Attributes:
-      atoms: without labels and other properties, which would not be those of later frames.
-      species: [n_atoms] int32.
-      masses: [n_atoms] atomic mass units.
-      folder: of its files; None before the simulation begins.
-      last: the values of `COLUMNS` at the last step, with the reference energies.
-    Raises:
-      DataError: atoms that cannot be simulated; see `eqfuse.md.run`.
+    Its atoms are without labels and other properties, which would not be those of later frames.
     """
 
     def __init__(self, atoms: ase.Atoms, network: Network, settings: Settings):
@@ -141,17 +109,10 @@ class Member:
 
     @property
     def cell(self) -> np.ndarray:
-        """Return the cell at the start, [3, 3] Å."""
         return self.atoms.cell.array
 
     def record(self, rows, first: int, state: State):
-        """Write the rows of steps from number `first` on, and the frame after them if it is due.
-
-        Args:
-          rows: [n_steps, len(COLUMNS)], without the reference energies.
-          first: number of the first step.
-          state: of this structure, after the last step.
-        """
+        """Write the rows of steps from number `first` on, and the frame after them if it is due."""
         rows = np.array(rows)
         rows[:, [COLUMNS.index("potential"), COLUMNS.index("conserved")]] += self._reference
         settings = self._settings
@@ -164,7 +125,6 @@ class Member:
                 self.add_frame(state)
 
     def add_frame(self, state: State):
-        """Add the frame of a state to the trajectory."""
         self.folder.add_frame(self.frame(state), int(state.step))
 
     def frame(self, state: State) -> ase.Atoms:

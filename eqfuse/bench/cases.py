@@ -54,19 +54,14 @@ class Contraction:
         return derivatives(contraction(*sides, mul=128, correlation=3))
 
 
-@dataclasses.dataclass(frozen=True)
-class Channelwise:
+class Channelwise(Case):
     """The product of features of edges with the environment of their receivers."""
 
-    irreps_x: str
-    irreps_y: str
-    keep: str  # irreps of the output
-
-    def forms(self) -> dict[str, Form]:
+    def product(self) -> products.Product:
         irreps = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
-        keep = tuple(ir for _, ir in e3nn.Irreps(self.keep))
-        product = products.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
-        return derivatives(product.form)
+        return products.channelwise_tensor_product(
+            *irreps, self.filter_ir_out, "component", on_graph=True
+        )
 
 
 def times(mul: int, irreps: str) -> str:

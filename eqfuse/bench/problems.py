@@ -148,10 +148,10 @@ def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
 def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
     """Return `ops.channelwise_tensor_product` of features of edges and of their receivers."""
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
-    keep = {"filter_ir_out": tuple(ir for _, ir in e3nn.Irreps(case.keep))}
 
     def product(backend, graph, x, y):
-        return ops.channelwise_tensor_product(x, y, graph, **keep, backend=backend)
+        keep = case.filter_ir_out
+        return ops.channelwise_tensor_product(x, y, graph, filter_ir_out=keep, backend=backend)
 
     graph = random_edges(nodes, edges)
     shapes = ((edges, irreps_x.dim), (nodes, irreps_y.dim))

@@ -15,8 +15,6 @@ import signal
 import tempfile
 from collections.abc import Callable
 
-from eqfuse.bench.plan import Job
-
 DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 
@@ -71,7 +69,7 @@ def is_device_error(result: dict) -> bool:
     return any(name in message for message in messages for name in DEVICE_ERRORS)
 
 
-def results(job: Job, settings: dict) -> list[dict]:
+def results(job, settings: dict) -> list[dict]:
     """Return the results of a job, exceptions too."""
     from eqfuse.bench import parity, steps, times  # once the environment is set
 

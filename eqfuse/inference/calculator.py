@@ -15,7 +15,7 @@ from eqfuse.data import DataError, Structure
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.evaluator import Evaluator, Placed, Results
-from eqfuse.inference.network import Network, find_runs, require_different
+from eqfuse.inference.network import Network, find_runs
 from eqfuse.train.device.process import keep_memory, keep_programs
 
 _DIVERGED = (
@@ -154,7 +154,7 @@ class Calculator(ase.calculators.calculator.Calculator):
     @property
     def num_compilations(self) -> int:
         """Return the number of programs that all calculators of the same network have compiled."""
-        return self._evaluator.num_compilations
+        return self._evaluator.program.num_compilations
 
     def get_property(self, name, atoms=None, allow_calculation=True):
         """Return a property as ASE's calculators do, for one thread after the other."""
@@ -273,7 +273,7 @@ class Committee(ase.calculators.calculator.Calculator):
     implemented_properties = Calculator.implemented_properties
 
     def __init__(self, runs, *, atoms=None, **options):
-        found = require_different(find_runs(runs))
+        found = find_runs(runs)
         if len(found) < 2:
             raise ValueError(
                 f"a committee needs several runs, and {runs} is one; train others with seeds=4, or "

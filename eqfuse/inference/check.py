@@ -1,10 +1,15 @@
-"""Certify a trained network on this machine: the checks, and the command `eqfuse check`."""
+"""Certify a trained network on this machine: the checks, and the command `eqfuse check`.
+
+A check asks how far the predictions for changed structures are from what they must be. All
+questions are collected before any structure is computed, so that few programs are compiled.
+"""
 
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import ase
 import numpy as np
@@ -18,10 +23,8 @@ from eqfuse.data import DataError, Structure, neighbor_list, read_structures
 from eqfuse.data.samples import species_index
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.commands import run
-from eqfuse.inference.examples import example_structures
 from eqfuse.inference.network import Network
-from eqfuse.inference.predict import predict
-from eqfuse.inference.questions import difference, invariances, slopes, smoothness
+from eqfuse.inference.predict import Predicted, predict
 from eqfuse.train import read_metadata
 
 RATTLE = 0.03
@@ -45,6 +48,10 @@ CHECKS = {
     "nve": ("drift in NVE, meV/atom/ps", 1e-2),
 }
 """The name of each check as printed, and the largest error that passes: relative, except of nve."""
+STEP, STRAIN, NEAR = 2e-4, 2e-4, 2e-5
+"""Steps of finite differences of the energy, Å and strain; distance from the cutoff, Å."""
+_DIRECTIONS = 3
+_ENVIRONMENT, _PROBES = 20, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,9 +242,214 @@ def drift(structure: Structure, calculator, steps: int, temperature: float) -> f
     return float(1000 * abs(np.polyfit(picoseconds, energies, 1, w=window)[0]))
 
 
+class Question(NamedTuple):
+    """Structures to compute, and how far their predictions are from what they must be."""
+
+    name: str  # of the check that it is part of
+    structures: list[Structure]  # to be computed in float64
+    error: Callable[[list[Predicted]], float]  # of their predictions, in order; see `scales`
+
+
+class Scales(NamedTuple):
+    """The scales of errors: eV per atom, eV/Å and eV/Å^3."""
+
+    energy: float
+    forces: float
+    stress: float
+
+
+def scales(predicted: Predicted) -> Scales:
+    """Return the energy per atom and the largest force and stress, or small amounts."""
+    stress = 0.0 if predicted.stress is None else np.abs(predicted.stress).max()
+    energy = abs(predicted.relative_energy) / len(predicted.energies)
+    forces = max(np.abs(predicted.forces).max(), 0.1)
+    return Scales(max(energy, 1.0), forces, max(stress, 1e-3))
+
+
+def difference(actual: Predicted, expected: Predicted) -> float:
+    """Return the largest relative difference of energies of atoms, forces and stress."""
+    scale = scales(expected)
+    errors = [
+        np.abs(actual.energies - expected.energies).max() / scale.energy,
+        np.abs(actual.forces - expected.forces).max() / scale.forces,
+    ]
+    if expected.stress is not None:
+        errors.append(np.abs(actual.stress - expected.stress).max() / scale.stress)
+    return float(np.max(errors))
+
+
+def slopes(structure: Structure, rng: np.random.Generator) -> list[Question]:
+    """Ask whether forces and stress are slopes of the energy, by differences of fourth order.
+
+    All atoms move at once, each by plus or minus `STEP` along each axis, so that an error of one
+    component is not diluted.
+    """
+    questions = []
+    for _ in range(_DIRECTIONS):
+        direction = rng.choice([-1.0, 1.0], structure.positions.shape)
+        moved = [
+            dataclasses.replace(structure, positions=structure.positions + k * STEP * direction)
+            for k in _STENCIL
+        ]
+
+        def of_forces(predicted, direction=direction):
+            first, *others = predicted
+            slope = _slope(others, STEP)
+            return abs(slope + (first.forces * direction).sum()) / scales(first).forces
+
+        questions.append(Question("forces", [structure, *moved], of_forces))
+    for _ in range(_DIRECTIONS if structure.volume else 0):
+        strain = np.triu(rng.choice([-1.0, 1.0], (3, 3)))
+        strain = strain + np.triu(strain, 1).T
+        strained = [_transformed(structure, np.eye(3) + k * STRAIN * strain) for k in _STENCIL]
+
+        def of_stress(predicted, strain=strain):
+            first, *others = predicted
+            slope = _slope(others, STRAIN) / structure.volume
+            return abs(slope - (first.stress * strain).sum()) / scales(first).stress
+
+        questions.append(Question("stress", [structure, *strained], of_stress))
+    return questions
+
+
+_STENCIL = (-2, -1, 1, 2)
+
+
+def _slope(predicted: list[Predicted], step: float) -> float:
+    far_below, below, above, far_above = (p.relative_energy for p in predicted)
+    return (8 * (above - below) - (far_above - far_below)) / (12 * step)
+
+
+def invariances(structure: Structure, rng: np.random.Generator) -> list[Question]:
+    """Ask whether predictions follow the structure when it is described in another way."""
+    rotation, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    rotation *= np.sign(np.linalg.det(rotation))
+    order = rng.permutation(structure.num_atoms)
+    images = rng.integers(-2, 3, structure.positions.shape) * structure.pbc
+    moved = structure.positions + images @ structure.cell + rng.uniform(-20, 20, 3)
+
+    def turned(p, matrix):
+        stress = None if p.stress is None else matrix.T @ p.stress @ matrix
+        return dataclasses.replace(p, forces=p.forces @ matrix, stress=stress)
+
+    def reordered(p):
+        return dataclasses.replace(p, energies=p.energies[order], forces=p.forces[order])
+
+    replace = dataclasses.replace
+    changes = {
+        "rotation": (_transformed(structure, rotation), lambda p: turned(p, rotation)),
+        "inversion": (_transformed(structure, -np.eye(3)), lambda p: turned(p, -np.eye(3))),
+        "translation": (replace(structure, positions=moved), lambda p: p),
+        "permutation": (
+            replace(
+                structure, numbers=structure.numbers[order], positions=structure.positions[order]
+            ),
+            reordered,
+        ),
+    }
+    if structure.pbc.any():
+        changes["supercell"] = _doubled(structure), _twice
+    return [
+        Question(name, [structure, other], lambda p, follow=follow: difference(p[1], follow(p[0])))
+        for name, (other, follow) in changes.items()
+    ]
+
+
+def _twice(p: Predicted) -> Predicted:
+    return Predicted(
+        np.tile(p.energies, 2), 2 * p.relative_energy, np.tile(p.forces, (2, 1)), p.stress
+    )
+
+
+def _doubled(structure: Structure) -> Structure:
+    """Return two cells side by side, along the shortest periodic direction."""
+    lengths = np.where(structure.pbc, np.linalg.norm(structure.cell, axis=1), np.inf)
+    axis = int(np.argmin(lengths))
+    cell = structure.cell.copy()
+    cell[axis] *= 2
+    positions = np.concatenate([structure.positions, structure.positions + structure.cell[axis]])
+    return dataclasses.replace(
+        structure, numbers=np.tile(structure.numbers, 2), positions=positions, cell=cell
+    )
+
+
+def _transformed(structure: Structure, matrix) -> Structure:
+    return dataclasses.replace(
+        structure, positions=structure.positions @ matrix, cell=structure.cell @ matrix
+    )
+
+
+def smoothness(structure: Structure, cutoffs, rng: np.random.Generator) -> list[Question]:
+    """Ask whether energy and forces are continuous where an atom crosses the cutoff of another.
+
+    An atom of each of the structure's elements (four at most) crosses the cutoff of the outermost
+    atom of the structure, which is taken without its images; of many atoms, the nearest 20.
+    `cutoffs` returns one or two cutoffs (Å) of two atomic numbers.
+    """
+    questions = []
+    for probe in rng.permutation(np.unique(structure.numbers))[:_PROBES]:
+        out = rng.normal(size=3)
+        out /= np.linalg.norm(out)
+        outermost = int(np.argmax(structure.positions @ out))
+        away = np.linalg.norm(structure.positions - structure.positions[outermost], axis=1)
+        near = np.argsort(away, kind="stable")[:_ENVIRONMENT]
+        numbers, positions = structure.numbers[near], structure.positions[near]
+        for cutoff in cutoffs(int(numbers[0]), int(probe)):
+            places = [positions[0] + (cutoff + k * NEAR) * out for k in _STENCIL]
+            crossing = [
+                Structure(np.append(numbers, probe), np.vstack([positions, place]))
+                for place in places
+            ]
+            questions.append(Question("cutoff", crossing, lambda p, out=out: _jump(p, out)))
+    return questions
+
+
+def _jump(predicted: list[Predicted], out) -> float:
+    """Return the jump at the cutoff of energy and forces, extrapolated from both sides.
+
+    The last atom, which moves along `out`, is 2 and 1 `NEAR` within, then 1 and 2 beyond.
+    """
+    far_below, below, above, far_above = predicted
+    forces = (2 * above.forces - far_above.forces) - (2 * below.forces - far_below.forces)
+    energies = [
+        p.relative_energy + k * NEAR * p.forces[-1] @ out for p, k in ((below, -1), (above, 1))
+    ]
+    scale = scales(far_below).forces
+    return float(max(np.abs(forces).max(), abs(energies[1] - energies[0])) / scale)
+
+
 def main(arguments: list[str]) -> int:
     """Check a network; print a table and a verdict; return 1 if a check failed."""
-    return run(_parser(), arguments, _check)
+    what = (
+        "Certify a trained network on this machine: forces, stress, symmetries, smoothness, "
+        "backends, precision and the energy in dynamics. Exit code 0 if all checks pass, 1 if not."
+    )
+    parser = argparse.ArgumentParser(prog="eqfuse check", description=what)
+    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        help="structures to check it on, without labels too; if not given, a disordered crystal "
+        "and a molecule of its elements, which are too far from what networks are trained on for "
+        "dynamics",
+    )
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
+    parser.add_argument(
+        "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="of dynamics; 0 for none [%(default)s]"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
+    )
+    parser.add_argument(
+        "--backends",
+        nargs="*",
+        help="to compare with the one chosen by device; all that run here if not given",
+    )
+    return run(parser, arguments, _check)
 
 
 def _check(options) -> int:
@@ -270,39 +482,6 @@ def _check(options) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    what = (
-        "Certify a trained network on this machine: forces, stress, symmetries, smoothness, "
-        "backends, precision and the energy in dynamics. Exit code 0 if all checks pass, 1 if not."
-    )
-    parser = argparse.ArgumentParser(prog="eqfuse check", description=what)
-    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
-    parser.add_argument(
-        "file",
-        type=Path,
-        nargs="?",
-        help="structures to check it on, without labels too; if not given, a disordered crystal "
-        "and a molecule of its elements, which are too far from what networks are trained on for "
-        "dynamics",
-    )
-    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
-    parser.add_argument(
-        "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=1000, help="of dynamics; 0 for none [%(default)s]"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
-    )
-    parser.add_argument(
-        "--backends",
-        nargs="*",
-        help="to compare with the one chosen by device; all that run here if not given",
-    )
-    return parser
-
-
 def _structures(options) -> list[Structure]:
     """Return the structures to check."""
     if options.file is None:
@@ -333,3 +512,22 @@ def _apart(atoms, name: str) -> Structure:
     return dataclasses.replace(
         structure, positions=factor * structure.positions, cell=factor * structure.cell
     )
+
+
+def example_structures(elements) -> list[ase.Atoms]:
+    """Return a skewed periodic cell of eight atoms, and a molecule of five, both disordered.
+
+    Args:
+      elements: atomic numbers; eight at most are taken, at random.
+    """
+    rng = np.random.default_rng(0)
+    elements = np.array(sorted(elements))
+    numbers = rng.permutation(elements)[:8]
+    numbers = np.concatenate([numbers, rng.choice(elements, 8 - len(numbers))])
+    spacing = 2.1 * covalent_radii[numbers].mean()
+    cell = 2 * spacing * np.array([[1, 0, 0], [0.06, 1.05, 0], [0.02, -0.08, 0.95]])
+    grid = np.stack(np.meshgrid(*[np.arange(2)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    places = (grid + 0.5) / 2 + rng.normal(size=(8, 3)) * 0.03
+    crystal = ase.Atoms(numbers, places @ cell, cell=cell, pbc=True)
+    molecule = ase.Atoms(numbers[:5], 0.9 * crystal.positions[:5])
+    return [crystal, molecule]

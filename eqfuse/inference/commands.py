@@ -14,9 +14,9 @@ from ase.io.formats import filetype, ioformats
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
-from eqfuse.data import DataError, Structure
+from eqfuse.data import Structure
 from eqfuse.data.readers import stem
-from eqfuse.data.structures import counted
+from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
@@ -24,15 +24,9 @@ from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.device.process import keep_programs
 from eqfuse.train.run.stopping import fail
 
-_EXTXYZ = (".xyz", ".extxyz")
-
 
 def run_predict(arguments: list[str]) -> int:
     """Predict the frames of a file, and write them to another; return the exit code."""
-    return run(_predict_parser(), arguments, _predict)
-
-
-def _predict_parser() -> argparse.ArgumentParser:
     what = "Write energies, forces and stress of the frames of a file, as a trained run predicts."
     parser = argparse.ArgumentParser(prog="eqfuse predict", description=what)
     parser.add_argument(
@@ -53,7 +47,7 @@ def _predict_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
     parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
     add_backend(parser)
-    return parser
+    return run(parser, arguments, _predict)
 
 
 def _predict(options):
@@ -91,10 +85,6 @@ def _predict(options):
 
 def run_select(arguments: list[str]) -> int:
     """Select frames of a file, and write them to another; return the exit code."""
-    return run(_select_parser(), arguments, _select)
-
-
-def _select_parser() -> argparse.ArgumentParser:
     what = "Write the frames of a file on whose forces a committee disagrees most, to be labelled."
     parser = argparse.ArgumentParser(prog="eqfuse select", description=what)
     parser.add_argument("runs", help="folder that holds runs, or a pattern in quotes")
@@ -109,7 +99,7 @@ def _select_parser() -> argparse.ArgumentParser:
         default=np.inf,
         help="leave out frames with a spread above this, eV/Å: they may be unphysical",
     )
-    return parser
+    return run(parser, arguments, _select)
 
 
 def _select(options):
@@ -121,29 +111,20 @@ def _select(options):
         )
     structures = data.read_structures(options.file, require_labels=False)
     predicted = predict(networks, structures)
-    numbers = largest_spreads(predicted, options.number, options.most)
-    if not len(numbers):
+    spreads = np.array([p.spread.forces.max() for p in predicted])
+    order = np.argsort(-spreads, kind="stable")
+    numbers = order[spreads[order] <= options.most][: options.number].tolist()
+    if not numbers:
         raise data.DataError(f"the spread of all frames is above --most {options.most} eV/Å")
     format = format_of(out, len(numbers))
     frames = [atoms_of(structures[k], predicted[k]) for k in numbers]
     for atoms, k in zip(frames, numbers, strict=True):
         atoms.info["frame"] = k
     write_atoms(out, frames, format)
-    spreads = [1e3 * predicted[k].spread.forces.max() for k in (numbers[0], numbers[-1])]
     print(
         f"{len(frames)} of {counted(len(structures), 'frame')}, with spreads of the forces from "
-        f"{spreads[0]:.0f} to {spreads[1]:.0f} meV/Å, are in {out}"
+        f"{1e3 * spreads[numbers[0]]:.0f} to {1e3 * spreads[numbers[-1]]:.0f} meV/Å, are in {out}"
     )
-
-
-def largest_spreads(predicted: list[Predicted], number: int, most: float = np.inf) -> list[int]:
-    """Return the numbers of the frames with the largest spread of a force, the largest first.
-
-    Frames with a spread of more than `most` eV/Å are left out.
-    """
-    spreads = np.array([p.spread.forces.max() for p in predicted])
-    order = np.argsort(-spreads, kind="stable")
-    return order[spreads[order] <= most][:number].tolist()
 
 
 def run_info(arguments: list[str]) -> int:
@@ -218,12 +199,9 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
     )
-    if structure.energy is not None:
-        atoms.info["reference_energy"] = structure.energy
-    if structure.forces is not None:
-        atoms.arrays["reference_forces"] = structure.forces
-    if structure.stress is not None:
-        atoms.info["reference_stress"] = structure.stress
+    for name in LABELS:
+        if (label := getattr(structure, name)) is not None:
+            (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label
     if structure.config_type is not None:
         atoms.info["config_type"] = structure.config_type
     results = {"energy": predicted.energy}
@@ -246,15 +224,15 @@ def format_of(path: str | os.PathLike, frames: int) -> str:
     It raises a DataError for one that ASE cannot write, or that holds one frame, for several.
     """
     path = Path(path)
-    if path.suffix in _EXTXYZ:
+    if path.suffix in (".xyz", ".extxyz"):
         return "extxyz"
     format = filetype(str(path), read=False)
     if format not in ioformats:
-        raise DataError(f"{path}: ASE writes no such format; end its name with .xyz")
+        raise data.DataError(f"{path}: ASE writes no such format; end its name with .xyz")
     known = ioformats[format]
     if not known.can_write or (known.single and frames > 1):
         what = "holds one frame" if known.can_write else "cannot be written"
-        raise DataError(
+        raise data.DataError(
             f"{path}: ASE's format {format} {what}, and there are {frames} frames; end its name "
             "with .xyz or .traj"
         )

@@ -29,10 +29,6 @@ _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 def main(arguments: list[str]) -> int:
     """Evaluate a run on a file; print and write the errors; return the exit code."""
-    return run(_parser(), arguments, _write_errors)
-
-
-def _parser() -> argparse.ArgumentParser:
     what = "Print the errors of a trained run on a file, and write them with the predictions."
     parser = argparse.ArgumentParser(prog="eqfuse evaluate", description=what)
     parser.add_argument(
@@ -48,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     add_keys(parser)
     add_backend(parser)
-    return parser
+    return run(parser, arguments, _write_errors)
 
 
 def _write_errors(options):
@@ -73,7 +69,7 @@ def _write_errors(options):
         writer.writerows(rows)
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
-    draw_parity(structures, predicted, folder / "parity.png")
+    _draw_parity(structures, predicted, folder / "parity.png")
     _print(rows)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):
         print(drawn)
@@ -125,7 +121,7 @@ def _folder(options) -> Path:
     return folder
 
 
-def draw_parity(structures, predicted: list[Predicted], target: Path):
+def _draw_parity(structures, predicted: list[Predicted], target: Path):
     """Draw the parity plot, energies relative to the reference energies of the run."""
     pairs = list(zip(structures, predicted, strict=True))
     energies = [

@@ -252,12 +252,7 @@ class Evaluator:
     def __init__(self, network: Network, skin: float | Callable = 0.0, *, varies: bool = False):
         self.network, self.listed = network, None
         self._skin, self._varies, self._used = skin, varies, set()
-        self._program = program_of(network.module)
-
-    @property
-    def num_compilations(self) -> int:
-        """Return the number of programs that all networks of these settings have compiled."""
-        return self._program.num_compilations
+        self.program = program_of(network.module)
 
     def __call__(self, structures: Sequence, *, of_atoms: bool = False) -> Results:
         """Compute structures, with a new list if that of before does not hold all pairs.
@@ -340,10 +335,10 @@ class Evaluator:
 
     def apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
         """Compute a function of structures, see `Program.compiled`; sizes grow for more edges."""
-        compiled, sizes = self._program.compiled(function, **static), listed.sizes
+        compiled, sizes = self.program.compiled(function, **static), listed.sizes
         structures = listed.structures if structures is None else structures
         places = np.zeros((sizes.nodes + 3 * sizes.graphs, 3))
-        [(positions, cells)] = structures if len(structures) == 1 else [_joined(structures)]
+        positions, cells = map(np.concatenate, zip(*structures, strict=True))
         places[: len(positions)] = positions.take(listed.order, axis=0)
         places[sizes.nodes : sizes.nodes + len(cells)] = cells
         arguments = listed.pairs, places, listed.of_nodes
@@ -373,13 +368,13 @@ class Evaluator:
                 and (now is None or now == sizes._replace(edges=now.edges))
             )
 
-        with self._program.lock:
-            fitting = list(filter(fits, self._program.sizes))
+        with self.program.lock:
+            fitting = list(filter(fits, self.program.sizes))
             if fitting:
                 chosen = min(fitting, key=lambda sizes: (sizes.edges, *sizes))
             else:
                 chosen = self._new_sizes(needed) if now is None else now._replace(edges=limit)
-                self._program.sizes.append(chosen)
+                self.program.sizes.append(chosen)
         self._used.add(chosen)
         return chosen
 
@@ -397,8 +392,3 @@ def _places_and_key(structures) -> tuple[list, tuple]:
     """Return (positions, cell) of structures, and what a list depends on besides."""
     placed = [(structure.positions, structure.cell) for structure in structures]
     return placed, tuple((s.numbers.tobytes(), s.pbc.tobytes()) for s in structures)
-
-
-def _joined(structures) -> tuple[np.ndarray, np.ndarray]:
-    positions, cells = zip(*structures, strict=True)
-    return np.concatenate(positions), np.concatenate(cells)

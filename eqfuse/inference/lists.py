@@ -218,11 +218,11 @@ class Grid(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """Needs of a list: room for pairs and atoms in a box, and boxes as wide as the reach."""
+    """Needs of a list: room for pairs and atoms in a box, and whether boxes are too narrow."""
 
     pairs: jax.Array
     occupancy: jax.Array
-    is_wide: jax.Array
+    is_narrow: jax.Array
 
 
 def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
@@ -269,8 +269,7 @@ def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs,
     first = count * jnp.arange(structures, dtype=jnp.int32)[:, None]
     ends = (senders + first).reshape(-1), (receivers + first).reshape(-1)
     pairs = Pairs(Edges.from_arrays(*ends, structures * count), images.reshape(-1, 3))
-    most = Needed(jnp.max(needed.pairs), jnp.max(needed.occupancy), jnp.all(needed.is_wide))
-    return pairs, most
+    return pairs, jax.tree.map(jnp.max, needed)
 
 
 def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
@@ -312,9 +311,8 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
     widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / boxes
     enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
-    is_wide = jnp.all(enough | ~jnp.array(grid.pbc))
-    needed = Needed(found, fullest, is_wide)
-    return senders, receivers, away, needed
+    is_narrow = jnp.any(~enough & jnp.array(grid.pbc))
+    return senders, receivers, away, Needed(found, fullest, is_narrow)
 
 
 def _inverse(matrix, xp=jnp):

@@ -102,10 +102,18 @@ class Network:
 
 def find_runs(run) -> list:
     """Return the runs that a name stands for: a run, a folder of runs, a pattern, or several."""
+    runs = _runs_of(run)
+    places = [Path(one).expanduser().resolve() for one in runs]
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
+    return runs
+
+
+def _runs_of(run) -> list:
     if isinstance(run, Sequence) and not isinstance(run, str):
         if not run:
             raise CheckpointError("no run is given; name at least one")
-        return [found for one in run for found in find_runs(one)]
+        return [found for one in run for found in _runs_of(one)]
     path = Path(run).expanduser()
     if path.exists() or not any(mark in str(run) for mark in "*?["):
         inside = [] if (path / "checkpoints").exists() else sorted(path.glob("*/checkpoints"))
@@ -116,19 +124,10 @@ def find_runs(run) -> list:
     return [Path(match) for match in matches]
 
 
-def require_different(runs: list) -> list:
-    """Return runs, if none of them is given twice."""
-    places = [Path(one).expanduser().resolve() for one in runs]
-    if twice := [place for place in places if places.count(place) > 1]:
-        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
-    return runs
-
-
 def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]:
     """Return the networks of a run or a committee, see `find_runs`; or those that are given."""
     if isinstance(run, Network):
         return [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
         return list(run)
-    runs = require_different(find_runs(run))
-    return [Network(one, which=which, dtype=dtype, backend=backend) for one in runs]
+    return [Network(one, which=which, dtype=dtype, backend=backend) for one in find_runs(run)]

@@ -127,7 +127,7 @@ class Attached:
 
     @property
     def num_compilations(self) -> int:
-        return self._evaluator.num_compilations
+        return self._evaluator.program.num_compilations
 
     def counts(self) -> str:
         return (

@@ -139,17 +139,9 @@ class Folder:
 
     def add_row(self, step: int, row: dict):
         """Add a step to the table: energies (eV), temperature (K), pressure and volume."""
-        total = row["potential"] + row["kinetic"]
-        values = (
-            step * self.settings.timestep,
-            row["potential"],
-            row["kinetic"],
-            total,
-            row["temperature"],
-            row["conserved"],
-            row["pressure"] / units.GPa,
-            row["volume"],
-        )
+        energies = row["potential"], row["kinetic"], row["potential"] + row["kinetic"]
+        others = row["temperature"], row["conserved"], row["pressure"] / units.GPa, row["volume"]
+        values = step * self.settings.timestep, *energies, *others
         self._append(TABLE, ",".join(map(repr, (step, *map(float, values)))) + "\n")
 
     def add_frame(self, atoms: ase.Atoms, step: int):

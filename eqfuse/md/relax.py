@@ -104,10 +104,8 @@ class _Initial(NamedTuple):
     cells: jax.Array  # [n_graphs, 3, 3] Å
     species: jax.Array  # [n_nodes] int32
     index: jax.Array  # [n_nodes] int32, the structure of each atom
-    moves: jax.Array  # [n_nodes] bool, atoms that are not fixed
-    cell_moves: jax.Array  # [n_graphs] bool, cells that relax
+    moves: jax.Array  # [n_nodes] bool, atoms that are neither fixed nor padding
     sizes: jax.Array  # [n_graphs] numbers of atoms
-    num_atoms: jax.Array  # int32; nodes from there on are padding
 
 
 class _Fire(NamedTuple):
@@ -130,8 +128,6 @@ class _Relaxed(NamedTuple):
     forces: jax.Array  # [n_nodes, 3] eV/Å, also on fixed atoms
     strain: jax.Array  # [n_graphs, 3, 3] eV, the derivative by the strain
     largest: jax.Array  # [n_graphs] eV/Å, the largest force of what is relaxed
-    positions: jax.Array  # Å, as they are now
-    cells: jax.Array
     is_listed: jax.Array  # whether the list holds all pairs; if not, no result is right
     num_edges: jax.Array  # int32, that were needed
 
@@ -204,7 +200,7 @@ def _step(structures, relaxed: _Relaxed, forces, limits) -> _Fire:
     )
 
 
-def _compile_relax(module: Module, skin: float, pressure: float):
+def _compile_relax(module: Module, settings: RelaxSettings):
     """Compile a function: params, structures, fire, pairs, listed, limits -> `_Relaxed`.
 
     It takes the steps of ASE's FIRE for each structure (Bitzek et al. 2006, Phys. Rev. Lett. 97,
@@ -212,57 +208,49 @@ def _compile_relax(module: Module, skin: float, pressure: float):
     their steps, or the list is too short. `listed` is the state for which the list was made.
     """
 
-    def forces_of(params, structures, fire, pairs, listed, size) -> tuple[_Relaxed, jax.Array]:
-        positions, cells = _place(structures, fire)
-        index, count = structures.index, len(structures.cells)
-        geometry = Geometry(positions, cells, index, structures.species, structures.num_atoms)
-        done = evaluate(module, params, pairs, geometry, size=size)
-        strain = strain_derivatives(done, geometry)
-        on_atoms, on_cells = _generalised(structures, fire, cells, done.forces, strain, pressure)
-        squares = jax.ops.segment_max(jnp.sum(on_atoms**2, axis=1), index, count)
-        squares = jnp.maximum(squares, jnp.max(jnp.sum(on_cells**2, axis=2), axis=1))
-        largest = jnp.sqrt(jnp.where(structures.sizes > 0, squares, 0))
-        is_listed = _holds_all(structures, fire, listed, positions, module.cutoff, skin)
-        relaxed = _Relaxed(
-            fire,
-            done.node_energy,
-            done.forces,
-            strain,
-            largest,
-            positions,
-            cells,
-            is_listed & (done.near.num_edges <= size),
-            done.near.num_edges,
-        )
-        return relaxed, (on_atoms, on_cells)
-
     def relax(params, structures, fire, pairs: Pairs, listed: _Fire, limits, *, size) -> _Relaxed:
-        def evaluated(fire):
-            return forces_of(params, structures, fire, pairs, listed, size)
+        index, count = structures.index, len(structures.cells)
 
-        def body(carry):
-            return evaluated(_step(structures, *carry, limits))
+        def evaluated(fire) -> tuple[_Relaxed, tuple[jax.Array, jax.Array]]:
+            positions, cells = _place(structures, fire)
+            atoms = jnp.sum(structures.sizes)
+            geometry = Geometry(positions, cells, index, structures.species, atoms)
+            done = evaluate(module, params, pairs, geometry, size=size)
+            strain, needed = strain_derivatives(done, geometry), done.near.num_edges
+            forces = _generalised(structures, fire, cells, done.forces, strain, settings)
+            squares = jax.ops.segment_max(jnp.sum(forces[0] ** 2, axis=1), index, count)
+            squares = jnp.maximum(squares, jnp.max(jnp.sum(forces[1] ** 2, axis=2), axis=1))
+            largest = jnp.sqrt(jnp.where(structures.sizes > 0, squares, 0))
+            reach = module.cutoff, settings.skin
+            is_listed = _holds_all(structures, fire, listed, positions, *reach) & (needed <= size)
+            found = fire, done.node_energy, done.forces, strain, largest, is_listed, needed
+            return _Relaxed(*found), forces
 
         def goes_on(carry):
             relaxed = carry[0]
             open_ones = (relaxed.largest >= limits[0]) & (relaxed.fire.steps < limits[1])
             return relaxed.is_listed & jnp.any(open_ones)
 
+        def body(carry):
+            return evaluated(_step(structures, *carry, limits))
+
         return jax.lax.while_loop(goes_on, body, evaluated(fire))[0]
 
     return jax.jit(relax, static_argnames="size")
 
 
-def _generalised(structures: _Initial, fire: _Fire, cells, forces, strain, pressure: float):
+def _generalised(structures: _Initial, fire: _Fire, cells, forces, strain, settings):
     """Return the forces on the coordinates of `_Fire`."""
-    moves = structures.moves & (jnp.arange(len(forces)) < structures.num_atoms)
-    forces = jnp.where(moves[:, None], forces, 0)
+    forces = jnp.where(structures.moves[:, None], forces, 0)
     forces = jnp.einsum("ai,aij->aj", forces, fire.deformation[structures.index])
+    if not settings.cell:
+        return forces, jnp.zeros_like(strain)
+    pressure = settings.pressure * units.GPa
     volume = jnp.abs(jnp.sum(cells[:, 0] * jnp.cross(cells[:, 1], cells[:, 2]), axis=1))
     virial = -strain - (pressure * volume)[:, None, None] * jnp.eye(3)
     transposed = jnp.linalg.solve(fire.deformation, jnp.swapaxes(virial, 1, 2))
     virial = jnp.swapaxes(transposed, 1, 2) / jnp.maximum(structures.sizes, 1)[:, None, None]
-    return forces, jnp.where(structures.cell_moves[:, None, None], virial, 0)
+    return forces, virial
 
 
 def _holds_all(structures: _Initial, fire: _Fire, listed: _Fire, positions, cutoff, skin):
@@ -283,8 +271,7 @@ class _Batch:
 
     def __init__(self, network: Network, settings: RelaxSettings):
         self._network, self._settings = network, settings
-        pressure = settings.pressure * units.GPa
-        self._compiled = _compile_relax(network.module, settings.skin, pressure)
+        self._compiled = _compile_relax(network.module, settings)
         self._sizes = Sizes()
 
     def relax(self, frames: list[ase.Atoms], first: int) -> list[Outcome]:
@@ -316,20 +303,19 @@ class _Batch:
     def _side_by_side(self, frames) -> _Initial:
         """Put the frames side by side, padded to the sizes of the program."""
         count, nodes, graphs = sum(map(len, frames)), self._sizes.nodes, self._sizes.graphs
-        sizes, moves = np.zeros(graphs, np.int32), np.ones(nodes, bool)
-        cells, periodic = np.zeros((graphs, 3, 3)), np.zeros(graphs, bool)
-        positions, species = np.zeros((nodes, 3)), np.zeros(nodes, np.int32)
+        sizes, moves = np.zeros(graphs, np.int32), np.arange(nodes) < count
+        cells, positions = np.zeros((graphs, 3, 3)), np.zeros((nodes, 3))
+        species, index = np.zeros(nodes, np.int32), np.full(nodes, graphs - 1, np.int32)
         sizes[: len(frames)] = [len(atoms) for atoms in frames]
-        index = np.full(nodes, graphs - 1, np.int32)
         index[:count] = np.repeat(np.arange(len(frames)), sizes[: len(frames)])
         positions[:count] = np.concatenate([atoms.positions for atoms in frames])
         numbers = np.concatenate([atoms.numbers for atoms in frames])
         species[:count] = species_index(numbers, self._network.species)
-        for k, start, atoms in zip(range(graphs), np.cumsum(sizes) - sizes, frames, strict=False):
-            cells[k], periodic[k] = atoms.cell.array * atoms.pbc[:, None], self._settings.cell
+        for k, (start, atoms) in enumerate(zip(np.cumsum(sizes) - sizes, frames, strict=False)):
+            cells[k] = atoms.cell.array * atoms.pbc[:, None]
             for constraint in atoms.constraints:
                 moves[start + constraint.index] = False
-        return _Initial(positions, cells, species, index, moves, periodic, sizes, np.int32(count))
+        return _Initial(positions, cells, species, index, moves, sizes)
 
     def _list(self, structures: _Initial, fire, frames):
         positions, cells = jax.device_get(_place(structures, fire))
@@ -342,14 +328,15 @@ class _Batch:
 
     def _outcomes(self, frames, structures: _Initial, before, after) -> list[Outcome]:
         outcomes, stop = [], 0
+        positions, cells = jax.device_get(_place(structures, after.fire))
         for k, atoms in enumerate(frames):
             own = slice(stop, stop := stop + len(atoms))
             references = self._network.references[structures.species[own]].sum()
             first, last = (float(done.energies[own].sum() + references) for done in (before, after))
             relaxed = atoms.copy()
             if atoms.pbc.any() and self._settings.cell:
-                relaxed.set_cell(after.cells[k])
-            relaxed.set_positions(after.positions[own], apply_constraint=False)
+                relaxed.set_cell(cells[k])
+            relaxed.set_positions(positions[own], apply_constraint=False)
             results = {"energy": last, "forces": after.forces[own]}
             if atoms.pbc.all():
                 stress = after.strain[k] / relaxed.get_volume()

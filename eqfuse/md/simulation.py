@@ -122,7 +122,7 @@ class _Simulation:
     def begin(self):
         """Compute the first forces, and write the first frames of a new folder."""
         positions = [member.atoms.positions for member in self._members]
-        cells = [member.cell for member in self._members]
+        cells = [member.atoms.cell.array for member in self._members]
         settings = self._settings
         velocities = [
             initial_velocities(atoms, settings.temperature, settings.seed + k)
@@ -208,17 +208,17 @@ class _Simulation:
 
     def _excess(self, done: Advanced, row: int) -> str:
         """Return the limit that the step of a row passed, and its structure."""
-        for number, member in enumerate(self._members):
-            if excess := member.excess(done.rows[row][number]):
-                several = len(self._members) > 1
-                return f"structure {number}: {excess}" if several else excess
-        raise AssertionError("no limit was passed")
+        excesses = [
+            member.excess(one) for member, one in zip(self._members, done.rows[row], strict=True)
+        ]
+        number, excess = next(pair for pair in enumerate(excesses) if pair[1])
+        return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
         """Write the last good frames and raise the error."""
         if self._step % self._settings.save_every:  # else they are there
             for member, state in self._states():
-                member.add_frame(state)
+                member.folder.add_frame(member.frame(state), self._step)
         self._finish()
         raise TrainingFailed(
             f"stopped after step {self._step}: {why}; {self._folder} ends with the last good "

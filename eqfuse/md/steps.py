@@ -25,6 +25,7 @@ from eqfuse.md.settings import Settings
 _SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
 MOST_STEPS = 100
 """Steps that one call can take."""
+_NOTHING = Needed(np.int32(0), np.int32(0), np.bool_(False))
 RUNNING, LIMIT, OVERFLOW = range(3)
 """Why a call returned: all steps are done, a limit was passed, or arrays are too small."""
 COLUMNS = ("potential", "kinetic", "temperature", "force", "conserved", "pressure", "volume")
@@ -102,12 +103,7 @@ def _compile_steps(module: Module, room: Room, settings: Settings):
         def body(carry):
             state, listing, done, _, rows, most = carry
             state, listing, reason, row, now = take(params, structures, state, listing, timestep)
-            needed = Needed(
-                jnp.maximum(most.needed.pairs, now.needed.pairs),
-                jnp.maximum(most.needed.occupancy, now.needed.occupancy),
-                most.needed.is_wide & now.needed.is_wide,
-            )
-            edges = jnp.maximum(most.edges, now.edges)
+            needed, edges = jax.tree.map(jnp.maximum, most[:2], now[:2])
             most = Most(needed, edges, most.lists + now.lists)
             return state, listing, done + 1, reason, rows.at[done].set(row), most
 
@@ -115,7 +111,7 @@ def _compile_steps(module: Module, room: Room, settings: Settings):
             return (carry[2] < steps) & (carry[3] == RUNNING)
 
         zero = jnp.int32(0)
-        most = Most(Needed(zero, zero, jnp.bool_(True)), zero, zero)
+        most = Most(_NOTHING, zero, zero)
         rows = jnp.zeros((MOST_STEPS, len(state.step), len(COLUMNS)), jnp.float64)
         start = state, listing, zero, jnp.int32(RUNNING), rows, most
         state, listing, _, reason, rows, most = jax.lax.while_loop(goes_on, body, start)
@@ -142,8 +138,7 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
     state = each(lambda integrator, state: integrator.begin(state, step), before)
     rescaled = settings.ensemble == "npt"
     valid = jnp.all(_are_valid(listing, state, module.cutoff, settings.skin, rescaled))
-    none = Needed(jnp.int32(0), jnp.int32(0), jnp.bool_(True))
-    listing, needed = jax.lax.cond(valid, lambda: (listing, none), lambda: made(state))
+    listing, needed = jax.lax.cond(valid, lambda: (listing, _NOTHING), lambda: made(state))
     count = is_atom.size
     index = jnp.repeat(jnp.arange(len(is_atom), dtype=jnp.int32), is_atom.shape[1])
     geometry = Geometry(
@@ -160,7 +155,7 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
     good = jnp.all((force <= settings.max_force) & (temperature <= settings.max_temperature))
     good &= jnp.all(jnp.isfinite(potential))
     fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
-    fits &= needed.is_wide & (edges <= room.sizes.edges)
+    fits &= ~needed.is_narrow & (edges <= room.sizes.edges)
     reason = jnp.where(fits, jnp.where(good, RUNNING, LIMIT), OVERFLOW).astype(jnp.int32)
     state = jax.tree.map(lambda new, old: jnp.where(fits & good, new, old), state, before)
     most = Most(needed, edges, (~valid).astype(jnp.int32))
@@ -280,7 +275,7 @@ class Stepper:
     def _enlarge(self, done: Advanced):
         room, needed = self.room, done.most.needed
         grid = room.grid
-        if not needed.is_wide:
+        if needed.is_narrow:
             state = done.state
             ends = zip(state.positions, self._sizes, strict=True)
             positions = [at[:count] for at, count in ends]

@@ -107,10 +107,6 @@ class Member:
         self.folder: Folder | None = None
         self.last: np.ndarray | None = None
 
-    @property
-    def cell(self) -> np.ndarray:
-        return self.atoms.cell.array
-
     def record(self, rows, first: int, state: State):
         """Write the rows of steps from number `first` on, and the frame after them if it is due."""
         rows = np.array(rows)
@@ -122,10 +118,7 @@ class Member:
         if len(rows):
             step, self.last = first + len(rows) - 1, rows[-1]
             if step % settings.save_every == 0 or step == settings.steps:
-                self.add_frame(state)
-
-    def add_frame(self, state: State):
-        self.folder.add_frame(self.frame(state), int(state.step))
+                self.folder.add_frame(self.frame(state), step)
 
     def frame(self, state: State) -> ase.Atoms:
         """Return the structure in a state, with velocities, energy and forces."""

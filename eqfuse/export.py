@@ -171,19 +171,6 @@ def _function(network: Network, structure, read):
 
 def main(arguments: list[str]) -> int:
     """Write the program of a network, and print what it is; return the exit code."""
-    options = _parser().parse_args(arguments)
-
-    def write():
-        kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
-        metadata = export(options.run, options.file, **kinds)
-        size = options.file.stat().st_size / 1e6
-        print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
-        print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
-
-    return exit_code(write)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eqfuse export",
         description="Write energies, forces and stress of a network as one program (StableHLO), "
@@ -201,4 +188,13 @@ def _parser() -> argparse.ArgumentParser:
         help="network; or table, which is faster: functions of lengths are read from tables, and "
         "the networks that compute them are not in the file",
     )
-    return parser
+    options = parser.parse_args(arguments)
+
+    def write():
+        kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
+        metadata = export(options.run, options.file, **kinds)
+        size = options.file.stat().st_size / 1e6
+        print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
+        print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
+
+    return exit_code(write)

@@ -18,18 +18,15 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     They are drawn by epoch, or by step where an epoch has several. A dashed line is before the
     second stage, whose loss is another one: after the step `stage`.
     """
-    with open(metrics, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
-    if not rows:
-        raise ValueError(f"there is no whole line in {metrics}")
-    columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    columns = _columns(metrics)
     panels = {
         "loss": "loss",
         "forces_rmse_mev_per_a": "force RMSE (meV/Å)",
         "energy_rmse_mev_per_atom": "energy RMSE (meV/atom)",
         "stress_rmse_mev_per_a3": "stress RMSE (meV/Å³)",
     }
-    by = "epoch" if len(set(columns["epoch"])) == len(rows) else "step"
+    count = len(columns["epoch"])
+    by = "epoch" if len(set(columns["epoch"])) == count else "step"
     # not of labels that no frame has
     panels = {
         name: label
@@ -59,12 +56,12 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
             axes.axvline(begin, color="0.4", ls="--", lw=1, label="second stage")
         axes.set(xlabel=by, ylabel=label, yscale="log" if positive else "linear")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        if len(rows) == 1:  # a point, and no fractions of an epoch around it
+        if count == 1:  # a point, and no fractions of an epoch around it
             axes.set_xlim(columns[by][0] - 1, columns[by][0] + 1)
         axes.legend(frameon=False)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}")
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def parity(energies, forces, target: Path, stress=(), title: str = ""):
@@ -103,9 +100,8 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
         axes.set_title(f"MAE {mae:.4g}, RMSE {rmse:.4g} {milli}", fontsize="medium")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
-        axes.grid(alpha=0.3, linewidth=0.5)
     figure.suptitle(title)
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def spread(spreads, errors, target: Path):
@@ -127,8 +123,7 @@ def spread(spreads, errors, target: Path):
         axes.set(xscale="log", yscale="log")
         axes.legend(fontsize="small")
     axes.set(xlabel="spread of the force (eV/Å)", ylabel="error of the force (eV/Å)")
-    axes.grid(alpha=0.3, linewidth=0.5)
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def dynamics(table: Path, distances: Path, target: Path):
@@ -164,15 +159,15 @@ def dynamics(table: Path, distances: Path, target: Path):
     pairs.plot(radial[distance], radial[density], color=_COLOURS[0])
     labels = {"g": "radial distribution", "pairs_by_a": "pairs of an atom (1/Å)"}
     pairs.set(xlabel="distance (Å)", ylabel=labels[density], xlim=(0, None), ylim=(0, None))
-    for axes in figure.axes:
-        axes.grid(alpha=0.3, linewidth=0.5)
     figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps")
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def _columns(table: Path) -> dict[str, np.ndarray]:
     with open(table, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    if not rows:
+        raise ValueError(f"there is no whole line in {table}")
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
@@ -180,8 +175,6 @@ def _figure(columns: int) -> matplotlib.figure.Figure:
     # Not through pyplot: that would choose a backend for the whole process.
     figure = matplotlib.figure.Figure(figsize=(4.6 * columns, 4.2), layout="constrained")
     figure.subplots(1, columns)
+    for axes in figure.axes:
+        axes.grid(alpha=0.3, linewidth=0.5)
     return figure
-
-
-def _save(figure, target: Path):
-    figure.savefig(target, dpi=150)

@@ -19,15 +19,19 @@ Without a GPU, --dry-run runs all of it in tiny sizes on the CPU, where no numbe
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import shlex
+import signal
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from typing import NamedTuple
-
-from eqfuse.bench.worker import Worker, results
 
 LARGE, MIDDLE = (3_000, 160_000), (1_000, 50_000)
 REDUCED, MANY = (24, 400), (1_000, 3_000)
@@ -55,11 +59,10 @@ IN_LARGE = (
     *("nequip-benzene-64-l3", "mixed", "allegro-64-l2", "linear-64-l2"),
 )
 MODELS = ("nequip", "mace", "allegro")
-RESERVE_S = 5
-"""Left of the minutes when the last job is stopped, to end the processes."""
-PATIENCE = 4
-"""A job may take so often what it is thought to take, so that one that hangs does not take all."""
+RESERVE_S = 5  # left of the minutes when the last job is stopped, to end the processes
+PATIENCE = 4  # times what a job is thought to take, so that one that hangs does not take all
 DRY = "a dry run on the CPU in tiny sizes: no number in it says anything about speed"
+DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 COLUMNS = {
     "parity": ("forward", "backward", "double"),
     "kernels": ("order", "side", "ms (quartiles)", "times eqfuse", "compile, s", "scratch, GB"),
@@ -89,11 +92,6 @@ class Job(NamedTuple):
         return {"parity": 20, "kernels": 70, "steps": 60}[self.group]
 
 
-def parity_of(job: Job) -> Job:
-    """Return the comparison with e3nn-jax, in a reduced size, of what a job times."""
-    return Job("parity", job.case, min(job.size, REDUCED), job.dtype)
-
-
 def jobs() -> list[Job]:
     found = [
         *(Job("parity", name, REDUCED) for name in MAIN),
@@ -114,6 +112,79 @@ def jobs() -> list[Job]:
 def tiny(found: list[Job]) -> list[Job]:
     sizes = {"steps": (20, 40)}
     return list(dict.fromkeys(job._replace(size=sizes.get(job.group, (5, 12))) for job in found))
+
+
+class Worker:
+    """Runs jobs in a process, with a limit of time for each.
+
+    A kernel that reads outside of its arrays spoils the device for its process, and one that never
+    ends never gives back control. So the process runs one job at a time, and is replaced when it
+    dies, hangs, or meets an error that may have spoiled it. The function is importable, and the
+    environment is set in the process before it imports anything else.
+    """
+
+    def __init__(self, function: Callable, environment: dict[str, str]):
+        self._function, self._environment, self._pool = function, environment, None
+
+    def run(self, job, settings: dict, seconds: float) -> list[dict]:
+        """Return the results of a job; one {"error": ...} if the process had to be ended."""
+        if self._pool is None:
+            self._cache = tempfile.TemporaryDirectory()  # so compile times are of a first run
+            environment = {"EQFUSE_CACHE_DIR": self._cache.name} | self._environment
+            self._pool = concurrent.futures.ProcessPoolExecutor(
+                1, multiprocessing.get_context("spawn"), _start, (environment,)
+            )
+            self._pid = self._pool.submit(os.getpid).result()
+        try:
+            found = self._pool.submit(self._function, job, settings).result(seconds)
+        except concurrent.futures.TimeoutError:
+            self.stop()
+            return [{"error": f"stopped after {seconds:.0f} s"}]
+        except concurrent.futures.process.BrokenProcessPool:
+            self.stop()
+            return [{"error": "the process died"}]
+        if any(map(is_device_error, found)):  # it may have spoiled the process
+            self.stop()
+        return found
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._pool.shutdown()
+            self._cache.cleanup()
+            self._pool = None
+
+
+def _start(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+
+
+def is_device_error(result: dict) -> bool:
+    """Return whether a result is a device error, after which others may fail."""
+    sides = result.get("sides", {}).values()
+    messages = [part.get("error", "") for part in (result, *sides)]
+    return any(name in message for message in messages for name in DEVICE_ERRORS)
+
+
+def results(job, settings: dict) -> list[dict]:
+    """Return the results of a job, exceptions too."""
+    from eqfuse.bench import parity, steps, times  # once the environment is set
+
+    backend, seconds = settings["backend"], settings["seconds"]
+    functions = {
+        "describe": lambda: times.describe(settings["dry"]),
+        "parity": lambda: parity.check(job.case, job.dtype, backend, job.size, job.tf32x3),
+        "kernels": lambda: times.of_op(*job[1:4], backend, seconds, settings["peers"]),
+        "steps": lambda: steps.measure(job.case, job.size, backend, seconds),
+    }
+    found = []
+    try:
+        for result in functions[job.group]():
+            found.append(result)
+    except Exception as error:
+        found.append({"error": times.first_line(error)})
+    return found
 
 
 class Run:
@@ -169,7 +240,7 @@ class Run:
         """Return the fault of the same op's results in a reduced size, or ""."""
         key = job.case, job.dtype
         if key not in self._wrong:
-            self._job(parity_of(job))
+            self._job(Job("parity", job.case, min(job.size, REDUCED), job.dtype))
         return self._wrong.get(key, "its parity was not checked")
 
     def _add(self, job: Job, result: dict) -> None:
@@ -191,30 +262,26 @@ def lines(group: str, result: dict) -> list[tuple[str, ...]]:
         if word in result:
             return [(*order, f"{word}: {result[word]}")]
     if group == "parity":
-        return [tuple(_parity(order) for order in result["orders"].values())]
+        cells = []
+        for found in result["orders"].values():
+            repeatable = "" if found["repeatable"] else ", not repeatable"
+            cells.append(f"{found['error']:.0e} ({found['share']:.2f}){repeatable}")
+        return [tuple(cells)]
     found = []
     for name, side in result["sides"].items():
         if "error" in side:
             found.append((*order, name, side["error"]))
             continue
+        ms = "{median:.3g} ({low:.3g} to {high:.3g})".format(**side["ms"])
+        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**side["ratio"])
         bytes_of = [side.get(key) for key in ("scratch_bytes", "peak_bytes")[: 2 - len(order)]]
-        found.append(
-            (
-                *(*order, name, "{median:.3g} ({low:.3g} to {high:.3g})".format(**side["ms"])),
-                "{median:.2f} ({low:.2f} to {high:.2f})".format(**side["ratio"]),
-                f"{side['compile_s']:.1f}",
-                *("" if number is None else f"{number / 1e9:.2f}" for number in bytes_of),
-            )
-        )
+        gigabytes = ["" if number is None else f"{number / 1e9:.2f}" for number in bytes_of]
+        found.append((*order, name, ms, ratio, f"{side['compile_s']:.1f}", *gigabytes))
     return found
 
 
-def _parity(order: dict) -> str:
-    repeatable = "" if order["repeatable"] else ", not repeatable"
-    return f"{order['error']:.0e} ({order['share']:.2f}){repeatable}"
-
-
-def options_of(arguments: list[str] | None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None, peers: str = "") -> int:
+    """Run what the options ask for; `peers` is a module with more sides, see `times.of_op`."""
     parser = argparse.ArgumentParser(
         prog="eqfuse bench",
         description=__doc__,
@@ -230,20 +297,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--backend", help="of a dry run: llvm (default), xla or triton-interpret", default="llvm"
     )
-    return parser.parse_args(arguments)
-
-
-def jobs_of(options: argparse.Namespace) -> list[Job]:
-    found = tiny(jobs()) if options.dry_run else jobs()
-    names = ("group", "case", "dtype")
-    return [job for job in found if options.only in " ".join(job.label[name] for name in names)]
-
-
-def main(arguments: list[str] | None = None, peers: str = "") -> int:
-    """Run what the options ask for; `peers` is a module with more sides, see `times.of_op`."""
-    options = options_of(arguments)
-    dry = options.dry_run
-    asked = jobs_of(options)
+    options = parser.parse_args(arguments)
+    dry, names = options.dry_run, ("group", "case", "dtype")
+    asked = tiny(jobs()) if dry else jobs()
+    asked = [job for job in asked if options.only in " ".join(job.label[n] for n in names)]
     if not asked:
         sys.exit(f"nothing holds --only {options.only!r}")
     content = {"command": shlex.join(["python", *sys.orig_argv[1:]]), "dry_run": dry}

@@ -92,8 +92,8 @@ def random_edges(nodes: int, edges: int, grouped: bool = True) -> ops.Edges:
 
 def _degree(edges: ops.Edges) -> int:
     """Return the most edges of one node."""
-    counts = [np.diff(pointers) for pointers in (edges.receiver_ptr, edges.sender_ptr)]
-    return int(max(count.max(initial=1) for count in counts))
+    counts = np.diff([edges.receiver_ptr, edges.sender_ptr])
+    return int(counts.max(initial=1))
 
 
 def _of_arrays(call: Callable, *irreps):
@@ -184,10 +184,8 @@ def grouped_dense(nodes: int, edges: int) -> Problem:
     """Return a hidden layer of three radial networks, `ops.grouped_dense` of each edge."""
 
     def function(backend):
-        def layers(floats, _):
-            return ops.grouped_dense(floats[0], floats[1:], scale=0.125, backend=backend)
-
-        return layers
+        options = {"scale": 0.125, "backend": backend}
+        return lambda floats, _: ops.grouped_dense(floats[0], floats[1:], **options)
 
     shapes = ((edges, 192), *[(64, 64)] * 3)
     return Problem(function, shapes, summands=max(edges, 64), composed=True)

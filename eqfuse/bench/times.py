@@ -24,8 +24,8 @@ from eqfuse.ops.info import info
 OURS, REFERENCE, EXACT = "eqfuse", "e3nn-jax", "e3nn-jax in float32"
 BATCH_S, MOST_CALLS, WARM_UP = 0.01, 64, 3
 """Seconds of a batch of calls, its most calls, and calls before the first batch."""
-LENGTH = 200
-"""Characters of a message in a table."""
+LEAST_TURNS, MOST_TURNS = 5, 100
+LENGTH = 200  # characters of a message in a table
 
 
 class ParityError(RuntimeError):
@@ -131,9 +131,7 @@ def compared(calls: dict[str, Call | Exception], tolerance: float, seconds: floa
     return {"checked_against": judge, "sides": sides}
 
 
-def in_turns(
-    calls: dict[str, Callable], seconds: float, least: int = 5, most: int = 100
-) -> dict[str, dict]:
+def in_turns(calls: dict[str, Callable], seconds: float) -> dict[str, dict]:
     """Measure the milliseconds of each call in turns, so that a change of clocks meets all alike.
 
     In a turn each function is called so often, without waiting in between, that the calls take 10
@@ -148,8 +146,8 @@ def in_turns(
         repeats[name] = max(1, min(MOST_CALLS, math.ceil(BATCH_S / _seconds(call, 1))))
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
-    for turn in range(most):
-        if turn >= least and time.perf_counter() > end:
+    for turn in range(MOST_TURNS):
+        if turn >= LEAST_TURNS and time.perf_counter() > end:
             break
         for name, call in calls.items():
             times[name].append(_seconds(call, repeats[name]))

@@ -13,10 +13,9 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.bench import command as program
-from eqfuse.bench import parity, steps, times, worker
+from eqfuse.bench import parity, steps, times
 from eqfuse.bench.problems import ORDERS, PROBLEMS
 from eqfuse.bench.times import ParityError
-from eqfuse.bench.worker import Worker, is_device_error
 from tests.bench import worker_program
 
 TINY = (4, 9)
@@ -29,7 +28,7 @@ class InProcess:
     """Runs jobs here, so that what is patched here counts."""
 
     def run(self, job, settings, seconds):
-        return worker.results(job, settings)
+        return program.results(job, settings)
 
     def stop(self):
         pass
@@ -227,7 +226,7 @@ def test_the_minutes_are_kept(tmp_path, capsys):
 
 
 def test_a_process_that_dies_or_hangs_is_replaced():
-    ours = Worker(worker_program.answer, {"WHAT": "42"})
+    ours = program.Worker(worker_program.answer, {"WHAT": "42"})
     try:
         [first] = ours.run("answer", {}, 20)
         [again] = ours.run("answer", {}, 20)
@@ -287,7 +286,7 @@ def test_what_is_asked_for():
 def test_errors_in_one_line():
     error = jax.errors.JaxRuntimeError("INTERNAL: illegal memory access\nmore")
     assert times.first_line(error).endswith("RuntimeError: INTERNAL: illegal memory access")
-    assert is_device_error({"sides": {"eqfuse": {"error": times.first_line(error)}}})
+    assert program.is_device_error({"sides": {"eqfuse": {"error": times.first_line(error)}}})
     full = times.first_line(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     assert full == "out of memory: RESOURCE_EXHAUSTED: Out of memory"
-    assert not is_device_error({"error": full})
+    assert not program.is_device_error({"error": full})

@@ -127,7 +127,14 @@ def check(
     for backend in _other_backends() if backends is None else backends:
         yield compared("backend", backend, dtype="float64", backend=backend)
     yield compared("float32", "", dtype="float32")
-    yield _drift(run, which, structures, steps, temperature)
+    several = [structure for structure in structures if structure.num_atoms > 1]
+    if not steps or not several:
+        why = "no structure has several atoms" if not several else "no steps"
+        yield Row("nve", None, "give a file of structures" if steps is None else why)
+        return
+    calculator = Calculator(run, which=which)
+    note = f"{steps} steps from {temperature:g} K, {calculator.network.dtype}"
+    yield Row("nve", drift(several[0], calculator, steps, temperature), note)
 
 
 def _answers(network: Network, structures, rng) -> Iterator[Row]:
@@ -177,16 +184,6 @@ def _other_backends() -> list[str]:
     """Return the backends that run here, without an interpreter and the one chosen by device."""
     others = ops.resolve_here(None), "triton-interpret"
     return [name for name, (runs, _) in ops.availability().items() if runs and name not in others]
-
-
-def _drift(run, which, structures, steps: int | None, temperature: float) -> Row:
-    several = [structure for structure in structures if structure.num_atoms > 1]
-    if not steps or not several:
-        why = "no structure has several atoms" if not several else "no steps"
-        return Row("nve", None, "give a file of structures" if steps is None else why)
-    calculator = Calculator(run, which=which)
-    note = f"{steps} steps from {temperature:g} K, {calculator.network.dtype}"
-    return Row("nve", drift(several[0], calculator, steps, temperature), note)
 
 
 def _rattled(structure: Structure, rng) -> Structure:

@@ -33,22 +33,16 @@ class Module:
 class Network:
     """A trained potential that is ready to predict. It can be copied and pickled.
 
+    Its `species` are sorted atomic numbers, `cutoff` is in Å, and `references`, [n_species] eV,
+    are the reference energies.
+
     Args:
       run: the folder of the run, or a file of its network (.safetensors).
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
       radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
-        run. Tables are computed here, once, and not in every call; auto has them for a run that was
-        trained with them.
-
-    Attributes:
-      metadata: of the checkpoint, see `eqfuse.train.load_run`.
-      dtype: the name of the floating-point type.
-      species: sorted atomic numbers.
-      cutoff: Å.
-      references: [n_species] eV, the reference energy of each species.
-
+        run. Tables are computed here, once; auto has them for a run that was trained with them.
     Raises:
       CheckpointError: no readable checkpoint.
       ValueError: another `which`, dtype or `radial`, or a run that did not train a potential.

@@ -104,11 +104,8 @@ def attach(
 class Attached:
     """A network that computes the forces of a LAMMPS instance; see `attach`.
 
-    Attributes:
-      fix: ID of the fix.
-      ghost_cutoff: Å, how far from the subdomain ghosts are needed.
-      num_steps, num_lists: how often forces were computed, and lists of neighbours made.
-      num_own, num_nodes, num_edges: of the last step, on this rank.
+    It counts the steps and neighbour lists (`num_steps`, `num_lists`) and, of the last step on
+    this rank, `num_own`, `num_nodes` and `num_edges`. Ghosts are needed up to `ghost_cutoff` (Å).
     """
 
     def __init__(self, lmp, comm, network: Network, types, fix: str, forces: str, skin: float):

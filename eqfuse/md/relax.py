@@ -26,21 +26,13 @@ _PATIENCE, _FASTER, _SLOWER, _MIXING, _LESS_MIXING = 5, 1.1, 0.5, 0.1, 0.99
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The relaxation of one structure.
+    """The relaxation of one structure."""
 
-    Attributes:
-      atoms: at the end, with energy and forces, and stress if periodic.
-      first_energy: eV, before.
-      largest: eV/Å, the largest force; of a cell, its share by atom (as in ASE's UnitCellFilter).
-      steps: that were taken.
-      is_relaxed: whether the largest force is below `fmax`.
-    """
-
-    atoms: ase.Atoms
-    first_energy: float
-    largest: float
-    steps: int
-    is_relaxed: bool
+    atoms: ase.Atoms  # at the end, with energy and forces, and stress if periodic
+    first_energy: float  # eV, before
+    largest: float  # eV/Å, force; of a cell, its share by atom (as in ASE's UnitCellFilter)
+    steps: int  # that were taken
+    is_relaxed: bool  # whether the largest force is below `fmax`
 
 
 def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> list[Outcome]:

@@ -68,12 +68,11 @@ def _found(problem: Problem, dtype: str, backend: str, tf32x3: bool, arguments):
         kinds = {a.dtype.name for a in jax.tree.leaves(found)}
         if kinds != {dtype}:
             raise ParityError(f"results are {', '.join(sorted(kinds))}, operands {dtype}")
-        return _wide(found), list(map(_same_bits, found, again))
+        return _wide(found), [_bits(a) == _bits(b) for a, b in zip(found, again, strict=True)]
 
 
-def _same_bits(one, other) -> bool:
-    pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+def _bits(results) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(results)]
 
 
 def _wide(results):
@@ -93,9 +92,6 @@ def check(
     an array in bfloat16 lies between the kernels of an op, twice the error of e3nn-jax in bfloat16
     and four roundings of the largest element. Products of `tf32x3` leave out the smallest of four
     parts of a product, so that their rounding is four times that of float32.
-
-    The result has for each order the largest error in units of what is allowed ("share") and of the
-    largest element ("error"), and whether a second run has the same bits ("repeatable").
     """
     problem = PROBLEMS[name](*size)
     arguments = numbers(problem, jnp.bfloat16 if dtype == "bfloat16" else np.float32)

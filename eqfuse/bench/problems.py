@@ -66,8 +66,7 @@ def _is_shape(value) -> bool:
 def derivative(function, order: str):
     """Return an order of derivative, as a function(arguments, integers) that gives a tuple.
 
-    Arguments and results: forward (floats) and (out); backward (floats, cotangent) and (gradients);
-    double (floats, cotangent, cotangents of the gradients) and (gradients of floats, of cotangent).
+    The arguments are (floats, cotangent, cotangents of the gradients), as many as the order has.
     """
 
     def backward(floats, cotangent, integers):

@@ -49,10 +49,7 @@ def _graph(positions, senders, receivers, shifts, species, graph_index) -> Graph
 
 
 def batch(nodes: int, edges: int) -> Graph:
-    """Make periodic boxes of atoms, with equally many edges each: the shortest distances.
-
-    The density is such that they are within the cutoff of the models.
-    """
+    """Make boxes of atoms whose density suits the cutoff; the shortest pairs are edges."""
     atoms = nodes // NUM_GRAPHS
     rng = np.random.default_rng(0)
     parts = [_box(rng, atoms, edges // NUM_GRAPHS // 2) for _ in range(NUM_GRAPHS)]
@@ -127,8 +124,7 @@ def measure(name: str, size: tuple[int, int], backend: str, seconds: float) -> I
     """Time a training step of one model; one result.
 
     The loss and its gradient (the first moment of Adam after a step from zero) of both sides are
-    compared, and nothing is timed where they differ. Peaks of memory are those of the whole
-    process: exact in a new one for the side that runs first and where they grow, else null.
+    compared. Peaks of memory are exact in a new process for the side that runs first.
     """
     with precision("float32"):
         sides = {OURS: backend, REFERENCE: "e3nn"}

@@ -78,8 +78,8 @@ def of_op(
 def _tolerance(problem: Problem, order: str, dtype: str) -> float:
     """Return the tolerance of two results, relative to the largest element.
 
-    Rounding errors of a sum of n products are a random walk of n steps; eight times that for
-    the difference of two. In bfloat16, of the roundings of results and of what lies between.
+    Rounding errors of a sum of n products are a random walk of n steps; eight times that for the
+    difference of two. In bfloat16, of the roundings of results and of what lies between.
     """
     if dtype == "bfloat16":
         return (16 if problem.composed else 4) * float(jnp.finfo(jnp.bfloat16).eps) / 2
@@ -135,9 +135,8 @@ def in_turns(calls: dict[str, Callable], seconds: float) -> dict[str, dict]:
     """Measure the milliseconds of each call in turns, so that a change of clocks meets all alike.
 
     In a turn each function is called so often, without waiting in between, that the calls take 10
-    ms: what is timed is the device and not the host, as in a loop of training. Three calls before
-    the first turn are warm-up. Results have "ms" and, turn by turn, "ratio" to the first function,
-    each with its median and quartiles ("low", "high").
+    ms: what is timed is the device and not the host. Results have "ms" and, turn by turn, "ratio"
+    to the first function, each with its median and quartiles ("low", "high").
     """
     repeats = {}
     for name, call in calls.items():

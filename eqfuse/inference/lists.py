@@ -160,8 +160,8 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
 def select_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
     """Choose the near ones, or the first of them, and others, spread evenly: `size` together.
 
-    The results are [count + 1] int32, how many are chosen before each place, and how many are near,
-    which costs nothing here: a sum of them made XLA compute all of them again.
+    Return [count + 1] int32, how many are chosen before each place, and how many are near: a sum of
+    them made XLA compute all of them again.
     """
     so_far = running_count(near)
     until = jnp.minimum(so_far[1:], size)
@@ -174,8 +174,8 @@ def select_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
 def running_count(keep) -> jax.Array:
     """Count the true ones of [count] before each place, and in all, [count + 1] int32.
 
-    On a CPU, XLA computes a cumulative sum in log2(count) passes over the array; a product with a
-    triangular matrix leaves a sixteenth of it to them. float32 counts exactly up to 2^24.
+    On a CPU, XLA computes a cumulative sum in log2(count) passes; a product with a triangular
+    matrix leaves a sixteenth of it to them. float32 counts exactly up to 2^24.
     """
     count = keep.shape[0]
     blocks = jnp.pad(keep, (0, -count % _BLOCK)).reshape(-1, _BLOCK).astype(jnp.float32)
@@ -205,8 +205,7 @@ def pair_vectors(positions, cells, graph_index, senders, receivers, images):
 class Grid(NamedTuple):
     """Boxes along the lattice vectors, and along the axes of directions that are not periodic.
 
-    All pairs within `reach` are of atoms in boxes that are next to each other, or in images of the
-    box along a lattice vector that is no longer.
+    All pairs within the reach (Å) are in boxes, or images, that are next to each other.
     """
 
     reach: float  # Å

@@ -83,8 +83,8 @@ def export(
     if radial not in RADIAL:
         raise ValueError(f"radial must be one of {', '.join(RADIAL)}, got {radial!r}")
     network = Network(run, which=which, dtype=dtype, backend="xla", radial=radial)
-    leaves, structure = jax.tree.flatten(network._params)
-    with network._precision():
+    leaves, structure = jax.tree.flatten(network.params)
+    with network.precision():
         shapes = _shapes(leaves, network.dtype)
         read = _read(_function(network, structure, range(len(leaves))), shapes)
         leaves = [leaves[k] for k in read]
@@ -140,12 +140,12 @@ def _function(network: Network, structure, read):
 
     Only the variables of the numbers `read` are weights; the others are in no result.
     """
-    potential = network._potential
+    potential = network.module.potential
     species_of = np.full(len(chemical_symbols), -1, np.int32)
     species_of[list(network.species)] = np.arange(len(network.species))
 
     def function(weights, numbers, positions, cell, senders, receivers, shifts):
-        variables = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(network._params)]
+        variables = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(network.params)]
         for k, weight in zip(read, weights, strict=True):
             variables[k] = weight
         params = jax.tree.unflatten(structure, variables)

@@ -95,7 +95,7 @@ def neighbor_list(
         difference = jax.vmap(functools.partial(displacement, **kwargs))
         vectors, edges = _edges(R, neighbor, difference, network)
         with jax.default_matmul_precision("highest"):
-            energies = network._potential.apply(network._params, vectors, species, edges)
+            energies = network.module.potential.apply(network.params, vectors, species, edges)
         if reference_energies:
             energies += network.references[species]
         return energies if per_particle else jnp.sum(energies)

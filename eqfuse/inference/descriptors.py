@@ -44,7 +44,7 @@ def descriptors(
     if len(networks) > 1:
         raise ValueError(f"{run} is a committee of {len(networks)} runs; descriptors are of one")
     [network] = networks
-    layers = network._potential.model.layers
+    layers = network.module.potential.model.layers
     if num_layers != -1 and not 1 <= num_layers <= layers:
         raise ValueError(f"num_layers must be from 1 to {layers}, or -1 for all, got {num_layers}")
     layers = layers if num_layers == -1 else num_layers

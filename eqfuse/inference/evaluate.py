@@ -21,9 +21,7 @@ from eqfuse.inference.commands import add_backend, add_keys, atoms_of, label_key
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 
-SOURCE = "file.txt"
-"""Names the file that the results of a folder are of."""
-
+SOURCE = "file.txt"  # names the file that the results of a folder are of
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
@@ -124,14 +122,11 @@ def _folder(options) -> Path:
 def _draw_parity(structures, predicted: list[Predicted], target: Path):
     """Draw the parity plot, energies relative to the reference energies of the run."""
     pairs = list(zip(structures, predicted, strict=True))
-    energies = [
-        (
-            (s.energy - (p.energy - p.relative_energy)) / s.num_atoms,
-            p.relative_energy / s.num_atoms,
-        )
-        for s, p in pairs
-        if s.energy is not None
-    ]
+    energies = []
+    for s, p in pairs:
+        if s.energy is not None:
+            relative = s.energy - (p.energy - p.relative_energy)
+            energies.append((relative / s.num_atoms, p.relative_energy / s.num_atoms))
     with_forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
     stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
     pictures.parity(

@@ -344,7 +344,7 @@ class Evaluator:
         arguments = listed.pairs, places, listed.of_nodes
         while True:
             with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-                done = compiled(self.network._params, *arguments, size=listed.sizes.edges)
+                done = compiled(self.network.params, *arguments, size=listed.sizes.edges)
             done = np.asarray(done)
             listed.num_edges = int(done[-1])
             if listed.num_edges <= listed.sizes.edges:

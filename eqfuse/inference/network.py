@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import glob
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +60,7 @@ class Network:
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
-        with self._precision():
+        with self.precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
             radial = radial or potential.model.radial
             if radial == "auto":  # not by the number of edges, which differs from call to call
@@ -69,27 +68,22 @@ class Network:
             if radial != potential.model.radial:
                 potential = potential.clone(model=potential.model.clone(radial=radial))
                 choose(potential.model, 0)  # refuses what is none
-            self._potential = potential
-            self._params = jax.tree.map(lambda p: p.astype(self.dtype), params)
+            self.module = Module(potential, self.cutoff, self.dtype)
+            self.params = jax.tree.map(lambda p: p.astype(self.dtype), params)
             if radial == "table":
-                self._params = models.with_tables(self._potential, self._params)
-
-    @functools.cached_property
-    def module(self) -> Module:
-        """Return the potential, which is the same for all networks of the same settings."""
-        return Module(self._potential, self.cutoff, self.dtype)
+                self.params = models.with_tables(potential, self.params)
 
     def __getstate__(self):
-        return {**self.__dict__, "_params": jax.tree.map(np.asarray, self._params)}
+        return {**self.__dict__, "params": jax.tree.map(np.asarray, self.params)}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
         with jax.enable_x64(True):
-            self._params = jax.device_put(self._params)
+            self.params = jax.device_put(self.params)
 
     @contextlib.contextmanager
-    def _precision(self):
-        # TF32 would cost three digits of the forces on a GPU.
+    def precision(self):
+        """Enter the dtype, without TF32, which would cost three digits of the forces on a GPU."""
         with jax.enable_x64(self.dtype == "float64"), jax.default_matmul_precision("highest"):
             yield
 

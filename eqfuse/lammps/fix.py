@@ -114,7 +114,7 @@ class Attached:
         self._lmp, self._comm, self._network, self._skin = lmp, comm, network, skin
         species = species_index([atomic_numbers[element] for element in types], network.species)
         self._species = np.append(0, species).astype(np.int32)  # types begin with 1
-        model = network._potential.model
+        model = network.module.potential.model
         layers = 1 if isinstance(model, Allegro) else model.layers
         self._returned, self._layers = forces == "returned", layers
         self._hops = layers if self._returned else 2 * layers
@@ -188,16 +188,11 @@ class Attached:
         nodes = list_nodes(x, tags, num_own, cell, cutoff + self._skin, self._hops)
         pairs = nodes.senders, nodes.receivers, nodes.shifts
         near = count_near(x[nodes.images], cell, *pairs, cutoff)
-        self._nodes, self._listed = (
-            nodes,
-            self._evaluator.padded(
-                [(x, cell)],
-                key,
-                (*pairs, near),
-                self._species[types[nodes.images]],
-                num_atoms=int((nodes.away <= (0 if self._returned else self._layers)).sum()),
-            ),
-        )
+        species = self._species[types[nodes.images]]
+        count = int((nodes.away <= (0 if self._returned else self._layers)).sum())
+        lists = *pairs, near
+        self._listed = self._evaluator.padded([(x, cell)], key, lists, species, num_atoms=count)
+        self._nodes = nodes
         if self._returned:
             exchange = Exchange(self._comm, *self._subdomain(cell, low), periodic)
             if self._exchange is not None:

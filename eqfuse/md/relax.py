@@ -281,7 +281,7 @@ class _Batch:
         limits = np.float64(self._settings.fmax), np.int32(steps)
         while True:
             pairs = self._list(structures, fire, frames)
-            arguments = self._network._params, structures, fire, pairs, fire, limits
+            arguments = self._network.params, structures, fire, pairs, fire, limits
             done = jax.device_get(self._compiled(*arguments, size=self._sizes.edges))
             finite = np.isfinite(done.largest)
             if not finite.all():

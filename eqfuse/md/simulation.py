@@ -79,10 +79,10 @@ def resume(folder, steps: int | None = None):
         )
     frames = []
     for k, count in enumerate(arrays["sizes"]):
-        own = {"positions": arrays["state.positions"], "masses": arrays["masses"]}
-        own = {name: array[k, :count] for name, array in own.items()}
-        numbers, cell = arrays["numbers"][k, :count], arrays["state.cell"][k]
-        frames.append(ase.Atoms(numbers, cell=cell, pbc=arrays["pbc"].tolist(), **own))
+        names = ("numbers", "state.positions", "masses")
+        numbers, positions, masses = (arrays[name][k, :count] for name in names)
+        periodic = {"cell": arrays["state.cell"][k], "pbc": arrays["pbc"].tolist()}
+        frames.append(ase.Atoms(numbers, positions, masses=masses, **periodic))
     simulation = _Simulation(metadata["network"], frames, settings)
     if simulation.digest != metadata["digest"]:
         raise CheckpointError(

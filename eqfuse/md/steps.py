@@ -257,14 +257,8 @@ class Stepper:
         The timestep is in ASE's units. The device may use the memory of the state. All results but
         the listing are on the host.
         """
-        done = self._advance(
-            self._network._params,
-            self._structures,
-            state,
-            self._listing,
-            np.int32(steps),
-            np.float64(timestep),
-        )
+        arguments = self._structures, state, self._listing, np.int32(steps), np.float64(timestep)
+        done = self._advance(self._network.params, *arguments)
         self._listing = done.listing
         done = jax.device_get(done._replace(listing=None))
         self.num_lists += int(done.most.lists)
@@ -276,10 +270,8 @@ class Stepper:
         room, needed = self.room, done.most.needed
         grid = room.grid
         if needed.is_narrow:
-            state = done.state
-            ends = zip(state.positions, self._sizes, strict=True)
-            positions = [at[:count] for at, count in ends]
-            grid = self._grid(list(zip(positions, state.cell, strict=True)))
+            parts = zip(done.state.positions, self._sizes, done.state.cell, strict=True)
+            grid = self._grid([(at[:count], cell) for at, count, cell in parts])
         elif needed.occupancy > grid.occupancy:
             most = room_in_boxes(int(needed.occupancy), int(self._sizes.max()))
             grid = grid._replace(occupancy=most)

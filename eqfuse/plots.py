@@ -38,9 +38,8 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     figure = _figure(len(panels))
     for axes, (name, label) in zip(figure.axes, panels.items(), strict=True):
         positive = False
-        for part, colour, title in zip(
-            ("train", "val"), _COLOURS, ("training", "validation"), strict=True
-        ):
+        titles = {"train": "training", "val": "validation"}
+        for (part, title), colour in zip(titles.items(), _COLOURS, strict=True):
             values = columns[f"{part}_{name}"]
             positive |= bool((values > 0).any())
             axes.plot(

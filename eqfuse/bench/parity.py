@@ -53,10 +53,7 @@ def _reference(name: str, size: tuple[int, int], dtype: str):
 
 
 def _found(problem: Problem, dtype: str, backend: str, tf32x3: bool, arguments):
-    """Return eqfuse's results, and for each order whether a second run is identical.
-
-    The order of a sum of XLA's is not fixed on a GPU; those of kernels are.
-    """
+    """Return eqfuse's results, and for each order whether a second run is identical."""
     with precision(dtype, ops.TF32X3 if tf32x3 else "highest"):
         arrays = jax.tree.map(lambda a: jnp.asarray(a, dtype), arguments)
         function = everything(problem.function(backend))

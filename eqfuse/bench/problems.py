@@ -169,7 +169,7 @@ def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int)
 
 
 def weighted_channels(nodes: int, edges: int) -> Problem:
-    """Return the first features of Allegro, `ops.weighted_channels` of each edge."""
+    """Return the first features of Allegro of each edge."""
     irreps = e3nn.Irreps(SH2)
 
     def channels(backend, _, y, weights):
@@ -229,7 +229,6 @@ def fused(
     gate: bool = False,
     **fields,
 ) -> Problem:
-    """Return `ops.TensorProductLinear` of a graph or of rows, or with a gate and a skip."""
     x, y, out = (e3nn.Irreps(i) for i in (irreps_x, irreps_y, irreps_out))
     keep = sorted({ir for _, ir in out})
     irreps, shapes = [x, y], [(nodes if on_graph else edges, x.dim), (edges, y.dim)]
@@ -252,7 +251,6 @@ def fused(
 
 
 def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
-    """Return `ops.Linear` of features of nodes to the same irreps."""
     sides = (e3nn.Irreps(irreps),)
     return _of_module(ops.Linear, irreps, {}, lambda _, x: (x,), sides, ((nodes, sides[0].dim),))
 

@@ -29,7 +29,6 @@ CUTOFF, TOLERANCE = 5.0, 1e-4
 
 
 def shapes_of_batch(num_nodes: int, num_edges: int) -> Graph:
-    """Return the shapes of a batch of five molecules."""
     index, boxes = np.zeros(num_edges, np.int32), np.zeros(num_nodes, np.int32)
     graph = _graph(np.zeros((num_nodes, 3)), index, index, np.zeros((num_edges, 3)), boxes, boxes)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), graph)

@@ -53,8 +53,7 @@ def of_op(
 ) -> Iterator[dict]:
     """Time one op against e3nn-jax and others: one result for each order of derivative.
 
-    All sides together take `seconds`. `peers` is a module with more sides, such as
-    `benchmarks.peers`.
+    `peers` is a module with more sides, such as `benchmarks.peers`.
     """
     problem = PROBLEMS[name](*size)
     with precision(dtype):

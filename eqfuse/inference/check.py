@@ -264,7 +264,6 @@ def scales(predicted: Predicted) -> Scales:
 
 
 def difference(actual: Predicted, expected: Predicted) -> float:
-    """Return the largest relative difference of energies of atoms, forces and stress."""
     scale = scales(expected)
     errors = [
         np.abs(actual.energies - expected.energies).max() / scale.energy,
@@ -512,11 +511,7 @@ def _apart(atoms, name: str) -> Structure:
 
 
 def example_structures(elements) -> list[ase.Atoms]:
-    """Return a skewed periodic cell of eight atoms, and a molecule of five, both disordered.
-
-    Args:
-      elements: atomic numbers; eight at most are taken, at random.
-    """
+    """Return a skewed periodic cell of eight atoms, and a molecule of five, both disordered."""
     rng = np.random.default_rng(0)
     elements = np.array(sorted(elements))
     numbers = rng.permutation(elements)[:8]

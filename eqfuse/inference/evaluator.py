@@ -66,10 +66,7 @@ class Geometry(NamedTuple):
 
 
 class Near(NamedTuple):
-    """The pairs of a list that are within the cutoff, and others with a vector of zero.
-
-    The others contribute nothing, whatever the model does there.
-    """
+    """The pairs of a list that are within the cutoff, and others, whose vector is zero."""
 
     edges: Edges  # sorted by receiver
     vectors: jax.Array  # [n_edges, 3] Å, float64
@@ -117,8 +114,7 @@ def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
 def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: int) -> Evaluated:
     """Compute energies and forces of structures side by side; inside of `jit`.
 
-    One derivative, by the vectors of the edges, gives forces, stress and virials. `size` is the
-    number of edges, static.
+    One derivative, by the vectors of the edges, gives forces, stress and virials.
     """
     near = near_edges(module.cutoff, pairs, geometry, size)
     edges, species = near.edges, geometry.species
@@ -172,10 +168,10 @@ class Program:
         """Return a compiled program for a function of structures.
 
         The function takes (module, params, pairs, geometry, size, **static) and returns an array
-        and the number of edges. The program takes (params, pairs, places, of_nodes, size=), where
-        places are positions of the nodes and below them the cells, [n_nodes + 3 n_graphs, 3], and
-        of_nodes the rest of `Geometry`. It returns float64 of one axis that ends with the number of
-        edges: one copy to the device, and one from it.
+        and the number of edges. The program takes (params, pairs, places, of_nodes, size=):
+        positions of the nodes with the cells below them, and the rest of `Geometry`. It returns
+        float64 of one axis that ends with the number of edges: one copy to the device, and one from
+        it.
         """
         key = function, *static.items()
         if key not in self._compiled:
@@ -255,10 +251,7 @@ class Evaluator:
         self.program = program_of(network.module)
 
     def __call__(self, structures: Sequence, *, of_atoms: bool = False) -> Results:
-        """Compute structures, with a new list if that of before does not hold all pairs.
-
-        The strain derivatives are those of the structures, or `of_atoms`.
-        """
+        """Compute structures, with a new list if that of before does not hold all pairs."""
         count = sum(len(structure.numbers) for structure in structures)
         placed, key = _places_and_key(structures)
         if self.listed is None or not self.listed.is_valid(

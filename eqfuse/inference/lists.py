@@ -66,10 +66,9 @@ def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarr
 
 
 def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
-    """Return senders, receivers and images of structures whose atoms are numbered on.
+    """Return the pairs of (positions, cell) side by side: senders, receivers, images.
 
-    The last result is the number of pairs within the cutoff. Structures are (positions, cell), Å;
-    names are for messages.
+    The last result is the number of pairs within the cutoff; names are for messages.
     """
     listed, near, first = [], 0, 0
     for k, ((positions, cell), periodic) in enumerate(zip(structures, pbc, strict=True)):
@@ -98,9 +97,9 @@ def count_near(positions, cell, senders, receivers, images, cutoff: float) -> in
 
 
 def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
-    """Return a list padded to `room` pairs.
+    """Return a list of `room` pairs, whose padding is spread over the nodes.
 
-    Padding is spread over the nodes: the edges of one are summed one after the other.
+    The edges of one node are summed one after the other.
     """
     padding = room - len(senders)
     loops = np.arange(padding) * num_nodes // max(padding, 1)
@@ -160,8 +159,8 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
 def select_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
     """Choose the near ones, or the first of them, and others, spread evenly: `size` together.
 
-    Return [count + 1] int32, how many are chosen before each place, and how many are near: a sum of
-    them made XLA compute all of them again.
+    Return how many are chosen before each place, and in all, and how many are near. A sum of the
+    latter made XLA compute all of them again.
     """
     so_far = running_count(near)
     until = jnp.minimum(so_far[1:], size)
@@ -225,10 +224,7 @@ class Needed(NamedTuple):
 
 
 def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
-    """Return the grid of structures of a batch, whose cells may shrink by a factor.
-
-    It raises a DataError if the directions that are not periodic differ.
-    """
+    """Return the grid of structures of a batch, whose cells may shrink by a factor."""
     pbc = np.asarray(pbc, bool)
     boxes, aside, axes = [], [], []
     for positions, cell in structures:

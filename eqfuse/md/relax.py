@@ -124,19 +124,6 @@ class _Relaxed(NamedTuple):
     num_edges: jax.Array  # int32, that were needed
 
 
-def _begin(structures: _Initial) -> _Fire:
-    count = structures.cells.shape[0]
-    return _Fire(
-        positions=structures.positions,
-        deformation=jnp.broadcast_to(jnp.eye(3), (count, 3, 3)),
-        velocities=(jnp.zeros_like(structures.positions), jnp.zeros((count, 3, 3))),
-        step=jnp.full(count, STEP),
-        mixing=jnp.full(count, _MIXING),
-        good=jnp.zeros(count, jnp.int32),
-        steps=jnp.zeros(count, jnp.int32),
-    )
-
-
 def _place(structures: _Initial, fire: _Fire) -> tuple[jax.Array, jax.Array]:
     """Return positions and cells as they are now, Å."""
     of_node = fire.deformation[structures.index]
@@ -271,7 +258,16 @@ class _Batch:
         needed = Sizes(nodes=sum(map(len, frames)), graphs=len(frames) + 1)
         self._sizes = self._sizes.grown(needed)
         structures = self._side_by_side(frames)
-        fire = jax.device_get(_begin(structures))
+        count = len(structures.cells)
+        fire = _Fire(
+            positions=structures.positions,
+            deformation=np.tile(np.eye(3), (count, 1, 1)),
+            velocities=(np.zeros_like(structures.positions), np.zeros((count, 3, 3))),
+            step=np.full(count, STEP),
+            mixing=np.full(count, _MIXING),
+            good=np.zeros(count, np.int32),
+            steps=np.zeros(count, np.int32),
+        )
         before = self._run(structures, fire, frames, first, 0)
         after = self._run(structures, before.fire, frames, first, self._settings.steps)
         return self._outcomes(frames, structures, before, after)

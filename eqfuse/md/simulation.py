@@ -241,18 +241,20 @@ class _Simulation:
         }
         arrays["listed"], arrays["listed_cell"] = self._stepper.listed
         room = self._stepper.room
-        _write_checkpoint(
-            self._folder,
-            self._settings,
-            arrays,
-            files=[member.sizes for member in members],
-            network=self._path,
-            digest=self.digest,
-            step=self._step,
-            grid=room.grid,
-            pairs=room.sizes.pairs,
-            edges=room.sizes.edges,
-        )
+        metadata = {
+            "kind": "md",
+            "simulation_format": _FORMAT,
+            "settings": dataclasses.asdict(self._settings) | {"run": None},
+            "files": [member.sizes for member in members],
+            "network": self._path,
+            "digest": self.digest,
+            "step": self._step,
+            "grid": room.grid,
+            "pairs": room.sizes.pairs,
+            "edges": room.sizes.edges,
+        }
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        write_whole(self._folder / _CHECKPOINT, encode(arrays, metadata))
 
     def _finish(self):
         self._checkpoint()
@@ -303,11 +305,3 @@ def _create(settings: Settings, network: str) -> Path:
     text = "".join(f"{name}={value}\n" for name, value in values.items())
     write_whole(path / "settings.txt", text)
     return path
-
-
-def _write_checkpoint(folder: Path, settings: Settings, arrays: dict[str, np.ndarray], **metadata):
-    """Write what `read_checkpoint` reads."""
-    settings = dataclasses.asdict(settings) | {"run": None}
-    metadata |= {"kind": "md", "simulation_format": _FORMAT, "settings": settings}
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(folder / _CHECKPOINT, encode(arrays, metadata))

@@ -128,17 +128,17 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
         own = structures.masses, structures.freedoms, structures.seeds
         return jax.vmap(lambda own, *a: function(Integrator(settings, *own), *a))(own, *arrays)
 
-    def made(state: State) -> tuple[Listing, Needed]:
-        pairs, needed = make_pairs(
-            room.grid, room.sizes.pairs, state.positions, state.cell, is_atom
-        )
-        return Listing(pairs, state.positions, state.cell), needed
-
     is_atom = structures.masses > 0
     state = each(lambda integrator, state: integrator.begin(state, step), before)
     rescaled = settings.ensemble == "npt"
+
+    def made() -> tuple[Listing, Needed]:
+        placed = state.positions, state.cell
+        pairs, needed = make_pairs(room.grid, room.sizes.pairs, *placed, is_atom)
+        return Listing(pairs, *placed), needed
+
     valid = jnp.all(_are_valid(listing, state, module.cutoff, settings.skin, rescaled))
-    listing, needed = jax.lax.cond(valid, lambda: (listing, _NOTHING), lambda: made(state))
+    listing, needed = jax.lax.cond(valid, lambda: (listing, _NOTHING), made)
     count = is_atom.size
     index = jnp.repeat(jnp.arange(len(is_atom), dtype=jnp.int32), is_atom.shape[1])
     geometry = Geometry(

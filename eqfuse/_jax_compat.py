@@ -21,14 +21,14 @@ def require_devices_when_lowered(primitive) -> None:
 
 
 def is_unspecified(sharding) -> bool:
-    """Return whether `jit` was given no such sharding; its sentinel for that is private."""
+    """Test that `jit` was given no such sharding; its sentinel for that is private."""
     from jax._src.sharding_impls import UnspecifiedValue
 
     return sharding is None or isinstance(sharding, UnspecifiedValue)
 
 
 def is_on_one_device(axis_context) -> bool:
-    """Return whether a lowering is for one device: its context is of a private class."""
+    """Test that a lowering is for one device: its context is of a private class."""
     from jax._src.sharding_impls import ShardingContext
 
     return isinstance(axis_context, ShardingContext) and axis_context.num_devices == 1

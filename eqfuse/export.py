@@ -86,7 +86,9 @@ def export(
     leaves, structure = jax.tree.flatten(network.params)
     with network.precision():
         shapes = _shapes(leaves, network.dtype)
-        read = _read(_function(network, structure, range(len(leaves))), shapes)
+        jaxpr = jax.make_jaxpr(_function(network, structure, range(len(leaves))))(*shapes).jaxpr
+        _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        read = [k for k in range(len(leaves)) if used[k]]  # tables in the place of their networks
         leaves = [leaves[k] for k in read]
         function = jax.jit(_function(network, structure, read))
         shapes = _shapes(leaves, network.dtype)
@@ -126,13 +128,6 @@ def _shapes(weights, dtype: str) -> tuple:
         shape((e,), whole),
         shape((e, 3), real),
     )
-
-
-def _read(function, shapes) -> list[int]:
-    """Return the numbers of the weights that are read: tables in the place of their networks."""
-    jaxpr = jax.make_jaxpr(function)(*shapes).jaxpr
-    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return [k for k in range(len(shapes[0])) if used[k]]
 
 
 def _function(network: Network, structure, read):

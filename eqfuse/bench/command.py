@@ -161,7 +161,7 @@ def _start(environment: dict[str, str]) -> None:
 
 
 def is_device_error(result: dict) -> bool:
-    """Return whether a result is a device error, after which others may fail."""
+    """Test for a device error, after which others may fail."""
     sides = result.get("sides", {}).values()
     messages = [part.get("error", "") for part in (result, *sides)]
     return any(name in message for message in messages for name in DEVICE_ERRORS)

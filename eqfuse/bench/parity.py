@@ -1,4 +1,4 @@
-"""Whether an op and its derivatives are right: against e3nn-jax in float64 on the CPU."""
+"""Check an op and its derivatives against e3nn-jax in float64 on the CPU."""
 
 from __future__ import annotations
 

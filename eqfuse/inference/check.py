@@ -112,7 +112,11 @@ def check(
     if steps and steps < FEWEST_STEPS:
         raise ValueError(f"a drift needs at least {FEWEST_STEPS} steps, or 0 for none, got {steps}")
     rng = np.random.default_rng(0)
-    structures = [_rattled(structure, rng) for structure in structures]
+    moved = [s.positions + rng.normal(scale=RATTLE, size=s.positions.shape) for s in structures]
+    structures = [
+        Structure(s.numbers, positions, s.cell, s.pbc, origin=s.origin)
+        for s, positions in zip(structures, moved, strict=True)
+    ]
     network = Network(run, which=which, dtype="float64")
     for structure in structures:
         species_index(structure.numbers, network.species)
@@ -124,7 +128,11 @@ def check(
         errors = [difference(p, e) for p, e in zip(predicted, expected, strict=True)]
         return Row(name, float(np.max(errors)), note)
 
-    for backend in _other_backends() if backends is None else backends:
+    if backends is None:
+        others = ops.resolve_here(None), "triton-interpret"
+        available = ops.availability().items()
+        backends = [name for name, (runs, _) in available if runs and name not in others]
+    for backend in backends:
         yield compared("backend", backend, dtype="float64", backend=backend)
     yield compared("float32", "", dtype="float32")
     several = [structure for structure in structures if structure.num_atoms > 1]
@@ -178,20 +186,6 @@ def _cutoffs(network: Network):
         return {pairs[a][b], pairs[b][a]}
 
     return cutoffs
-
-
-def _other_backends() -> list[str]:
-    """Return the backends that run here, without an interpreter and the one chosen by device."""
-    others = ops.resolve_here(None), "triton-interpret"
-    return [name for name, (runs, _) in ops.availability().items() if runs and name not in others]
-
-
-def _rattled(structure: Structure, rng) -> Structure:
-    """Return a structure without labels whose atoms are moved at random."""
-    moved = structure.positions + rng.normal(scale=RATTLE, size=structure.positions.shape)
-    return Structure(
-        structure.numbers, moved, structure.cell, structure.pbc, origin=structure.origin
-    )
 
 
 def _predict(network: Network, structures: list[Structure]):

@@ -48,8 +48,14 @@ def main(arguments: list[str]) -> int:
 def _write_errors(options):
     networks = load_networks(options.run, backend=options.backend)
     keys = label_keys(options, networks[0].metadata["config"]["data"])
-    structures = data.read_structures(options.file, keys=keys, require_labels=False)
-    structures = _not_isolated(structures, options.file)
+    frames = data.read_structures(options.file, keys=keys, require_labels=False)
+    structures = [structure for structure in frames if not structure.is_isolated_atom]
+    if not structures:
+        raise data.DataError(
+            f"{options.file} has isolated atoms only, whose energies are references"
+        )
+    if left_out := len(frames) - len(structures):
+        print(f"isolated atoms, which are references, left out: {left_out}")
     _report_labels(structures, options, keys)
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
@@ -90,16 +96,6 @@ def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
         if count < total and (count or name != "stress"):
             hint = "" if count else f": {missing_label(options.file, name, keys)}"
             print(f"{name} in {count} of {counted(total, 'frame')}{hint}")
-
-
-def _not_isolated(structures, path) -> list[data.Structure]:
-    """Return the structures that are not isolated atoms, and print the number of the others."""
-    kept = [structure for structure in structures if not structure.is_isolated_atom]
-    if not kept:
-        raise data.DataError(f"{path} has isolated atoms only, whose energies are references")
-    if len(kept) < len(structures):
-        print(f"isolated atoms, which are references, left out: {len(structures) - len(kept)}")
-    return kept
 
 
 def _folder(options) -> Path:

@@ -87,11 +87,10 @@ class Exchange:
         order = np.argsort(own_tags)
         replies, self._incoming = [], []
         for asked in self._comm.neighbor_allgather(ghost_tags):
-            place = np.searchsorted(own_tags, asked, sorter=order)
-            place = order[np.minimum(place, len(order) - 1)] if len(order) else place
-            owned = own_tags[place] == asked if len(order) else np.zeros(len(asked), bool)
+            owned = np.isin(asked, own_tags)
+            place = np.searchsorted(own_tags, asked[owned], sorter=order)
             replies.append(owned)
-            self._incoming.append(place[owned])
+            self._incoming.append(order[place])
         owned = self._comm.neighbor_alltoall(replies)
         self._outgoing = [np.flatnonzero(of_rank) for of_rank in owned]
         owners = sum(of_rank.astype(int) for of_rank in owned) + np.zeros(len(ghost_tags), int)

@@ -50,7 +50,7 @@ CHECKS = {
 """The name of each check as printed, and the largest error that passes: relative, except of nve."""
 STEP, STRAIN, NEAR = 2e-4, 2e-4, 2e-5
 """Steps of finite differences of the energy, Å and strain; distance from the cutoff, Å."""
-_DIRECTIONS = 3
+_STENCIL, _DIRECTIONS = (-2, -1, 1, 2), 3
 _ENVIRONMENT, _PROBES = 20, 4
 
 
@@ -302,9 +302,6 @@ def slopes(structure: Structure, rng: np.random.Generator) -> list[Question]:
     return questions
 
 
-_STENCIL = (-2, -1, 1, 2)
-
-
 def _slope(predicted: list[Predicted], step: float) -> float:
     far_below, below, above, far_above = (p.relative_energy for p in predicted)
     return (8 * (above - below) - (far_above - far_below)) / (12 * step)
@@ -325,17 +322,12 @@ def invariances(structure: Structure, rng: np.random.Generator) -> list[Question
     def reordered(p):
         return dataclasses.replace(p, energies=p.energies[order], forces=p.forces[order])
 
-    replace = dataclasses.replace
+    renumbered = {"numbers": structure.numbers[order], "positions": structure.positions[order]}
     changes = {
         "rotation": (_transformed(structure, rotation), lambda p: turned(p, rotation)),
         "inversion": (_transformed(structure, -np.eye(3)), lambda p: turned(p, -np.eye(3))),
-        "translation": (replace(structure, positions=moved), lambda p: p),
-        "permutation": (
-            replace(
-                structure, numbers=structure.numbers[order], positions=structure.positions[order]
-            ),
-            reordered,
-        ),
+        "translation": (dataclasses.replace(structure, positions=moved), lambda p: p),
+        "permutation": (dataclasses.replace(structure, **renumbered), reordered),
     }
     if structure.pbc.any():
         changes["supercell"] = _doubled(structure), _twice
@@ -346,9 +338,8 @@ def invariances(structure: Structure, rng: np.random.Generator) -> list[Question
 
 
 def _twice(p: Predicted) -> Predicted:
-    return Predicted(
-        np.tile(p.energies, 2), 2 * p.relative_energy, np.tile(p.forces, (2, 1)), p.stress
-    )
+    forces = np.tile(p.forces, (2, 1))
+    return Predicted(np.tile(p.energies, 2), 2 * p.relative_energy, forces, p.stress)
 
 
 def _doubled(structure: Structure) -> Structure:
@@ -358,9 +349,8 @@ def _doubled(structure: Structure) -> Structure:
     cell = structure.cell.copy()
     cell[axis] *= 2
     positions = np.concatenate([structure.positions, structure.positions + structure.cell[axis]])
-    return dataclasses.replace(
-        structure, numbers=np.tile(structure.numbers, 2), positions=positions, cell=cell
-    )
+    numbers = np.tile(structure.numbers, 2)
+    return dataclasses.replace(structure, numbers=numbers, positions=positions, cell=cell)
 
 
 def _transformed(structure: Structure, matrix) -> Structure:
@@ -492,16 +482,11 @@ def _apart(atoms, name: str) -> Structure:
     """Return a structure that is expanded until no atoms are nearer than their radii add up to."""
     structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, origin=name)
     radii = covalent_radii[structure.numbers]
-    reach = 2 * radii.max()
-    senders, receivers, shifts = neighbor_list(
-        structure.positions, structure.cell, structure.pbc, reach
-    )
+    placed = structure.positions, structure.cell, structure.pbc
+    senders, receivers, shifts = neighbor_list(*placed, 2 * radii.max())
     vectors = structure.positions[senders] + shifts - structure.positions[receivers]
     ratios = (radii[senders] + radii[receivers]) / np.linalg.norm(vectors, axis=1)
-    factor = ratios.max(initial=1.0)
-    return dataclasses.replace(
-        structure, positions=factor * structure.positions, cell=factor * structure.cell
-    )
+    return _transformed(structure, ratios.max(initial=1.0) * np.eye(3))
 
 
 def example_structures(elements) -> list[ase.Atoms]:

@@ -1,10 +1,15 @@
-"""Certify a trained network on this machine: the checks, and the command `eqfuse check`."""
+"""Certify a trained network on this machine: the checks, and the command `eqfuse check`.
+
+A check asks how far the predictions for changed structures are from what they must be. All
+questions are collected before any structure is computed, so that few programs are compiled.
+"""
 
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import ase
 import numpy as np
@@ -18,10 +23,8 @@ from eqfuse.data import DataError, Structure, neighbor_list, read_structures
 from eqfuse.data.samples import species_index
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.commands import run
-from eqfuse.inference.examples import example_structures
 from eqfuse.inference.network import Network
-from eqfuse.inference.predict import predict
-from eqfuse.inference.questions import difference, invariances, slopes, smoothness
+from eqfuse.inference.predict import Predicted, predict
 from eqfuse.train import read_metadata
 
 RATTLE = 0.03
@@ -45,30 +48,26 @@ CHECKS = {
     "nve": ("drift in NVE, meV/atom/ps", 1e-2),
 }
 """The name of each check as printed, and the largest error that passes: relative, except of nve."""
+STEP, STRAIN, NEAR = 2e-4, 2e-4, 2e-5
+"""Steps of finite differences of the energy, Å and strain; distance from the cutoff, Å."""
+_STENCIL, _DIRECTIONS = (-2, -1, 1, 2), 3
+_ENVIRONMENT, _PROBES = 20, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The result of one check.
+    """The result of one check; its note is the worst structure, a backend, or why not checked."""
 
-    Attributes:
-      name: key of `CHECKS`.
-      error: the largest over all structures; None: not checked.
-      note: the structure with the largest error, the backend, or why it was not checked.
-    """
-
-    name: str
-    error: float | None
+    name: str  # key of `CHECKS`
+    error: float | None  # the largest over all structures; None: not checked
     note: str
 
     @property
     def limit(self) -> float:
-        """Return the largest error that passes."""
         return CHECKS[self.name][1]
 
     @property
     def passed(self) -> bool:
-        """Return True if the error is within the limit; False for NaN."""
         return self.error is None or self.error <= self.limit
 
     def __str__(self):
@@ -113,7 +112,11 @@ def check(
     if steps and steps < FEWEST_STEPS:
         raise ValueError(f"a drift needs at least {FEWEST_STEPS} steps, or 0 for none, got {steps}")
     rng = np.random.default_rng(0)
-    structures = [_rattled(structure, rng) for structure in structures]
+    moved = [s.positions + rng.normal(scale=RATTLE, size=s.positions.shape) for s in structures]
+    structures = [
+        Structure(s.numbers, positions, s.cell, s.pbc, origin=s.origin)
+        for s, positions in zip(structures, moved, strict=True)
+    ]
     network = Network(run, which=which, dtype="float64")
     for structure in structures:
         species_index(structure.numbers, network.species)
@@ -125,10 +128,21 @@ def check(
         errors = [difference(p, e) for p, e in zip(predicted, expected, strict=True)]
         return Row(name, float(np.max(errors)), note)
 
-    for backend in _other_backends() if backends is None else backends:
+    if backends is None:
+        others = ops.resolve_here(None), "triton-interpret"
+        available = ops.availability().items()
+        backends = [name for name, (runs, _) in available if runs and name not in others]
+    for backend in backends:
         yield compared("backend", backend, dtype="float64", backend=backend)
     yield compared("float32", "", dtype="float32")
-    yield _drift(run, which, structures, steps, temperature)
+    several = [structure for structure in structures if structure.num_atoms > 1]
+    if not steps or not several:
+        why = "no structure has several atoms" if not several else "no steps"
+        yield Row("nve", None, "give a file of structures" if steps is None else why)
+        return
+    calculator = Calculator(run, which=which)
+    note = f"{steps} steps from {temperature:g} K, {calculator.network.dtype}"
+    yield Row("nve", drift(several[0], calculator, steps, temperature), note)
 
 
 def _answers(network: Network, structures, rng) -> Iterator[Row]:
@@ -174,30 +188,6 @@ def _cutoffs(network: Network):
     return cutoffs
 
 
-def _other_backends() -> list[str]:
-    """Return the backends that run here, without an interpreter and the one chosen by device."""
-    others = ops.resolve_here(None), "triton-interpret"
-    return [name for name, (runs, _) in ops.availability().items() if runs and name not in others]
-
-
-def _drift(run, which, structures, steps: int | None, temperature: float) -> Row:
-    several = [structure for structure in structures if structure.num_atoms > 1]
-    if not steps or not several:
-        why = "no structure has several atoms" if not several else "no steps"
-        return Row("nve", None, "give a file of structures" if steps is None else why)
-    calculator = Calculator(run, which=which)
-    note = f"{steps} steps from {temperature:g} K, {calculator.network.dtype}"
-    return Row("nve", drift(several[0], calculator, steps, temperature), note)
-
-
-def _rattled(structure: Structure, rng) -> Structure:
-    """Return a structure without labels whose atoms are moved at random."""
-    moved = structure.positions + rng.normal(scale=RATTLE, size=structure.positions.shape)
-    return Structure(
-        structure.numbers, moved, structure.cell, structure.pbc, origin=structure.origin
-    )
-
-
 def _predict(network: Network, structures: list[Structure]):
     largest = max(structure.num_atoms for structure in structures)
     return predict(network, structures, batch_size=max(_ATOMS_AT_ONCE // largest, 1))
@@ -206,20 +196,11 @@ def _predict(network: Network, structures: list[Structure]):
 def drift(structure: Structure, calculator, steps: int, temperature: float) -> float:
     """Return the drift of the energy in NVE dynamics, meV/atom/ps; infinite if they diverge.
 
-    It is the slope of a line through the energies after each step. Velocity Verlet with steps of
-    1 fs, with hydrogen 0.25 fs, has an error of its own, which is not the network's: it conserves
-
-        H + dt^2 (v V'' v / 12 - F^2 / (24 m))
-
-    better than H by two orders of dt, so that this is the energy. A Hann window over the time
-    keeps what oscillates from being taken for a slope.
-
-    Args:
-      structure: the atoms to start from.
-      calculator: of ASE.
-      steps: number of steps.
-      temperature: K, of the initial velocities.
-    References: Hairer, Lubich and Wanner 2003, Acta Numerica 12, 399 (modified energy).
+    It is the slope of a line through the energies after each step. Velocity Verlet with steps of 1
+    fs, with hydrogen 0.25 fs, has an error of its own, which is not the network's: it conserves H +
+    dt^2 (v V'' v / 12 - F^2 / (24 m)) better than H by two orders of dt (Hairer, Lubich and Wanner
+    2003, Acta Numerica 12, 399), so that this is the energy. A Hann window over the time keeps what
+    oscillates from being taken for a slope.
     """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
@@ -252,13 +233,203 @@ def drift(structure: Structure, calculator, steps: int, temperature: float) -> f
     return float(1000 * abs(np.polyfit(picoseconds, energies, 1, w=window)[0]))
 
 
-def main(arguments: list[str]) -> int:
-    """Check a network, and print a table and a verdict.
+class Question(NamedTuple):
+    """Structures to compute, and how far their predictions are from what they must be."""
 
-    Returns:
-      0 all passed; 1 a check failed; 2 a run or file that cannot be used.
+    name: str  # of the check that it is part of
+    structures: list[Structure]  # to be computed in float64
+    error: Callable[[list[Predicted]], float]  # of their predictions, in order; see `scales`
+
+
+class Scales(NamedTuple):
+    """The scales of errors: eV per atom, eV/Å and eV/Å^3."""
+
+    energy: float
+    forces: float
+    stress: float
+
+
+def scales(predicted: Predicted) -> Scales:
+    """Return the energy per atom and the largest force and stress, or small amounts."""
+    stress = 0.0 if predicted.stress is None else np.abs(predicted.stress).max()
+    energy = abs(predicted.relative_energy) / len(predicted.energies)
+    forces = max(np.abs(predicted.forces).max(), 0.1)
+    return Scales(max(energy, 1.0), forces, max(stress, 1e-3))
+
+
+def difference(actual: Predicted, expected: Predicted) -> float:
+    scale = scales(expected)
+    errors = [
+        np.abs(actual.energies - expected.energies).max() / scale.energy,
+        np.abs(actual.forces - expected.forces).max() / scale.forces,
+    ]
+    if expected.stress is not None:
+        errors.append(np.abs(actual.stress - expected.stress).max() / scale.stress)
+    return float(np.max(errors))
+
+
+def slopes(structure: Structure, rng: np.random.Generator) -> list[Question]:
+    """Ask whether forces and stress are slopes of the energy, by differences of fourth order.
+
+    All atoms move at once, each by plus or minus `STEP` along each axis, so that an error of one
+    component is not diluted.
     """
-    return run(_parser(), arguments, _check)
+    questions = []
+    for _ in range(_DIRECTIONS):
+        direction = rng.choice([-1.0, 1.0], structure.positions.shape)
+        moved = [
+            dataclasses.replace(structure, positions=structure.positions + k * STEP * direction)
+            for k in _STENCIL
+        ]
+
+        def of_forces(predicted, direction=direction):
+            first, *others = predicted
+            slope = _slope(others, STEP)
+            return abs(slope + (first.forces * direction).sum()) / scales(first).forces
+
+        questions.append(Question("forces", [structure, *moved], of_forces))
+    for _ in range(_DIRECTIONS if structure.volume else 0):
+        strain = np.triu(rng.choice([-1.0, 1.0], (3, 3)))
+        strain = strain + np.triu(strain, 1).T
+        strained = [_transformed(structure, np.eye(3) + k * STRAIN * strain) for k in _STENCIL]
+
+        def of_stress(predicted, strain=strain):
+            first, *others = predicted
+            slope = _slope(others, STRAIN) / structure.volume
+            return abs(slope - (first.stress * strain).sum()) / scales(first).stress
+
+        questions.append(Question("stress", [structure, *strained], of_stress))
+    return questions
+
+
+def _slope(predicted: list[Predicted], step: float) -> float:
+    far_below, below, above, far_above = (p.relative_energy for p in predicted)
+    return (8 * (above - below) - (far_above - far_below)) / (12 * step)
+
+
+def invariances(structure: Structure, rng: np.random.Generator) -> list[Question]:
+    """Ask whether predictions follow the structure when it is described in another way."""
+    rotation, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    rotation *= np.sign(np.linalg.det(rotation))
+    order = rng.permutation(structure.num_atoms)
+    images = rng.integers(-2, 3, structure.positions.shape) * structure.pbc
+    moved = structure.positions + images @ structure.cell + rng.uniform(-20, 20, 3)
+
+    def turned(p, matrix):
+        stress = None if p.stress is None else matrix.T @ p.stress @ matrix
+        return dataclasses.replace(p, forces=p.forces @ matrix, stress=stress)
+
+    def reordered(p):
+        return dataclasses.replace(p, energies=p.energies[order], forces=p.forces[order])
+
+    renumbered = {"numbers": structure.numbers[order], "positions": structure.positions[order]}
+    changes = {
+        "rotation": (_transformed(structure, rotation), lambda p: turned(p, rotation)),
+        "inversion": (_transformed(structure, -np.eye(3)), lambda p: turned(p, -np.eye(3))),
+        "translation": (dataclasses.replace(structure, positions=moved), lambda p: p),
+        "permutation": (dataclasses.replace(structure, **renumbered), reordered),
+    }
+    if structure.pbc.any():
+        changes["supercell"] = _doubled(structure), _twice
+    return [
+        Question(name, [structure, other], lambda p, follow=follow: difference(p[1], follow(p[0])))
+        for name, (other, follow) in changes.items()
+    ]
+
+
+def _twice(p: Predicted) -> Predicted:
+    forces = np.tile(p.forces, (2, 1))
+    return Predicted(np.tile(p.energies, 2), 2 * p.relative_energy, forces, p.stress)
+
+
+def _doubled(structure: Structure) -> Structure:
+    """Return two cells side by side, along the shortest periodic direction."""
+    lengths = np.where(structure.pbc, np.linalg.norm(structure.cell, axis=1), np.inf)
+    axis = int(np.argmin(lengths))
+    cell = structure.cell.copy()
+    cell[axis] *= 2
+    positions = np.concatenate([structure.positions, structure.positions + structure.cell[axis]])
+    numbers = np.tile(structure.numbers, 2)
+    return dataclasses.replace(structure, numbers=numbers, positions=positions, cell=cell)
+
+
+def _transformed(structure: Structure, matrix) -> Structure:
+    return dataclasses.replace(
+        structure, positions=structure.positions @ matrix, cell=structure.cell @ matrix
+    )
+
+
+def smoothness(structure: Structure, cutoffs, rng: np.random.Generator) -> list[Question]:
+    """Ask whether energy and forces are continuous where an atom crosses the cutoff of another.
+
+    An atom of each of the structure's elements (four at most) crosses the cutoff of the outermost
+    atom of the structure, which is taken without its images; of many atoms, the nearest 20.
+    `cutoffs` returns one or two cutoffs (Å) of two atomic numbers.
+    """
+    questions = []
+    for probe in rng.permutation(np.unique(structure.numbers))[:_PROBES]:
+        out = rng.normal(size=3)
+        out /= np.linalg.norm(out)
+        outermost = int(np.argmax(structure.positions @ out))
+        away = np.linalg.norm(structure.positions - structure.positions[outermost], axis=1)
+        near = np.argsort(away, kind="stable")[:_ENVIRONMENT]
+        numbers, positions = structure.numbers[near], structure.positions[near]
+        for cutoff in cutoffs(int(numbers[0]), int(probe)):
+            places = [positions[0] + (cutoff + k * NEAR) * out for k in _STENCIL]
+            crossing = [
+                Structure(np.append(numbers, probe), np.vstack([positions, place]))
+                for place in places
+            ]
+            questions.append(Question("cutoff", crossing, lambda p, out=out: _jump(p, out)))
+    return questions
+
+
+def _jump(predicted: list[Predicted], out) -> float:
+    """Return the jump at the cutoff of energy and forces, extrapolated from both sides.
+
+    The last atom, which moves along `out`, is 2 and 1 `NEAR` within, then 1 and 2 beyond.
+    """
+    far_below, below, above, far_above = predicted
+    forces = (2 * above.forces - far_above.forces) - (2 * below.forces - far_below.forces)
+    energies = [
+        p.relative_energy + k * NEAR * p.forces[-1] @ out for p, k in ((below, -1), (above, 1))
+    ]
+    scale = scales(far_below).forces
+    return float(max(np.abs(forces).max(), abs(energies[1] - energies[0])) / scale)
+
+
+def main(arguments: list[str]) -> int:
+    """Check a network; print a table and a verdict; return 1 if a check failed."""
+    what = (
+        "Certify a trained network on this machine: forces, stress, symmetries, smoothness, "
+        "backends, precision and the energy in dynamics. Exit code 0 if all checks pass, 1 if not."
+    )
+    parser = argparse.ArgumentParser(prog="eqfuse check", description=what)
+    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        help="structures to check it on, without labels too; if not given, a disordered crystal "
+        "and a molecule of its elements, which are too far from what networks are trained on for "
+        "dynamics",
+    )
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
+    parser.add_argument(
+        "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="of dynamics; 0 for none [%(default)s]"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
+    )
+    parser.add_argument(
+        "--backends",
+        nargs="*",
+        help="to compare with the one chosen by device; all that run here if not given",
+    )
+    return run(parser, arguments, _check)
 
 
 def _check(options) -> int:
@@ -291,45 +462,8 @@ def _check(options) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    what = (
-        "Certify a trained network on this machine: forces, stress, symmetries, smoothness, "
-        "backends, precision and the energy in dynamics. Exit code 0 if all checks pass, 1 if not."
-    )
-    parser = argparse.ArgumentParser(prog="eqfuse check", description=what)
-    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
-    parser.add_argument(
-        "file",
-        type=Path,
-        nargs="?",
-        help="structures to check it on, without labels too; if not given, a disordered crystal "
-        "and a molecule of its elements, which are too far from what networks are trained on for "
-        "dynamics",
-    )
-    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
-    parser.add_argument(
-        "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=1000, help="of dynamics; 0 for none [%(default)s]"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
-    )
-    parser.add_argument(
-        "--backends",
-        nargs="*",
-        help="to compare with the one chosen by device; all that run here if not given",
-    )
-    return parser
-
-
 def _structures(options) -> list[Structure]:
-    """Return the structures to check.
-
-    Raises:
-      DataError: no structures of several atoms in the file, or fewer than one frame asked for.
-    """
+    """Return the structures to check."""
     if options.file is None:
         species = read_metadata(options.run, which=options.which)["species"]
         examples = zip(("crystal", "molecule"), example_structures(species), strict=True)
@@ -348,13 +482,23 @@ def _apart(atoms, name: str) -> Structure:
     """Return a structure that is expanded until no atoms are nearer than their radii add up to."""
     structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, origin=name)
     radii = covalent_radii[structure.numbers]
-    reach = 2 * radii.max()
-    senders, receivers, shifts = neighbor_list(
-        structure.positions, structure.cell, structure.pbc, reach
-    )
+    placed = structure.positions, structure.cell, structure.pbc
+    senders, receivers, shifts = neighbor_list(*placed, 2 * radii.max())
     vectors = structure.positions[senders] + shifts - structure.positions[receivers]
     ratios = (radii[senders] + radii[receivers]) / np.linalg.norm(vectors, axis=1)
-    factor = ratios.max(initial=1.0)
-    return dataclasses.replace(
-        structure, positions=factor * structure.positions, cell=factor * structure.cell
-    )
+    return _transformed(structure, ratios.max(initial=1.0) * np.eye(3))
+
+
+def example_structures(elements) -> list[ase.Atoms]:
+    """Return a skewed periodic cell of eight atoms, and a molecule of five, both disordered."""
+    rng = np.random.default_rng(0)
+    elements = np.array(sorted(elements))
+    numbers = rng.permutation(elements)[:8]
+    numbers = np.concatenate([numbers, rng.choice(elements, 8 - len(numbers))])
+    spacing = 2.1 * covalent_radii[numbers].mean()
+    cell = 2 * spacing * np.array([[1, 0, 0], [0.06, 1.05, 0], [0.02, -0.08, 0.95]])
+    grid = np.stack(np.meshgrid(*[np.arange(2)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    places = (grid + 0.5) / 2 + rng.normal(size=(8, 3)) * 0.03
+    crystal = ase.Atoms(numbers, places @ cell, cell=cell, pbc=True)
+    molecule = ase.Atoms(numbers[:5], 0.9 * crystal.positions[:5])
+    return [crystal, molecule]

@@ -10,7 +10,7 @@ _MODULES = {
     "Calculator": "calculator",
     "Committee": "calculator",
     "descriptors": "descriptors",
-    "hessian": "hessian",
+    "hessian": "calculator",
     "predict": "predict",
 }
 

@@ -11,10 +11,9 @@ BACKEND_LOGGER = "jax._src.xla_bridge"
 
 
 def require_devices_when_lowered(primitive) -> None:
-    """Let the lowering of a primitive know the devices, which it partitions arrays over.
+    """Let the lowering of a primitive that uses `custom_partitioning` know the devices.
 
-    `jax.experimental.custom_partitioning` needs this of every primitive whose lowering uses it, and
-    registers only its own.
+    JAX registers only its own primitive.
     """
     from jax._src.dispatch import prim_requires_devices_during_lowering
 
@@ -22,14 +21,14 @@ def require_devices_when_lowered(primitive) -> None:
 
 
 def is_unspecified(sharding) -> bool:
-    """Return whether `jit` was given no such sharding; its sentinel for that is private."""
+    """Test that `jit` was given no such sharding; its sentinel for that is private."""
     from jax._src.sharding_impls import UnspecifiedValue
 
     return sharding is None or isinstance(sharding, UnspecifiedValue)
 
 
 def is_on_one_device(axis_context) -> bool:
-    """Return whether a lowering is for one device: its context is of a private class."""
+    """Test that a lowering is for one device: its context is of a private class."""
     from jax._src.sharding_impls import ShardingContext
 
     return isinstance(axis_context, ShardingContext) and axis_context.num_devices == 1
@@ -45,8 +44,7 @@ def user_frames(source_info):
 def same_source(source_info):
     """Return a context in which what is bound keeps an equation's place in the code and its scope.
 
-    `jax.named_scope` sets the scope alone: errors and profiles would name the rewriting instead of
-    the user's line.
+    `jax.named_scope` sets the scope alone: errors would name the rewriting.
     """
     from jax._src import source_info_util
 

@@ -53,13 +53,10 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command.
+    """Run a command, by default that of the command line, and return its exit code.
 
-    Args:
-      arguments: the name of the command and its arguments; None for those of the command line.
-    Returns:
-      The exit code of the command; 2 for an unknown one, 141 (128 and SIGPIPE) if what reads its
-      output has ended, as `head` does.
+    The code is 2 for an unknown one, and 141 (128 and SIGPIPE) if what reads its output has ended,
+    as `head` does.
     """
     try:
         try:

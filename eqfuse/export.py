@@ -83,10 +83,12 @@ def export(
     if radial not in RADIAL:
         raise ValueError(f"radial must be one of {', '.join(RADIAL)}, got {radial!r}")
     network = Network(run, which=which, dtype=dtype, backend="xla", radial=radial)
-    leaves, structure = jax.tree.flatten(network._params)
-    with network._precision():
+    leaves, structure = jax.tree.flatten(network.params)
+    with network.precision():
         shapes = _shapes(leaves, network.dtype)
-        read = _read(_function(network, structure, range(len(leaves))), shapes)
+        jaxpr = jax.make_jaxpr(_function(network, structure, range(len(leaves))))(*shapes).jaxpr
+        _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        read = [k for k in range(len(leaves)) if used[k]]  # tables in the place of their networks
         leaves = [leaves[k] for k in read]
         function = jax.jit(_function(network, structure, read))
         shapes = _shapes(leaves, network.dtype)
@@ -128,27 +130,17 @@ def _shapes(weights, dtype: str) -> tuple:
     )
 
 
-def _read(function, shapes) -> list[int]:
-    """Return the numbers of the weights that are read: tables in the place of their networks."""
-    jaxpr = jax.make_jaxpr(function)(*shapes).jaxpr
-    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return [k for k in range(len(shapes[0])) if used[k]]
-
-
 def _function(network: Network, structure, read):
-    """Return the function of `ARGUMENTS` that computes `RESULTS`, with the weights it reads.
+    """Return the function of `ARGUMENTS` that computes `RESULTS`.
 
-    Args:
-      network: the trained network.
-      structure: of its variables.
-      read: numbers of the variables that are weights; the others are in no result.
+    Only the variables of the numbers `read` are weights; the others are in no result.
     """
-    potential = network._potential
+    potential = network.module.potential
     species_of = np.full(len(chemical_symbols), -1, np.int32)
     species_of[list(network.species)] = np.arange(len(network.species))
 
     def function(weights, numbers, positions, cell, senders, receivers, shifts):
-        variables = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(network._params)]
+        variables = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(network.params)]
         for k, weight in zip(read, weights, strict=True):
             variables[k] = weight
         params = jax.tree.unflatten(structure, variables)
@@ -173,24 +165,7 @@ def _function(network: Network, structure, read):
 
 
 def main(arguments: list[str]) -> int:
-    """Write the program of a network, and print what it is.
-
-    Returns:
-      0 done; 1 no readable network; 2 a file that cannot be written.
-    """
-    options = _parser().parse_args(arguments)
-
-    def write():
-        kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
-        metadata = export(options.run, options.file, **kinds)
-        size = options.file.stat().st_size / 1e6
-        print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
-        print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
-
-    return exit_code(write)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Write the program of a network, and print what it is; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="eqfuse export",
         description="Write energies, forces and stress of a network as one program (StableHLO), "
@@ -208,4 +183,13 @@ def _parser() -> argparse.ArgumentParser:
         help="network; or table, which is faster: functions of lengths are read from tables, and "
         "the networks that compute them are not in the file",
     )
-    return parser
+    options = parser.parse_args(arguments)
+
+    def write():
+        kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
+        metadata = export(options.run, options.file, **kinds)
+        size = options.file.stat().st_size / 1e6
+        print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
+        print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
+
+    return exit_code(write)

@@ -16,26 +16,16 @@ class Graph:
     `positions[j] + shifts - positions[i]`. Padding nodes belong to a padding graph; a padding edge
     joins any node to itself without a shift, so that its vector is exactly zero, and models give
     edges of zero length no weight.
-
-    Attributes:
-      positions: [n_nodes, 3] Å.
-      species: [n_nodes] int32, index into the model's table of species.
-      edges: the neighbour list; see `eqfuse.ops.Edges`.
-      shifts: [n_edges, 3] Å, the periodic image of the sender, as a Cartesian vector.
-      graph_index: [n_nodes] int32, the graph that each node belongs to, non-decreasing.
-      cells: [n_graphs, 3, 3] Å, rows are lattice vectors; zero for a molecule.
-      node_mask: [n_nodes] bool, False for padding.
-      graph_mask: [n_graphs] bool, False for padding.
     """
 
-    positions: jax.Array
-    species: jax.Array
-    edges: Edges
-    shifts: jax.Array
-    graph_index: jax.Array
-    cells: jax.Array
-    node_mask: jax.Array
-    graph_mask: jax.Array
+    positions: jax.Array  # [n_nodes, 3] Å
+    species: jax.Array  # [n_nodes] int32, index into the model's table of species
+    edges: Edges  # the neighbour list; see `eqfuse.ops.Edges`
+    shifts: jax.Array  # [n_edges, 3] Å, the periodic image of the sender, as a Cartesian vector
+    graph_index: jax.Array  # [n_nodes] int32, the graph that each node belongs to, non-decreasing
+    cells: jax.Array  # [n_graphs, 3, 3] Å, rows are lattice vectors; zero for a molecule
+    node_mask: jax.Array  # [n_nodes] bool, False for padding
+    graph_mask: jax.Array  # [n_graphs] bool, False for padding
 
     @property
     def num_graphs(self) -> int:

@@ -46,13 +46,12 @@ def neighbor_list(
       run: the folder of a run, or a file of its network (.safetensors).
       numbers: [n_atoms] atomic numbers; None if the network knows one element.
       dr_threshold: Å, the skin of the list.
-      fractional_coordinates: as in `jax_md.partition.neighbor_list`.
+      fractional_coordinates, neighbor_kwargs: as in `jax_md.partition.neighbor_list`.
       per_particle: whether the energy function returns the energy of each atom.
       reference_energies: whether they are in the energy, as in that of `eqfuse.Calculator`; without
         them, float32 resolves more.
       dtype: "float64" or "float32", of the network; None for that of the run.
       backend: see `eqfuse.ops`.
-      neighbor_kwargs: of `jax_md.partition.neighbor_list`.
     Returns:
       (neighbor_fn, energy_fn); energy_fn(R, neighbor, **kwargs).
     Raises:
@@ -67,7 +66,14 @@ def neighbor_list(
     except ImportError as error:
         raise ImportError('eqfuse.jax_md needs jax-md: pip install "eqfuse[jaxmd]"') from error
 
-    network = _network(run, numbers, dtype, backend)
+    network = Network(run, dtype=dtype, backend=backend)
+    if network.dtype == "float64" and not jax.config.jax_enable_x64:
+        raise ValueError(
+            "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
+            'dtype="float32"'
+        )
+    if numbers is None and len(network.species) > 1:
+        raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
     if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
         raise ValueError("the list must have format=jax_md.partition.Sparse, with both directions")
     _require_wide(displacement, box, network.cutoff, fractional_coordinates)
@@ -89,25 +95,12 @@ def neighbor_list(
         difference = jax.vmap(functools.partial(displacement, **kwargs))
         vectors, edges = _edges(R, neighbor, difference, network)
         with jax.default_matmul_precision("highest"):
-            energies = network._potential.apply(network._params, vectors, species, edges)
+            energies = network.module.potential.apply(network.params, vectors, species, edges)
         if reference_energies:
             energies += network.references[species]
         return energies if per_particle else jnp.sum(energies)
 
     return neighbor_fn, energy_fn
-
-
-def _network(run, numbers, dtype: str | None, backend: str | None) -> Network:
-    """Return the network of a run, or refuse it: see `neighbor_list`."""
-    network = Network(run, dtype=dtype, backend=backend)
-    if network.dtype == "float64" and not jax.config.jax_enable_x64:
-        raise ValueError(
-            "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
-            'dtype="float32"'
-        )
-    if numbers is None and len(network.species) > 1:
-        raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
-    return network
 
 
 def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]:
@@ -125,11 +118,7 @@ def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]
 
 
 def _require_wide(displacement, box, cutoff: float, fractional: bool):
-    """Refuse a periodic box in which an atom has several images within the cutoff of another.
-
-    Raises:
-      ValueError: naming the width.
-    """
+    """Refuse a periodic box in which an atom has several images within the cutoff of another."""
     box = np.asarray(box, float)
     vectors = box.T if box.ndim == 2 else np.eye(3) * box
     heights = 1 / np.linalg.norm(np.linalg.inv(vectors), axis=0)

@@ -15,28 +15,18 @@ _MAX_POINTS = 20_000
 def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     """Draw loss, force, energy and, if it is trained on, stress errors of every validation.
 
-    They are drawn by epoch, or by step where an epoch has several.
-
-    Args:
-      metrics: a run's metrics.csv.
-      target: the PNG file to write.
-      stage: the first step of the second stage, if it began: a dashed line, since its loss is
-        another one.
-    Raises:
-      ValueError: metrics.csv has no whole line.
+    They are drawn by epoch, or by step where an epoch has several. A dashed line is before the
+    second stage, whose loss is another one: after the step `stage`.
     """
-    with open(metrics, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
-    if not rows:
-        raise ValueError(f"there is no whole line in {metrics}")
-    columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    columns = _columns(metrics)
     panels = {
         "loss": "loss",
         "forces_rmse_mev_per_a": "force RMSE (meV/Å)",
         "energy_rmse_mev_per_atom": "energy RMSE (meV/atom)",
         "stress_rmse_mev_per_a3": "stress RMSE (meV/Å³)",
     }
-    by = "epoch" if len(set(columns["epoch"])) == len(rows) else "step"
+    count = len(columns["epoch"])
+    by = "epoch" if len(set(columns["epoch"])) == count else "step"
     # not of labels that no frame has
     panels = {
         name: label
@@ -48,9 +38,8 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     figure = _figure(len(panels))
     for axes, (name, label) in zip(figure.axes, panels.items(), strict=True):
         positive = False
-        for part, colour, title in zip(
-            ("train", "val"), _COLOURS, ("training", "validation"), strict=True
-        ):
+        titles = {"train": "training", "val": "validation"}
+        for (part, title), colour in zip(titles.items(), _COLOURS, strict=True):
             values = columns[f"{part}_{name}"]
             positive |= bool((values > 0).any())
             axes.plot(
@@ -66,24 +55,19 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
             axes.axvline(begin, color="0.4", ls="--", lw=1, label="second stage")
         axes.set(xlabel=by, ylabel=label, yscale="log" if positive else "linear")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        if len(rows) == 1:  # a point, and no fractions of an epoch around it
+        if count == 1:  # a point, and no fractions of an epoch around it
             axes.set_xlim(columns[by][0] - 1, columns[by][0] + 1)
         axes.legend(frameon=False)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}")
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def parity(energies, forces, target: Path, stress=(), title: str = ""):
     """Plot predicted against reference energies per atom, force and stress components.
 
-    Args:
-      energies: (reference, predicted), each [n_frames] eV/atom, reference atoms subtracted.
-      forces: (reference, predicted), each [n_atoms, 3] eV/Å.
-      target: the PNG file to write.
-      stress: (reference, predicted), each [n_frames_with_stress, 3, 3] eV/Å^3.
-        Any of the three may be empty, if no frame has that label, but not all.
-      title: of the picture.
+    Each is (reference, predicted): [n_frames] eV/atom, with reference atoms subtracted, [n_atoms,
+    3] eV/Å and [n_frames, 3, 3] eV/Å^3. Any may be empty, if no frame has that label, but not all.
     """
     panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
@@ -115,18 +99,12 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
         axes.set_title(f"MAE {mae:.4g}, RMSE {rmse:.4g} {milli}", fontsize="medium")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
-        axes.grid(alpha=0.3, linewidth=0.5)
     figure.suptitle(title)
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def spread(spreads, errors, target: Path):
-    """Draw errors against the spread of a committee, both on logarithmic scales.
-
-    Args:
-      spreads, errors: [n_atoms] eV/Å.
-      target: the PNG file to write.
-    """
+    """Draw errors against the spread of a committee, eV/Å, both on logarithmic scales."""
     spreads, errors = np.asarray(spreads), np.asarray(errors)
     positive = (spreads > 0) & (errors > 0)
     spreads, errors = spreads[positive], errors[positive]
@@ -144,20 +122,13 @@ def spread(spreads, errors, target: Path):
         axes.set(xscale="log", yscale="log")
         axes.legend(fontsize="small")
     axes.set(xlabel="spread of the force (eV/Å)", ylabel="error of the force (eV/Å)")
-    axes.grid(alpha=0.3, linewidth=0.5)
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def dynamics(table: Path, distances: Path, target: Path):
     """Draw energies, temperature, drift and radial distribution of a simulation.
 
-    Where nothing is known to be conserved, at constant pressure, the volume is in place of the
-    drift.
-
-    Args:
-      table: its thermo.csv.
-      distances: its distances.csv.
-      target: the PNG file to write.
+    At constant pressure, where nothing is conserved, the volume is in place of the drift.
     """
     columns, radial = _columns(table), _columns(distances)
     times, conserved = columns["time_fs"] / 1000, columns["conserved_ev"]
@@ -187,10 +158,8 @@ def dynamics(table: Path, distances: Path, target: Path):
     pairs.plot(radial[distance], radial[density], color=_COLOURS[0])
     labels = {"g": "radial distribution", "pairs_by_a": "pairs of an atom (1/Å)"}
     pairs.set(xlabel="distance (Å)", ylabel=labels[density], xlim=(0, None), ylim=(0, None))
-    for axes in figure.axes:
-        axes.grid(alpha=0.3, linewidth=0.5)
     figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps")
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def walks(paths, target):
@@ -211,7 +180,7 @@ def walks(paths, target):
         axes.set_yscale("symlog", linthresh=0.1)
         axes.grid(alpha=0.3, linewidth=0.5)
     force.legend(frameon=False, fontsize="small")
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def drifts(runs, target):
@@ -228,13 +197,14 @@ def drifts(runs, target):
     axes.set(xlabel="time (ps)", ylabel="change of energy (meV/atom)")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3, linewidth=0.5)
-    _save(figure, target)
+    figure.savefig(target, dpi=150)
 
 
 def _columns(table: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a CSV file of numbers."""
     with open(table, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    if not rows:
+        raise ValueError(f"there is no whole line in {table}")
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
@@ -242,8 +212,6 @@ def _figure(columns: int) -> matplotlib.figure.Figure:
     # Not through pyplot: that would choose a backend for the whole process.
     figure = matplotlib.figure.Figure(figsize=(4.6 * columns, 4.2), layout="constrained")
     figure.subplots(1, columns)
+    for axes in figure.axes:
+        axes.grid(alpha=0.3, linewidth=0.5)
     return figure
-
-
-def _save(figure, target: Path):
-    figure.savefig(target, dpi=150)

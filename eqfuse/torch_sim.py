@@ -38,8 +38,6 @@ def model(run, *, skin: float = 0.5, dtype: str | None = None, backend: str | No
         ) from error
 
     class Model(ModelInterface):
-        """A network of eqfuse; see `eqfuse.torch_sim.model`."""
-
         def __init__(self):
             super().__init__()
             network = Network(run, dtype=dtype, backend=backend)
@@ -50,11 +48,7 @@ def model(run, *, skin: float = 0.5, dtype: str | None = None, backend: str | No
             self._memory_scales_with = "n_atoms_x_density"
 
         def forward(self, state, **_) -> dict:
-            """Return energy [n_systems] eV, forces [n_atoms, 3] and stress [n_systems, 3, 3].
-
-            Raises:
-              DataError: see `eqfuse.Calculator.calculate`.
-            """
+            """Return energy [n_systems] eV, forces [n_atoms, 3] and stress [n_systems, 3, 3]."""
             if isinstance(state, dict):
                 state = torch_sim.SimState(**state, masses=torch.ones_like(state["positions"]))
             state = state.to(self._device)

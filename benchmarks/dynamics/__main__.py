@@ -35,12 +35,12 @@ def bare(network: Network, atoms):
     # a node and a graph of padding, which `collate` needs, and no edge
     shape = Shape(len(atoms) + 1, samples[0].num_edges, 2)
     graph = jax.device_put(collate(samples, shape, network.dtype).graph)
-    compiled = compile_predict(network._potential)
+    compiled = compile_predict(network.module.potential)
 
     def evaluate(count: int):
         with jax.enable_x64(network.dtype == "float64"):
             for _ in range(count):
-                jax.block_until_ready(compiled(network._params, graph))
+                jax.block_until_ready(compiled(network.params, graph))
 
     return evaluate, samples[0].num_edges
 

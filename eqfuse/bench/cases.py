@@ -16,17 +16,11 @@ BOTH3 = f"{BOTH2}+3o+3e"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A product on a graph: x per node, y (and a weight for each irrep of the output) per edge.
-
-    Attributes:
-      irreps_x, irreps_y: of the operands.
-      keep: irreps of the output.
-      weighted: whether the edges have weights.
-    """
+    """A product on a graph: x per node, y (and a weight for each irrep of the output) per edge."""
 
     irreps_x: str
     irreps_y: str
-    keep: str
+    keep: str  # irreps of the output
     weighted: bool = True
 
     @property
@@ -34,7 +28,6 @@ class Case:
         return tuple(ir for _, ir in e3nn.Irreps(self.keep))
 
     def product(self) -> products.Product:
-        """Return the form and the irreps of its output."""
         return products.tensor_product(
             e3nn.Irreps(self.irreps_x),
             e3nn.Irreps(self.irreps_y),
@@ -51,44 +44,27 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Contraction:
-    """A symmetric contraction of three factors, of 128 channels.
-
-    Attributes:
-      irreps, irreps_out: of the factors and of the output, each once.
-    """
+    """A symmetric contraction of three factors, of 128 channels; each irrep is named once."""
 
     irreps: str
     irreps_out: str
 
     def forms(self) -> dict[str, Form]:
-        """Do as `Case.forms`."""
         sides = (tuple(ir for _, ir in e3nn.Irreps(i)) for i in (self.irreps, self.irreps_out))
         return derivatives(contraction(*sides, mul=128, correlation=3))
 
 
-@dataclasses.dataclass(frozen=True)
-class Channelwise:
-    """The product of features of edges with the environment of their receivers.
+class Channelwise(Case):
+    """The product of features of edges with the environment of their receivers."""
 
-    Attributes:
-      irreps_x, irreps_y: of the operands.
-      keep: irreps of the output.
-    """
-
-    irreps_x: str
-    irreps_y: str
-    keep: str
-
-    def forms(self) -> dict[str, Form]:
-        """Do as `Case.forms`."""
+    def product(self) -> products.Product:
         irreps = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
-        keep = tuple(ir for _, ir in e3nn.Irreps(self.keep))
-        product = products.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
-        return derivatives(product.form)
+        return products.channelwise_tensor_product(
+            *irreps, self.filter_ir_out, "component", on_graph=True
+        )
 
 
 def times(mul: int, irreps: str) -> str:
-    """Return every irrep `mul` times."""
     return "+".join(f"{mul}x{ir}" for ir in irreps.split("+"))
 
 

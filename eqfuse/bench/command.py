@@ -19,21 +19,50 @@ Without a GPU, --dry-run runs all of it in tiny sizes on the CPU, where no numbe
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import shlex
+import signal
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
-from eqfuse.bench import plan
-from eqfuse.bench.worker import Worker, results
-
-RESERVE_S = 5
-"""Left of the minutes when the last job is stopped, to end the processes."""
-PATIENCE = 4
-"""A job may take so often what it is thought to take, so that one that hangs does not take all."""
+LARGE, MIDDLE = (3_000, 160_000), (1_000, 50_000)
+REDUCED, MANY = (24, 400), (1_000, 3_000)
+STEPS = (135, 2_700)
+"""Nodes and edges."""
+MAIN = ("nequip-64-l2", "mace-large")
+FUSED = ("fused-gate-64-l2", "fused-rows-32-l2")
+LARGER = (
+    *(*MAIN, "mace-contraction-l2", "allegro-64-l2", "linear-64-l2"),
+    *(*FUSED, *(f"{name}-always" for name in FUSED)),
+)
+"""Checked in a size, too, in which programs walk edges one by one, tiles of matmuls are wide, and
+gradients of parameters are sums of parts."""
+PARITY = (
+    *(*LARGER, "nequip-32-l2", "nequip-benzene-64-l3", "mixed", "fused-linear-128"),
+    *("tetris-1", "tetris-2", "product-rows", "elementwise-rows", "weighted-channels-64-l2"),
+    *("grouped-dense-64", "mace-contraction-l0", "allegro-128-l3"),
+)
+MATMULS = (*FUSED, "linear-64-l2", "grouped-dense-64")
+"""Checked in tf32x3, too."""
+OTHER_DTYPES = ("float64", "bfloat16")
+IN_MIDDLE = ("nequip-benzene-64-l3", "mixed", "allegro-64-l2", "nequip-32-l2", "tetris-2")
+IN_LARGE = (
+    *("fused-gate-64-l2", "mace-contraction-l2", "fused-linear-128", "fused-rows-32-l2"),
+    *("nequip-benzene-64-l3", "mixed", "allegro-64-l2", "linear-64-l2"),
+)
+MODELS = ("nequip", "mace", "allegro")
+RESERVE_S = 5  # left of the minutes when the last job is stopped, to end the processes
+PATIENCE = 4  # times what a job is thought to take, so that one that hangs does not take all
 DRY = "a dry run on the CPU in tiny sizes: no number in it says anything about speed"
+DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 COLUMNS = {
     "parity": ("forward", "backward", "double"),
     "kernels": ("order", "side", "ms (quartiles)", "times eqfuse", "compile, s", "scratch, GB"),
@@ -42,16 +71,124 @@ COLUMNS = {
 """Of the tables, after the case, its nodes and edges, and its dtype."""
 
 
-class Run:
-    """Runs jobs one after the other, prints their results and writes them.
+class Job(NamedTuple):
+    """Something to measure."""
 
-    Args:
-      worker: has `run` and `stop` of `worker.Worker`.
-      out: the file.
-      content: of the file, besides the results.
-      minutes: after which nothing runs any more.
-      settings: of `worker.results`.
+    group: str  # "describe", the machine, or "parity", "kernels" or "steps"
+    case: str = ""  # a key of `problems.PROBLEMS`, or a model
+    size: tuple[int, int] = REDUCED  # nodes and edges
+    dtype: str = "float32"
+    tf32x3: bool = False  # whether matmuls are three products of TF32
+
+    @property
+    def label(self) -> dict:
+        """Return the fields that are added to its results, also where there are none."""
+        case = f"{self.case}, tf32x3" if self.tf32x3 else self.case
+        return {"group": self.group, "case": case, "dtype": self.dtype, "size": self.size}
+
+    @property
+    def cost_s(self) -> float:
+        """Return the seconds that it takes, roughly."""
+        return {"parity": 20, "kernels": 70, "steps": 60}[self.group]
+
+
+def jobs() -> list[Job]:
+    found = [
+        *(Job("parity", name, REDUCED) for name in MAIN),
+        *(Job("kernels", name, LARGE) for name in MAIN),
+        *(Job("parity", name, REDUCED) for name in PARITY),
+        *(Job("parity", name, MANY) for name in LARGER),
+        *(Job("parity", name, MANY, tf32x3=True) for name in MATMULS),
+        *(Job("steps", model, size) for model in MODELS for size in (STEPS, LARGE)),
+        *(Job("parity", name, REDUCED, dtype) for dtype in OTHER_DTYPES for name in PARITY),
+        *(Job("kernels", name, MIDDLE) for name in MAIN),
+        *(Job("kernels", name, MIDDLE, dtype) for dtype in OTHER_DTYPES for name in MAIN),
+        *(Job("kernels", name, MIDDLE) for name in IN_MIDDLE),
+        *(Job("kernels", name, LARGE) for name in IN_LARGE),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def tiny(found: list[Job]) -> list[Job]:
+    sizes = {"steps": (20, 40)}
+    return list(dict.fromkeys(job._replace(size=sizes.get(job.group, (5, 12))) for job in found))
+
+
+class Worker:
+    """Runs jobs in a process, with a limit of time for each.
+
+    A kernel that reads outside of its arrays spoils the device for its process, and one that never
+    ends never gives back control. So the process runs one job at a time, and is replaced when it
+    dies, hangs, or meets an error that may have spoiled it. The function is importable, and the
+    environment is set in the process before it imports anything else.
     """
+
+    def __init__(self, function: Callable, environment: dict[str, str]):
+        self._function, self._environment, self._pool = function, environment, None
+
+    def run(self, job, settings: dict, seconds: float) -> list[dict]:
+        """Return the results of a job; one {"error": ...} if the process had to be ended."""
+        if self._pool is None:
+            self._cache = tempfile.TemporaryDirectory()  # so compile times are of a first run
+            environment = {"EQFUSE_CACHE_DIR": self._cache.name} | self._environment
+            self._pool = concurrent.futures.ProcessPoolExecutor(
+                1, multiprocessing.get_context("spawn"), _start, (environment,)
+            )
+            self._pid = self._pool.submit(os.getpid).result()
+        try:
+            found = self._pool.submit(self._function, job, settings).result(seconds)
+        except concurrent.futures.TimeoutError:
+            self.stop()
+            return [{"error": f"stopped after {seconds:.0f} s"}]
+        except concurrent.futures.process.BrokenProcessPool:
+            self.stop()
+            return [{"error": "the process died"}]
+        if any(map(is_device_error, found)):  # it may have spoiled the process
+            self.stop()
+        return found
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._pool.shutdown()
+            self._cache.cleanup()
+            self._pool = None
+
+
+def _start(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+
+
+def is_device_error(result: dict) -> bool:
+    """Test for a device error, after which others may fail."""
+    sides = result.get("sides", {}).values()
+    messages = [part.get("error", "") for part in (result, *sides)]
+    return any(name in message for message in messages for name in DEVICE_ERRORS)
+
+
+def results(job, settings: dict) -> list[dict]:
+    """Return the results of a job, exceptions too."""
+    from eqfuse.bench import parity, steps, times  # once the environment is set
+
+    backend, seconds = settings["backend"], settings["seconds"]
+    functions = {
+        "describe": lambda: times.describe(settings["dry"]),
+        "parity": lambda: parity.check(job.case, job.dtype, backend, job.size, job.tf32x3),
+        "kernels": lambda: times.of_op(*job[1:4], backend, seconds, settings["peers"]),
+        "steps": lambda: steps.measure(job.case, job.size, backend, seconds),
+    }
+    found = []
+    try:
+        for result in functions[job.group]():
+            found.append(result)
+    except Exception as error:
+        found.append({"error": times.first_line(error)})
+    return found
+
+
+class Run:
+    """Runs jobs one after the other, prints their results and writes them to a file."""
 
     def __init__(self, worker, out: pathlib.Path, content: dict, minutes: float, settings: dict):
         self._worker, self._out, self._settings = worker, out, settings
@@ -61,13 +198,13 @@ class Run:
         self._wrong: dict[tuple[str, str], str] = {}  # of a case and a dtype that were checked
 
     def describe(self) -> str:
-        """Write what this runs on. Returns why nothing can be measured on it, or ""."""
-        [found] = self._worker.run(plan.Job("describe"), self._settings, self._left())
+        """Write what this runs on; return why nothing can be measured on it, or ""."""
+        [found] = self._worker.run(Job("describe"), self._settings, self._left())
         self._content["environment"] = found
         self._write()
         return found.get("error", "")
 
-    def all(self, jobs: list[plan.Job]) -> dict:
+    def all(self, jobs: list[Job]) -> dict:
         """Run jobs as far as the minutes go; the content of the file."""
         for job in jobs:
             self._job(job)
@@ -76,7 +213,6 @@ class Run:
         return self._content
 
     def _write(self) -> None:
-        """Write the file, which is there as a whole at any time."""
         partial = self._out.with_name(f".{self._out.name}.{os.getpid()}")
         partial.write_text(json.dumps(self._content, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self._out)
@@ -84,7 +220,7 @@ class Run:
     def _left(self) -> float:
         return self._end - time.monotonic()
 
-    def _job(self, job: plan.Job) -> None:
+    def _job(self, job: Job) -> None:
         if self._left() < job.cost_s / 2:
             self._add(job, {"skipped": f"{max(0, self._left()):.0f} s were left"})
             return
@@ -100,14 +236,14 @@ class Run:
                 key = job.label["case"], job.dtype
                 self._wrong[key] = self._wrong.get(key) or result.get("error", "")
 
-    def _red(self, job: plan.Job) -> str:
+    def _red(self, job: Job) -> str:
         """Return the fault of the same op's results in a reduced size, or ""."""
         key = job.case, job.dtype
         if key not in self._wrong:
-            self._job(plan.parity_of(job))
+            self._job(Job("parity", job.case, min(job.size, REDUCED), job.dtype))
         return self._wrong.get(key, "its parity was not checked")
 
-    def _add(self, job: plan.Job, result: dict) -> None:
+    def _add(self, job: Job, result: dict) -> None:
         self._content["results"].append(job.label | result)
         self._write()
         head = ("case", "nodes / edges", "dtype", *COLUMNS[job.group])
@@ -126,31 +262,26 @@ def lines(group: str, result: dict) -> list[tuple[str, ...]]:
         if word in result:
             return [(*order, f"{word}: {result[word]}")]
     if group == "parity":
-        return [tuple(_parity(order) for order in result["orders"].values())]
+        cells = []
+        for found in result["orders"].values():
+            repeatable = "" if found["repeatable"] else ", not repeatable"
+            cells.append(f"{found['error']:.0e} ({found['share']:.2f}){repeatable}")
+        return [tuple(cells)]
     found = []
     for name, side in result["sides"].items():
         if "error" in side:
             found.append((*order, name, side["error"]))
             continue
+        ms = "{median:.3g} ({low:.3g} to {high:.3g})".format(**side["ms"])
+        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**side["ratio"])
         bytes_of = [side.get(key) for key in ("scratch_bytes", "peak_bytes")[: 2 - len(order)]]
-        found.append(
-            (
-                *(*order, name, "{median:.3g} ({low:.3g} to {high:.3g})".format(**side["ms"])),
-                "{median:.2f} ({low:.2f} to {high:.2f})".format(**side["ratio"]),
-                f"{side['compile_s']:.1f}",
-                *("" if number is None else f"{number / 1e9:.2f}" for number in bytes_of),
-            )
-        )
+        gigabytes = ["" if number is None else f"{number / 1e9:.2f}" for number in bytes_of]
+        found.append((*order, name, ms, ratio, f"{side['compile_s']:.1f}", *gigabytes))
     return found
 
 
-def _parity(order: dict) -> str:
-    repeatable = "" if order["repeatable"] else ", not repeatable"
-    return f"{order['error']:.0e} ({order['share']:.2f}){repeatable}"
-
-
-def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command."""
+def main(arguments: list[str] | None = None, peers: str = "") -> int:
+    """Run what the options ask for; `peers` is a module with more sides, see `times.of_op`."""
     parser = argparse.ArgumentParser(
         prog="eqfuse bench",
         description=__doc__,
@@ -166,25 +297,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--backend", help="of a dry run: llvm (default), xla or triton-interpret", default="llvm"
     )
-    return parser.parse_args(arguments)
-
-
-def jobs_of(options: argparse.Namespace) -> list[plan.Job]:
-    """Return the jobs that the options ask for."""
-    found = plan.tiny(plan.jobs()) if options.dry_run else plan.jobs()
-    names = ("group", "case", "dtype")
-    return [job for job in found if options.only in " ".join(job.label[name] for name in names)]
-
-
-def main(arguments: list[str] | None = None, peers: str = "") -> int:
-    """Run what the options ask for. Returns the exit code of the command.
-
-    Args:
-      peers: a module with more sides of ops, as `times.of_op` takes it.
-    """
-    options = options_of(arguments)
-    dry = options.dry_run
-    asked = jobs_of(options)
+    options = parser.parse_args(arguments)
+    dry, names = options.dry_run, ("group", "case", "dtype")
+    asked = tiny(jobs()) if dry else jobs()
+    asked = [job for job in asked if options.only in " ".join(job.label[n] for n in names)]
     if not asked:
         sys.exit(f"nothing holds --only {options.only!r}")
     content = {"command": shlex.join(["python", *sys.orig_argv[1:]]), "dry_run": dry}

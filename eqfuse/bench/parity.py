@@ -1,4 +1,4 @@
-"""Whether an op and its derivatives are right: against e3nn-jax in float64 on the CPU."""
+"""Check an op and its derivatives against e3nn-jax in float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -53,13 +53,7 @@ def _reference(name: str, size: tuple[int, int], dtype: str):
 
 
 def _found(problem: Problem, dtype: str, backend: str, tf32x3: bool, arguments):
-    """Return eqfuse's results, and for each order whether a second run is identical.
-
-    The order of a sum of XLA's is not fixed on a GPU; those of kernels are.
-
-    Raises:
-      ParityError: results of another dtype than the operands.
-    """
+    """Return eqfuse's results, and for each order whether a second run is identical."""
     with precision(dtype, ops.TF32X3 if tf32x3 else "highest"):
         arrays = jax.tree.map(lambda a: jnp.asarray(a, dtype), arguments)
         function = everything(problem.function(backend))
@@ -71,12 +65,11 @@ def _found(problem: Problem, dtype: str, backend: str, tf32x3: bool, arguments):
         kinds = {a.dtype.name for a in jax.tree.leaves(found)}
         if kinds != {dtype}:
             raise ParityError(f"results are {', '.join(sorted(kinds))}, operands {dtype}")
-        return _wide(found), list(map(_same_bits, found, again))
+        return _wide(found), [_bits(a) == _bits(b) for a, b in zip(found, again, strict=True)]
 
 
-def _same_bits(one, other) -> bool:
-    pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+def _bits(results) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(results)]
 
 
 def _wide(results):
@@ -89,19 +82,13 @@ def check(
     """Compare a problem and two orders of derivative with e3nn-jax; one result.
 
     float64: to 1e-12 of the largest element of each array; 1e-11 where kernels follow each other,
-    whose activations are approximated in other ways. float32: no error is more than twice
-    that of e3nn-jax in float32 or, for a sum of n products, than sqrt(n) roundings of the largest
-    element (Higham and Mary 2019: rounding errors of a sum are a random walk; e3nn-jax on a CPU
-    sums in pairs). bfloat16: the same, for operands in bfloat16, and one rounding of the result;
-    or, where an array in bfloat16 lies between the kernels of an op, twice the error of e3nn-jax in
-    bfloat16 and four roundings of the largest element. Products of `tf32x3` leave out the smallest
-    of four parts of a product, so that their rounding is four times that of float32.
-
-    Returns:
-      {"orders"}: for each, the largest error in units of what is allowed ("share") and of the
-      largest element ("error"), and whether a second run has the same bits ("repeatable").
-    Raises:
-      ParityError: one is larger than allowed, or the dtype is not kept.
+    whose activations are approximated in other ways. float32: no error is more than twice that of
+    e3nn-jax in float32 or, for a sum of n products, than sqrt(n) roundings of the largest element
+    (Higham and Mary 2019: rounding errors of a sum are a random walk; e3nn-jax on a CPU sums in
+    pairs). bfloat16: the same, for operands in bfloat16, and one rounding of the result; or, where
+    an array in bfloat16 lies between the kernels of an op, twice the error of e3nn-jax in bfloat16
+    and four roundings of the largest element. Products of `tf32x3` leave out the smallest of four
+    parts of a product, so that their rounding is four times that of float32.
     """
     problem = PROBLEMS[name](*size)
     arguments = numbers(problem, jnp.bfloat16 if dtype == "bfloat16" else np.float32)

@@ -22,27 +22,16 @@ SPECIES, CONTRACTION_MUL = 4, 128
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One op at one size.
+    """One op at one size."""
 
-    Attributes:
-      function: backend -> function(floats, integers) that gives one array.
-      shapes: of what it is differentiated by, a tuple of pytrees of tuples of integers.
-      integers: edges or indices, numpy arrays in any pytree.
-      forms: of each of `ORDERS`, where the op is a form and nothing more; empty elsewhere.
-      rows: over which the forms run.
-      summands: the most rows (or, without forms, products) that are summed into one.
-      composed: whether an array of the op's dtype lies between kernels.
-      case: the irreps, where the op is a product on a graph.
-    """
-
-    function: Callable
-    shapes: tuple
-    integers: object = None
-    forms: dict[str, Form] = dataclasses.field(default_factory=dict)
-    rows: int = 0
-    summands: int = 1
-    composed: bool = False
-    case: Case | None = None
+    function: Callable  # backend -> function(floats, integers) that gives one array
+    shapes: tuple  # of the floats, a tuple of pytrees of tuples of integers
+    integers: object = None  # edges or indices, numpy arrays in any pytree
+    forms: dict[str, Form] = dataclasses.field(default_factory=dict)  # of `ORDERS`, if it is a form
+    rows: int = 0  # over which the forms run
+    summands: int = 1  # the most rows (or, without forms, products) that are summed into one
+    composed: bool = False  # whether an array of the op's dtype lies between kernels
+    case: Case | None = None  # the irreps, where the op is a product on a graph
 
     def products(self, order: str) -> list[int]:
         """Return the most products summed into one number, for each result."""
@@ -77,8 +66,7 @@ def _is_shape(value) -> bool:
 def derivative(function, order: str):
     """Return an order of derivative, as a function(arguments, integers) that gives a tuple.
 
-    Arguments and results: forward (floats) and (out); backward (floats, cotangent) and (gradients);
-    double (floats, cotangent, cotangents of the gradients) and (gradients of floats, of cotangent).
+    The arguments are (floats, cotangent, cotangents of the gradients), as many as the order has.
     """
 
     def backward(floats, cotangent, integers):
@@ -103,15 +91,14 @@ def random_edges(nodes: int, edges: int, grouped: bool = True) -> ops.Edges:
 
 def _degree(edges: ops.Edges) -> int:
     """Return the most edges of one node."""
-    counts = [np.diff(pointers) for pointers in (edges.receiver_ptr, edges.sender_ptr)]
-    return int(max(count.max(initial=1) for count in counts))
+    counts = np.diff([edges.receiver_ptr, edges.sender_ptr])
+    return int(counts.max(initial=1))
 
 
 def _of_arrays(call: Callable, *irreps):
     """Return `Problem.function` of call(backend, integers, *operands), which gives an IrrepsArray.
 
-    Args:
-      irreps: of the operands; None for one that is an array.
+    The irreps are None for an operand that is an array.
     """
 
     def function(backend):
@@ -160,10 +147,10 @@ def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
 def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
     """Return `ops.channelwise_tensor_product` of features of edges and of their receivers."""
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
-    keep = {"filter_ir_out": tuple(ir for _, ir in e3nn.Irreps(case.keep))}
 
     def product(backend, graph, x, y):
-        return ops.channelwise_tensor_product(x, y, graph, **keep, backend=backend)
+        keep = case.filter_ir_out
+        return ops.channelwise_tensor_product(x, y, graph, filter_ir_out=keep, backend=backend)
 
     graph = random_edges(nodes, edges)
     shapes = ((edges, irreps_x.dim), (nodes, irreps_y.dim))
@@ -182,7 +169,7 @@ def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int)
 
 
 def weighted_channels(nodes: int, edges: int) -> Problem:
-    """Return the first features of Allegro, `ops.weighted_channels` of each edge."""
+    """Return the first features of Allegro of each edge."""
     irreps = e3nn.Irreps(SH2)
 
     def channels(backend, _, y, weights):
@@ -196,10 +183,8 @@ def grouped_dense(nodes: int, edges: int) -> Problem:
     """Return a hidden layer of three radial networks, `ops.grouped_dense` of each edge."""
 
     def function(backend):
-        def layers(floats, _):
-            return ops.grouped_dense(floats[0], floats[1:], scale=0.125, backend=backend)
-
-        return layers
+        options = {"scale": 0.125, "backend": backend}
+        return lambda floats, _: ops.grouped_dense(floats[0], floats[1:], **options)
 
     shapes = ((edges, 192), *[(64, 64)] * 3)
     return Problem(function, shapes, summands=max(edges, 64), composed=True)
@@ -208,10 +193,8 @@ def grouped_dense(nodes: int, edges: int) -> Problem:
 def _of_module(kind, irreps_out, fields: dict, order, irreps, shapes, graph=None) -> Problem:
     """Return a flax module of `ops`, whose parameters are operands too.
 
-    Args:
-      fields: of the module; the definition on e3nn-jax has no kernels, so no "fused".
-      order: function of the graph and the operands that returns the module's arguments.
-      irreps: of the operands; None for one that is an array.
+    `order` returns the module's arguments of the graph and the operands. The definition on e3nn-jax
+    has no kernels, so no field "fused".
     """
 
     def module(backend):
@@ -246,7 +229,6 @@ def fused(
     gate: bool = False,
     **fields,
 ) -> Problem:
-    """Return `ops.TensorProductLinear` of a graph or of rows, or with a gate and a skip."""
     x, y, out = (e3nn.Irreps(i) for i in (irreps_x, irreps_y, irreps_out))
     keep = sorted({ir for _, ir in out})
     irreps, shapes = [x, y], [(nodes if on_graph else edges, x.dim), (edges, y.dim)]
@@ -269,7 +251,6 @@ def fused(
 
 
 def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
-    """Return `ops.Linear` of features of nodes to the same irreps."""
     sides = (e3nn.Irreps(irreps),)
     return _of_module(ops.Linear, irreps, {}, lambda _, x: (x,), sides, ((nodes, sides[0].dim),))
 

@@ -29,7 +29,6 @@ CUTOFF, TOLERANCE = 5.0, 1e-4
 
 
 def shapes_of_batch(num_nodes: int, num_edges: int) -> Graph:
-    """Return the shapes of a batch of five molecules."""
     index, boxes = np.zeros(num_edges, np.int32), np.zeros(num_nodes, np.int32)
     graph = _graph(np.zeros((num_nodes, 3)), index, index, np.zeros((num_edges, 3)), boxes, boxes)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), graph)
@@ -49,13 +48,7 @@ def _graph(positions, senders, receivers, shifts, species, graph_index) -> Graph
 
 
 def batch(nodes: int, edges: int) -> Graph:
-    """Make periodic boxes of atoms, with equally many edges each: the shortest distances.
-
-    The density is such that they are within the cutoff of the models.
-
-    Raises:
-      ValueError: more edges than pairs of atoms in a box.
-    """
+    """Make boxes of atoms whose density suits the cutoff; the shortest pairs are edges."""
     atoms = nodes // NUM_GRAPHS
     rng = np.random.default_rng(0)
     parts = [_box(rng, atoms, edges // NUM_GRAPHS // 2) for _ in range(NUM_GRAPHS)]
@@ -94,26 +87,19 @@ def potential_of(name: str, backend: str, **others) -> models.Potential:
 
 
 def shapes_of(potential: models.Potential, graph: Graph):
-    """Return shapes of the parameters."""
     vectors = jax.ShapeDtypeStruct((graph.edges.num_edges, 3), jnp.float32)
     key = jax.random.key(0)
     return jax.eval_shape(potential.init, key, vectors, graph.species, graph.edges)
 
 
 def loss(potential, params, graph, energy, forces):
-    """Return the squared errors of energies and forces."""
     prediction = models.predict(potential, params, graph)
     energies = jnp.mean((prediction.energy - energy) ** 2)
     return energies + jnp.mean((prediction.forces - forces) ** 2)
 
 
 def training_step(name: str, backend: str, num_nodes: int, num_edges: int, **others):
-    """Return a step of Adam on energies and forces, and the shapes of its arguments.
-
-    Args:
-      name, backend, others: see `potential_of`.
-      num_nodes, num_edges: see `shapes_of_batch`.
-    """
+    """Return a step of Adam on energies and forces, and the shapes of its arguments."""
     potential, graph = potential_of(name, backend, **others), shapes_of_batch(num_nodes, num_edges)
     optimizer = optax.adam(0.01)
     flat = Flat.of(shapes_of(potential, graph))
@@ -137,8 +123,7 @@ def measure(name: str, size: tuple[int, int], backend: str, seconds: float) -> I
     """Time a training step of one model; one result.
 
     The loss and its gradient (the first moment of Adam after a step from zero) of both sides are
-    compared, and nothing is timed where they differ. Peaks of memory are those of the whole
-    process: exact in a new one for the side that runs first and where they grow, else null.
+    compared. Peaks of memory are exact in a new process for the side that runs first.
     """
     with precision("float32"):
         sides = {OURS: backend, REFERENCE: "e3nn"}

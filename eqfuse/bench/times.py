@@ -24,8 +24,8 @@ from eqfuse.ops.info import info
 OURS, REFERENCE, EXACT = "eqfuse", "e3nn-jax", "e3nn-jax in float32"
 BATCH_S, MOST_CALLS, WARM_UP = 0.01, 64, 3
 """Seconds of a batch of calls, its most calls, and calls before the first batch."""
-LENGTH = 200
-"""Characters of a message in a table."""
+LEAST_TURNS, MOST_TURNS = 5, 100
+LENGTH = 200  # characters of a message in a table
 
 
 class ParityError(RuntimeError):
@@ -34,21 +34,16 @@ class ParityError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One side of a comparison.
-
-    Attributes:
-      function, arguments: what is compiled and timed.
-      results: function of what that returns, which gives arrays that all sides have alike.
-    """
+    """One side of a comparison."""
 
     function: Callable
     arguments: tuple
-    results: Callable = lambda results: results
+    results: Callable = lambda results: results  # arrays that all sides have alike
 
 
 @contextlib.contextmanager
 def precision(dtype: str, matmuls: str = "highest"):
-    """Return a context without TF32, unless it is asked for, and with float64 as it is."""
+    """Enter a context without TF32, unless it is asked for, and with float64 as it is."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision(matmuls):
         yield
 
@@ -58,12 +53,7 @@ def of_op(
 ) -> Iterator[dict]:
     """Time one op against e3nn-jax and others: one result for each order of derivative.
 
-    Args:
-      name: of `PROBLEMS`.
-      size: nodes and edges.
-      backend: of eqfuse.
-      seconds: to time all sides, together.
-      peers: a module with more sides, such as `benchmarks.peers`.
+    `peers` is a module with more sides, such as `benchmarks.peers`.
     """
     problem = PROBLEMS[name](*size)
     with precision(dtype):
@@ -87,8 +77,8 @@ def of_op(
 def _tolerance(problem: Problem, order: str, dtype: str) -> float:
     """Return the tolerance of two results, relative to the largest element.
 
-    Rounding errors of a sum of n products are a random walk of n steps; eight times that for
-    the difference of two. In bfloat16, of the roundings of results and of what lies between.
+    Rounding errors of a sum of n products are a random walk of n steps; eight times that for the
+    difference of two. In bfloat16, of the roundings of results and of what lies between.
     """
     if dtype == "bfloat16":
         return (16 if problem.composed else 4) * float(jnp.finfo(jnp.bfloat16).eps) / 2
@@ -98,14 +88,10 @@ def _tolerance(problem: Problem, order: str, dtype: str) -> float:
 def compared(calls: dict[str, Call | Exception], tolerance: float, seconds: float) -> dict:
     """Compare the results of all sides with those of the first that runs, then time the sides.
 
-    A side that fails or that is wrong has "error" in the place of times, and the others go on.
-    Where eqfuse is the one that differs from e3nn-jax, nothing is timed.
-
-    Args:
-      calls: by name, or why a side is missing; in bfloat16 e3nn-jax in float32 comes first, and is
-        not timed.
-    Returns:
-      {"checked_against", "sides"}, or {"error"}.
+    A side that fails or that is wrong has "error" in the place of times, and the others go on; an
+    exception in the place of a call says why a side is missing. Where eqfuse is the one that
+    differs from e3nn-jax, nothing is timed. In bfloat16 e3nn-jax in float32 comes first, and is not
+    timed.
     """
     judge, expected, sides, ready = None, None, {}, {}
     for name, call in calls.items():
@@ -144,21 +130,12 @@ def compared(calls: dict[str, Call | Exception], tolerance: float, seconds: floa
     return {"checked_against": judge, "sides": sides}
 
 
-def in_turns(
-    calls: dict[str, Callable], seconds: float, least: int = 5, most: int = 100
-) -> dict[str, dict]:
+def in_turns(calls: dict[str, Callable], seconds: float) -> dict[str, dict]:
     """Measure the milliseconds of each call in turns, so that a change of clocks meets all alike.
 
-    In a turn each function is called so often, without waiting in between, that the calls take
-    10 ms: what is timed is the device and not the host, as in a loop of training. Three calls
-    before the first turn are warm-up.
-
-    Args:
-      calls: functions without arguments; the first is the one that the others are compared with.
-      seconds, least, most: how long to go on, and how many turns at least and at most.
-    Returns:
-      For each name "ms" and, turn by turn, "ratio" to the first, each with its median and quartiles
-      ("low", "high"); and "calls" in a turn.
+    In a turn each function is called so often, without waiting in between, that the calls take 10
+    ms: what is timed is the device and not the host. Results have "ms" and, turn by turn, "ratio"
+    to the first function, each with its median and quartiles ("low", "high").
     """
     repeats = {}
     for name, call in calls.items():
@@ -167,8 +144,8 @@ def in_turns(
         repeats[name] = max(1, min(MOST_CALLS, math.ceil(BATCH_S / _seconds(call, 1))))
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
-    for turn in range(most):
-        if turn >= least and time.perf_counter() > end:
+    for turn in range(MOST_TURNS):
+        if turn >= LEAST_TURNS and time.perf_counter() > end:
             break
         for name, call in calls.items():
             times[name].append(_seconds(call, repeats[name]))
@@ -190,7 +167,6 @@ def in_turns(
 
 
 def _seconds(call: Callable, repeats: int) -> float:
-    """Return the seconds of one of several calls in a row."""
     start, result = time.perf_counter(), None
     for _ in range(repeats):
         result = call()
@@ -208,11 +184,7 @@ def random_arrays(shapes):
 
 
 def describe(dry: bool) -> Iterator[dict]:
-    """Describe this machine: the report of `eqfuse.ops.info`, and that of nvidia-smi.
-
-    Raises:
-      RuntimeError: no GPU that runs the kernels, and not a dry run, saying why.
-    """
+    """Describe this machine, or raise a RuntimeError that says why no kernels run on it."""
     available, why = ops.availability()["triton"]
     if not (available or dry):
         raise RuntimeError(why)
@@ -242,11 +214,7 @@ def _differences(expected, actual):
 
 
 def largest_difference(expected, actual) -> float:
-    """Return |actual - expected| by the largest |expected| of each array, computed on the device.
-
-    Raises:
-      ParityError: the results are not alike.
-    """
+    """Return |actual - expected| by the largest |expected| of each array."""
     shapes = [[a.shape for a in jax.tree.leaves(side)] for side in (expected, actual)]
     if shapes[0] != shapes[1]:
         raise ParityError(f"results are not alike: {shapes[0]} and {shapes[1]}")

@@ -1,4 +1,4 @@
-"""A trained run as a calculator of ASE."""
+"""A trained run as a calculator of ASE, and the second derivatives that it computes."""
 
 import difflib
 import inspect
@@ -7,6 +7,8 @@ import threading
 from typing import NamedTuple
 
 import ase.calculators.calculator
+import jax
+import jax.numpy as jnp
 import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
@@ -14,8 +16,8 @@ from eqfuse import ops
 from eqfuse.data import DataError, Structure
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.evaluator import Evaluator, Placed, Results
-from eqfuse.inference.network import Network, find_runs, require_different
+from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
+from eqfuse.inference.network import Network, find_runs
 from eqfuse.train.device.process import keep_memory, keep_programs
 
 _DIVERGED = (
@@ -47,7 +49,7 @@ def skin_of(num_atoms: int) -> float:
 
 
 class _State(NamedTuple):
-    """What results depend on of atoms, in bytes, which are compared quickly."""
+    """Arrays of atoms that results depend on, in bytes, which are compared quickly."""
 
     positions: bytes
     numbers: bytes
@@ -69,16 +71,15 @@ class Calculator(ase.calculators.calculator.Calculator):
     The neighbour list extends by `skin` beyond the cutoff and stays on the device until an atom has
     moved by half of that; a cell that deforms takes its part of the skin. Calculators of the same
     network share the programs that they compile, and these are kept for later processes, unless
-    JAX_ENABLE_COMPILATION_CACHE is false. A program is compiled for a number of atoms and a
-    number of neighbours with some headroom, so that fluctuations compile nothing. Structures with
-    fewer atoms use the same program; after atoms were added, the next program has a tenth of
-    headroom for atoms too.
+    JAX_ENABLE_COMPILATION_CACHE is false. A program has headroom for neighbours, and structures
+    with fewer atoms use it, too; after atoms were added, the next one has a tenth of headroom for
+    atoms, so that fluctuations compile nothing.
 
     The calculator can be copied and pickled. Several threads may use one, which then computes for
-    one after the other; with a calculator for each thread, they compute at the same time. Stress is
-    computed only when it is asked for. `get_stresses` returns the part of each atom, whose sum is
-    the stress; each edge gives half of its part to either atom. Atoms without a periodic direction
-    have no stress; energies are totals, in eV, with the reference energies.
+    one after the other. Stress is computed only when it is asked for. `get_stresses` returns the
+    part of each atom, whose sum is the stress; each edge gives half of its part to either atom.
+    Atoms without a periodic direction have no stress; energies are totals, in eV, with the
+    reference energies.
 
     Args:
       run: the run's folder, or a file of its network (.safetensors).
@@ -91,8 +92,8 @@ class Calculator(ase.calculators.calculator.Calculator):
     Raises:
       CheckpointError: no readable checkpoint.
       TypeError: an unknown argument; names the one that was probably meant.
-      ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that is
-        unknown or for other devices, or a run that did not train a potential.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that
+        does not run here, or a run that did not train a potential.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "stresses", "free_energy")
@@ -154,10 +155,9 @@ class Calculator(ase.calculators.calculator.Calculator):
     @property
     def num_compilations(self) -> int:
         """Return the number of programs that all calculators of the same network have compiled."""
-        return self._evaluator.num_compilations
+        return self._evaluator.program.num_compilations
 
     def get_property(self, name, atoms=None, allow_calculation=True):
-        """Return a property as ASE's calculators do, for one thread after the other."""
         with self._lock:
             if atoms is not None:
                 self._take(atoms)
@@ -165,7 +165,7 @@ class Calculator(ase.calculators.calculator.Calculator):
             return super().get_property(name, None, allow_calculation)
 
     def check_state(self, atoms, tol=1e-15):
-        """Return the properties of atoms that changed since the last calculation."""
+        """Return the names of the arrays that changed since the last calculation."""
         if self._state is None:
             return list(_State._fields)
         changed = zip(_State._fields, self._state, _State.of(atoms), strict=True)
@@ -227,7 +227,6 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._state, self.results, self._found = state, {}, None
 
     def _compute(self, *, of_atoms: bool) -> Results:
-        """Return the results of the network for `atoms`."""
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
             raise DataError(f"positions are not finite: {_DIVERGED}")
@@ -242,7 +241,6 @@ class Calculator(ase.calculators.calculator.Calculator):
 
 
 def _unknown_argument(name: str) -> str:
-    """Return the message for an argument that the calculator does not have."""
     if name in _OTHER_NAMES:
         return f"Calculator has no argument {name}: {_OTHER_NAMES[name]}"
     arguments = list(inspect.signature(Calculator).parameters)[:-1]
@@ -263,8 +261,7 @@ class Committee(ase.calculators.calculator.Calculator):
     `stress_spread` ([6] eV/Å^3): standard deviations, see `eqfuse.inference.predict.Spread`.
 
     Args:
-      runs: a folder of runs, a pattern such as "runs/seed*", or a sequence of runs or files; at
-        least two networks.
+      runs: a folder of at least two runs, a pattern such as "runs/seed*", or a sequence of runs.
       atoms: as in ASE's calculators.
       options: of each `eqfuse.Calculator`.
     Raises:
@@ -275,7 +272,7 @@ class Committee(ase.calculators.calculator.Calculator):
     implemented_properties = Calculator.implemented_properties
 
     def __init__(self, runs, *, atoms=None, **options):
-        found = require_different(find_runs(runs))
+        found = find_runs(runs)
         if len(found) < 2:
             raise ValueError(
                 f"a committee needs several runs, and {runs} is one; train others with seeds=4, or "
@@ -285,11 +282,7 @@ class Committee(ase.calculators.calculator.Calculator):
         super().__init__(atoms=atoms)
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):
-        """Compute the mean and the spread, in eV, eV/Å and eV/Å^3.
-
-        Raises:
-          DataError: see `eqfuse.Calculator.calculate`.
-        """
+        """Compute the mean and the spread, in eV, eV/Å and eV/Å^3."""
         super().calculate(atoms, properties, system_changes)
         for member in self.members:
             member.calculate(self.atoms, properties, system_changes)
@@ -304,3 +297,50 @@ class Committee(ase.calculators.calculator.Calculator):
         self.results["forces_spread"] = np.sqrt((deviation["forces"] ** 2).sum(axis=-1))
         if "stress" in deviation:
             self.results["stress_spread"] = deviation["stress"]
+
+
+def hessian(atoms) -> np.ndarray:
+    """Return the second derivatives of the energy by the positions of atoms.
+
+        H[a, i, b, j] = d^2 E / dr_ai dr_bj
+
+    It is the exact derivative of the forces, computed on the device one column after the other.
+    `ase.vibrations.VibrationsData(atoms, eqfuse.hessian(atoms))` has frequencies and modes.
+
+    Args:
+      atoms: `ase.Atoms` with an `eqfuse.Calculator`; a TypeError names another one.
+    Returns:
+      [n_atoms, 3, n_atoms, 3] eV/Å^2, in float64 of what the precision of the network gives.
+    """
+    calculator, count = atoms.calc, len(atoms)
+    if not isinstance(calculator, Calculator):
+        raise TypeError(
+            f"the Hessian needs an eqfuse.Calculator, got {type(calculator).__name__}: "
+            "set atoms.calc = eqfuse.Calculator(RUN)"
+        )
+    columns, order = calculator.apply(_columns, atoms, count=count)
+    columns = columns.reshape(count, 3, -1, 3)[:, :, :count]
+    out = np.empty((count, 3, count, 3))
+    out[order[:, None], :, order[None]] = columns.transpose(0, 2, 1, 3)
+    return out
+
+
+def _columns(module, params, pairs, geometry, size, *, count: int):
+    """Return the derivatives of the gradient by each coordinate, [3 count, n_nodes, 3]."""
+    near = near_edges(module.cutoff, pairs, geometry, size)
+    edges = near.edges
+
+    def energy(moves):
+        vectors = near.vectors + moves[edges.senders] - moves[edges.receivers]
+        vectors = jnp.where(near.real, vectors, 0).astype(module.dtype)
+        energies = module.potential.apply(params, vectors, geometry.species, edges)
+        return jnp.sum(energies[:count])
+
+    zero = jnp.zeros_like(geometry.positions)
+    gradient = jax.grad(energy)
+
+    def column(number):
+        direction = zero.reshape(-1).at[number].set(1).reshape(zero.shape)
+        return jax.jvp(gradient, (zero,), (direction,))[1]
+
+    return jax.lax.map(column, jnp.arange(3 * count)), near.num_edges

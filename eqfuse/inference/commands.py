@@ -14,9 +14,9 @@ from ase.io.formats import filetype, ioformats
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
-from eqfuse.data import DataError, Structure
+from eqfuse.data import Structure
 from eqfuse.data.readers import stem
-from eqfuse.data.structures import counted
+from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
@@ -24,19 +24,9 @@ from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.device.process import keep_programs
 from eqfuse.train.run.stopping import fail
 
-_EXTXYZ = (".xyz", ".extxyz")
-
 
 def run_predict(arguments: list[str]) -> int:
-    """Predict the frames of a file, and write them to another.
-
-    Returns:
-      0 done; 2 a run or file that cannot be used.
-    """
-    return run(_predict_parser(), arguments, _predict)
-
-
-def _predict_parser() -> argparse.ArgumentParser:
+    """Predict the frames of a file, and write them to another; return the exit code."""
     what = "Write energies, forces and stress of the frames of a file, as a trained run predicts."
     parser = argparse.ArgumentParser(prog="eqfuse predict", description=what)
     parser.add_argument(
@@ -57,7 +47,7 @@ def _predict_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
     parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
     add_backend(parser)
-    return parser
+    return run(parser, arguments, _predict)
 
 
 def _predict(options):
@@ -94,15 +84,7 @@ def _predict(options):
 
 
 def run_select(arguments: list[str]) -> int:
-    """Select frames of a file, and write them to another.
-
-    Returns:
-      0 done; 2 runs or a file that cannot be used.
-    """
-    return run(_select_parser(), arguments, _select)
-
-
-def _select_parser() -> argparse.ArgumentParser:
+    """Select frames of a file, and write them to another; return the exit code."""
     what = "Write the frames of a file on whose forces a committee disagrees most, to be labelled."
     parser = argparse.ArgumentParser(prog="eqfuse select", description=what)
     parser.add_argument("runs", help="folder that holds runs, or a pattern in quotes")
@@ -117,7 +99,7 @@ def _select_parser() -> argparse.ArgumentParser:
         default=np.inf,
         help="leave out frames with a spread above this, eV/Å: they may be unphysical",
     )
-    return parser
+    return run(parser, arguments, _select)
 
 
 def _select(options):
@@ -129,42 +111,24 @@ def _select(options):
         )
     structures = data.read_structures(options.file, require_labels=False)
     predicted = predict(networks, structures)
-    numbers = largest_spreads(predicted, options.number, options.most)
-    if not len(numbers):
+    spreads = np.array([p.spread.forces.max() for p in predicted])
+    order = np.argsort(-spreads, kind="stable")
+    numbers = order[spreads[order] <= options.most][: options.number].tolist()
+    if not numbers:
         raise data.DataError(f"the spread of all frames is above --most {options.most} eV/Å")
     format = format_of(out, len(numbers))
     frames = [atoms_of(structures[k], predicted[k]) for k in numbers]
     for atoms, k in zip(frames, numbers, strict=True):
         atoms.info["frame"] = k
     write_atoms(out, frames, format)
-    spreads = [1e3 * predicted[k].spread.forces.max() for k in (numbers[0], numbers[-1])]
     print(
         f"{len(frames)} of {counted(len(structures), 'frame')}, with spreads of the forces from "
-        f"{spreads[0]:.0f} to {spreads[1]:.0f} meV/Å, are in {out}"
+        f"{1e3 * spreads[numbers[0]]:.0f} to {1e3 * spreads[numbers[-1]]:.0f} meV/Å, are in {out}"
     )
 
 
-def largest_spreads(predicted: list[Predicted], number: int, most: float = np.inf) -> list[int]:
-    """Return the numbers of the frames with the largest spread of a force, the largest first.
-
-    Args:
-      predicted: by a committee.
-      number: how many are returned, at most.
-      most: eV/Å; frames with a larger spread are left out.
-    """
-    spreads = np.array([p.spread.forces.max() for p in predicted])
-    order = np.argsort(-spreads, kind="stable")
-    return order[spreads[order] <= most][:number].tolist()
-
-
 def run_info(arguments: list[str]) -> int:
-    """Print the backends, devices and versions of this machine, or the network of a run.
-
-    Args:
-      arguments: none, or the run's folder, or a file of its network.
-    Returns:
-      The exit code: 2 where there is no readable network.
-    """
+    """Print backends, devices and versions of this machine, or the network of a run."""
     what = "Print the backends, devices and versions of this machine, or what a run trained."
     parser = argparse.ArgumentParser(prog="eqfuse info", description=what)
     parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
@@ -183,15 +147,7 @@ def run_info(arguments: list[str]) -> int:
 
 
 def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:
-    """Run a command and return its exit code.
-
-    Args:
-      parser: of its arguments.
-      arguments: of the command.
-      task: called with the options; returns an exit code, or None for 0.
-    Returns:
-      that of the task; 2 for a backend, a run or a file that cannot be used.
-    """
+    """Run a command; return what its task returns, 0, or 2 for what cannot be used."""
     options = parser.parse_args(arguments)
     keep_programs()
     try:
@@ -207,32 +163,24 @@ def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -
 
 
 def add_keys(parser: argparse.ArgumentParser):
-    """Add the names of the labels in a file, see `label_keys`."""
     for name, unit in (("energy", "eV"), ("forces", "eV/Å"), ("stress", "eV/Å^3")):
         what = f"name in the file, {unit}; as in the training if not given"
         parser.add_argument(f"--{name}-key", help=what)
 
 
 def add_backend(parser: argparse.ArgumentParser):
-    """Add the backend."""
     what = "implementation of the ops, such as xla or triton,linear=xla; by device if not given"
     parser.add_argument("--backend", help=what)
 
 
 def count_of(text: str) -> int:
-    """Return the number of frames that an argument is."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames, 1 or more")
     return int(text)
 
 
 def label_keys(options, trained_on: dict) -> data.Keys:
-    """Return the names of the labels in a file, by default those of the training.
-
-    Args:
-      options: of the command.
-      trained_on: the settings of the data of the run.
-    """
+    """Return the names of the labels in a file, by default those of the training."""
     keys = {}
     for name, usual in data.Keys()._asdict().items():
         given = getattr(options, f"{name}_key")
@@ -245,20 +193,15 @@ def label_keys(options, trained_on: dict) -> data.Keys:
 def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     """Return a structure with what is predicted for it, as files have it.
 
-    The results of its calculator are energy, energies, forces and stress (six numbers, in ASE's
-    order). Labels that the structure has are `reference_energy`, `reference_forces` and
-    `reference_stress`. The spread of a committee is `energy_spread`, `energies_spread`,
-    `forces_spread` and `stress_spread`, see `eqfuse.inference.predict.Spread`.
+    Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread of a
+    committee is `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`.
     """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
     )
-    if structure.energy is not None:
-        atoms.info["reference_energy"] = structure.energy
-    if structure.forces is not None:
-        atoms.arrays["reference_forces"] = structure.forces
-    if structure.stress is not None:
-        atoms.info["reference_stress"] = structure.stress
+    for name in LABELS:
+        if (label := getattr(structure, name)) is not None:
+            (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label
     if structure.config_type is not None:
         atoms.info["config_type"] = structure.config_type
     results = {"energy": predicted.energy}
@@ -278,22 +221,18 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
 def format_of(path: str | os.PathLike, frames: int) -> str:
     """Return ASE's name of the format that a file's suffix stands for.
 
-    Args:
-      path: of the file to write.
-      frames: how many it will hold.
-    Raises:
-      DataError: a suffix that ASE cannot write, or a format of one frame for several.
+    It raises a DataError for one that ASE cannot write, or that holds one frame, for several.
     """
     path = Path(path)
-    if path.suffix in _EXTXYZ:
+    if path.suffix in (".xyz", ".extxyz"):
         return "extxyz"
     format = filetype(str(path), read=False)
     if format not in ioformats:
-        raise DataError(f"{path}: ASE writes no such format; end its name with .xyz")
+        raise data.DataError(f"{path}: ASE writes no such format; end its name with .xyz")
     known = ioformats[format]
     if not known.can_write or (known.single and frames > 1):
         what = "holds one frame" if known.can_write else "cannot be written"
-        raise DataError(
+        raise data.DataError(
             f"{path}: ASE's format {format} {what}, and there are {frames} frames; end its name "
             "with .xyz or .traj"
         )
@@ -301,15 +240,7 @@ def format_of(path: str | os.PathLike, frames: int) -> str:
 
 
 def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
-    """Write frames to a file, which is complete or not there.
-
-    Args:
-      path: the file; an earlier one is replaced.
-      frames: with predictions.
-      format: see `format_of`.
-    Raises:
-      OSError: a folder that cannot be written.
-    """
+    """Write frames to a file, which is complete or not there."""
     path = Path(path)
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:

@@ -44,7 +44,11 @@ def descriptors(
     if len(networks) > 1:
         raise ValueError(f"{run} is a committee of {len(networks)} runs; descriptors are of one")
     [network] = networks
-    chosen = {"layers": _layers(network, num_layers), "invariants_only": invariants_only}
+    layers = network.module.potential.model.layers
+    if num_layers != -1 and not 1 <= num_layers <= layers:
+        raise ValueError(f"num_layers must be from 1 to {layers}, or -1 for all, got {num_layers}")
+    layers = layers if num_layers == -1 else num_layers
+    chosen = {"layers": layers, "invariants_only": invariants_only}
     evaluator, found = Evaluator(network), []
     for structure in as_structures(several):
         listed = evaluator.list([structure])
@@ -54,11 +58,7 @@ def descriptors(
 
 
 def _features(module, params, pairs, geometry, size, *, layers: int, invariants_only: bool):
-    """Return the features of the nodes in the first layers, [n_nodes, n_features].
-
-    Raises:
-      ValueError: all irreps of Allegro.
-    """
+    """Return the features of the nodes in the first layers, [n_nodes, n_features]."""
     near = near_edges(module.cutoff, pairs, geometry, size)
     names = [f"layer_{k}" for k in range(layers)]
 
@@ -83,13 +83,6 @@ def _features(module, params, pairs, geometry, size, *, layers: int, invariants_
         return latents / mean**0.5, near.num_edges
     kept = [h.filter(keep="0e") if invariants_only else h for h in outputs]
     return jnp.concatenate([h.array for h in kept], axis=1), near.num_edges
-
-
-def _layers(network: Network, asked: int) -> int:
-    layers = network._potential.model.layers
-    if asked != -1 and not 1 <= asked <= layers:
-        raise ValueError(f"num_layers must be from 1 to {layers}, or -1 for all, got {asked}")
-    return layers if asked == -1 else asked
 
 
 def _network_of(several) -> Network:

@@ -21,22 +21,12 @@ from eqfuse.inference.commands import add_backend, add_keys, atoms_of, label_key
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 
-SOURCE = "file.txt"
-"""Names the file that the results of a folder are of."""
-
+SOURCE = "file.txt"  # names the file that the results of a folder are of
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluate a run on a file; print and write the errors.
-
-    Returns:
-      0 done; 2 a run or file that cannot be used.
-    """
-    return run(_parser(), arguments, _write_errors)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Evaluate a run on a file; print and write the errors; return the exit code."""
     what = "Print the errors of a trained run on a file, and write them with the predictions."
     parser = argparse.ArgumentParser(prog="eqfuse evaluate", description=what)
     parser.add_argument(
@@ -52,14 +42,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     add_keys(parser)
     add_backend(parser)
-    return parser
+    return run(parser, arguments, _write_errors)
 
 
 def _write_errors(options):
     networks = load_networks(options.run, backend=options.backend)
     keys = label_keys(options, networks[0].metadata["config"]["data"])
-    structures = data.read_structures(options.file, keys=keys, require_labels=False)
-    structures = _not_isolated(structures, options.file)
+    frames = data.read_structures(options.file, keys=keys, require_labels=False)
+    structures = [structure for structure in frames if not structure.is_isolated_atom]
+    if not structures:
+        raise data.DataError(
+            f"{options.file} has isolated atoms only, whose energies are references"
+        )
+    if left_out := len(frames) - len(structures):
+        print(f"isolated atoms, which are references, left out: {left_out}")
     _report_labels(structures, options, keys)
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
@@ -77,7 +73,7 @@ def _write_errors(options):
         writer.writerows(rows)
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
-    draw_parity(structures, predicted, folder / "parity.png")
+    _draw_parity(structures, predicted, folder / "parity.png")
     _print(rows)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):
         print(drawn)
@@ -86,11 +82,7 @@ def _write_errors(options):
 
 
 def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
-    """Print how many frames have which label, where some lack one; stress may be in none.
-
-    Raises:
-      DataError: a label that was named and that no frame has, or no label at all.
-    """
+    """Print how many frames have which label, where some lack one; stress may be in none."""
     counts = {name: count_labelled(structures, name) for name in LABELS}
     total = len(structures)
     for name, count in counts.items():
@@ -106,26 +98,8 @@ def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
             print(f"{name} in {count} of {counted(total, 'frame')}{hint}")
 
 
-def _not_isolated(structures, path) -> list[data.Structure]:
-    """Return the structures that are not isolated atoms, and print the number of the others.
-
-    Raises:
-      DataError: none.
-    """
-    kept = [structure for structure in structures if not structure.is_isolated_atom]
-    if not kept:
-        raise data.DataError(f"{path} has isolated atoms only, whose energies are references")
-    if len(kept) < len(structures):
-        print(f"isolated atoms, which are references, left out: {len(structures) - len(kept)}")
-    return kept
-
-
 def _folder(options) -> Path:
-    """Return the folder of the results.
-
-    Raises:
-      DataError: the default folder holds those of another file of this name.
-    """
+    """Return the folder of the results, if it holds none of another file of this name."""
     if options.out:
         return options.out
     run = Path(options.run).expanduser()
@@ -141,17 +115,14 @@ def _folder(options) -> Path:
     return folder
 
 
-def draw_parity(structures, predicted: list[Predicted], target: Path):
+def _draw_parity(structures, predicted: list[Predicted], target: Path):
     """Draw the parity plot, energies relative to the reference energies of the run."""
     pairs = list(zip(structures, predicted, strict=True))
-    energies = [
-        (
-            (s.energy - (p.energy - p.relative_energy)) / s.num_atoms,
-            p.relative_energy / s.num_atoms,
-        )
-        for s, p in pairs
-        if s.energy is not None
-    ]
+    energies = []
+    for s, p in pairs:
+        if s.energy is not None:
+            relative = s.energy - (p.energy - p.relative_energy)
+            energies.append((relative / s.num_atoms, p.relative_energy / s.num_atoms))
     with_forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
     stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
     pictures.parity(
@@ -164,11 +135,7 @@ def draw_parity(structures, predicted: list[Predicted], target: Path):
 
 
 def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | None:
-    """Draw the errors of the forces against the spread of a committee.
-
-    Returns:
-      how they agree, or None where there is no committee, or no frame has forces.
-    """
+    """Draw the errors of the forces against the spread of a committee; return how they agree."""
     pairs = [
         (p.spread.forces, np.linalg.norm(p.forces - s.forces, axis=1))
         for s, p in zip(structures, predicted, strict=True)

@@ -56,66 +56,35 @@ class Sizes(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """Structures side by side, padded.
+    """Structures side by side, padded."""
 
-    Attributes:
-      positions: [n_nodes, 3] float64, Å.
-      cells: [n_graphs, 3, 3] float64, Å.
-      index: [n_nodes] int32, the structure of each node; not read if there is one.
-      species: [n_nodes] int32.
-      num_atoms: nodes from this number on have no energy.
-    """
-
-    positions: jax.Array
-    cells: jax.Array
-    index: jax.Array
-    species: jax.Array
-    num_atoms: jax.Array
+    positions: jax.Array  # [n_nodes, 3] float64, Å
+    cells: jax.Array  # [n_graphs, 3, 3] float64, Å
+    index: jax.Array  # [n_nodes] int32, the structure of each node; not read if there is one
+    species: jax.Array  # [n_nodes] int32
+    num_atoms: jax.Array  # nodes from this number on have no energy
 
 
 class Near(NamedTuple):
-    """The pairs of a list that are within the cutoff, and others with a vector of zero.
+    """The pairs of a list that are within the cutoff, and others, whose vector is zero."""
 
-    Attributes:
-      edges: sorted by receiver.
-      vectors: [n_edges, 3] Å, float64; zero for what is no edge, as for padding, so that it
-        contributes nothing, whatever the model does there.
-      real: [n_edges, 1] bool, edges.
-      num_edges: int32, the number of pairs within the cutoff. Where it is above n_edges, what is
-        computed has no meaning.
-    """
-
-    edges: Edges
-    vectors: jax.Array
-    real: jax.Array
-    num_edges: jax.Array
+    edges: Edges  # sorted by receiver
+    vectors: jax.Array  # [n_edges, 3] Å, float64
+    real: jax.Array  # [n_edges, 1] bool, those within the cutoff
+    num_edges: jax.Array  # int32, pairs within the cutoff; above n_edges, no result is right
 
 
 class Evaluated(NamedTuple):
-    """What `evaluate` returns, in float64.
+    """Results of `evaluate`, in float64."""
 
-    Attributes:
-      node_energy: [n_nodes] eV, without reference energies; zero in the padding.
-      forces: [n_nodes, 3] eV/Å.
-      gradient: [n_edges, 3] eV/Å, of the energy by the vectors; zero for what is no edge.
-      near: see `Near`.
-    """
-
-    node_energy: jax.Array
-    forces: jax.Array
-    gradient: jax.Array
+    node_energy: jax.Array  # [n_nodes] eV, without reference energies; zero in the padding
+    forces: jax.Array  # [n_nodes, 3] eV/Å
+    gradient: jax.Array  # [n_edges, 3] eV/Å, of the energy by the vectors
     near: Near
 
 
 def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
-    """Return the pairs within the cutoff, with vectors of differences in float64.
-
-    Args:
-      cutoff: Å.
-      pairs: a list with all pairs within the cutoff.
-      geometry: the structures.
-      size: the number of edges, static.
-    """
+    """Return `size` (static) pairs with all within the cutoff, and their vectors."""
     size = min(size, pairs.images.shape[0])
     ends = pairs.edges.senders, pairs.edges.receivers
     vectors = pair_vectors(geometry.positions, geometry.cells, geometry.index, *ends, pairs.images)
@@ -127,7 +96,7 @@ def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Ne
 
 
 def energies_and_gradient(potential, params, vectors, species, edges, atoms):
-    """Return the derivative of the energy of atoms by the vectors of edges, and their energies."""
+    """Return the derivative of the energy of atoms by the vectors, and the energies of nodes."""
 
     def total(params, vectors, species, edges, atoms):
         energies = jnp.where(atoms, potential.apply(params, vectors, species, edges), 0)
@@ -146,11 +115,6 @@ def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: 
     """Compute energies and forces of structures side by side; inside of `jit`.
 
     One derivative, by the vectors of the edges, gives forces, stress and virials.
-
-    Args:
-      module: the potential.
-      params: its variables.
-      pairs, geometry, size: see `near_edges`.
     """
     near = near_edges(module.cutoff, pairs, geometry, size)
     edges, species = near.edges, geometry.species
@@ -165,10 +129,7 @@ def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: 
 
 
 def strain_derivatives(evaluated: Evaluated, geometry: Geometry):
-    """Return dE/de at e = 0 of each structure, [n_graphs, 3, 3] eV.
-
-    The strain is r -> (1 + (e + e^T)/2) r.
-    """
+    """Return dE/de at e = 0 of r -> (1 + (e + e^T)/2) r, [n_graphs, 3, 3] eV."""
     vectors, gradient = evaluated.near.vectors, evaluated.gradient
     count = len(geometry.cells)
     if count == 1:
@@ -193,13 +154,7 @@ def atom_strain_derivatives(evaluated: Evaluated):
 
 
 class Program:
-    """The compiled functions of a network, which all networks of the same settings share.
-
-    Attributes:
-      module: the potential.
-      sizes: those that were compiled so far.
-      lock: for who chooses sizes.
-    """
+    """The compiled functions of a network, which all networks of the same settings share."""
 
     def __init__(self, module: Module):
         self.module, self.sizes, self.lock = module, [], threading.RLock()
@@ -207,20 +162,16 @@ class Program:
 
     @property
     def num_compilations(self) -> int:
-        """Return the number of programs that were compiled so far."""
         return sum(compiled._cache_size() for compiled in self._compiled.values())
 
     def compiled(self, function: Callable, **static) -> Callable:
-        """Return a compiled program that computes a function of structures.
+        """Return a compiled program for a function of structures.
 
-        Args:
-          function: (module, params, pairs, geometry, size, **static) -> array and number of edges.
-          static: its further arguments.
-        Returns:
-          (params, pairs, places, of_nodes, size=) -> float64 array of one axis, at the end of which
-          is the number of edges: one copy to the device, and one from it. Places are positions of
-          the nodes and below them the cells, [n_nodes + 3 n_graphs, 3]; of_nodes the rest of
-          `Geometry`.
+        The function takes (module, params, pairs, geometry, size, **static) and returns an array
+        and the number of edges. The program takes (params, pairs, places, of_nodes, size=):
+        positions of the nodes with the cells below them, and the rest of `Geometry`. It returns
+        float64 of one axis that ends with the number of edges: one copy to the device, and one from
+        it.
         """
         key = function, *static.items()
         if key not in self._compiled:
@@ -241,40 +192,24 @@ program_of = functools.lru_cache(maxsize=32)(Program)
 
 
 class Placed(NamedTuple):
-    """A structure as an `Evaluator` takes it; an `eqfuse.data.Structure` is one too.
+    """A structure as an `Evaluator` takes it; an `eqfuse.data.Structure` is one too."""
 
-    Attributes:
-      numbers: [n_atoms] atomic numbers.
-      positions: [n_atoms, 3] Å.
-      cell: [3, 3] Å, zeros for directions without a vector.
-      pbc: [3] bool.
-    """
-
-    numbers: np.ndarray
-    positions: np.ndarray
-    cell: np.ndarray
-    pbc: np.ndarray
+    numbers: np.ndarray  # [n_atoms] atomic numbers
+    positions: np.ndarray  # [n_atoms, 3] Å
+    cell: np.ndarray  # [3, 3] Å, zeros for directions without a vector
+    pbc: np.ndarray  # [3] bool
 
 
 class Results(NamedTuple):
-    """What an evaluator computes of structures, on the host.
+    """Results of an `Evaluator`, on the host."""
 
-    Attributes:
-      energies: [n_atoms] eV, without reference energies.
-      forces: [n_atoms, 3] eV/Å.
-      strain: [n_structures, 3, 3] eV, see `strain_derivatives`; or the parts of the atoms,
-        [n_atoms, 3, 3].
-      references: [n_atoms] eV, the reference energies.
-    """
-
-    energies: np.ndarray
-    forces: np.ndarray
-    strain: np.ndarray
-    references: np.ndarray
+    energies: np.ndarray  # [n_atoms] eV, without reference energies
+    forces: np.ndarray  # [n_atoms, 3] eV/Å
+    strain: np.ndarray  # [n_structures, 3, 3] eV; or the parts of the atoms, [n_atoms, 3, 3]
+    references: np.ndarray  # [n_atoms] eV, the reference energies
 
 
 def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
-    """Return energies, forces and strain derivatives in one array."""
     done = evaluate(module, params, pairs, geometry, size=size)
     strain = atom_strain_derivatives(done) if of_atoms else strain_derivatives(done, geometry)
     parts = [done.node_energy, done.forces.ravel(), strain.ravel()]
@@ -283,28 +218,17 @@ def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
 
 @dataclasses.dataclass(eq=False)
 class Listed:
-    """A neighbour list on the device, and the structures for which it was made.
+    """A neighbour list on the device, and the structures for which it was made."""
 
-    Attributes:
-      structures: list of (positions, cell), Å.
-      key: what besides of the structures the list is valid for.
-      sizes: of the program; may grow.
-      pairs, of_nodes: the list, and structure, species and number of the nodes, on the device.
-      order: [n_atoms] the atom that each node is.
-      number: [n_atoms] the node that each atom is.
-      species: [n_atoms], in the order of the structures.
-      num_edges: the number of pairs within the cutoff when they were last computed.
-    """
-
-    structures: list[tuple[np.ndarray, np.ndarray]]
-    key: tuple
-    sizes: Sizes
+    structures: list[tuple[np.ndarray, np.ndarray]]  # (positions, cell), Å
+    key: tuple  # on which the list depends besides
+    sizes: Sizes  # of the program; may grow
     pairs: Pairs
-    of_nodes: tuple
-    order: np.ndarray
-    number: np.ndarray
-    species: np.ndarray
-    num_edges: int = 0
+    of_nodes: tuple  # structure, species and number of the nodes, on the device
+    order: np.ndarray  # [n_atoms] the atom that each node is
+    number: np.ndarray  # [n_atoms] the node that each atom is
+    species: np.ndarray  # [n_atoms] int32, in the order of the structures
+    num_edges: int = 0  # within the cutoff when they were last computed
 
     def is_valid(self, structures, key, cutoff: float, skin: float) -> bool:
         """Test that the list has all pairs within the cutoff of structures as they are now."""
@@ -317,34 +241,17 @@ class Listed:
 class Evaluator:
     """A network that computes structures, with a neighbour list that is kept while it is valid.
 
-    Args:
-      network: the trained network.
-      skin: Å, by which lists go beyond the cutoff; or a function of the number of atoms.
-      varies: whether the number of atoms may change with each list, for which there is headroom.
-
-    Attributes:
-      listed: the last list; None at first.
+    The skin (Å), by which lists go beyond the cutoff, may be a function of the number of atoms. If
+    the number of atoms `varies` with each list, there is headroom for it.
     """
 
     def __init__(self, network: Network, skin: float | Callable = 0.0, *, varies: bool = False):
         self.network, self.listed = network, None
         self._skin, self._varies, self._used = skin, varies, set()
-        self._program = program_of(network.module)
-
-    @property
-    def num_compilations(self) -> int:
-        """Return the number of programs that all networks of these settings have compiled."""
-        return self._program.num_compilations
+        self.program = program_of(network.module)
 
     def __call__(self, structures: Sequence, *, of_atoms: bool = False) -> Results:
-        """Compute structures, with a new list if that of before does not hold all pairs.
-
-        Args:
-          structures: see `Placed`.
-          of_atoms: whether strain derivatives are those of the atoms.
-        Raises:
-          DataError: see `list`.
-        """
+        """Compute structures, with a new list if that of before does not hold all pairs."""
         count = sum(len(structure.numbers) for structure in structures)
         placed, key = _places_and_key(structures)
         if self.listed is None or not self.listed.is_valid(
@@ -354,18 +261,10 @@ class Evaluator:
         return self.run(self.listed, placed, of_atoms=of_atoms)
 
     def skin_of(self, num_atoms: int) -> float:
-        """Return the skin of a list of so many atoms, Å."""
         return self._skin(num_atoms) if callable(self._skin) else self._skin
 
     def list(self, structures: Sequence, names: Sequence[str] | None = None) -> Listed:
-        """Return a neighbour list of structures.
-
-        Args:
-          structures: see `Placed`.
-          names: of the structures, for messages; None for a single one.
-        Raises:
-          DataError: an element that the network does not know; see `eqfuse.data.neighbor_list`.
-        """
+        """Return a neighbour list of structures, whose names are for messages."""
         network, species, orders, first = self.network, [], [], 0
         for k, structure in enumerate(structures):
             with naming(names and names[k]):
@@ -392,15 +291,11 @@ class Evaluator:
         order: np.ndarray | None = None,
         num_atoms: int | None = None,
     ) -> Listed:
-        """Return a list of pairs that are known, on the device, padded to the sizes of a program.
+        """Return known pairs as a list on the device, padded to the sizes of a program.
 
-        Args:
-          structures, key: see `Listed`.
-          lists: see `list_side_by_side`.
-          species: [n_atoms] int32.
-          index: [n_atoms], the structure of each atom; None for one.
-          order: [n_atoms], see `Listed`; None for the same.
-          num_atoms: atoms from this number on have no energy; None for all.
+        The pairs are as `list_side_by_side` returns them; `structures`, `key` and `order` are those
+        of `Listed`; None is one structure in its own order. Atoms from `num_atoms` on have no
+        energy.
         """
         *pairs, near = lists
         count = len(species)
@@ -420,13 +315,7 @@ class Evaluator:
         return Listed(structures, key, sizes, pairs, of_nodes, order, number, species)
 
     def run(self, listed: Listed, structures=None, *, of_atoms: bool = False) -> Results:
-        """Compute structures with a list.
-
-        Args:
-          listed: their list.
-          structures: list of (positions, cell), Å; None for those of the list.
-          of_atoms: see `__call__`.
-        """
+        """Compute structures, by default those of the list, with a list."""
         array = self.apply(_results, listed, structures, of_atoms=of_atoms)
         nodes, number = listed.sizes.nodes, listed.number
         strain = array[4 * nodes :].reshape(-1, 3, 3)
@@ -438,24 +327,17 @@ class Evaluator:
         )
 
     def apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
-        """Compute a function of structures; the program grows if it has not enough edges.
-
-        Args:
-          function, static: see `Program.compiled`.
-          listed, structures: see `run`.
-        Returns:
-          float64, of one axis.
-        """
-        compiled, sizes = self._program.compiled(function, **static), listed.sizes
+        """Compute a function of structures, see `Program.compiled`; sizes grow for more edges."""
+        compiled, sizes = self.program.compiled(function, **static), listed.sizes
         structures = listed.structures if structures is None else structures
         places = np.zeros((sizes.nodes + 3 * sizes.graphs, 3))
-        [(positions, cells)] = structures if len(structures) == 1 else [_joined(structures)]
+        positions, cells = map(np.concatenate, zip(*structures, strict=True))
         places[: len(positions)] = positions.take(listed.order, axis=0)
         places[sizes.nodes : sizes.nodes + len(cells)] = cells
         arguments = listed.pairs, places, listed.of_nodes
         while True:
             with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-                done = compiled(self.network._params, *arguments, size=listed.sizes.edges)
+                done = compiled(self.network.params, *arguments, size=listed.sizes.edges)
             done = np.asarray(done)
             listed.num_edges = int(done[-1])
             if listed.num_edges <= listed.sizes.edges:
@@ -465,8 +347,7 @@ class Evaluator:
     def _sizes(self, needed: Sizes, now: Sizes | None = None) -> Sizes:
         """Return compiled sizes that hold what is needed, or new ones with less padding.
 
-        Args:
-          now: where all but the edges are as they are.
+        With `now`, all but the edges stay as they are.
         """
         limit = room_for_edges(needed.edges)
 
@@ -480,13 +361,13 @@ class Evaluator:
                 and (now is None or now == sizes._replace(edges=now.edges))
             )
 
-        with self._program.lock:
-            fitting = list(filter(fits, self._program.sizes))
+        with self.program.lock:
+            fitting = list(filter(fits, self.program.sizes))
             if fitting:
                 chosen = min(fitting, key=lambda sizes: (sizes.edges, *sizes))
             else:
                 chosen = self._new_sizes(needed) if now is None else now._replace(edges=limit)
-                self._program.sizes.append(chosen)
+                self.program.sizes.append(chosen)
         self._used.add(chosen)
         return chosen
 
@@ -501,11 +382,6 @@ class Evaluator:
 
 
 def _places_and_key(structures) -> tuple[list, tuple]:
-    """Return (positions, cell) of structures, and what besides a list depends on."""
+    """Return (positions, cell) of structures, and what a list depends on besides."""
     placed = [(structure.positions, structure.cell) for structure in structures]
     return placed, tuple((s.numbers.tobytes(), s.pbc.tobytes()) for s in structures)
-
-
-def _joined(structures) -> tuple[np.ndarray, np.ndarray]:
-    positions, cells = zip(*structures, strict=True)
-    return np.concatenate(positions), np.concatenate(cells)

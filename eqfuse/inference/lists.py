@@ -26,15 +26,10 @@ _BLOCK = 16
 
 
 class Pairs(NamedTuple):
-    """A neighbour list, sorted by receiver.
+    """A neighbour list, sorted by receiver."""
 
-    Attributes:
-      edges: `eqfuse.ops.Edges`; padding joins a node to itself.
-      images: [n_pairs, 3] int32, lattice vectors by which the sender is moved; zero for padding.
-    """
-
-    edges: Edges
-    images: jax.Array
+    edges: Edges  # padding joins a node to itself
+    images: jax.Array  # [n_pairs, 3] int32, lattice vectors that are added to the sender
 
 
 def room_for_pairs(count: int) -> int:
@@ -62,11 +57,7 @@ def room_in_boxes(most: int, num_atoms: int) -> int:
 
 
 def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return senders, receivers and images of the pairs within `reach`, on the host.
-
-    Raises:
-      DataError: see `eqfuse.data.neighbor_list`.
-    """
+    """Return senders, receivers and images of the pairs within `reach`, on the host."""
     senders, receivers, shifts = neighbor_list(positions, cell, pbc, reach)
     images = np.zeros(shifts.shape, np.int32)
     if np.any(pbc):
@@ -75,17 +66,9 @@ def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarr
 
 
 def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
-    """Return the pairs of structures whose atoms are numbered one structure after the other.
+    """Return the pairs of (positions, cell) side by side: senders, receivers, images.
 
-    Args:
-      structures: list of (positions, cell), [n_atoms, 3] and [3, 3] Å.
-      pbc: list of [3] bool, the periodic directions of each.
-      cutoff, skin: Å; pairs are within both together.
-      names: of the structures, for messages; None for a single one.
-    Returns:
-      senders, receivers, images (see `list_pairs`), and how many of them are within the cutoff.
-    Raises:
-      DataError: see `eqfuse.data.neighbor_list`.
+    The last result is the number of pairs within the cutoff; names are for messages.
     """
     listed, near, first = [], 0, 0
     for k, ((positions, cell), periodic) in enumerate(zip(structures, pbc, strict=True)):
@@ -99,7 +82,6 @@ def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
 
 @contextlib.contextmanager
 def naming(name: str | None):
-    """Let errors of data begin with the name of the structure, if it has one."""
     try:
         yield
     except DataError as error:
@@ -115,9 +97,9 @@ def count_near(positions, cell, senders, receivers, images, cutoff: float) -> in
 
 
 def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
-    """Return the list of `room` pairs, of numpy arrays.
+    """Return a list of `room` pairs, whose padding is spread over the nodes.
 
-    Padding is spread over the nodes: the edges of one are summed one after the other.
+    The edges of one node are summed one after the other.
     """
     padding = room - len(senders)
     loops = np.arange(padding) * num_nodes // max(padding, 1)
@@ -130,13 +112,9 @@ def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs
 def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
     """Test that all pairs within the cutoff are in a list that reached to cutoff and skin.
 
-    Every vector v of the list became v A + u_j - u_i, for the deformation A of the cell and the
-    displacements u besides, so that it is at least as long as |v| s - 2 max |u| for the least
-    singular value s of A.
-
-    Args:
-      listed: (positions, cell) for which the list was made, [n_atoms, 3] and [3, 3] Å.
-      positions: (positions, cell) now; a cell that changed must have a volume.
+    Both arguments are (positions, cell). Every vector v of the list became v A + u_j - u_i, for the
+    deformation A of the cell and the displacements u besides, so that it is at least as long as |v|
+    s - 2 max |u| for the least singular value s of A.
     """
     (old, old_cell), (new, cell) = listed, positions
     stretch = 1.0
@@ -152,17 +130,11 @@ def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
 
 
 def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
-    """Return a part of the pairs of a list that has all near ones, without sorting.
+    """Return `size` (static) pairs of a list that have all near ones, without sorting.
 
-    Pairs that are not near fill what is left of `size`, spread over all. The list is sorted by
-    receiver, and so is what is returned. If more than `size` pairs are near, the first are kept.
-
-    Args:
-      pairs: the list.
-      near: [n_pairs] bool.
-      size: at most n_pairs, static.
-    Returns:
-      the edges, which pair each of them is, [size], and how many pairs are near.
+    Pairs that are not near fill what is left of `size`, spread over all; of more near ones, the
+    first are kept. The results are the edges, sorted by receiver, which pair each is, [size], and
+    how many are near.
     """
     edges = pairs.edges
     # XLA would compute what is behind these barriers again for each of its uses
@@ -185,16 +157,10 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
 
 
 def select_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
-    """Choose the near ones and others, spread evenly, that are `size` together.
+    """Choose the near ones, or the first of them, and others, spread evenly: `size` together.
 
-    If more are near, the first are kept.
-
-    Args:
-      near: [count] bool.
-      size: at most count, static.
-    Returns:
-      [count + 1] int32, how many are chosen before each place, and in all; and how many are near,
-      which costs nothing here: a sum of them made XLA compute all of them again.
+    Return how many are chosen before each place, and in all, and how many are near. A sum of the
+    latter made XLA compute all of them again.
     """
     so_far = running_count(near)
     until = jnp.minimum(so_far[1:], size)
@@ -207,8 +173,8 @@ def select_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
 def running_count(keep) -> jax.Array:
     """Count the true ones of [count] before each place, and in all, [count + 1] int32.
 
-    On a CPU, XLA computes a cumulative sum in log2(count) passes over the array; a product with a
-    triangular matrix leaves a sixteenth of it to them. float32 counts exactly up to 2^24.
+    On a CPU, XLA computes a cumulative sum in log2(count) passes; a product with a triangular
+    matrix leaves a sixteenth of it to them. float32 counts exactly up to 2^24.
     """
     count = keep.shape[0]
     blocks = jnp.pad(keep, (0, -count % _BLOCK)).reshape(-1, _BLOCK).astype(jnp.float32)
@@ -238,45 +204,27 @@ def pair_vectors(positions, cells, graph_index, senders, receivers, images):
 class Grid(NamedTuple):
     """Boxes along the lattice vectors, and along the axes of directions that are not periodic.
 
-    All pairs within `reach` are of atoms in boxes that are next to each other, or in images of the
-    box along a lattice vector that is no longer.
-
-    Attributes:
-      reach: Å.
-      pbc: the periodic directions.
-      axes: unit vectors of the directions that are not periodic; zero for the others.
-      boxes: the number of boxes along each direction.
-      aside: how many boxes, or images, to look at on either side.
-      occupancy: the number of atoms that a box has room for.
+    All pairs within the reach (Å) are in boxes, or images, that are next to each other.
     """
 
-    reach: float
+    reach: float  # Å
     pbc: tuple[bool, bool, bool]
-    axes: tuple[tuple[float, ...], ...]
-    boxes: tuple[int, int, int]
-    aside: tuple[int, int, int]
-    occupancy: int
+    axes: tuple[tuple[float, ...], ...]  # unit vectors where not periodic, else zero
+    boxes: tuple[int, int, int]  # along each direction
+    aside: tuple[int, int, int]  # boxes, or images, to look at on either side
+    occupancy: int  # the number of atoms that a box has room for
 
 
 class Needed(NamedTuple):
-    """What a list needs: room for pairs, for atoms in a box, and boxes as wide as the reach."""
+    """Needs of a list: room for pairs and atoms in a box, and whether boxes are too narrow."""
 
     pairs: jax.Array
     occupancy: jax.Array
-    is_wide: jax.Array
+    is_narrow: jax.Array
 
 
 def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
-    """Return the grid of the structures of a batch.
-
-    Args:
-      structures: list of (positions, cell), [n_atoms, 3] and [3, 3] Å, of numpy.
-      pbc: [3] bool, of all of them.
-      reach: Å.
-      shrinking: by which cells may become smaller, at most 1.
-    Raises:
-      DataError: the directions that are not periodic differ.
-    """
+    """Return the grid of structures of a batch, whose cells may shrink by a factor."""
     pbc = np.asarray(pbc, bool)
     boxes, aside, axes = [], [], []
     for positions, cell in structures:
@@ -309,15 +257,6 @@ def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs,
 
     If more is needed than there is room for, the list is not complete. What is left of the room
     holds pairs further apart and atoms joined to themselves, spread over all atoms.
-
-    Args:
-      grid: see `grid_of`; static.
-      room: number of pairs of each structure, static.
-      positions: [n_structures, n_atoms, 3] float64, Å, in or out of the cell.
-      cells: [n_structures, 3, 3] float64, Å.
-      is_atom: [n_structures, n_atoms] bool; others are padding and have no neighbours.
-    Returns:
-      the list of all structures side by side; what the most demanding one needs.
     """
     structures, count = is_atom.shape
     find = jax.vmap(functools.partial(_find_pairs, grid, room))
@@ -325,8 +264,7 @@ def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs,
     first = count * jnp.arange(structures, dtype=jnp.int32)[:, None]
     ends = (senders + first).reshape(-1), (receivers + first).reshape(-1)
     pairs = Pairs(Edges.from_arrays(*ends, structures * count), images.reshape(-1, 3))
-    most = Needed(jnp.max(needed.pairs), jnp.max(needed.occupancy), jnp.all(needed.is_wide))
-    return pairs, most
+    return pairs, jax.tree.map(jnp.max, needed)
 
 
 def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
@@ -368,9 +306,8 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
     widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / boxes
     enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
-    is_wide = jnp.all(enough | ~jnp.array(grid.pbc))
-    needed = Needed(found, fullest, is_wide)
-    return senders, receivers, away, needed
+    is_narrow = jnp.any(~enough & jnp.array(grid.pbc))
+    return senders, receivers, away, Needed(found, fullest, is_narrow)
 
 
 def _inverse(matrix, xp=jnp):
@@ -380,11 +317,7 @@ def _inverse(matrix, xp=jnp):
 
 
 def _boxes_of(grid: Grid, positions, cell, xp=jnp):
-    """Return for each atom its box, [n_atoms, 3], and image, and the basis of the boxes.
-
-    Args:
-      xp: jax.numpy, or numpy on the host.
-    """
+    """Return for each atom its box, [n_atoms, 3], and image, and the basis of the boxes."""
     pbc, boxes = np.array(grid.pbc), np.array(grid.boxes)
     basis = xp.where(pbc[:, None], cell, np.array(grid.axes))
     fractions = positions @ _inverse(basis, xp)

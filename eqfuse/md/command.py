@@ -1,5 +1,6 @@
 """The commands `eqfuse md` and `eqfuse relax`."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import ase.io
@@ -9,7 +10,7 @@ from eqfuse.md.settings import RelaxSettings, Settings, help_text, parse
 from eqfuse.md.simulation import resume, run
 from eqfuse.md.structures import read_frames
 from eqfuse.train.device.process import keep_memory, keep_programs
-from eqfuse.train.run.stopping import TrainingFailed, exit_code, fail
+from eqfuse.train.run.stopping import TrainingFailed, exit_code
 from eqfuse.train.settings.schema import ConfigError
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
@@ -30,67 +31,44 @@ Settings (default in brackets)"""
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the arguments ask for.
-
-    Returns:
-      0 done; 1 the simulation was stopped by a limit, or a file of a network is not readable;
-      2 settings or structure refused; 128 + signal if interrupted.
-    """
-    if "--help" in arguments or "-h" in arguments:
-        print(help_text())
-        return 0
-    try:
-        task = _task(arguments)
-    except ConfigError as error:
-        return fail(2, error)
-    keep_programs()
-    keep_memory()
-    return exit_code(task, failures=(OSError,))
-
-
-def _task(arguments: list[str]):
-    """Return the function that does what is asked for."""
-    resumed = [a.partition("=")[2] for a in arguments if a.startswith("resume=")]
-    if resumed:
-        others = [a for a in arguments if not a.startswith("resume=")]
-        steps = Settings(**parse(others, ("steps",))).steps if others else None
-        return lambda: resume(resumed[-1], steps)
-    if len(arguments) < 2 or any("=" in a for a in arguments[:2]):
-        raise ConfigError(f"a network and a structure are needed: {USAGE}")
-    network, start, *others = arguments
-    settings = Settings(**parse(others))
-    return lambda: run(network, start, settings)
+    """Run dynamics; return 1 if a limit stopped them or a file is not readable, 2 if refused."""
+    return _run(arguments, help_text(), _simulate)
 
 
 def relax_main(arguments: list[str]) -> int:
-    """Run what the arguments ask for.
+    """Relax structures; return 1 if one is not relaxed or a file fails, 2 if refused."""
+    return _run(arguments, help_text(_RELAX_HELP, RelaxSettings), _relax)
 
-    Returns:
-      0 done; 1 a structure is not relaxed, or a file cannot be read or written; 2 settings or
-      structures refused.
-    """
+
+def _run(arguments: list[str], help: str, task: Callable) -> int:
     if "--help" in arguments or "-h" in arguments:
-        print(help_text(_RELAX_HELP, RelaxSettings))
+        print(help)
         return 0
-    names = [a for a in arguments if "=" not in a]
-    try:
-        settings = RelaxSettings(**parse([a for a in arguments if "=" in a], kind=RelaxSettings))
-        if len(names) not in (2, 3):
-            raise ConfigError("a network and a file are needed: eqfuse relax RUN FILE [OUT]")
-    except ConfigError as error:
-        return fail(2, error)
     keep_programs()
     keep_memory()
-    return exit_code(lambda: _relax(settings, *names), failures=(OSError,))
+    return exit_code(lambda: task(arguments), failures=(OSError,))
 
 
-def _relax(settings: RelaxSettings, network: str, source: str, target: str | None = None):
-    """Relax, write and print a table.
+def _simulate(arguments: list[str]):
+    resumed = [a.partition("=")[2] for a in arguments if a.startswith("resume=")]
+    if resumed:
+        others = [a for a in arguments if not a.startswith("resume=")]
+        resume(resumed[-1], Settings(**parse(others, ("steps",))).steps if others else None)
+        return
+    if len(arguments) < 2 or any("=" in a for a in arguments[:2]):
+        raise ConfigError(f"a network and a structure are needed: {USAGE}")
+    network, start, *others = arguments
+    run(network, start, Settings(**parse(others)))
 
-    Raises:
-      TrainingFailed: some are not relaxed; all are written.
-    """
-    target = Path(target or Path(source).with_name(f"{Path(source).stem}_relaxed.xyz"))
+
+def _relax(arguments: list[str]):
+    """Relax, write and print a table; raise an error if some are not relaxed."""
+    names = [a for a in arguments if "=" not in a]
+    settings = RelaxSettings(**parse([a for a in arguments if "=" in a], kind=RelaxSettings))
+    if len(names) not in (2, 3):
+        raise ConfigError("a network and a file are needed: eqfuse relax RUN FILE [OUT]")
+    network, source, *others = names
+    target = Path(*others or [Path(source).with_name(f"{Path(source).stem}_relaxed.xyz")])
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
     outcomes = relax(network, read_frames(source), settings)

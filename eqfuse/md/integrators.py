@@ -13,25 +13,16 @@ _WEIGHTS = (1 / (2 - 2 ** (1 / 3)), 1 - 2 / (2 - 2 ** (1 / 3)), 1 / (2 - 2 ** (1
 
 
 class State(NamedTuple):
-    """Atoms between two steps, float64 in ASE's units (Å, eV, atomic mass units).
+    """Atoms between two steps, float64 in ASE's units (Å, eV, atomic mass units)."""
 
-    Attributes:
-      positions, velocities, forces: [n_atoms, 3].
-      cell: [3, 3] Å.
-      strain: [3, 3] eV, the derivative of the energy by the strain, without the kinetic part.
-      chain: [2, CHAIN], positions (no unit) and velocities of the thermostats.
-      heat: eV, that the thermostat gave to the atoms so far.
-      step: int32, the number of steps that led here.
-    """
-
-    positions: jax.Array
+    positions: jax.Array  # [n_atoms, 3], as velocities and forces
     velocities: jax.Array
     forces: jax.Array
-    cell: jax.Array
-    strain: jax.Array
-    chain: jax.Array
-    heat: jax.Array
-    step: jax.Array
+    cell: jax.Array  # [3, 3] Å
+    strain: jax.Array  # [3, 3] eV, dE/d(strain), without the kinetic part
+    chain: jax.Array  # [2, CHAIN], positions (no unit) and velocities of the thermostats
+    heat: jax.Array  # eV, that the thermostat gave to the atoms so far
+    step: jax.Array  # int32, the number of steps that led here
 
 
 class Integrator:
@@ -45,13 +36,8 @@ class Integrator:
     cell rescaling, isotropic, in the middle of the step (Bernetti and Bussi 2020, J. Chem. Phys.
     153, 114107, https://doi.org/10.1063/5.0020514; equation for the root of the volume).
 
-    The noise of a step depends on the seed and the number of the step only.
-
-    Args:
-      settings: see `eqfuse.md.Settings`.
-      masses: [n_atoms] atomic mass units; atoms of no mass are padding and do not move.
-      freedoms: the degrees of freedom.
-      seed: of the noise; None for that of the settings.
+    The noise of a step depends on the seed and the number of the step only. Masses are [n_atoms]
+    atomic mass units; atoms of no mass are padding and do not move.
     """
 
     def __init__(self, settings, masses, freedoms, seed=None):

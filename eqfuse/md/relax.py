@@ -26,21 +26,13 @@ _PATIENCE, _FASTER, _SLOWER, _MIXING, _LESS_MIXING = 5, 1.1, 0.5, 0.1, 0.99
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The relaxation of one structure.
+    """The relaxation of one structure."""
 
-    Attributes:
-      atoms: at the end, with energy and forces, and stress if periodic.
-      first_energy: eV, before.
-      largest: eV/Å, the largest force; of a cell, its share by atom (as in ASE's UnitCellFilter).
-      steps: that were taken.
-      is_relaxed: whether the largest force is below `fmax`.
-    """
-
-    atoms: ase.Atoms
-    first_energy: float
-    largest: float
-    steps: int
-    is_relaxed: bool
+    atoms: ase.Atoms  # at the end, with energy and forces, and stress if periodic
+    first_energy: float  # eV, before
+    largest: float  # eV/Å, force; of a cell, its share by atom (as in ASE's UnitCellFilter)
+    steps: int  # that were taken
+    is_relaxed: bool  # whether the largest force is below `fmax`
 
 
 def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> list[Outcome]:
@@ -98,85 +90,38 @@ def _groups(frames, most: int) -> list[list[int]]:
 
 
 class _Initial(NamedTuple):
-    """Structures side by side, as they are before the relaxation; the last one is padding.
+    """Structures side by side, as they are before the relaxation; the last one is padding."""
 
-    Attributes:
-      positions: [n_nodes, 3] Å.
-      cells: [n_graphs, 3, 3] Å.
-      species, index: [n_nodes] int32; index is the structure of each atom.
-      moves: [n_nodes] bool, atoms that are not fixed.
-      cell_moves: [n_graphs] bool, cells that relax.
-      sizes: [n_graphs] numbers of atoms.
-      num_atoms: int32; nodes from there on are padding.
-    """
-
-    positions: jax.Array
-    cells: jax.Array
-    species: jax.Array
-    index: jax.Array
-    moves: jax.Array
-    cell_moves: jax.Array
-    sizes: jax.Array
-    num_atoms: jax.Array
+    positions: jax.Array  # [n_nodes, 3] Å
+    cells: jax.Array  # [n_graphs, 3, 3] Å
+    species: jax.Array  # [n_nodes] int32
+    index: jax.Array  # [n_nodes] int32, the structure of each atom
+    moves: jax.Array  # [n_nodes] bool, atoms that are neither fixed nor padding
+    sizes: jax.Array  # [n_graphs] numbers of atoms
 
 
 class _Fire(NamedTuple):
-    """What FIRE knows between two steps; coordinates as in ASE's UnitCellFilter.
+    """The state of FIRE between two steps; coordinates as in ASE's UnitCellFilter."""
 
-    Attributes:
-      positions: [n_nodes, 3] Å, before the deformation of the cell.
-      deformation: [n_graphs, 3, 3], F, of positions and cells: r F^T.
-      velocities: of `positions`, and of the deformation times the number of atoms.
-      step, mixing, good: of each structure: timestep, mixing of the force, good steps in a row.
-      steps: [n_graphs] int32, of each structure.
-    """
-
-    positions: jax.Array
-    deformation: jax.Array
-    velocities: tuple[jax.Array, jax.Array]
-    step: jax.Array
-    mixing: jax.Array
-    good: jax.Array
-    steps: jax.Array
+    positions: jax.Array  # [n_nodes, 3] Å, before the deformation of the cell
+    deformation: jax.Array  # [n_graphs, 3, 3], F, of positions and cells: r F^T
+    velocities: tuple[jax.Array, jax.Array]  # of positions, and of deformation times atoms
+    step: jax.Array  # [n_graphs] the timestep of each structure
+    mixing: jax.Array  # [n_graphs] of velocity and force
+    good: jax.Array  # [n_graphs] int32, good steps in a row
+    steps: jax.Array  # [n_graphs] int32
 
 
 class _Relaxed(NamedTuple):
-    """What a call did.
+    """The results of a call."""
 
-    Attributes:
-      fire: the state, to go on from.
-      energies: [n_nodes] eV, without reference energies.
-      forces: [n_nodes, 3] eV/Å, also on fixed atoms.
-      strain: [n_graphs, 3, 3] eV, the derivative by the strain.
-      largest: [n_graphs] eV/Å, the largest of what is relaxed.
-      positions, cells: as they are now, Å.
-      is_listed: whether the list holds all pairs; energies and forces are of no use otherwise.
-      num_edges: int32, that were needed.
-    """
-
-    fire: _Fire
-    energies: jax.Array
-    forces: jax.Array
-    strain: jax.Array
-    largest: jax.Array
-    positions: jax.Array
-    cells: jax.Array
-    is_listed: jax.Array
-    num_edges: jax.Array
-
-
-def _begin(structures: _Initial) -> _Fire:
-    """Return the state before the first step."""
-    count = structures.cells.shape[0]
-    return _Fire(
-        positions=structures.positions,
-        deformation=jnp.broadcast_to(jnp.eye(3), (count, 3, 3)),
-        velocities=(jnp.zeros_like(structures.positions), jnp.zeros((count, 3, 3))),
-        step=jnp.full(count, STEP),
-        mixing=jnp.full(count, _MIXING),
-        good=jnp.zeros(count, jnp.int32),
-        steps=jnp.zeros(count, jnp.int32),
-    )
+    fire: _Fire  # the state, to go on from
+    energies: jax.Array  # [n_nodes] eV, without reference energies
+    forces: jax.Array  # [n_nodes, 3] eV/Å, also on fixed atoms
+    strain: jax.Array  # [n_graphs, 3, 3] eV, the derivative by the strain
+    largest: jax.Array  # [n_graphs] eV/Å, the largest force of what is relaxed
+    is_listed: jax.Array  # whether the list holds all pairs; if not, no result is right
+    num_edges: jax.Array  # int32, that were needed
 
 
 def _place(structures: _Initial, fire: _Fire) -> tuple[jax.Array, jax.Array]:
@@ -189,10 +134,8 @@ def _place(structures: _Initial, fire: _Fire) -> tuple[jax.Array, jax.Array]:
 def _step(structures, relaxed: _Relaxed, forces, limits) -> _Fire:
     """Return the state after a step of each structure that is not relaxed yet.
 
-    Args:
-      relaxed: the state and what was computed for it.
-      forces: on the coordinates of `_Fire`, of atoms and of cells.
-      limits: the largest force (eV/Å) and number of steps.
+    The forces are those on the coordinates of `_Fire`, of atoms and of cells; the limits are the
+    largest force (eV/Å) and number of steps.
     """
     fire, index, count = relaxed.fire, structures.index, len(structures.cells)
 
@@ -236,71 +179,57 @@ def _step(structures, relaxed: _Relaxed, forces, limits) -> _Fire:
     )
 
 
-def _compile_relax(module: Module, skin: float, pressure: float):
-    """Return a compiled function: params, structures, fire, pairs, listed, limits -> `_Relaxed`.
+def _compile_relax(module: Module, settings: RelaxSettings):
+    """Compile a function: params, structures, fire, pairs, listed, limits -> `_Relaxed`.
 
     It takes the steps of ASE's FIRE for each structure (Bitzek et al. 2006, Phys. Rev. Lett. 97,
     170201, https://doi.org/10.1103/PhysRevLett.97.170201), until all are relaxed or have taken
-    their steps, or the list is too short. `listed` is the state for which the list was made;
-    `limits` are the largest force (eV/Å) and number of steps; size is the number of edges, static.
-
-    Args:
-      module: of the network.
-      skin: Å.
-      pressure: eV/Å^3.
+    their steps, or the list is too short. `listed` is the state for which the list was made.
     """
 
-    def forces_of(params, structures, fire, pairs, listed, size) -> tuple[_Relaxed, jax.Array]:
-        positions, cells = _place(structures, fire)
-        index, count = structures.index, len(structures.cells)
-        geometry = Geometry(positions, cells, index, structures.species, structures.num_atoms)
-        done = evaluate(module, params, pairs, geometry, size=size)
-        strain = strain_derivatives(done, geometry)
-        on_atoms, on_cells = _generalised(structures, fire, cells, done.forces, strain, pressure)
-        squares = jax.ops.segment_max(jnp.sum(on_atoms**2, axis=1), index, count)
-        squares = jnp.maximum(squares, jnp.max(jnp.sum(on_cells**2, axis=2), axis=1))
-        largest = jnp.sqrt(jnp.where(structures.sizes > 0, squares, 0))
-        is_listed = _holds_all(structures, fire, listed, positions, module.cutoff, skin)
-        relaxed = _Relaxed(
-            fire,
-            done.node_energy,
-            done.forces,
-            strain,
-            largest,
-            positions,
-            cells,
-            is_listed & (done.near.num_edges <= size),
-            done.near.num_edges,
-        )
-        return relaxed, (on_atoms, on_cells)
-
     def relax(params, structures, fire, pairs: Pairs, listed: _Fire, limits, *, size) -> _Relaxed:
-        def evaluated(fire):
-            return forces_of(params, structures, fire, pairs, listed, size)
+        index, count = structures.index, len(structures.cells)
 
-        def body(carry):
-            return evaluated(_step(structures, *carry, limits))
+        def evaluated(fire) -> tuple[_Relaxed, tuple[jax.Array, jax.Array]]:
+            positions, cells = _place(structures, fire)
+            atoms = jnp.sum(structures.sizes)
+            geometry = Geometry(positions, cells, index, structures.species, atoms)
+            done = evaluate(module, params, pairs, geometry, size=size)
+            strain, needed = strain_derivatives(done, geometry), done.near.num_edges
+            forces = _generalised(structures, fire, cells, done.forces, strain, settings)
+            squares = jax.ops.segment_max(jnp.sum(forces[0] ** 2, axis=1), index, count)
+            squares = jnp.maximum(squares, jnp.max(jnp.sum(forces[1] ** 2, axis=2), axis=1))
+            largest = jnp.sqrt(jnp.where(structures.sizes > 0, squares, 0))
+            reach = module.cutoff, settings.skin
+            is_listed = _holds_all(structures, fire, listed, positions, *reach) & (needed <= size)
+            found = fire, done.node_energy, done.forces, strain, largest, is_listed, needed
+            return _Relaxed(*found), forces
 
         def goes_on(carry):
             relaxed = carry[0]
             open_ones = (relaxed.largest >= limits[0]) & (relaxed.fire.steps < limits[1])
             return relaxed.is_listed & jnp.any(open_ones)
 
+        def body(carry):
+            return evaluated(_step(structures, *carry, limits))
+
         return jax.lax.while_loop(goes_on, body, evaluated(fire))[0]
 
     return jax.jit(relax, static_argnames="size")
 
 
-def _generalised(structures: _Initial, fire: _Fire, cells, forces, strain, pressure: float):
+def _generalised(structures: _Initial, fire: _Fire, cells, forces, strain, settings):
     """Return the forces on the coordinates of `_Fire`."""
-    moves = structures.moves & (jnp.arange(len(forces)) < structures.num_atoms)
-    forces = jnp.where(moves[:, None], forces, 0)
+    forces = jnp.where(structures.moves[:, None], forces, 0)
     forces = jnp.einsum("ai,aij->aj", forces, fire.deformation[structures.index])
+    if not settings.cell:
+        return forces, jnp.zeros_like(strain)
+    pressure = settings.pressure * units.GPa
     volume = jnp.abs(jnp.sum(cells[:, 0] * jnp.cross(cells[:, 1], cells[:, 2]), axis=1))
     virial = -strain - (pressure * volume)[:, None, None] * jnp.eye(3)
     transposed = jnp.linalg.solve(fire.deformation, jnp.swapaxes(virial, 1, 2))
     virial = jnp.swapaxes(transposed, 1, 2) / jnp.maximum(structures.sizes, 1)[:, None, None]
-    return forces, jnp.where(structures.cell_moves[:, None, None], virial, 0)
+    return forces, virial
 
 
 def _holds_all(structures: _Initial, fire: _Fire, listed: _Fire, positions, cutoff, skin):
@@ -321,8 +250,7 @@ class _Batch:
 
     def __init__(self, network: Network, settings: RelaxSettings):
         self._network, self._settings = network, settings
-        pressure = settings.pressure * units.GPa
-        self._compiled = _compile_relax(network.module, settings.skin, pressure)
+        self._compiled = _compile_relax(network.module, settings)
         self._sizes = Sizes()
 
     def relax(self, frames: list[ase.Atoms], first: int) -> list[Outcome]:
@@ -330,7 +258,16 @@ class _Batch:
         needed = Sizes(nodes=sum(map(len, frames)), graphs=len(frames) + 1)
         self._sizes = self._sizes.grown(needed)
         structures = self._side_by_side(frames)
-        fire = jax.device_get(_begin(structures))
+        count = len(structures.cells)
+        fire = _Fire(
+            positions=structures.positions,
+            deformation=np.tile(np.eye(3), (count, 1, 1)),
+            velocities=(np.zeros_like(structures.positions), np.zeros((count, 3, 3))),
+            step=np.full(count, STEP),
+            mixing=np.full(count, _MIXING),
+            good=np.zeros(count, np.int32),
+            steps=np.zeros(count, np.int32),
+        )
         before = self._run(structures, fire, frames, first, 0)
         after = self._run(structures, before.fire, frames, first, self._settings.steps)
         return self._outcomes(frames, structures, before, after)
@@ -340,7 +277,7 @@ class _Batch:
         limits = np.float64(self._settings.fmax), np.int32(steps)
         while True:
             pairs = self._list(structures, fire, frames)
-            arguments = self._network._params, structures, fire, pairs, fire, limits
+            arguments = self._network.params, structures, fire, pairs, fire, limits
             done = jax.device_get(self._compiled(*arguments, size=self._sizes.edges))
             finite = np.isfinite(done.largest)
             if not finite.all():
@@ -354,23 +291,21 @@ class _Batch:
     def _side_by_side(self, frames) -> _Initial:
         """Put the frames side by side, padded to the sizes of the program."""
         count, nodes, graphs = sum(map(len, frames)), self._sizes.nodes, self._sizes.graphs
-        sizes, moves = np.zeros(graphs, np.int32), np.ones(nodes, bool)
-        cells, periodic = np.zeros((graphs, 3, 3)), np.zeros(graphs, bool)
-        positions, species = np.zeros((nodes, 3)), np.zeros(nodes, np.int32)
+        sizes, moves = np.zeros(graphs, np.int32), np.arange(nodes) < count
+        cells, positions = np.zeros((graphs, 3, 3)), np.zeros((nodes, 3))
+        species, index = np.zeros(nodes, np.int32), np.full(nodes, graphs - 1, np.int32)
         sizes[: len(frames)] = [len(atoms) for atoms in frames]
-        index = np.full(nodes, graphs - 1, np.int32)
         index[:count] = np.repeat(np.arange(len(frames)), sizes[: len(frames)])
         positions[:count] = np.concatenate([atoms.positions for atoms in frames])
         numbers = np.concatenate([atoms.numbers for atoms in frames])
         species[:count] = species_index(numbers, self._network.species)
-        for k, start, atoms in zip(range(graphs), np.cumsum(sizes) - sizes, frames, strict=False):
-            cells[k], periodic[k] = atoms.cell.array * atoms.pbc[:, None], self._settings.cell
+        for k, (start, atoms) in enumerate(zip(np.cumsum(sizes) - sizes, frames, strict=False)):
+            cells[k] = atoms.cell.array * atoms.pbc[:, None]
             for constraint in atoms.constraints:
                 moves[start + constraint.index] = False
-        return _Initial(positions, cells, species, index, moves, periodic, sizes, np.int32(count))
+        return _Initial(positions, cells, species, index, moves, sizes)
 
     def _list(self, structures: _Initial, fire, frames):
-        """Return the pairs of all structures as they are now."""
         positions, cells = jax.device_get(_place(structures, fire))
         ends = np.cumsum(structures.sizes)
         own = [(positions[ends[k] - len(a) : ends[k]], cells[k]) for k, a in enumerate(frames)]
@@ -381,14 +316,15 @@ class _Batch:
 
     def _outcomes(self, frames, structures: _Initial, before, after) -> list[Outcome]:
         outcomes, stop = [], 0
+        positions, cells = jax.device_get(_place(structures, after.fire))
         for k, atoms in enumerate(frames):
             own = slice(stop, stop := stop + len(atoms))
             references = self._network.references[structures.species[own]].sum()
             first, last = (float(done.energies[own].sum() + references) for done in (before, after))
             relaxed = atoms.copy()
             if atoms.pbc.any() and self._settings.cell:
-                relaxed.set_cell(after.cells[k])
-            relaxed.set_positions(after.positions[own], apply_constraint=False)
+                relaxed.set_cell(cells[k])
+            relaxed.set_positions(positions[own], apply_constraint=False)
             results = {"energy": last, "forces": after.forces[own]}
             if atoms.pbc.all():
                 stress = after.strain[k] / relaxed.get_volume()

@@ -108,12 +108,7 @@ class RelaxSettings:
 def parse(arguments: list[str], known=None, kind=Settings) -> dict:
     """Return the settings of arguments such as "steps=100" by their names, in their types.
 
-    Args:
-      arguments: the later of two overrides the earlier.
-      known: names that are allowed; None for all.
-      kind: the class of the settings.
-    Raises:
-      ConfigError: an argument that is misspelt, unknown or ill-typed, with the nearest names.
+    The later of two overrides the earlier; only `known` names are allowed, or all for None.
     """
     fields = {f.name: f for f in dataclasses.fields(kind) if known is None or f.name in known}
     given = {}

@@ -15,14 +15,15 @@ from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
-from eqfuse.md.output import Folder, create, read_checkpoint, write_checkpoint
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.train import CheckpointError
+from eqfuse.train.run.files import encode, read_file, write_whole
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 
+_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 3
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
 
 
@@ -35,9 +36,8 @@ def run(network, start, settings: Settings | None = None, **changes):
 
     Args:
       network: the folder of a run, or a file of its network (.safetensors).
-      start: `ase.Atoms`, several of them, or a file of which the last frame is taken, or all with
-        frames="all". Velocities are used if they are not all zero, and drawn for the temperature
-        if they are.
+      start: `ase.Atoms`, several of them, or a file, of which the last frame is taken, or all with
+        frames="all". Velocities are drawn for the temperature if they are all zero.
       settings: None for the defaults.
       changes: settings by name, such as steps=1000.
     Returns:
@@ -79,10 +79,10 @@ def resume(folder, steps: int | None = None):
         )
     frames = []
     for k, count in enumerate(arrays["sizes"]):
-        own = {"positions": arrays["state.positions"], "masses": arrays["masses"]}
-        own = {name: array[k, :count] for name, array in own.items()}
-        numbers, cell = arrays["numbers"][k, :count], arrays["state.cell"][k]
-        frames.append(ase.Atoms(numbers, cell=cell, pbc=arrays["pbc"].tolist(), **own))
+        names = ("numbers", "state.positions", "masses")
+        numbers, positions, masses = (arrays[name][k, :count] for name in names)
+        periodic = {"cell": arrays["state.cell"][k], "pbc": arrays["pbc"].tolist()}
+        frames.append(ase.Atoms(numbers, positions, masses=masses, **periodic))
     simulation = _Simulation(metadata["network"], frames, settings)
     if simulation.digest != metadata["digest"]:
         raise CheckpointError(
@@ -94,12 +94,7 @@ def resume(folder, steps: int | None = None):
 
 
 class _Simulation:
-    """A simulation between two steps.
-
-    Attributes:
-      state: the last good state of all structures, on the device.
-      digest: of the parameters of the network.
-    """
+    """A simulation between two steps."""
 
     def __init__(self, network, frames: list[ase.Atoms], settings: Settings):
         try:
@@ -127,7 +122,7 @@ class _Simulation:
     def begin(self):
         """Compute the first forces, and write the first frames of a new folder."""
         positions = [member.atoms.positions for member in self._members]
-        cells = [member.cell for member in self._members]
+        cells = [member.atoms.cell.array for member in self._members]
         settings = self._settings
         velocities = [
             initial_velocities(atoms, settings.temperature, settings.seed + k)
@@ -142,9 +137,9 @@ class _Simulation:
         if done.reason == LIMIT:
             raise DataError(f"no step can be taken from this structure: {self._excess(done, 0)}")
         self.state = done.state._replace(step=np.zeros_like(done.state.step))
-        self._folder = create(settings, self._path)
+        self._folder = _create(settings, self._path)
         for member, path in self._own_folders():
-            member.folder = Folder.begin(path, settings)
+            member.begin(path)
         self._record(done.rows, 0, 1)
 
     def go_on(self, arrays: dict, metadata: dict):
@@ -156,9 +151,8 @@ class _Simulation:
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
         self._folder = Path(self._settings.run)
         written = zip(metadata["files"], arrays["distances"], arrays["last"], strict=True)
-        for (member, path), (sizes, counts, last) in zip(self._own_folders(), written, strict=True):
-            member.folder = Folder.reopen(path, self._settings, sizes, counts)
-            member.last = last
+        for (member, path), parts in zip(self._own_folders(), written, strict=True):
+            member.reopen(path, *parts)
 
     def proceed(self):
         """Take all steps, and return the last frames."""
@@ -213,11 +207,11 @@ class _Simulation:
 
     def _excess(self, done: Advanced, row: int) -> str:
         """Return the limit that the step of a row passed, and its structure."""
-        for number, member in enumerate(self._members):
-            if excess := member.excess(done.rows[row][number]):
-                several = len(self._members) > 1
-                return f"structure {number}: {excess}" if several else excess
-        raise AssertionError("no limit was passed")
+        excesses = [
+            member.excess(one) for member, one in zip(self._members, done.rows[row], strict=True)
+        ]
+        number, excess = next(pair for pair in enumerate(excesses) if pair[1])
+        return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
         """Write the last good frames and raise the error."""
@@ -241,29 +235,31 @@ class _Simulation:
             "numbers": side_by_side([member.atoms.numbers for member in members], np.int64),
             "masses": side_by_side([member.masses for member in members]),
             "pbc": members[0].atoms.pbc,
-            "distances": np.stack([member.folder.distances.counts for member in members]),
+            "distances": np.stack([member.distances for member in members]),
             "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
         arrays["listed"], arrays["listed_cell"] = self._stepper.listed
         room = self._stepper.room
-        write_checkpoint(
-            self._folder,
-            self._settings,
-            arrays,
-            files=[member.folder.sizes for member in members],
-            network=self._path,
-            digest=self.digest,
-            step=self._step,
-            grid=room.grid,
-            pairs=room.sizes.pairs,
-            edges=room.sizes.edges,
-        )
+        metadata = {
+            "kind": "md",
+            "simulation_format": _FORMAT,
+            "settings": dataclasses.asdict(self._settings) | {"run": None},
+            "files": [member.sizes for member in members],
+            "network": self._path,
+            "digest": self.digest,
+            "step": self._step,
+            "grid": room.grid,
+            "pairs": room.sizes.pairs,
+            "edges": room.sizes.edges,
+        }
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        write_whole(self._folder / _CHECKPOINT, encode(arrays, metadata))
 
     def _finish(self):
         self._checkpoint()
         for member in self._members:
-            member.folder.draw(all(member.atoms.pbc))
+            member.draw()
 
     def _print(self, steps: int, seconds: float):
         femtoseconds = self._step * self._settings.timestep
@@ -281,3 +277,31 @@ class _Simulation:
             f"E {energy:.6f} eV  {kelvin}  {rate}",
             flush=True,
         )
+
+
+def read_checkpoint(folder: Path) -> tuple[dict, dict]:
+    """Return the arrays and the metadata of the checkpoint of a simulation."""
+    path = folder / _CHECKPOINT
+    arrays, metadata = read_file(path)
+    if metadata.get("kind") != "md":
+        raise CheckpointError(f"checkpoint {path} is not of a simulation")
+    if metadata.get("simulation_format") != _FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path} was written by another version of eqfuse; start a new simulation "
+            "from the last frame of its trajectory, which has the velocities"
+        )
+    return arrays, metadata
+
+
+def _create(settings: Settings, network: str) -> Path:
+    """Make the folder of a simulation."""
+    path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        hint = "give another folder, or continue it with resume=" if path.exists() else error
+        raise ConfigError(f"run={path} cannot be made: {hint}") from error
+    values = {"network": network, **dataclasses.asdict(settings)}
+    text = "".join(f"{name}={value}\n" for name, value in values.items())
+    write_whole(path / "settings.txt", text)
+    return path

@@ -25,6 +25,7 @@ from eqfuse.md.settings import Settings
 _SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
 MOST_STEPS = 100
 """Steps that one call can take."""
+_NOTHING = Needed(np.int32(0), np.int32(0), np.bool_(False))
 RUNNING, LIMIT, OVERFLOW = range(3)
 """Why a call returned: all steps are done, a limit was passed, or arrays are too small."""
 COLUMNS = ("potential", "kinetic", "temperature", "force", "conserved", "pressure", "volume")
@@ -32,31 +33,22 @@ COLUMNS = ("potential", "kinetic", "temperature", "force", "conserved", "pressur
 
 
 class Constants(NamedTuple):
-    """What does not change of the structures of a batch, which have an axis in front of all arrays.
+    """Constants of the structures of a batch, which have an axis in front of all arrays.
 
     They are padded to the same number of atoms, by atoms of no mass.
-
-    Attributes:
-      species: [n_structures, n_atoms] int32.
-      masses: [n_structures, n_atoms] atomic mass units; zero for padding.
-      freedoms: [n_structures] degrees of freedom.
-      seeds: [n_structures] of the noise.
     """
 
-    species: jax.Array
-    masses: jax.Array
-    freedoms: jax.Array
-    seeds: jax.Array
+    species: jax.Array  # [n_structures, n_atoms] int32
+    masses: jax.Array  # [n_structures, n_atoms] atomic mass units; zero for padding
+    freedoms: jax.Array  # [n_structures] degrees of freedom
+    seeds: jax.Array  # [n_structures] of the noise
 
 
 class Room(NamedTuple):
-    """The sizes that a program is compiled for: the grid of boxes, and those of the arrays.
-
-    The pairs are those of a structure, and the edges within the cutoff those of all.
-    """
+    """The sizes that a program is compiled for."""
 
     grid: Grid
-    sizes: Sizes
+    sizes: Sizes  # pairs of a structure, edges within the cutoff of all
 
 
 class Listing(NamedTuple):
@@ -71,31 +63,21 @@ class Listing(NamedTuple):
 
 
 class Most(NamedTuple):
-    """What was needed at most: see `Needed`; edges of all; and how many lists were made."""
+    """The most that was needed."""
 
     needed: Needed
-    edges: jax.Array
-    lists: jax.Array
+    edges: jax.Array  # of all structures
+    lists: jax.Array  # that were made
 
 
 class Advanced(NamedTuple):
-    """What a call did.
+    """Results of a call."""
 
-    Attributes:
-      state: the last good state.
-      listing: the last list, to be passed to the next call.
-      reason: RUNNING, LIMIT or OVERFLOW.
-      rows: [MOST_STEPS, n_structures, len(COLUMNS)], after each step. The row of a step that a
-        limit refused for one of the structures comes last. The potential energy is without
-        reference energies.
-      most: what was needed in this call.
-    """
-
-    state: State
-    listing: Listing
-    reason: jax.Array
-    rows: jax.Array
-    most: Most
+    state: State  # the last good state
+    listing: Listing  # to be passed to the next call
+    reason: jax.Array  # RUNNING, LIMIT or OVERFLOW
+    rows: jax.Array  # [MOST_STEPS, n_structures, len(COLUMNS)], without reference energies
+    most: Most  # that was needed in this call
 
 
 def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
@@ -108,18 +90,12 @@ def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
 
 
 def _compile_steps(module: Module, room: Room, settings: Settings):
-    """Return a compiled function that takes steps, and returns `Advanced`.
-
-    Its arguments are params, structures, state, listing, the number of steps, and the timestep.
+    """Compile a function that takes steps, and returns `Advanced`.
 
     No forces are computed with a list that is too short: before them, a new one is made if atoms,
     with the cell, have moved too far in one of the structures. A step for which the arrays are too
-    small is not taken; the caller enlarges them, and takes it then.
-
-    Args:
-      module: of the network.
-      room: the sizes.
-      settings: see `eqfuse.md.Settings`.
+    small is not taken; the caller enlarges them, and takes it then. The row of a step that a limit
+    refused for one of the structures comes last.
     """
     take = functools.partial(_take, module, room, settings)
 
@@ -127,12 +103,7 @@ def _compile_steps(module: Module, room: Room, settings: Settings):
         def body(carry):
             state, listing, done, _, rows, most = carry
             state, listing, reason, row, now = take(params, structures, state, listing, timestep)
-            needed = Needed(
-                jnp.maximum(most.needed.pairs, now.needed.pairs),
-                jnp.maximum(most.needed.occupancy, now.needed.occupancy),
-                most.needed.is_wide & now.needed.is_wide,
-            )
-            edges = jnp.maximum(most.edges, now.edges)
+            needed, edges = jax.tree.map(jnp.maximum, most[:2], now[:2])
             most = Most(needed, edges, most.lists + now.lists)
             return state, listing, done + 1, reason, rows.at[done].set(row), most
 
@@ -140,7 +111,7 @@ def _compile_steps(module: Module, room: Room, settings: Settings):
             return (carry[2] < steps) & (carry[3] == RUNNING)
 
         zero = jnp.int32(0)
-        most = Most(Needed(zero, zero, jnp.bool_(True)), zero, zero)
+        most = Most(_NOTHING, zero, zero)
         rows = jnp.zeros((MOST_STEPS, len(state.step), len(COLUMNS)), jnp.float64)
         start = state, listing, zero, jnp.int32(RUNNING), rows, most
         state, listing, _, reason, rows, most = jax.lax.while_loop(goes_on, body, start)
@@ -150,29 +121,24 @@ def _compile_steps(module: Module, room: Room, settings: Settings):
 
 
 def _take(module: Module, room: Room, settings, params, structures, before, listing, step):
-    """Take one step of all structures; see `_compile_steps`.
-
-    Returns:
-      state, listing, reason, row, `Most`.
-    """
+    """Take one step of all structures; return state, listing, reason, row and `Most`."""
 
     def each(function, *arrays):
         """Map a function of an integrator and the arrays of a structure over all."""
         own = structures.masses, structures.freedoms, structures.seeds
         return jax.vmap(lambda own, *a: function(Integrator(settings, *own), *a))(own, *arrays)
 
-    def made(state: State) -> tuple[Listing, Needed]:
-        pairs, needed = make_pairs(
-            room.grid, room.sizes.pairs, state.positions, state.cell, is_atom
-        )
-        return Listing(pairs, state.positions, state.cell), needed
-
     is_atom = structures.masses > 0
     state = each(lambda integrator, state: integrator.begin(state, step), before)
     rescaled = settings.ensemble == "npt"
+
+    def made() -> tuple[Listing, Needed]:
+        placed = state.positions, state.cell
+        pairs, needed = make_pairs(room.grid, room.sizes.pairs, *placed, is_atom)
+        return Listing(pairs, *placed), needed
+
     valid = jnp.all(_are_valid(listing, state, module.cutoff, settings.skin, rescaled))
-    none = Needed(jnp.int32(0), jnp.int32(0), jnp.bool_(True))
-    listing, needed = jax.lax.cond(valid, lambda: (listing, none), lambda: made(state))
+    listing, needed = jax.lax.cond(valid, lambda: (listing, _NOTHING), made)
     count = is_atom.size
     index = jnp.repeat(jnp.arange(len(is_atom), dtype=jnp.int32), is_atom.shape[1])
     geometry = Geometry(
@@ -189,7 +155,7 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
     good = jnp.all((force <= settings.max_force) & (temperature <= settings.max_temperature))
     good &= jnp.all(jnp.isfinite(potential))
     fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
-    fits &= needed.is_wide & (edges <= room.sizes.edges)
+    fits &= ~needed.is_narrow & (edges <= room.sizes.edges)
     reason = jnp.where(fits, jnp.where(good, RUNNING, LIMIT), OVERFLOW).astype(jnp.int32)
     state = jax.tree.map(lambda new, old: jnp.where(fits & good, new, old), state, before)
     most = Most(needed, edges, (~valid).astype(jnp.int32))
@@ -207,7 +173,6 @@ def _are_valid(listing: Listing, state: State, cutoff: float, skin: float, resca
 
 
 def _row(integrator: Integrator, state: State, potential, periodic: bool):
-    """Return the values of `COLUMNS` of a structure."""
     kinetic = integrator.kinetic(state.velocities)
     temperature = 2 * kinetic / (integrator.freedoms * units.kB)
     force = jnp.sqrt(jnp.max(jnp.sum(state.forces**2, axis=1)))
@@ -226,18 +191,10 @@ def side_by_side(arrays, dtype=np.float64) -> np.ndarray:
 
 
 class Stepper:
-    """What takes the steps of a simulation on the device, of all structures of a batch together.
+    """Steps of a simulation on the device, of all structures of a batch together.
 
-    Args:
-      network: the network.
-      species: list of [n_atoms] int32, one for each structure.
-      masses: list of [n_atoms] atomic mass units.
-      pbc: [3] bool, of all structures.
-      settings: of the simulation; the noise of structure k has the seed `settings.seed + k`.
-
-    Attributes:
-      room: the sizes of the arrays; None before the first step.
-      num_lists, num_programs: neighbour lists that were made, and programs that were compiled.
+    Species and masses are lists with an array for each structure; the noise of structure k has the
+    seed `settings.seed + k`. `room` is None before the first step.
     """
 
     def __init__(self, network: Network, species, masses, pbc, settings: Settings):
@@ -256,14 +213,7 @@ class Stepper:
         self.num_lists = self.num_programs = 0
 
     def begin(self, positions, cells):
-        """Choose the sizes for structures.
-
-        Args:
-          positions: list of [n_atoms, 3] Å.
-          cells: list of [3, 3] Å.
-        Raises:
-          DataError: see `eqfuse.data.neighbor_list` and `eqfuse.inference.lists.grid_of`.
-        """
+        """Choose the sizes for structures, of lists with an array for each."""
         structures = list(zip(positions, cells, strict=True))
         reach, most, total = (self._network.cutoff, self._settings.skin), 0, 0
         for structure in structures:
@@ -272,12 +222,7 @@ class Stepper:
         self._use(Room(self._grid(structures), Sizes().grown(Sizes(pairs=most, edges=total))))
 
     def go_on(self, room: Room, listed):
-        """Take up the sizes and the list of a checkpoint.
-
-        Args:
-          room: the sizes.
-          listed: (positions, cells) for which the list was made.
-        """
+        """Take up the sizes of a checkpoint, and the (positions, cells) of its list."""
         self._use(room)
         if np.isfinite(listed[0]).all():
             make = jax.jit(make_pairs, static_argnums=(0, 1))
@@ -307,23 +252,13 @@ class Stepper:
         )
 
     def take(self, state: State, steps: int, timestep: float) -> Advanced:
-        """Take some steps; fewer if arrays were too small, which are larger for the next call.
+        """Take at most MOST_STEPS; fewer if arrays were too small, which then are larger.
 
-        Args:
-          state: of which the device may use the memory.
-          steps: at most MOST_STEPS.
-          timestep: in ASE's units.
-        Returns:
-          what was done, on the host, but for the listing.
+        The timestep is in ASE's units. The device may use the memory of the state. All results but
+        the listing are on the host.
         """
-        done = self._advance(
-            self._network._params,
-            self._structures,
-            state,
-            self._listing,
-            np.int32(steps),
-            np.float64(timestep),
-        )
+        arguments = self._structures, state, self._listing, np.int32(steps), np.float64(timestep)
+        done = self._advance(self._network.params, *arguments)
         self._listing = done.listing
         done = jax.device_get(done._replace(listing=None))
         self.num_lists += int(done.most.lists)
@@ -334,11 +269,9 @@ class Stepper:
     def _enlarge(self, done: Advanced):
         room, needed = self.room, done.most.needed
         grid = room.grid
-        if not needed.is_wide:
-            state = done.state
-            ends = zip(state.positions, self._sizes, strict=True)
-            positions = [at[:count] for at, count in ends]
-            grid = self._grid(list(zip(positions, state.cell, strict=True)))
+        if needed.is_narrow:
+            parts = zip(done.state.positions, self._sizes, done.state.cell, strict=True)
+            grid = self._grid([(at[:count], cell) for at, count, cell in parts])
         elif needed.occupancy > grid.occupancy:
             most = room_in_boxes(int(needed.occupancy), int(self._sizes.max()))
             grid = grid._replace(occupancy=most)

@@ -1,6 +1,11 @@
-"""The structures of a simulation: how they start, and what is written of each."""
+"""The structures of a simulation: how they start, and the files of each."""
 
+import csv
+import gzip
+import io
+import math
 import os
+from pathlib import Path
 
 import ase
 import ase.io
@@ -12,24 +17,24 @@ from eqfuse.data import DataError, Structure, neighbor_list
 from eqfuse.data.samples import species_index
 from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
-from eqfuse.md.output import Folder
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
+from eqfuse.plots import dynamics
+from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
 
+TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
+REACH, WIDTH = 8.0, 0.05
+"""Å: the largest distance, and the width of a bin."""
+_HEAD = (
+    "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
+    "volume_a3\n"
+)
 _LEAST_DISTANCE = 0.3  # Å; no nuclei are as near, and no network was trained there
 
 
 def structures_of(start, settings: Settings) -> list[ase.Atoms]:
-    """Return the structures that are simulated: `settings.replicas` of each.
-
-    Args:
-      start: `ase.Atoms`, several of them, or a file, of which `settings.frames` are taken.
-      settings: of the simulation.
-    Raises:
-      DataError: a file that cannot be read, or without atoms.
-      ConfigError: replicas that would all be the same.
-    """
+    """Return the structures that are simulated: `settings.replicas` of each."""
     if isinstance(start, ase.Atoms):
         frames = [start]
     elif isinstance(start, str | os.PathLike):
@@ -48,11 +53,7 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
 
 
 def read_frames(path, index=":") -> list[ase.Atoms]:
-    """Return the frames of a file.
-
-    Raises:
-      DataError: a file that cannot be read, or without atoms.
-    """
+    """Return the frames of a file."""
     try:
         frames = ase.io.read(path, index=index)
     except Exception as error:  # ASE raises what it likes
@@ -63,11 +64,7 @@ def read_frames(path, index=":") -> list[ase.Atoms]:
 
 
 def require_apart(positions, cell, pbc):
-    """Refuse atoms that overlap.
-
-    Raises:
-      DataError: naming the two that are nearest.
-    """
+    """Refuse atoms that overlap."""
     senders, receivers, shifts = neighbor_list(positions, cell, pbc, _LEAST_DISTANCE)
     if not len(senders):
         return
@@ -80,11 +77,7 @@ def require_apart(positions, cell, pbc):
 
 
 def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.ndarray:
-    """Return the velocities of atoms, or, if all are zero, some of the temperature (K).
-
-    Raises:
-      DataError: velocities that are not finite.
-    """
+    """Return the velocities of atoms, or, if all are zero, some of the temperature (K)."""
     velocities = atoms.get_velocities()
     if not np.isfinite(velocities).all():
         raise DataError("velocities are not finite; correct or remove them")
@@ -102,21 +95,13 @@ def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.nd
 
 
 class Member:
-    """A structure of a simulation.
+    """A structure of a simulation, and the files in its folder.
 
-    Args:
-      atoms: the structure.
-      network: that simulates it.
-      settings: of the simulation.
-
-    Attributes:
-      atoms: without labels and other properties, which would not be those of later frames.
-      species: [n_atoms] int32.
-      masses: [n_atoms] atomic mass units.
-      folder: of its files; None before the simulation begins.
-      last: the values of `COLUMNS` at the last step, with the reference energies.
-    Raises:
-      DataError: atoms that cannot be simulated; see `eqfuse.md.run`.
+    Its atoms are without labels and other properties, which would not be those of later frames.
+    `last` has the values of `COLUMNS` at the last step, with the reference energies, and `sizes`
+    the bytes of the files. The first row of the distances, [2, n_bins], sums over frames the pairs
+    in each bin for an atom, times the volume of an atom if there is one; the second begins with the
+    number of frames.
     """
 
     def __init__(self, atoms: ase.Atoms, network: Network, settings: Settings):
@@ -136,36 +121,42 @@ class Member:
                 f"pbc={atoms.pbc.tolist()}; choose another ensemble, or make the atoms periodic"
             )
         require_apart(atoms.positions, structure.cell, atoms.pbc)
-        self.folder: Folder | None = None
         self.last: np.ndarray | None = None
+        self.sizes: dict[str, int] = {}
+        self.distances = np.zeros((2, round(REACH / WIDTH)))
+        self._trajectory = f"trajectory.{settings.trajectory}"
 
-    @property
-    def cell(self) -> np.ndarray:
-        """Return the cell at the start, [3, 3] Å."""
-        return self.atoms.cell.array
+    def begin(self, path: Path):
+        """Begin the files in a folder, which is made if it is not there."""
+        path.mkdir(exist_ok=True)
+        self._path, self.sizes[self._trajectory] = path, 0
+        self._append(TABLE, _HEAD.encode())
+
+    def reopen(self, path: Path, sizes: dict[str, int], distances, last):
+        """Open the folder of a checkpoint, and cut off what was written after it."""
+        for name, size in sizes.items():
+            if not (path / name).exists() or (path / name).stat().st_size < size:
+                raise CheckpointError(f"{path / name} is missing or cut: it cannot be continued")
+        for name, size in sizes.items():
+            os.truncate(path / name, size)
+        self._path, self.sizes = path, dict(sizes)
+        self.distances, self.last = np.array(distances), last
 
     def record(self, rows, first: int, state: State):
-        """Write the rows of steps from number `first` on, and the frame after them if it is due.
-
-        Args:
-          rows: [n_steps, len(COLUMNS)], without the reference energies.
-          first: number of the first step.
-          state: of this structure, after the last step.
-        """
+        """Write the rows of steps from number `first` on, and the frame after them if it is due."""
         rows = np.array(rows)
         rows[:, [COLUMNS.index("potential"), COLUMNS.index("conserved")]] += self._reference
         settings = self._settings
         for step, row in enumerate(rows, first):
             if step % settings.log_every == 0 or step == settings.steps:
-                self.folder.add_row(step, dict(zip(COLUMNS, row, strict=True)))
+                potential, kinetic, temperature, _, conserved, pressure, size = map(float, row)
+                values = [step * settings.timestep, potential, kinetic, potential + kinetic]
+                values += [temperature, conserved, pressure / units.GPa, size]
+                self._append(TABLE, (",".join(map(repr, (step, *values))) + "\n").encode())
         if len(rows):
             step, self.last = first + len(rows) - 1, rows[-1]
             if step % settings.save_every == 0 or step == settings.steps:
                 self.add_frame(state)
-
-    def add_frame(self, state: State):
-        """Add the frame of a state to the trajectory."""
-        self.folder.add_frame(self.frame(state), int(state.step))
 
     def frame(self, state: State) -> ase.Atoms:
         """Return the structure in a state, with velocities, energy and forces."""
@@ -178,6 +169,52 @@ class Member:
         results = {"energy": float(self.last[0]), "forces": np.array(state.forces[:count])}
         atoms.calc = SinglePointCalculator(atoms, **results)
         return atoms
+
+    def add_frame(self, state: State):
+        """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
+        atoms, step = self.frame(state), int(state.step)
+        atoms.info |= {"step": step, "time_fs": step * self._settings.timestep}
+        text = io.StringIO()
+        ase.io.write(text, atoms, format="extxyz")
+        data = text.getvalue().encode()
+        if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
+            data = gzip.compress(data, mtime=0)
+        self._append(self._trajectory, data)
+        self._add_distances(atoms)
+
+    def _add_distances(self, atoms: ase.Atoms):
+        positions, cell, pbc = atoms.positions, atoms.cell.array, atoms.pbc
+        try:
+            senders, receivers, shifts = neighbor_list(positions, cell, pbc, REACH)
+        except DataError:  # of more pairs than fit the memory, or flown apart
+            return
+        vectors = positions[senders] + shifts - positions[receivers]
+        lengths = np.sqrt(np.einsum("ei,ei->e", vectors, vectors))
+        bins = self.distances.shape[1]
+        counts = np.bincount((lengths / WIDTH).astype(int), minlength=bins)[:bins]
+        scale = abs(np.linalg.det(cell)) / len(atoms) if pbc.all() else 1.0
+        self.distances[0] += counts * scale / len(atoms)
+        self.distances[1, 0] += 1
+
+    def draw(self):
+        """Write the radial distribution, and draw it and the table.
+
+        It is r (Å) and g(r), or the pairs of an atom by Å where not all is periodic.
+        """
+        edges, periodic = WIDTH * np.arange(self.distances.shape[1] + 1), all(self.atoms.pbc)
+        shells = 4 / 3 * math.pi * np.diff(edges**3) if periodic else WIDTH
+        values = self.distances[0] / max(self.distances[1, 0], 1) / shells
+        with open(self._path / DISTANCES, "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(("r_a", "g" if periodic else "pairs_by_a"))
+            middles = (edges[1:] - WIDTH / 2).round(4)
+            rows.writerows(np.stack([middles, values], axis=1).tolist())
+        dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
+
+    def _append(self, name: str, data: bytes):
+        with open(self._path / name, "ab") as file:
+            file.write(data)
+            self.sizes[name] = file.tell()
 
     def excess(self, row) -> str | None:
         """Return the limit that values of `COLUMNS` pass; None if they pass none."""

@@ -13,15 +13,14 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.bench import command as program
-from eqfuse.bench import parity, plan, steps, times, worker
+from eqfuse.bench import parity, steps, times
 from eqfuse.bench.problems import ORDERS, PROBLEMS
 from eqfuse.bench.times import ParityError
-from eqfuse.bench.worker import Worker, is_device_error
 from tests.bench import worker_program
 
 TINY = (4, 9)
 SETTINGS = {"dry": True, "backend": "llvm", "seconds": 0.01, "peers": ""}
-KERNELS = plan.Job("kernels", "tetris-1", TINY)
+KERNELS = program.Job("kernels", "tetris-1", TINY)
 """One op, small enough for a test: its parity, then its times."""
 
 
@@ -29,7 +28,7 @@ class InProcess:
     """Runs jobs here, so that what is patched here counts."""
 
     def run(self, job, settings, seconds):
-        return worker.results(job, settings)
+        return program.results(job, settings)
 
     def stop(self):
         pass
@@ -128,7 +127,7 @@ def test_a_case_that_is_wrong_in_one_size_is_red(tmp_path, monkeypatch):
         yield {"orders": {}}
 
     monkeypatch.setattr(parity, "check", check)
-    small, large = (plan.Job("parity", "tetris-1", size) for size in (TINY, (7, 9)))
+    small, large = (program.Job("parity", "tetris-1", size) for size in (TINY, (7, 9)))
     *_, row = run_of(tmp_path).all([small, large, KERNELS])["results"]
     assert row["error"] == "not timed: wrong"
 
@@ -227,7 +226,7 @@ def test_the_minutes_are_kept(tmp_path, capsys):
 
 
 def test_a_process_that_dies_or_hangs_is_replaced():
-    ours = Worker(worker_program.answer, {"WHAT": "42"})
+    ours = program.Worker(worker_program.answer, {"WHAT": "42"})
     try:
         [first] = ours.run("answer", {}, 20)
         [again] = ours.run("answer", {}, 20)
@@ -271,15 +270,15 @@ def test_the_command_fails_where_a_result_is_an_error(tmp_path, monkeypatch):
 
 
 def test_what_is_asked_for():
-    jobs = plan.jobs()
+    jobs = program.jobs()
     assert [job.group for job in jobs[:5]] == ["parity", "parity", "kernels", "kernels", "parity"]
-    assert [job.case for job in jobs[:4]] == [*plan.MAIN, *plan.MAIN]
+    assert [job.case for job in jobs[:4]] == [*program.MAIN, *program.MAIN]
     assert {job.case for job in jobs if job.group != "steps"} <= set(PROBLEMS)
-    assert {job.case for job in jobs if job.tf32x3} == set(plan.MATMULS)
+    assert {job.case for job in jobs if job.tf32x3} == set(program.MATMULS)
     for dtype in ("float32", "float64", "bfloat16"):
         found = {job.case for job in jobs if job.group == "parity" and job.dtype == dtype}
-        assert found == set(plan.PARITY)
-    assert all(job.size < plan.REDUCED for job in plan.tiny(jobs))
+        assert found == set(program.PARITY)
+    assert all(job.size < program.REDUCED for job in program.tiny(jobs))
     with pytest.raises(SystemExit, match="nothing holds --only 'nothing such'"):
         program.main(["--only", "nothing such"])
 
@@ -287,7 +286,7 @@ def test_what_is_asked_for():
 def test_errors_in_one_line():
     error = jax.errors.JaxRuntimeError("INTERNAL: illegal memory access\nmore")
     assert times.first_line(error).endswith("RuntimeError: INTERNAL: illegal memory access")
-    assert is_device_error({"sides": {"eqfuse": {"error": times.first_line(error)}}})
+    assert program.is_device_error({"sides": {"eqfuse": {"error": times.first_line(error)}}})
     full = times.first_line(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     assert full == "out of memory: RESOURCE_EXHAUSTED: Out of memory"
-    assert not is_device_error({"error": full})
+    assert not program.is_device_error({"error": full})

@@ -85,11 +85,11 @@ def test_the_comparison_sees_each_array_of_the_network(name, converted):
     """Fail where one array is a thousandth larger."""
     golden, run = converted(name)
     calculator, atoms = Calculator(run, dtype="float64", radial="network"), from_arrays(golden)[0]
-    right, tree = jax.tree.flatten(jax.device_get(calculator.network._params))
+    right, tree = jax.tree.flatten(jax.device_get(calculator.network.params))
     sizes = [leaf.size for leaf in right]
     for k in np.random.default_rng(0).permutation(len(right))[:6]:
         changed = [leaf * 1.001 if k == number else leaf for number, leaf in enumerate(right)]
-        calculator.network._params = jax.tree.unflatten(tree, changed)
+        calculator.network.params = jax.tree.unflatten(tree, changed)
         error = relative_error(results_of(calculator, atoms)["forces"], golden["0_forces"])
         # the shift of the energies is of no force
         assert error > 10 * EXACT or sizes[k] == len(calculator.species), k

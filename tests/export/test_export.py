@@ -123,7 +123,7 @@ def test_tables_of_radial_functions_travel_in_the_place_of_networks(tmp_path):
     with safetensors.safe_open(file, framework="numpy") as opened:
         assert opened.metadata()["radial"] == "table"
         count = len(opened.keys()) - 1  # without the program
-    variables = tables.network._params
+    variables = tables.network.params
     networks = len(jax.tree.leaves(variables["params"]["model"]["radial"]))
     assert networks == 6
     assert count == len(jax.tree.leaves(variables)) - networks

@@ -193,13 +193,13 @@ def test_atoms_that_come_and_go_compile_little(run):
     """Vacancies use the program of the whole crystal, and many sizes a few programs."""
     calculator, fresh = (eqfuse.Calculator(run, dtype="float64") for _ in range(2))
     for one in (calculator, fresh):
-        one._evaluator._program = Program(one.network.module)
+        one._evaluator.program = Program(one.network.module)
     crystal = ase.build.bulk("Cu", cubic=True).repeat((2, 2, 1))
     crystal.rattle(0.05, seed=1)
     for count in (16, 15, 14, 12, 16, 9, 15):
         energy = calculator.get_potential_energy(crystal[:count])
         assert energy == pytest.approx(fresh.get_potential_energy(crystal[:count]), abs=1e-9)
-        fresh._evaluator._program.sizes.clear()
+        fresh._evaluator.program.sizes.clear()
         fresh._evaluator.listed = None
     assert calculator.num_compilations == 1
     # it has no other sizes to use; with headroom, the second 16 has others than the first

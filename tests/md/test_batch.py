@@ -10,7 +10,7 @@ import pytest
 
 from eqfuse import cli, md
 from eqfuse.data import DataError
-from eqfuse.md.output import read_checkpoint
+from eqfuse.md.simulation import read_checkpoint
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 

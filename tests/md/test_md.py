@@ -19,9 +19,10 @@ from eqfuse.inference import evaluator
 from eqfuse.inference.evaluator import Geometry, Sizes, evaluate
 from eqfuse.inference.lists import list_pairs, padded_pairs
 from eqfuse.inference.network import Module
-from eqfuse.md import output, simulation
-from eqfuse.md.output import read_checkpoint
+from eqfuse.md import simulation
+from eqfuse.md.simulation import read_checkpoint
 from eqfuse.md.steps import Room, Stepper
+from eqfuse.md.structures import Member
 from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
 from eqfuse.train.run.stopping import Interrupted, TrainingFailed
@@ -86,14 +87,14 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
     verlet = VelocityVerlet(reference, 2.0 * units.fs)
     settings = {"timestep": 2.0, "skin": 0.1, "save_every": 10, "log_every": 1}
     frames = {}
-    add = output.Folder.add_frame
+    add = Member.add_frame
 
-    def kept(self, frame, step):
-        frames[step] = frame.copy()
-        add(self, frame, step)
+    def kept(self, state):
+        frames[int(state.step)] = self.frame(state).copy()
+        add(self, state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output.Folder, "add_frame", kept)
+        patch.setattr(Member, "add_frame", kept)
         md.run(run, atoms, steps=200, run=str(tmp_path / "md"), **settings)
     assert steppers[0].num_lists > 5
     assert (steppers[0].num_programs > 2) == small

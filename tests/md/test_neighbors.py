@@ -68,7 +68,7 @@ def test_pairs_are_those_of_the_list_of_the_host(name):
     found = as_set(edges.senders[near], edges.receivers[near], pairs.images[near])
     assert found == expected
     assert near.sum() == len(expected) == needed.pairs
-    assert needed.is_wide
+    assert not needed.is_narrow
     assert needed.occupancy <= grid.occupancy
     assert (np.diff(edges.receivers) >= 0).all()
 
@@ -116,8 +116,8 @@ def test_what_is_too_small_is_reported():
         needed = make(few, room, *batch(atoms))
         assert needed.occupancy > 3
         assert needed.pairs > room
-        assert needed.is_wide
-        for factor, is_wide in ((0.91, True), (0.6, False)):
+        assert not needed.is_narrow
+        for factor, is_narrow in ((0.91, False), (0.6, True)):
             atoms.set_cell(factor * cell, scale_atoms=True)
             needed = make(grid, room, *batch(atoms))
-            assert needed.is_wide == is_wide
+            assert needed.is_narrow == is_narrow

@@ -29,7 +29,7 @@ def test_a_table_is_as_good_as_the_networks(trained, copper, capsys):
     [frame] = read_structures(copper)[:1]
     table = Network(trained, dtype="float64")
     network = Network(trained, dtype="float64", radial="network")
-    assert ("tables" in table._params, "tables" in network._params) == (True, False)
+    assert ("tables" in table.params, "tables" in network.params) == (True, False)
     [found], [exact] = predict(table, [frame]), predict(network, [frame])
     difference = np.abs(found.forces - exact.forces).max() / np.abs(exact.forces).max()
     assert 1e-13 < difference < 2e-6
@@ -43,7 +43,7 @@ def test_a_table_is_as_good_as_the_networks(trained, copper, capsys):
 def test_a_run_changes_how_it_computes_radial_functions(trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     assert main([f"resume={run}", "epochs=2", "model.radial=network"]) == 0
-    assert Network(run)._potential.model.radial == "network"
+    assert Network(run).module.potential.model.radial == "network"
     with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
 
@@ -54,7 +54,7 @@ def test_another_number_of_knots_is_one_of_the_run_that_starts(trained, copper, 
     assert main([*settings, "model.radial_knots=3"]) == 2
     assert "radial_knots must be at least 4" in capsys.readouterr().err
     assert main([*settings, "model.radial_knots=64"]) == 0
-    assert Network(tmp_path / "run")._potential.model.radial_knots == 64
+    assert Network(tmp_path / "run").module.potential.model.radial_knots == 64
 
 
 def test_networks_whose_knots_followed_from_a_bound_keep_them(trained):

@@ -79,7 +79,7 @@ def rounding(answers: list[Answer]) -> Rounding:
 
     def deviation(values):
         values = np.array(values, float)
-        least = np.finfo(float).eps * max(np.abs(values).max(), 1e-3)
+        least = np.finfo(float).eps * max(np.abs(values).max(), 1.0)
         if len(values) < 5 or not np.isfinite(values).all():
             return least
         squares = np.median(np.diff(values, 4, axis=0) ** 2, axis=0).max() / _MEDIAN_OF_SQUARES

@@ -55,8 +55,8 @@ class Subject:
     elements: Sequence[int] | None = None
     has_inversion = True
 
-    def __init__(self, calculator, name: str | None = None, packages: Sequence[str] = ()):
-        self._calculator, self._packages = calculator, packages
+    def __init__(self, calculator, name: str | None = None, modules: Sequence[str] = ()):
+        self._calculator, self._modules = calculator, modules
         self.name = name or type(calculator).__name__
 
     def ask(self, kind: str, atoms: ase.Atoms | None = None, **options) -> dict:
@@ -78,7 +78,7 @@ class Subject:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what computes."""
-        found = self.ask("versions", packages=list(self._packages))
+        found = self.ask("versions", modules=list(self._modules))
         return json.loads(str(found["versions"]))
 
     def close(self):

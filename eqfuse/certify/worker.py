@@ -89,12 +89,13 @@ def dynamics(calculator, atoms: ase.Atoms, timestep: float, steps: int, temperat
     return {"energies": energies, "velocities": velocities, "forces": forces}
 
 
-def versions(packages) -> dict:
+def versions(modules) -> dict:
     """Return the versions of what computes here, and the devices that it sees."""
     known = {"python": platform.python_version(), "ase": ase.__version__, "numpy": np.__version__}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            known[name] = importlib.metadata.version(name)
+    distributions = importlib.metadata.packages_distributions()
+    for name in modules:
+        for distribution in distributions.get(name, ()):
+            known[distribution] = importlib.metadata.version(distribution)
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None:
         known["torch"] = torch.__version__

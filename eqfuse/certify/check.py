@@ -123,7 +123,7 @@ class Certificate:
         # a line of one atom is a translation, of which the rounding is less
         self._noise = [
             Rounding(
-                max(n.energy, eps * size),
+                max(n.energy, eps * size / 2),
                 max(n.forces, 4 * eps * force),
                 max(n.stress, eps * force * _REACH * len(atoms) / max(atoms.cell.volume, 1.0)),
             )

@@ -20,7 +20,8 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse md RUN START [name=value ...]
                                   run molecular dynamics with a trained run
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
-  eqfuse check RUN [FILE]         check forces, symmetries, smoothness and more of a trained run
+  eqfuse check CALCULATOR [FILE]  check forces, symmetries, smoothness and more of any potential
+  eqfuse compare A B FILE         compare two potentials, or one with two sets of options
   eqfuse relax RUN FILE [OUT]     relax structures, several at once
   eqfuse export RUN FILE          write a trained run as one program (StableHLO) with its weights
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
@@ -40,7 +41,8 @@ COMMANDS = {
     "md": "eqfuse.md.command",
     "lammps": "eqfuse.lammps.command",
     "relax": "eqfuse.md.command:relax_main",
-    "check": "eqfuse.inference.check",
+    "check": "eqfuse.certify.check",
+    "compare": "eqfuse.certify.compare",
     "export": "eqfuse.export",
     "convert": "eqfuse.convert.command",
     "info": "eqfuse.inference.commands:run_info",

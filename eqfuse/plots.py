@@ -162,6 +162,44 @@ def dynamics(table: Path, distances: Path, target: Path):
     figure.savefig(target, dpi=150)
 
 
+def walks(paths, target):
+    """Draw energy and force along the paths of a check (`eqfuse.certify.paths.Walk`).
+
+    Args:
+      paths: the walks.
+      target: the PNG file to write, or a binary file.
+    """
+    figure = _figure(2)
+    energy, force = figure.axes
+    for path in paths:
+        usual = np.nan_to_num(path.energies - path.energies[-1])
+        energy.plot(path.distances, usual, label=path.name)
+        force.plot(path.distances, path.forces, label=path.name)
+    for axes, label in ((energy, "energy, from that at 12 Å (eV)"), (force, "force (eV/Å)")):
+        axes.set(xlabel="distance (Å)", ylabel=label)
+        axes.set_yscale("symlog", linthresh=0.1)
+        axes.grid(alpha=0.3, linewidth=0.5)
+    force.legend(frameon=False, fontsize="small")
+    figure.savefig(target, dpi=150)
+
+
+def drifts(runs, target):
+    """Draw the energy of dynamics with several time steps.
+
+    Args:
+      runs: (time step in fs, times in ps, energies in meV/atom) of each.
+      target: the PNG file to write, or a binary file.
+    """
+    figure = _figure(1)
+    [axes] = figure.axes
+    for timestep, times, energies in runs:
+        axes.plot(times, energies - energies[0], label=f"steps of {timestep:g} fs", linewidth=0.8)
+    axes.set(xlabel="time (ps)", ylabel="change of energy (meV/atom)")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3, linewidth=0.5)
+    figure.savefig(target, dpi=150)
+
+
 def _columns(table: Path) -> dict[str, np.ndarray]:
     with open(table, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values()]

@@ -17,7 +17,7 @@ from ase.data import atomic_numbers
 
 from eqfuse.convert.check import original_results, to_arrays
 from eqfuse.convert.convert import READERS
-from eqfuse.inference.check import example_structures
+from eqfuse.inference.examples import example_structures
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens" / "networks"
 

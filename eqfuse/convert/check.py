@@ -10,7 +10,7 @@ import numpy as np
 
 from eqfuse.convert.converted import ConvertError
 from eqfuse.inference.calculator import Calculator
-from eqfuse.inference.check import example_structures
+from eqfuse.inference.examples import example_structures
 
 _PACKAGES = {"mace": "mace-torch", "sevennet": "sevenn", "nequix": "nequix", "nequip": "nequip"}
 STEP = 1e-4

@@ -12,7 +12,7 @@ from eqfuse.convert.check import to_arrays
 from eqfuse.convert.command import main
 from eqfuse.data import Structure
 from eqfuse.inference.calculator import Calculator
-from eqfuse.inference.check import example_structures
+from eqfuse.inference.examples import example_structures
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
 from tests.convert.conftest import from_arrays

@@ -1,0 +1,1 @@
+"""Questions that any potential must answer, and the commands `eqfuse check` and `compare`."""

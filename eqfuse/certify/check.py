@@ -1,0 +1,400 @@
+"""Certify a potential on this machine: all questions, and the command `eqfuse check`."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import ase
+import ase.data
+import ase.units
+import numpy as np
+
+from eqfuse import ops
+from eqfuse.certify import questions as asked
+from eqfuse.certify.paths import paths_of, walk
+from eqfuse.certify.questions import SIGMAS, Finding, Rounding
+from eqfuse.certify.report import Report
+from eqfuse.certify.rows import CHECKS, REPEATS, Row, worst_of
+from eqfuse.certify.structures import made_structures, rattled
+from eqfuse.certify.subjects import Run, Subject, open_subject
+from eqfuse.data import DataError, read_structures
+from eqfuse.inference.commands import run
+
+RATTLE = 0.03
+"""Å, by which atoms of a file are moved at random, so that forces do not vanish by symmetry."""
+FEWEST_STEPS = 100
+"""Least steps of dynamics: an oscillation of fewer looks like a drift."""
+_REACH = 5.0  # Å, of neighbours that have a part in the stress
+_WITH_HYDROGEN, _TIMESTEP = 0.25, 1.0  # fs
+_MOST_DRIFT = 0.01  # meV/atom/ps
+_LEAST = "less than float32"
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, _LEAST: 2.0**-10}
+_PRECISIONS = ("float64", 1e-10), ("float32", 2e-4)  # with less rounding of forces, relative
+
+
+class Certificate:
+    """The checks of a potential, as they are made.
+
+    Args:
+      subject: the potential.
+      structures: of the user, may be none; their atoms are moved at random by 0.03 Å.
+      elements: atomic numbers of the structures that are made; None for those of the subject or of
+        the structures.
+      steps: of dynamics, 100 or more; 0 for none.
+      temperature: K, of dynamics.
+      others: potentials that must agree: (name of the check, note, subject, precision).
+
+    Attributes:
+      precision: "float64", "float32" or "less than float32", as found.
+      walks: what was computed along paths of atoms.
+      energies: [n] (times in ps, energies in meV/atom) of dynamics.
+    Raises:
+      DataError: nothing says of which elements structures are to be made.
+      ValueError: a number of steps that is too small.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        structures: Sequence[ase.Atoms] = (),
+        *,
+        elements=None,
+        steps: int = 1000,
+        temperature: float = 300.0,
+        others: Sequence[tuple[str, str, Subject]] = (),
+    ):
+        if steps and steps < FEWEST_STEPS:
+            raise ValueError(f"a drift needs at least {FEWEST_STEPS} steps, or 0, got {steps}")
+        self._rng = np.random.default_rng(0)
+        given = [rattled(atoms, RATTLE, self._rng) for atoms in structures]
+        if elements is None:
+            elements = sorted({int(z) for atoms in given for z in atoms.numbers}) or (
+                subject.elements
+            )
+        if not elements:
+            raise DataError("name the elements, such as --elements Cu,O, or give a file")
+        if len(elements) > 4:
+            elements = sorted(self._rng.choice(elements, 4, replace=False).tolist())
+        self.subject, self.elements = subject, elements
+        self._made = made_structures(elements)
+        self._structures = given + self._made
+        self._given, self._steps, self._temperature = given, steps, temperature
+        self._others = others
+        self.precision, self.walks, self.energies = "", [], []
+        self._noise: list[Rounding] = []
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of all checks, in the order of `CHECKS` where they are cheap."""
+        yield from self._of_rounding()
+        yield from self._of_questions()
+        yield from self._of_paths()
+        yield from self._of_calls()
+        for name, note, other in self._others:
+            yield self._against(name, note, other)
+        yield self._of_dynamics()
+
+    def _name(self, k: int) -> str:
+        return self._structures[k].info["name"]
+
+    def _of_rounding(self) -> Iterator[Row]:
+        lines = [asked.line(atoms, self._rng) for atoms in self._structures]
+        answers = iter(self.subject.compute([atoms for line in lines for atoms in line]))
+        groups = [[next(answers) for _ in line] for line in lines]
+        broken = {
+            self._name(k): next((a.error for a in group if a.error), "a number is not finite")
+            for k, group in enumerate(groups)
+            if not all(a.is_finite for a in group)
+        }
+        remark = "; ".join(f"{name}: {why}" for name, why in broken.items())
+        yield Row("finite", np.nan if broken else 0.0, 0.0, "", remark)
+        kept = [k for k in range(len(groups)) if self._name(k) not in broken]
+        if not kept:
+            raise DataError(f"{self.subject.name} computes none of the structures: {remark}")
+        self._structures = [self._structures[k] for k in kept]
+        groups = [groups[k] for k in kept]
+        self._noise = [asked.rounding(group) for group in groups]
+        sizes = [abs(g[0].energy) + len(g[0].forces) for g in groups]  # eV
+        forces = [max(np.abs(g[0].forces).max(), 1.0) for g in groups]
+        relative = np.median([n.forces / f for n, f in zip(self._noise, forces, strict=True)])
+        self.precision = next((name for name, most in _PRECISIONS if relative < most), _LEAST)
+        eps = _EPS[self.precision]
+        rough = [n.energy / (eps * size) for n, size in zip(self._noise, sizes, strict=True)]
+        worst = int(np.argmax(rough))
+        # a line of one atom is a translation, of which the rounding is less
+        self._noise = [
+            Rounding(
+                max(n.energy, eps * size / 2),
+                max(n.forces, 4 * eps * force),
+                max(n.stress, eps * force * _REACH * len(atoms) / max(atoms.cell.volume, 1.0)),
+            )
+            for n, size, force, atoms in zip(
+                self._noise, sizes, forces, self._structures, strict=True
+            )
+        ]
+        limit = 100 * eps * sizes[worst]
+        error = rough[worst] * eps * sizes[worst]
+        remark = f"{self.precision} by its forces; {self._name(worst)}"
+        yield Row("rounding", error, limit, "eV", remark)
+
+    def _of_questions(self) -> Iterator[Row]:
+        listed = []
+        for k, (atoms, noise) in enumerate(zip(self._structures, self._noise, strict=True)):
+            own = [
+                *asked.slopes(atoms, noise, self._rng),
+                *asked.stresses(atoms, noise),
+                *asked.invariances(atoms, noise, self._rng),
+            ]
+            listed += [(self._name(k), question) for question in own]
+        noise = max(self._noise, key=lambda n: n.forces)
+        isolated = [ase.Atoms([z], [[0.0, 0.0, 0.0]]) for z in self.elements]
+
+        def free(answers):
+            return [
+                Finding(np.abs(a.forces).max(), asked.SIGMAS * noise.forces, "eV/Å", a.error or "")
+                for a in answers
+            ]
+
+        listed.append(("", asked.Question("isolated", isolated, free)))
+        if not self.subject.has_inversion:
+            listed = [(name, q) for name, q in listed if q.name != "inversion"]
+        answers = iter(
+            self.subject.compute([atoms for _, question in listed for atoms in question.structures])
+        )
+        found: dict[str, list] = {}
+        for name, question in listed:
+            own = [next(answers) for _ in question.structures]
+            for finding in question.judge(own):
+                found.setdefault(question.name, []).append((name, finding))
+        names = list(CHECKS)
+        for check in names[names.index("forces") : names.index("path")]:
+            yield worst_of(check, found.get(check, []))
+
+    def _of_paths(self) -> Iterator[Row]:
+        cluster = next(atoms for atoms in self._made if atoms.info["name"] == "molecule")
+        for path, begin in paths_of(self.elements, cluster, self._rng):
+            self.walks.append(walk(self.subject, path, begin, self._rng))
+        yield worst_of("path", [("", f) for one in self.walks for f in one.findings])
+
+    def _of_calls(self) -> Iterator[Row]:
+        atoms, noise = self._structures[0], self._noise[0]
+        again = self.subject.ask("repeat", atoms, count=REPEATS)
+        names = [name for name in ("energy", "forces", "stress") if name in again]
+        change = max(np.ptp(again[name], axis=0).max() for name in names)
+        yield Row("repeat", float(change), 0.0, "eV/Å", self._name(0))
+        squeezed = asked.strained(atoms, -0.03 * np.eye(3))
+        squeezed.info["name"] = "itself, squeezed"
+        reversed_ = atoms[::-1]
+        reversed_.info["name"] = "itself in another order"
+        first, findings = self.subject.in_turn([atoms, atoms])[1], []
+        for other in (squeezed, *self._structures[1:4], reversed_):
+            after = self.subject.in_turn([other, atoms])[1]
+            where = f"after {other.info['name']}"
+            findings += [(where, finding) for finding in asked.apart(after, first, noise)]
+        yield worst_of("history", findings)
+        batched = self.subject.compute(self._structures)
+        alone = self.subject.in_turn(self._structures)
+        together = zip(batched, alone, self._noise, strict=True)
+        findings = [
+            (self._name(k), f) for k, each in enumerate(together) for f in asked.apart(*each)
+        ]
+        yield worst_of("batch", findings)
+
+    def _against(self, name: str, note: str, other: Subject) -> Row:
+        """Compare with another potential that must agree."""
+        own, theirs = (s.compute(self._structures) for s in (self.subject, other))
+        findings = []
+        for a, b, atoms, noise in zip(own, theirs, self._structures, self._noise, strict=True):
+            if name == "precision":  # what is expected of float32, of sums over neighbours
+                eps = 100 * _EPS["float32"]
+                force = eps * max(np.abs(a.forces).max(), 1.0)
+                noise = Rounding(eps * (abs(a.energy) + len(atoms)), force, force)
+            findings += [(note, f) for f in asked.apart(b, a, noise)]
+        return worst_of(name, findings)
+
+    def _of_dynamics(self) -> Row:
+        several = [atoms for atoms in self._given if len(atoms) > 1]
+        if not self._steps:
+            return Row("nve", None, remark="no steps were asked for")
+        if several:
+            atoms = several[0].copy()
+        else:
+            atoms = next(a for a in self._made if a.info["name"] == "skewed cell").copy()
+            relaxed = self.subject.ask("relax", atoms, steps=100)
+            if "error" in relaxed:
+                return Row("nve", np.nan, remark=str(relaxed["error"]))
+            atoms.positions = relaxed["positions"]
+        short = _WITH_HYDROGEN if 1 in atoms.numbers else _TIMESTEP
+        slopes = []
+        for timestep, steps in ((short, self._steps), (2 * short, self._steps // 2)):
+            done = self.subject.ask(
+                "dynamics", atoms, timestep=timestep, steps=steps, temperature=self._temperature
+            )
+            if "error" in done or len(done["energies"]) < steps:
+                said = str(done.get("error", "dynamics ended before their last step"))
+                return Row("nve", np.nan, _MOST_DRIFT, "", said)
+            times, energies, slope = drift(atoms, timestep, **done)
+            self.energies.append((timestep, times, energies))
+            slopes.append(slope)
+        own = self._steps * short / 1000  # ps
+        rough = 1000 * SIGMAS * max(n.energy for n in self._noise) / len(atoms) / own
+        error, limit = slopes[0], _MOST_DRIFT + rough
+        remark = f"{atoms.info['name']}, {own:.3g} ps from {self._temperature:g} K"
+        if error > limit and slopes[1] > 3 * slopes[0]:
+            remark += f"; four times as large with {2 * short:g} fs: take shorter steps"
+            limit = error
+        return Row("nve", error, limit, "", remark)
+
+
+def drift(atoms: ase.Atoms, timestep: float, energies, velocities, forces):
+    """Return times (ps), energies and the drift of the energy (meV/atom, meV/atom/ps) of dynamics.
+
+    Velocity Verlet has an error of its own, which is not the potential's: it conserves
+
+        H + dt^2 (v V'' v / 12 - F^2 / (24 m))
+
+    better than H by two orders of dt, so that this is the energy. A Hann window over the time
+    keeps what oscillates from being taken for a slope.
+
+    Args:
+      atoms: whose dynamics they were.
+      timestep: fs.
+      energies, velocities, forces: see `worker.dynamics`.
+    References: Hairer, Lubich and Wanner 2003, Acta Numerica 12, 399 (modified energy).
+    """
+    dt = timestep * ase.units.fs
+    velocities, forces = np.array(velocities), np.array(forces)
+    curvature = -(forces[2:] - forces[:-2]) / (2 * dt)  # V'' v
+    modified = (velocities[1:-1] * curvature).sum((1, 2)) / 12
+    modified -= (forces[1:-1] ** 2 / atoms.get_masses()[:, None]).sum((1, 2)) / 24
+    energies = 1000 * (np.array(energies)[1:-1] + dt**2 * modified) / len(atoms)
+    count = len(energies)
+    times = np.arange(count) * timestep / 1000
+    if not np.isfinite(energies).all():
+        return times, energies, np.inf
+    window = np.sin(np.pi * (np.arange(count) + 0.5) / count)  # squared by polyfit
+    return times, energies, float(abs(np.polyfit(times, energies, 1, w=window)[0]))
+
+
+def main(arguments: list[str]) -> int:
+    """Check a potential, and print a table and a verdict.
+
+    Returns:
+      0 all passed; 1 a check failed; 2 a potential or file that cannot be used.
+    """
+    return run(_parser(), arguments, _check)
+
+
+def frames_of(file: Path | None, frames: int) -> list[ase.Atoms]:
+    """Return frames of a file, evenly spaced, with their places as names; none without a file.
+
+    Raises:
+      DataError: no structures of several atoms in the file, or fewer than one frame asked for.
+    """
+    if file is None:
+        return []
+    if frames < 1:
+        raise DataError(f"--frames must be at least 1, got {frames}")
+    structures = read_structures(file, require_labels=False)
+    structures = [s for s in structures if not s.is_isolated_atom]
+    if not structures:
+        raise DataError(f"{file} has isolated atoms only; give one with structures")
+    chosen = np.linspace(0, len(structures) - 1, min(frames, len(structures)))
+    return [
+        ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc, info={"name": s.origin})
+        for s in (structures[k] for k in chosen.round().astype(int))
+    ]
+
+
+def _check(options) -> int:
+    elements = None
+    if options.elements:
+        unknown = [e for e in options.elements.split(",") if e not in ase.data.atomic_numbers]
+        if unknown:
+            raise DataError(f"--elements: {unknown[0]} is no element; write them as Cu,O")
+        elements = [ase.data.atomic_numbers[e] for e in options.elements.split(",")]
+    frames = frames_of(options.file, options.frames)
+    kinds = {"which": options.which, "backend": options.backend}
+    subject = open_subject(options.calculator, python=options.python, dtype=options.dtype, **kinds)
+    try:
+        others = []
+        if isinstance(subject, Run) and options.dtype == "float64":
+            own = (options.calculator,), {"which": options.which}
+            used = ops.resolve_here(options.backend), "triton-interpret"
+            names = [n for n, (runs, _) in ops.availability().items() if runs and n not in used]
+            for name in names if options.backends is None else options.backends:
+                other = Run(*own[0], dtype="float64", backend=name, **own[1])
+                others.append(("backend", name, other))
+            others.append(("precision", "float32", Run(*own[0], dtype="float32", **own[1])))
+        certificate = Certificate(
+            subject,
+            frames,
+            elements=elements,
+            steps=options.steps,
+            temperature=options.temperature,
+            others=others,
+        )
+        report = Report(certificate, options)
+        print(f"{subject.name}: {', '.join(f'{k} {v}' for k, v in report.versions.items())}")
+        print(f"{'check':<36}{'error':>9}{'limit':>9}")
+        for row in certificate.rows():
+            print(row, flush=True)
+            report.rows.append(row)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    finally:
+        subject.close()
+    for path in report.write(options.report, options.json):
+        print(f"report: {path}")
+    failed = [row for row in report.rows if row.verdict == "FAILED"]
+    for row in failed:
+        print(f"{CHECKS[row.name][0]}: {row.meaning}")
+    print(report.verdict)
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    what = (
+        "Certify a potential on this machine: forces, stress, symmetries, smoothness, history, "
+        "precision and the energy in dynamics. Exit code 0 if all checks pass, 1 if not."
+    )
+    parser = argparse.ArgumentParser(prog="eqfuse check", description=what)
+    parser.add_argument(
+        "calculator",
+        metavar="CALCULATOR",
+        help="folder of a run, file of its network, or any calculator of ASE as "
+        "'module:function(arguments)', such as 'ase.calculators.emt:EMT()'",
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        help="structures to check it on besides those that are made, without labels too",
+    )
+    parser.add_argument(
+        "--python", type=Path, help="Python of the calculator's environment, with ase and numpy"
+    )
+    parser.add_argument("--elements", help="of the structures that are made, such as Cu,O")
+    parser.add_argument(
+        "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="of dynamics; 0 for none [%(default)s]"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
+    )
+    parser.add_argument("--report", type=Path, help="file to write: .html, or .md")
+    parser.add_argument("--json", type=Path, help="file to write all numbers to")
+    of_runs = parser.add_argument_group("of a run")
+    of_runs.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
+    of_runs.add_argument(
+        "--dtype",
+        choices=("float64", "float32"),
+        default="float64",
+        help="[%(default)s], which is compared with float32",
+    )
+    of_runs.add_argument("--backend", help="of the ops; by device if not given")
+    of_runs.add_argument(
+        "--backends", nargs="*", help="to compare with; all that run here if not given"
+    )
+    return parser

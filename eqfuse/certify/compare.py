@@ -1,0 +1,151 @@
+"""Compare two potentials on the same structures: the command `eqfuse compare`."""
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import ase
+import numpy as np
+from ase.neighborlist import neighbor_list
+
+from eqfuse.certify import questions as asked
+from eqfuse.certify.check import frames_of
+from eqfuse.certify.questions import SIGMAS
+from eqfuse.certify.rows import worst_of
+from eqfuse.certify.subjects import Subject, open_subject
+from eqfuse.inference.commands import run
+
+_BINS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, np.inf)  # Å, of the nearest neighbour
+_FARTHEST = 4.0
+
+
+def compare(a: Subject, b: Subject, structures: Sequence[ase.Atoms]) -> tuple[list[str], bool]:
+    """Compare energies, forces and stress of two potentials.
+
+    Args:
+      a, b: the potentials.
+      structures: at least one, see `frames_of`.
+    Returns:
+      Lines of a table, and whether the two agree within the rounding of both.
+    """
+    rng = np.random.default_rng(0)
+    found = [subject.compute(structures) for subject in (a, b)]
+    lines = [f"A: {a.name}", f"B: {b.name}", f"{len(structures)} structures"]
+    for label, answers in zip("AB", found, strict=True):
+        for atoms, answer in zip(structures, answers, strict=True):
+            if answer.error or not answer.is_finite:
+                why = answer.error or "a number is not finite"
+                return [*lines, f"{label} does not compute {atoms.info['name']}: {why}"], False
+    line = asked.line(structures[0], rng)
+    noises = [asked.rounding(subject.compute(line)) for subject in (a, b)]
+    noise = [SIGMAS * float(np.hypot(*pair)) for pair in zip(*noises, strict=True)]
+    lines.append(f"{'':<34}{'rms':>10}{'largest':>10}{'rounding':>10}")
+    agree = True
+
+    def row(name, values, unit, allowed):
+        nonlocal agree
+        values = np.abs(np.concatenate(values)) if len(values) else np.zeros(0)
+        if not len(values):
+            return
+        agree &= bool(values.max() <= allowed)
+        rms = np.sqrt((values**2).mean())
+        lines.append(
+            f"{name:<34}{rms:>10.2e}{values.max():>10.2e}{allowed:>10.1e} {unit}"
+            + ("" if values.max() <= allowed else "  differs")
+        )
+
+    pairs = list(zip(*found, strict=True))
+    energy = [[(x.energy - y.energy) / len(x.forces)] for x, y in pairs]
+    row("energy per atom", energy, "eV", noise[0] / min(len(x.forces) for x, _ in pairs))
+    changes = [np.linalg.norm(x.forces - y.forces, axis=1) for x, y in pairs]
+    row("forces", changes, "eV/Å", noise[1])
+    both = [(x.stress, y.stress) for x, y in pairs if x.stress is not None is not y.stress]
+    row("stress", [x - y for x, y in both], "eV/Å³", noise[2])
+    if not agree:
+        numbers = np.concatenate([atoms.numbers for atoms in structures])
+        nearest, all_changes = _nearest(structures), np.concatenate(changes)
+        for z in np.unique(numbers):
+            name = f"forces of {ase.data.chemical_symbols[z]}"
+            row(name, [all_changes[numbers == z]], "eV/Å", noise[1])
+        for low, high in itertools.pairwise(_BINS):
+            mask = (nearest >= low) & (nearest < high)
+            name = f"forces, neighbour at {low:g} to {high:g} Å"
+            row(name, [all_changes[mask]] if mask.any() else [], "eV/Å", noise[1])
+        worst = int(np.argmax([change.max() for change in changes]))
+        lines += _which_is_wrong((a, b), structures[worst], rng)
+    return lines, agree
+
+
+def _nearest(structures) -> np.ndarray:
+    """Return the distance of each atom to its nearest neighbour, Å, at most 4."""
+    nearest = []
+    for atoms in structures:
+        of_atoms = np.full(len(atoms), _FARTHEST)
+        i, d = neighbor_list("id", atoms, _FARTHEST)
+        np.minimum.at(of_atoms, i, d)
+        nearest.append(of_atoms)
+    return np.concatenate(nearest)
+
+
+def _which_is_wrong(subjects, atoms, rng) -> list[str]:
+    """Ask both whether forces and stress are slopes of their own energy, where they differ most."""
+    lines = [f"where they differ most, {atoms.info['name']}:"]
+    for label, subject in zip("AB", subjects, strict=True):
+        noise = asked.rounding(subject.compute(asked.line(atoms, rng)))
+        for name, listed in (
+            ("forces", asked.slopes(atoms, noise, rng)),
+            ("stress", asked.stresses(atoms, noise)),
+        ):
+            answers = iter(subject.compute([s for q in listed for s in q.structures] or [atoms]))
+            findings = [
+                ("", finding)
+                for question in listed
+                for finding in question.judge([next(answers) for _ in question.structures])
+            ]
+            row = worst_of(name, findings)
+            if row.error is not None:
+                verdict = "are" if row.passed else "are NOT"
+                lines.append(
+                    f"{label}: {name} {verdict} the slope of its own energy "
+                    f"({row.error:.1e}, limit {row.limit:.1e} {row.unit}) {row.remark}".rstrip()
+                )
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    """Compare two potentials, and print a table.
+
+    Returns:
+      0 they agree; 1 they do not; 2 a potential or file that cannot be used.
+    """
+    what = (
+        "Compare energies, forces and stress of two potentials on the frames of a file, and say "
+        "which of them is inconsistent with itself. Exit code 0 if they agree within rounding."
+    )
+    parser = argparse.ArgumentParser(prog="eqfuse compare", description=what)
+    for name in ("a", "b"):
+        parser.add_argument(name, metavar=name.upper(), help="a run, or module:function(arguments)")
+    parser.add_argument("file", type=Path, help="structures, without labels too")
+    for name in ("a", "b"):
+        of_one = parser.add_argument_group(f"of {name.upper()}")
+        of_one.add_argument(f"--python-{name}", type=Path, help="Python of its environment")
+        of_one.add_argument(f"--dtype-{name}", choices=("float32", "float64"), help="of a run")
+        of_one.add_argument(f"--backend-{name}", help="of the ops of a run")
+    parser.add_argument("--frames", type=int, default=10, help="of the file [%(default)s]")
+    return run(parser, arguments, _compare)
+
+
+def _compare(options) -> int:
+    frames, subjects = frames_of(options.file, options.frames), []
+    try:
+        for name in ("a", "b"):
+            kinds = {k: getattr(options, f"{k}_{name}") for k in ("python", "dtype", "backend")}
+            subjects.append(open_subject(getattr(options, name), **kinds))
+        lines, agree = compare(*subjects, frames)
+    finally:
+        for subject in subjects:
+            subject.close()
+    print("\n".join(lines))
+    print("they agree within rounding" if agree else "they differ")
+    return 0 if agree else 1

@@ -1,0 +1,257 @@
+"""Questions about a potential: structures to compute, and how far the answers may be apart.
+
+Limits follow from the rounding that the potential itself shows (`rounding`): what passes in float32
+and what passes in float64 differ by many orders, and a limit of one hides the faults of the other.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import ase
+import numpy as np
+
+from eqfuse.certify.subjects import Answer
+
+SIGMAS = 40
+"""Largest error that passes, in standard deviations of the rounding; and of slopes, which sum six
+energies with weights below 1."""
+_OF_SLOPES = 12
+_POINTS, _APART = 21, 3e-6  # of a line along which rounding is measured, Å
+_MEDIAN_OF_SQUARES = 0.455  # of a normal distribution
+_DIRECTIONS = 3
+_LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
+_REACH = 5.0  # Å, by which a strain moves neighbours
+_STENCIL = (-3, -2, -1, 1, 2, 3)
+_VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
+AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
+_KBAR = 1602.1766
+
+
+class Rounding(NamedTuple):
+    """Standard deviations of the rounding: eV, eV/Å and eV/Å^3."""
+
+    energy: float
+    forces: float
+    stress: float
+
+    @property
+    def step(self) -> float:
+        """Return the step of finite differences, Å: rounding against their own error."""
+        return float(np.clip(self.energy**0.2, _LEAST_STEP, _MOST_STEP))
+
+
+class Finding(NamedTuple):
+    """The answer to a question: an error, the largest that passes, both in `unit`, and a remark."""
+
+    error: float
+    limit: float
+    unit: str
+    remark: str = ""
+
+
+class Question(NamedTuple):
+    """Structures to compute, and the function from their answers to findings."""
+
+    name: str
+    structures: list[ase.Atoms]
+    judge: Callable[[list[Answer]], list[Finding]]
+
+
+def moved(atoms: ase.Atoms, change) -> ase.Atoms:
+    """Return a copy whose positions are changed by [n_atoms, 3], Å."""
+    copy = atoms.copy()
+    copy.positions += change
+    return copy
+
+
+def line(atoms: ase.Atoms, rng) -> list[ase.Atoms]:
+    """Return structures along a short line, of which `rounding` is measured."""
+    direction = rng.choice([-1.0, 1.0], (len(atoms), 3))
+    return [moved(atoms, k * _APART * direction) for k in range(_POINTS)]
+
+
+def rounding(answers: list[Answer]) -> Rounding:
+    """Measure the rounding of answers along a line, where what is smooth has no fourth difference.
+
+    A fourth difference of independent errors has 70 times their variance. The median of its squares
+    does not see a single answer that is off by more: that is a fault, and no rounding.
+    """
+
+    def deviation(values):
+        values = np.array(values, float)
+        least = np.finfo(float).eps * max(np.abs(values).max(), 1.0)
+        if len(values) < 5 or not np.isfinite(values).all():
+            return least
+        squares = np.median(np.diff(values, 4, axis=0) ** 2, axis=0).max() / _MEDIAN_OF_SQUARES
+        return max(float(np.sqrt(squares / 70)), least)
+
+    stresses = [a.stress for a in answers if a.stress is not None] or [[0.0]]
+    energies, forces = ([getattr(a, name) for a in answers] for name in ("energy", "forces"))
+    return Rounding(deviation(energies), deviation(forces), deviation(stresses))
+
+
+def _slope(energies, step: float) -> tuple[float, float]:
+    """Return the derivative by differences of sixth order, and a bound of their own error.
+
+    The bound is by the differences of lower orders: neighbours cross the cutoff within the steps,
+    where higher derivatives jump.
+    """
+    d3, d2, d1 = (energies[-1 - k] - energies[k] for k in range(3))
+    sixth = (45 * d1 - 9 * d2 + d3) / (60 * step)
+    fourth = (8 * d1 - d2) / (12 * step)
+    second = d1 / (2 * step)
+    return sixth, 5 * abs(sixth - fourth) + 0.02 * abs(fourth - second)
+
+
+def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
+    """Ask whether forces are the slope of the energy, all atoms at once and each atom alone."""
+    step, questions = noise.step, []
+
+    def along(name, direction, remark):
+        def judge(answers):
+            first, *others = answers
+            slope, apart = _slope([a.energy for a in others], step)
+            limit = apart + _OF_SLOPES * (noise.energy / step + noise.forces)
+            return [Finding(abs(slope + (first.forces * direction).sum()), limit, "eV/Å", remark)]
+
+        lines = [atoms, *(moved(atoms, k * step * direction) for k in _STENCIL)]
+        questions.append(Question(name, lines, judge))
+
+    for _ in range(_DIRECTIONS):
+        along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), "")
+    for atom in range(len(atoms) if len(atoms) <= 12 else 0):
+        direction = np.zeros((len(atoms), 3))
+        direction[atom] = rng.choice([-1.0, 1.0], 3)
+        along("atoms", direction, f"atom {atom} ({atoms.symbols[atom]})")
+    return questions
+
+
+def strained(atoms: ase.Atoms, strain) -> ase.Atoms:
+    """Return a copy whose cell and atoms are deformed by a strain, [3, 3]."""
+    copy = atoms.copy()
+    copy.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+    return copy
+
+
+def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
+    """Ask whether each component of the stress is the slope of the energy by that strain."""
+    if not (atoms.pbc.all() and atoms.cell.rank == 3):
+        return []
+    step, volume = noise.step / _REACH, atoms.get_volume()
+    structures = [atoms]
+    for i, j in _VOIGT:
+        strain = np.zeros((3, 3))
+        strain[i, j] = strain[j, i] = 1.0 if i == j else 0.5
+        structures += [strained(atoms, k * step * strain) for k in _STENCIL]
+
+    def judge(answers):
+        first, *others = answers
+        if first.stress is None:
+            return []
+        groups = np.reshape([a.energy for a in others], (6, len(_STENCIL)))
+        slopes, apart = np.transpose([_slope(group, step) for group in groups]) / volume
+        limits = apart + _OF_SLOPES * (noise.energy / (step * volume) + noise.stress)
+        likely = _likely_stress(first.stress, slopes, limits)
+        errors = np.abs(first.stress - slopes)
+        worst = int(np.argmax(errors / limits))
+        return [Finding(errors[worst], limits[worst], "eV/Å³", likely or AXES[worst])]
+
+    return [Question("stress", structures, judge)]
+
+
+def _likely_stress(stress, slopes, limits) -> str:
+    """Return what a wrong stress is, if a usual mistake makes it right."""
+    if (np.abs(stress - slopes) <= limits).all():
+        return ""
+    mistakes = {
+        "the sign is opposite": -stress,
+        "it is in kbar": stress / _KBAR,
+        "it is in GPa": stress / (_KBAR / 10),
+        "xx yy zz xy yz xz, the order of VASP": stress[[0, 1, 2, 4, 5, 3]],
+        "yz and xy are exchanged": stress[[0, 1, 2, 5, 4, 3]],
+    }
+    scale = np.abs(slopes).max()
+    for name, right in mistakes.items():
+        if np.abs(right - slopes).max() <= max(limits.max(), 1e-3 * scale):
+            return name
+    return ""
+
+
+def apart(found: Answer, expected: Answer, noise: Rounding, factor: int = 1) -> list[Finding]:
+    """Compare two answers that must be the same but for rounding.
+
+    Args:
+      factor: how many times larger the energy is that was found.
+    """
+    if found.error or expected.error:
+        return [Finding(np.nan, 0.0, "eV/Å", found.error or expected.error)]
+    forces = np.linalg.norm(found.forces - expected.forces, axis=1)
+    worst = int(np.argmax(forces))
+    findings = [
+        Finding(abs(found.energy - factor * expected.energy) / factor, SIGMAS * noise.energy, "eV"),
+        Finding(forces[worst], SIGMAS * noise.forces, "eV/Å", f"atom {worst}"),
+    ]
+    if found.stress is not None and expected.stress is not None:
+        change = np.abs(found.stress - expected.stress).max()
+        findings.append(Finding(change, SIGMAS * noise.stress, "eV/Å³"))
+    return findings
+
+
+def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
+    """Ask whether answers follow a structure that is described in another way."""
+    count = len(atoms)
+    rotation, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    rotation *= np.sign(np.linalg.det(rotation))
+    order = rng.permutation(count)
+    images = rng.integers(-2, 3, (count, 3)) * atoms.pbc
+
+    def turned(answer, matrix):
+        stress = answer.stress
+        if stress is not None:
+            whole = np.zeros((3, 3))
+            for value, (i, j) in zip(stress, _VOIGT, strict=True):
+                whole[i, j] = whole[j, i] = value
+            whole = matrix.T @ whole @ matrix
+            stress = np.array([whole[i, j] for i, j in _VOIGT])
+        return answer._replace(forces=answer.forces @ matrix, stress=stress)
+
+    def transformed(matrix):
+        copy = atoms.copy()
+        copy.set_cell(atoms.cell.array @ matrix)
+        copy.positions = atoms.positions @ matrix
+        return copy
+
+    changes = {
+        "translation": (moved(atoms, rng.uniform(-3, 3, 3)), lambda a: a),
+        "rotation": (transformed(rotation), lambda a: turned(a, rotation)),
+        "inversion": (transformed(-np.eye(3)), lambda a: turned(a, -np.eye(3))),
+        "permutation": (atoms[order], lambda a: a._replace(forces=a.forces[order])),
+    }
+    if atoms.pbc.any():
+        changes["images"] = moved(atoms, images @ atoms.cell.array), lambda a: a
+    questions = [
+        Question(name, [atoms, other], lambda a, f=follow: apart(a[1], f(a[0]), noise))
+        for name, (other, follow) in changes.items()
+    ]
+    if atoms.pbc.any() and count <= 32:
+        axis = int(np.argmin(np.where(atoms.pbc, atoms.cell.lengths(), np.inf)))
+        larger = atoms.repeat([2 if k == axis else 1 for k in range(3)])
+
+        def twice(answers):
+            cell, double = answers
+            expected = cell._replace(forces=np.tile(cell.forces, (2, 1)))
+            return apart(double, expected, noise, 2)
+
+        questions.append(Question("supercell", [atoms, larger], twice))
+    if not atoms.pbc.any() and count > 1:
+        half = count // 2
+        first, second = atoms[:half], moved(atoms[half:], [100.0, 0, 0])
+
+        def added(answers):
+            one, other, both = answers
+            forces = np.concatenate([one.forces, other.forces])
+            sum_ = one._replace(energy=one.energy + other.energy, forces=forces)
+            return apart(both, sum_, noise)
+
+        questions.append(Question("separated", [first, second, first + second], added))
+    return questions

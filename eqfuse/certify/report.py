@@ -1,0 +1,168 @@
+"""Reports of checks: one page of HTML or Markdown with pictures, and all numbers as JSON."""
+
+import base64
+import html
+import io
+import json
+import platform
+from pathlib import Path
+
+import numpy as np
+
+from eqfuse import plots
+from eqfuse.certify.rows import CHECKS
+from eqfuse.data import DataError
+
+FORMAT = 1
+"""Of the JSON; a reader of several reports compares it."""
+
+
+class Report:
+    """The rows of a check with what was checked where.
+
+    Args:
+      certificate: see `check.Certificate`.
+      options: of the command.
+
+    Attributes:
+      rows: of the checks, in order; to be appended to.
+      versions: of what computes.
+    """
+
+    def __init__(self, certificate, options):
+        self.certificate, self.rows = certificate, []
+        self.versions = certificate.subject.versions()
+        self._options = {k: str(v) for k, v in vars(options).items() if v is not None}
+
+    @property
+    def verdict(self) -> str:
+        """Return the last line: PASS or FAIL, and which checks failed."""
+        failed = [row.name for row in self.rows if row.verdict == "FAILED"]
+        count = sum(row.verdict != "not checked" for row in self.rows)
+        if failed:
+            return f"FAIL: {len(failed)} of {count} checks: {', '.join(failed)}"
+        return f"PASS: {count} checks, {len(self.rows) - count} not checked"
+
+    def write(self, page: Path | None, numbers: Path | None) -> list[Path]:
+        """Write the page and the numbers where they are asked for, and return what was written.
+
+        Raises:
+          DataError: a page that is neither .html nor .md.
+        """
+        if numbers is not None:
+            numbers.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+        if page is not None:
+            if page.suffix not in (".html", ".md"):
+                raise DataError(f"--report {page}: end its name with .html or .md")
+            text = self._html() if page.suffix == ".html" else self._markdown(page)
+            page.write_text(text, encoding="utf-8")
+        return [path for path in (page, numbers) if path is not None]
+
+    def as_json(self) -> dict:
+        """Return everything, as JSON has it; numbers that are not finite are texts."""
+
+        def plain(value):
+            return value if value is None or np.isfinite(value) else str(value)
+
+        rows = [
+            {
+                "check": row.name,
+                "verdict": row.verdict,
+                "error": plain(row.error),
+                "limit": plain(row.limit),
+                "unit": row.unit,
+                "remark": row.remark,
+            }
+            for row in self.rows
+        ]
+        return {
+            "format": FORMAT,
+            "calculator": self.certificate.subject.name,
+            "verdict": self.verdict.partition(":")[0],
+            "precision": self.certificate.precision,
+            "elements": [int(z) for z in self.certificate.elements],
+            "machine": f"{platform.system()} {platform.machine()}",
+            "versions": self.versions,
+            "options": self._options,
+            "checks": rows,
+        }
+
+    def _facts(self) -> list[tuple[str, str]]:
+        known = self.as_json()
+        elements = ", ".join(map(str, known["elements"]))
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return [
+            ("verdict", self.verdict),
+            ("precision", f"{known['precision']}, as found by the rounding of its forces"),
+            ("atomic numbers", elements),
+            ("machine", known["machine"]),
+            ("versions", versions),
+            ("options", ", ".join(f"{k}={v}" for k, v in self._options.items())),
+        ]
+
+    def _table(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                CHECKS[row.name][0],
+                "-" if row.error is None else f"{row.error:.1e}",
+                "-" if row.error is None else f"{row.limit:.1e} {row.unit}",
+                row.verdict,
+                " ".join(filter(None, [row.remark, row.meaning])),
+            )
+            for row in self.rows
+        ]
+
+    def _pictures(self) -> list[tuple[str, bytes]]:
+        made = []
+        for name, draw, data in (
+            ("paths", plots.walks, self.certificate.walks),
+            ("dynamics", plots.drifts, self.certificate.energies),
+        ):
+            if data:
+                picture = io.BytesIO()
+                draw(data, picture)
+                made.append((name, picture.getvalue()))
+        return made
+
+    def _markdown(self, page: Path) -> str:
+        lines = [f"# Check of {self.certificate.subject.name}", ""]
+        lines += [f"- {name}: {value}" for name, value in self._facts()]
+        lines += ["", "| check | error | limit | verdict | remark |", "|---|---|---|---|---|"]
+        lines += ["| " + " | ".join(cells).replace("\n", " ") + " |" for cells in self._table()]
+        for name, data in self._pictures():
+            file = page.with_name(f"{page.stem}-{name}.png")
+            file.write_bytes(data)
+            lines += ["", f"![{name}]({file.name})"]
+        return "\n".join(lines) + "\n"
+
+    def _html(self) -> str:
+        title = html.escape(f"Check of {self.certificate.subject.name}")
+        facts = "".join(
+            f"<dt>{name}</dt><dd>{html.escape(value)}</dd>" for name, value in self._facts()
+        )
+        heads = "".join(
+            f"<th>{name}</th>" for name in ("check", "error", "limit", "verdict", "remark")
+        )
+        rows = "".join(
+            f'<tr class="{cells[3].replace(" ", "-")}">'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            + "</tr>\n"
+            for cells in self._table()
+        )
+        pictures = "".join(
+            f'<p><img alt="{name}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+            for name, data in self._pictures()
+        )
+        return _PAGE.format(title=title, facts=facts, heads=heads, rows=rows, pictures=pictures)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em }}
+table {{ border-collapse: collapse }} td, th {{ padding: .2em .8em; text-align: left }}
+tr {{ border-bottom: 1px solid #ddd }} img {{ max-width: 100% }} dt {{ font-weight: bold }}
+.FAILED {{ background: #fbdcd3 }} .noted {{ background: #fdf3cf }} .not-checked {{ color: #777 }}
+</style></head><body><h1>{title}</h1><dl>{facts}</dl>
+<table><tr>{heads}</tr>
+{rows}</table>{pictures}</body></html>
+"""

@@ -1,0 +1,127 @@
+"""The checks by name, what a failure of each means, and their results."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from eqfuse.certify.questions import Finding
+
+REPEATS = 20
+"""Calls of one structure that must give the same bits."""
+
+CHECKS = {
+    "finite": (
+        "numbers are finite",
+        "A structure that dynamics may reach gives no number, or an error.",
+    ),
+    "rounding": (
+        "rounding",
+        "Energy or forces are rougher than their precision allows: small displacements move them.",
+    ),
+    "forces": (
+        "forces are the slope of the energy",
+        "Forces are not the gradient of the energy: do not run dynamics or relax with it.",
+    ),
+    "atoms": (
+        "the force of each atom",
+        "The force of single atoms is not the gradient of the energy: do not run dynamics.",
+    ),
+    "stress": (
+        "stress is the slope by strain",
+        "Stress is wrong: do not relax cells or run at constant pressure with it.",
+    ),
+    "translation": ("translation", "Results depend on where the structure is."),
+    "rotation": ("rotation", "Results depend on the direction in which the structure lies."),
+    "inversion": ("inversion", "Mirror images have different energies: an SO(3) network may."),
+    "permutation": ("order of the atoms", "Results depend on the order of the atoms."),
+    "images": (
+        "periodic images of atoms",
+        "Results depend on which image of an atom is given: neighbours are missed or invented.",
+    ),
+    "supercell": ("supercell", "A cell and twice that cell differ: small cells miss neighbours."),
+    "separated": ("separated parts", "Parts 100 Å apart act on each other: energies do not add."),
+    "isolated": ("isolated atoms", "An isolated atom feels a force."),
+    "path": (
+        "no jumps from 0.2 Å to 12 Å",
+        "Energy or force jumps along a path of an atom: dynamics gain or lose energy there.",
+    ),
+    "repeat": (
+        f"{REPEATS} calls give the same bits",
+        "The same call gives different numbers: results cannot be reproduced.",
+    ),
+    "history": (
+        "independent of earlier calls",
+        "A result depends on what was computed before: never trust a long run of it.",
+    ),
+    "batch": ("one by one and in batches", "Batches and single structures differ."),
+    "backend": ("another backend, float64", "Two backends disagree: one of them is wrong."),
+    "precision": ("float32 against float64", "float32 loses more digits than it has to."),
+    "nve": (
+        "drift in NVE, meV/atom/ps",
+        "Energy is not conserved, and a shorter time step does not mend it.",
+    ),
+}
+"""Each check by name: as it is printed, and what a failure means for a user."""
+HARMLESS = {"eV": 5e-5, "eV/Å": 5e-5, "eV/Å³": 1e-6}
+"""What is beyond the rounding and yet too small to matter is noted, and not a failure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The result of a check: the worst of all findings.
+
+    Attributes:
+      name: key of `CHECKS`.
+      error, limit: in `unit`; the error is None where nothing was checked.
+      remark: the structure and place of the worst finding, or why nothing was checked.
+    """
+
+    name: str
+    error: float | None
+    limit: float = 0.0
+    unit: str = ""
+    remark: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Return True if the error is within the limit; False for NaN."""
+        return self.error is None or self.error <= self.limit
+
+    @property
+    def verdict(self) -> str:
+        """Return "passed", "FAILED", "noted" for what need not hold, or "not checked"."""
+        if self.error is None:
+            return "not checked"
+        if self.passed:
+            return "passed"
+        noted = self.name == "inversion" or self.error <= HARMLESS.get(self.unit, 0.0)
+        return "noted" if noted else "FAILED"
+
+    @property
+    def meaning(self) -> str:
+        """Return what a failure means; nothing for a check that passed."""
+        if self.verdict == "noted" and self.name != "inversion":
+            return "It is beyond rounding, and too small to matter in dynamics."
+        return "" if self.passed else CHECKS[self.name][1]
+
+    def __str__(self):
+        text = f"{CHECKS[self.name][0]:<36}"
+        if self.error is None:
+            return f"{text}{'-':>9}{'':>9}         {self.verdict}  {self.remark}".rstrip()
+        numbers = f"{self.error:>9.1e}{self.limit:>9.1e} {self.unit:<6}"
+        return f"{text}{numbers}  {self.verdict:<7} {self.remark}".rstrip()
+
+
+def worst_of(name: str, findings: Sequence[tuple[str, Finding]]) -> Row:
+    """Return the row of a check: the finding that is nearest to its limit or farthest beyond it."""
+    if not findings:
+        return Row(name, None, remark="no structure of this kind, or no such result")
+
+    def beyond(pair):
+        error, limit = pair[1].error, pair[1].limit
+        return np.inf if not np.isfinite(error) else error / max(limit, 1e-300)
+
+    structure, worst = max(findings, key=beyond)
+    remark = ", ".join(filter(None, [structure, worst.remark]))
+    return Row(name, float(worst.error), float(worst.limit), worst.unit, remark)

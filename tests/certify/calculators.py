@@ -1,0 +1,89 @@
+"""A pair potential that is right, and the same with one fault each, as calculators of ASE."""
+
+import numpy as np
+from ase.calculators.calculator import Calculator, all_changes
+
+from eqfuse.data import neighbor_list
+
+CUTOFF = 5.0
+
+
+class Soft(Calculator):
+    """Energy of pairs, 3 exp(-r / 1.3 Å) with a smooth cutoff, in a precision.
+
+    Args:
+      dtype: of all numbers.
+      fault: name of what is wrong; None for nothing.
+      seed: of noise.
+    """
+
+    implemented_properties = ("energy", "forces", "stress")
+
+    def __init__(self, dtype="float64", fault=None, seed=0):
+        super().__init__()
+        self.dtype, self.fault = np.dtype(dtype).type, fault
+        self.rng = np.random.default_rng(seed)
+        self.seen = 0
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        super().calculate(atoms, properties, system_changes)
+        real, fault = self.dtype, self.fault
+        cell = atoms.cell.array
+        j, i, shifts = neighbor_list(atoms.positions, cell, atoms.pbc, CUTOFF)
+        if fault == "images":  # an atom in another cell is taken as it is given
+            lengths = np.linalg.norm(shifts, axis=1)
+            shifts = np.where((lengths > 1.5 * cell.max())[:, None], 0.99 * shifts, shifts)
+        positions = atoms.positions.astype(real)
+        vectors = positions[j] + shifts.astype(real) - positions[i]
+        r = np.sqrt((vectors**2).sum(1))
+        keep = r < CUTOFF
+        if fault == "minimum image":
+            nearest = np.full((len(atoms), len(atoms)), np.inf)
+            np.minimum.at(nearest, (i, j), r)
+            keep &= (r <= nearest[i, j] + 1e-6) & (i != j)
+        i, j, vectors, r = i[keep], j[keep], vectors[keep], r[keep]
+        x = r / real(CUTOFF)
+        envelope = (1 - x**2) ** 3
+        decay = real(3) * np.exp(-r / real(1.3))
+        shift = real(1e-3 if fault == "step" else 0.0)
+        energies = (decay * envelope + shift) / 2
+        slopes = decay * (-envelope / real(1.3) - 6 * x * (1 - x**2) ** 2 / real(CUTOFF)) / 2
+        if fault == "force jump":
+            slopes = slopes + real(1e-3) * (r < 4.0)
+        of_pairs = slopes[:, None] * vectors / r[:, None]
+        forces = np.zeros((len(atoms), 3), real)
+        np.add.at(forces, i, of_pairs)
+        np.add.at(forces, j, -of_pairs)
+        energy = energies.sum(dtype=real)
+        energy, forces = self._spoiled(float(energy), forces.astype(float), atoms)
+        self.results = {"energy": energy, "forces": forces}
+        if atoms.cell.rank == 3:
+            strain = (vectors.T @ of_pairs / atoms.get_volume()).astype(float)
+            stress = ((strain + strain.T) / 2).ravel()[[0, 4, 8, 5, 2, 1]]
+            if fault == "stress components":
+                stress = stress[[0, 1, 2, 5, 4, 3]]
+            scale = {"stress sign": -1.0, "stress kbar": 1602.1766}.get(fault, 1.0)
+            self.results["stress"] = scale * stress
+
+    def _spoiled(self, energy, forces, atoms):
+        fault, last = self.fault, len(atoms) - 1
+        if fault == "one atom":
+            forces[last] *= 1.001
+        elif fault == "noise":
+            energy += 1e-4 * self.rng.normal()
+            forces = forces + 1e-4 * self.rng.normal(size=forces.shape)
+        elif fault == "history":
+            energy += 1e-4 * (self.seen != len(atoms))
+            self.seen = len(atoms)
+        elif fault == "direction":
+            energy += 1e-4 * atoms.positions[:, 0].sum()
+            forces[:, 0] -= 1e-4
+        elif fault == "order":
+            forces = forces + 1e-4 * np.arange(len(atoms))[:, None] * (len(atoms) > 1)
+        elif fault == "net force":
+            forces[:, 2] += 1e-3
+        elif fault == "rough":
+            energy += 1e-4 * np.sin(1e7 * atoms.positions.sum())
+        elif fault == "nan" and len(atoms) == 2 and atoms.get_distance(0, 1) < 0.5:
+            energy = np.nan
+        return energy, forces

@@ -1,0 +1,208 @@
+"""`eqfuse check` finds planted faults and names them, and raises no false alarm."""
+
+import json
+import lzma
+import sys
+from pathlib import Path
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+from ase.calculators.emt import EMT
+
+from eqfuse import cli
+from eqfuse.certify.check import Certificate, drift
+from eqfuse.certify.rows import CHECKS
+from eqfuse.certify.subjects import Run, Subject
+from eqfuse.convert import convert
+from tests.certify.calculators import Soft
+
+
+def rows_of(calculator, **options):
+    """Return the rows of a check by name."""
+    options = {"elements": [29], "steps": 100} | options
+    certificate = Certificate(Subject(calculator), **options)
+    return {row.name: row for row in certificate.rows()}
+
+
+def failed(rows) -> set[str]:
+    return {name for name, row in rows.items() if row.verdict in ("FAILED", "noted")}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_right_potential_passes(dtype):
+    rows = rows_of(Soft(dtype))
+    assert not failed(rows), "\n".join(str(rows[name]) for name in failed(rows))
+    assert dtype in rows["rounding"].remark
+    left_out = {"backend", "precision"}  # of runs of eqfuse
+    assert set(rows) == set(CHECKS) - left_out
+    assert all(row.error is not None for row in rows.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_no_false_alarm(dtype, seed):
+    """Two hundred structures, sizes and precisions of a right potential."""
+    rng = np.random.default_rng(seed)
+    elements = rng.choice(np.arange(1, 84), rng.integers(1, 4), replace=False).tolist()
+    atoms = ase.build.bulk("Cu", cubic=True, a=rng.uniform(2.8, 4.5))
+    atoms.rattle(rng.uniform(0.01, 0.3), seed=seed)
+    atoms.info["name"] = "given"
+    assert not failed(rows_of(Soft(dtype), structures=[atoms], elements=elements))
+
+
+FAULTS = {
+    "one atom": ("atoms", "atom "),
+    "stress components": ("stress", "yz and xy are exchanged"),
+    "stress sign": ("stress", "the sign is opposite"),
+    "stress kbar": ("stress", "it is in kbar"),
+    "history": ("history", ""),
+    "noise": ("repeat", ""),
+    "step": ("path", " 5.000 Å"),
+    "force jump": ("path", " 4.000 Å"),
+    "minimum image": ("supercell", ""),
+    "images": ("images", ""),
+    "direction": ("rotation", ""),
+    "order": ("permutation", ""),
+    "net force": ("isolated", ""),
+    "nan": ("path", "not finite"),
+}
+
+
+_IN_FLOAT32 = ("one atom", "history", "step")
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [(fault, "float64") for fault in FAULTS] + [(fault, "float32") for fault in _IN_FLOAT32],
+)
+def test_a_planted_fault_is_found_and_named(fault, dtype):
+    name, remark = FAULTS[fault]
+    row = rows_of(Soft(dtype, fault), steps=0)[name]
+    assert row.verdict == "FAILED"
+    assert remark in row.remark
+    assert row.meaning == CHECKS[name][1]
+
+
+def test_an_energy_that_is_rougher_than_its_precision_is_found():
+    assert rows_of(Soft("float64", "rough"))["rounding"].verdict == "FAILED"
+
+
+def test_what_is_too_small_to_matter_is_noted():
+    """EMT ends at a length at which its functions are not zero."""
+    rows = rows_of(EMT(), steps=0)
+    assert failed(rows) >= {"path"}
+    assert {rows[name].verdict for name in failed(rows)} == {"noted"}
+    assert "too small to matter" in rows["path"].meaning
+
+
+def test_a_drift_that_shorter_steps_do_not_mend_fails():
+    assert rows_of(Soft("float64", "force jump"), steps=400)["nve"].verdict == "FAILED"
+
+
+@pytest.fixture
+def calculator_file(tmp_path, monkeypatch):
+    """Return a folder with a module of a calculator that this process has not imported."""
+    (tmp_path / "mine.py").write_text(
+        "from ase.calculators.emt import EMT\n"
+        "def made(scale=1.0):\n"
+        "    print('words of a calculator')\n"
+        "    calculator = EMT()\n"
+        "    calculator.scale = scale\n"
+        "    return calculator\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file, capsys):
+    file = calculator_file / "copper.xyz"
+    ase.io.write(file, ase.build.bulk("Cu", cubic=True))
+    report, numbers = calculator_file / "report.html", calculator_file / "numbers.json"
+    arguments = ["check", "mine:made(scale=2.0)", str(file), "--python", sys.executable]
+    arguments += ["--steps", "100", "--report", str(report), "--json", str(numbers)]
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "PASS: " in out
+    page, known = report.read_text(), json.loads(numbers.read_text())
+    assert page.count("<img") == 2
+    assert known["verdict"] == "PASS"
+    assert known["precision"] == "float64"
+    assert {row["check"] for row in known["checks"]} <= set(CHECKS)
+    assert known["versions"]["python"]
+
+
+def test_what_cannot_be_checked_is_refused(calculator_file, capsys):
+    def said(*arguments):
+        assert cli.main(["check", *arguments]) == 2
+        return capsys.readouterr().err
+
+    assert "none" in said("none")
+    assert "No module named 'nomodule'" in said("nomodule:made()", "--elements", "Cu")
+    assert "has no attribute 'other'" in said("mine:other()", "--elements", "Cu")
+    assert "name the elements" in said("mine:made()")
+    assert "Xx is no element" in said("mine:made()", "--elements", "Xx")
+    assert "at least 100 steps" in said("mine:made()", "--elements", "Cu", "--steps", "50")
+    assert "cannot be run" in said("mine:made()", "--python", "nopython", "--elements", "Cu")
+    assert "none.xyz" in said("mine:made()", "none.xyz")
+
+
+def test_a_calculator_that_ends_its_process_is_an_error(calculator_file, capsys):
+    (calculator_file / "dying.py").write_text(
+        "import os\n"
+        "from ase.calculators.emt import EMT\n"
+        "class Dying(EMT):\n"
+        "    def calculate(self, *arguments):\n"
+        "        print('out of memory', flush=True)\n"
+        "        os._exit(3)\n"
+    )
+    assert cli.main(["check", "dying:Dying()", "--elements", "Cu"]) == 2
+    assert "out of memory" in capsys.readouterr().err
+
+
+def test_potentials_that_must_agree_are_compared():
+    others = [("backend", "sound", Subject(Soft())), ("precision", "", Subject(Soft("float32")))]
+    rows = rows_of(Soft(), steps=0, others=others)
+    assert rows["backend"].passed
+    assert rows["precision"].passed
+    others = [("backend", "broken", Subject(Soft(fault="order")))]
+    assert rows_of(Soft(), steps=0, others=others)["backend"].verdict == "FAILED"
+
+
+def test_the_drift_is_the_slope_of_the_energy():
+    """It is 4e-6 eV a step of 1 fs for 4 atoms."""
+    atoms = ase.build.bulk("Cu", cubic=True)
+    still = np.zeros((100, 4, 3))
+    _, _, slope = drift(atoms, 1.0, 4e-6 * np.arange(100), still, still)
+    assert slope == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """Return a run with a cutoff for each pair of elements."""
+    folder = tmp_path_factory.mktemp("runs")
+    goldens = Path(__file__).parents[1] / "convert" / "goldens" / "networks"
+    package = folder / "a.nequip.zip"
+    package.write_bytes(
+        lzma.decompress((goldens / "nequip_pair_cutoffs.nequip.zip.xz").read_bytes())
+    )
+    convert("nequip", package, folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_a_converted_run_passes(converted, capsys):
+    assert cli.main(["check", str(converted), "--backends", "--steps", "0"]) == 0
+    assert "PASS: 18 checks, 1 not checked" in capsys.readouterr().out
+
+
+def test_a_run_computes_in_batches_what_its_calculator_does(converted):
+    run = Run(converted, dtype="float64")
+    atoms = ase.Atoms([run.elements[0]] * 2, [[0, 0, 0], [0.3, 0.4, 2.0]], cell=[4, 5, 6], pbc=True)
+    [batched], [alone] = run.compute([atoms]), run.in_turn([atoms])
+    assert batched.energy == pytest.approx(alone.energy, abs=1e-12)
+    np.testing.assert_allclose(batched.forces, alone.forces, atol=1e-12)
+    np.testing.assert_allclose(batched.stress, alone.stress, atol=1e-14)
+    assert {"eqfuse", "jax"} <= set(run.versions())

@@ -1,18 +1,28 @@
-"""Equivariant interatomic potentials in JAX with fused tensor products."""
+"""Equivariant interatomic potentials in JAX with fused tensor products.
+
+    import ase.build
+    import eqfuse
+
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.calc = eqfuse.Calculator("runs/first")  # what `eqfuse train` or `eqfuse convert` wrote
+    print(atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress())
+
+    [predicted] = eqfuse.predict("runs/first", [atoms])  # of many structures at once
+    print(predicted.energy, predicted.forces)
+    print(eqfuse.descriptors("runs/first", atoms).shape, eqfuse.hessian(atoms).shape)
+
+`eqfuse.ops` has the tensor products, as e3nn-jax has them; `eqfuse.models`, `eqfuse.data` and
+`eqfuse.train` are what networks are made of.
+"""
 
 import importlib
 
 from eqfuse import _startup
 
 __version__ = "0.2.0"
-__all__ = ["Calculator", "Committee", "descriptors", "hessian", "predict"]
-_MODULES = {
-    "Calculator": "calculator",
-    "Committee": "calculator",
-    "descriptors": "descriptors",
-    "hessian": "calculator",
-    "predict": "predict",
-}
+_OF_INFERENCE = ("Calculator", "Committee", "descriptors", "hessian", "predict")
+_PACKAGES = ("convert", "data", "inference", "md", "models", "ops", "train")
+__all__ = [*_OF_INFERENCE, *_PACKAGES]
 
 
 _startup.silence_cuda_plugin()
@@ -20,7 +30,12 @@ _startup.silence_cuda_plugin()
 
 def __getattr__(name: str):
     # JAX takes seconds to import: not for `--help`.
-    if name in _MODULES:
-        module = importlib.import_module(f"eqfuse.inference.{_MODULES[name]}")
-        return getattr(module, name)
+    if name in _OF_INFERENCE:
+        return getattr(importlib.import_module("eqfuse.inference"), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"eqfuse.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -5,3 +5,7 @@ from eqfuse.convert.converted import ConvertError
 from eqfuse.convert.export import export_mace
 
 __all__ = ["ConvertError", "convert", "convert_mace", "export_mace"]
+
+
+def __dir__() -> list[str]:
+    return __all__

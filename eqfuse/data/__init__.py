@@ -36,3 +36,7 @@ __all__ = [
     "read_structures",
     "tetris",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

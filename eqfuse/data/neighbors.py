@@ -9,7 +9,8 @@ from eqfuse.data.structures import DataError, FlownApartError
 
 # Such a pair is one atom listed twice: nuclei are never as near. At zero distance the pair would be
 # taken for a padding edge and silently vanish from the energy.
-_COINCIDENT = 1e-3
+COINCIDENT = 1e-3
+"""Å, below which two atoms are at one place, and have no energy."""
 _LEAST_CUTOFF = 1e-6  # vesin's
 # vesin sorts atoms into boxes as wide as the cutoff, or wider ones if there are more than 1e5. It
 # rounds the numbers of boxes along x, y and z down and divides by them; 3 or more do not become
@@ -62,7 +63,7 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     receivers, senders, images, distances = calculator.compute(
         points=points, box=cell, periodic=pbc, quantities="ijSd"
     )
-    if distances.size and distances.min() < _COINCIDENT:
+    if distances.size and distances.min() < COINCIDENT:
         pair = int(np.argmin(distances))
         raise DataError(
             f"atoms {receivers[pair]} and {senders[pair]} are at the same place "

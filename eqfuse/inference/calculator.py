@@ -205,7 +205,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         """Return the features of atoms, by default of the last ones; see `eqfuse.descriptors`."""
         atoms = self.atoms if atoms is None else atoms
         given = {"invariants_only": invariants_only, "num_layers": num_layers}
-        return descriptors(atoms, self.network, **given)
+        return descriptors(self.network, atoms, **given)
 
     def apply(self, function, atoms, **static) -> tuple[np.ndarray, np.ndarray]:
         """Return a function of atoms, see `Evaluator.apply`, and the atom that each node is."""

@@ -1,5 +1,6 @@
 """Descriptors of atoms: the features of each in the layers of a trained network."""
 
+import os
 from collections.abc import Sequence
 
 import jax
@@ -13,11 +14,11 @@ from eqfuse.models import Allegro
 
 
 def descriptors(
-    atoms, run=None, *, invariants_only: bool = True, num_layers: int = -1
+    run, atoms=None, *, invariants_only: bool = True, num_layers: int = -1
 ) -> np.ndarray | list[np.ndarray]:
     """Return the features of each atom in the layers of a trained network, one layer after another.
 
-        features = eqfuse.descriptors(atoms, "runs/first")  # [n_atoms, n_features]
+        features = eqfuse.descriptors("runs/first", atoms)  # [n_atoms, n_features]
 
     They describe an atom and its surroundings as the network sees them: invariant to rotation,
     inversion and translation, and in the order of the atoms. NequIP and MACE have features of
@@ -25,9 +26,9 @@ def descriptors(
     divided by the square root of the average number of neighbours.
 
     Args:
+      run: the folder of a run, a file of its network, or a `Network`; or left out, for the
+        `eqfuse.Calculator` that the atoms have.
       atoms: `ase.Atoms` or `eqfuse.data.Structure`, or a sequence of them.
-      run: the folder of a run, a file of its network, or a `Network`; None for that of
-        `atoms.calc`, an `eqfuse.Calculator`.
       invariants_only: whether only the scalars (0e) are returned, and not all irreps, which turn
         with the atoms (mul_ir).
       num_layers: of how many layers, counted from the first; -1 for all, as in mace.
@@ -39,6 +40,10 @@ def descriptors(
       ValueError: no run, and atoms without a calculator of eqfuse; a committee; more layers than
         there are; or all irreps of Allegro.
     """
+    if atoms is None:
+        run, atoms = None, run
+    if isinstance(atoms, str | os.PathLike | Network):
+        raise TypeError(f"descriptors takes (run, atoms), got {atoms!r} as the atoms")
     several = list(atoms) if isinstance(atoms, Sequence) else [atoms]
     networks = load_networks(_network_of(several) if run is None else run)
     if len(networks) > 1:

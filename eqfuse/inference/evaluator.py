@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.data.neighbors import spatial_order
+from eqfuse.data import DataError
+from eqfuse.data.neighbors import COINCIDENT, spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference.lists import (
     Pairs,
@@ -84,12 +85,17 @@ class Evaluated(NamedTuple):
 
 
 def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
-    """Return `size` (static) pairs with all within the cutoff, and their vectors."""
+    """Return `size` (static) pairs with all within the cutoff, and their vectors.
+
+    Two atoms at one place have a vector of NaN: no energy then depends on the list of before.
+    """
     size = min(size, pairs.images.shape[0])
     ends = pairs.edges.senders, pairs.edges.receivers
     vectors = pair_vectors(geometry.positions, geometry.cells, geometry.index, *ends, pairs.images)
     squares = sum(vectors[:, k] ** 2 for k in range(3))
-    near = (squares < cutoff**2) & (squares > 0)
+    touching = (squares < COINCIDENT**2) & (ends[0] != ends[1])
+    near = (squares < cutoff**2) & (squares > 0) | touching
+    vectors = jnp.where(touching[:, None], jnp.nan, vectors)
     edges, kept, count = within(pairs, near, size)
     real = near[kept][:, None]
     return Near(edges, jnp.where(real, vectors[kept], 0), real, count)
@@ -229,6 +235,7 @@ class Listed:
     number: np.ndarray  # [n_atoms] the node that each atom is
     species: np.ndarray  # [n_atoms] int32, in the order of the structures
     num_edges: int = 0  # within the cutoff when they were last computed
+    names: Sequence[str] | None = None  # of the structures
 
     def is_valid(self, structures, key, cutoff: float, skin: float) -> bool:
         """Test that the list has all pairs within the cutoff of structures as they are now."""
@@ -278,7 +285,9 @@ class Evaluator:
             first += len(positions)
         index = np.repeat(np.arange(len(species), dtype=np.int32), list(map(len, species)))
         order, species = np.concatenate(orders), np.concatenate(species)
-        return self.padded(placed, key, lists, species, index=index, order=order)
+        listed = self.padded(placed, key, lists, species, index=index, order=order)
+        listed.names = names
+        return listed
 
     def padded(
         self,
@@ -315,15 +324,43 @@ class Evaluator:
         return Listed(structures, key, sizes, pairs, of_nodes, order, number, species)
 
     def run(self, listed: Listed, structures=None, *, of_atoms: bool = False) -> Results:
-        """Compute structures, by default those of the list, with a list."""
+        """Compute structures, by default those of the list, with a list.
+
+        Raises:
+          DataError: an energy or force is not finite; names the structure and the atom.
+        """
         array = self.apply(_results, listed, structures, of_atoms=of_atoms)
         nodes, number = listed.sizes.nodes, listed.number
         strain = array[4 * nodes :].reshape(-1, 3, 3)
+        energies = array[:nodes].take(number)
+        forces = array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0)
+        if not (np.isfinite(energies).all() and np.isfinite(forces).all()):
+            raise self._not_finite(listed, structures or listed.structures, energies, forces)
         return Results(
-            array[:nodes].take(number),
-            array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0),
+            energies,
+            forces,
             strain.take(number, axis=0) if of_atoms else strain[: len(listed.structures)],
             self.network.references[listed.species],
+        )
+
+    def _not_finite(self, listed: Listed, structures, energies, forces) -> DataError:
+        """Return the error of a structure whose energy or forces are not finite."""
+        atom = int(np.argmin(np.isfinite(energies) & np.isfinite(forces).all(axis=1)))
+        names = listed.names or [""] * len(structures)
+        for name, (positions, _) in zip(names, structures, strict=True):
+            where = f"{name}: " if name else ""
+            if atom < len(positions):
+                break
+            atom -= len(positions)
+        apart = np.linalg.norm(positions - positions[atom], axis=1)
+        apart[atom] = np.inf
+        other = int(np.argmin(apart))
+        if apart[other] < COINCIDENT:
+            places = f"atoms {atom} and {other} are at the same place ({apart[other]:.1e} Å apart)"
+            return DataError(f"{where}{places}; remove one")
+        return DataError(
+            f"{where}the network gives an energy or force of atom {atom} that is not finite; see "
+            "that no other atom is at its place, and that the structure is like those of training"
         )
 
     def apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:

@@ -5,3 +5,7 @@ from eqfuse.md.settings import RelaxSettings, Settings
 from eqfuse.md.simulation import resume, run
 
 __all__ = ["Outcome", "RelaxSettings", "Settings", "relax", "resume", "run"]
+
+
+def __dir__() -> list[str]:
+    return __all__

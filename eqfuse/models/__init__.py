@@ -35,6 +35,11 @@ __all__ = [
     "with_tables",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 MODELS = {"nequip": NequIP, "allegro": Allegro, "mace": MACE, "tetris": TetrisNet}
 
 

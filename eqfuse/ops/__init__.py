@@ -95,3 +95,7 @@ def __getattr__(name: str):
             raise
         package = _FRAMEWORKS[name]
         raise ImportError(f"{__name__}.{name} needs {package}: pip install {package}") from error
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_FRAMEWORKS]

@@ -10,3 +10,7 @@ def __getattr__(name: str):
 
         return getattr(checkpoint, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

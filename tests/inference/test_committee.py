@@ -21,7 +21,7 @@ def runs(copper, tmp_path_factory):
 def test_a_calculator_of_mean_and_spread(runs, copper):
     atoms = ase.io.read(copper, 0)
     with pytest.raises(ValueError, match="a committee of 2 runs; descriptors are of one"):
-        eqfuse.descriptors(atoms, runs)
+        eqfuse.descriptors(runs, atoms)
     atoms.calc = eqfuse.Committee(runs)
     energy, forces, stress = (
         atoms.get_potential_energy(),

@@ -123,6 +123,12 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
       DamagedCheckpointWarning: the newest one is damaged; the one before it is given.
     """
     params, metadata, _ = read_checkpoint(run, _names(run, which))
+    for path, array in jax.tree_util.tree_leaves_with_path(params):
+        if not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{run}: the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} is "
+                "not finite (NaN or infinity), so that nothing it predicts would be; train it again"
+            )
     return module_of(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
 
 

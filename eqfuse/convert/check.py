@@ -20,14 +20,7 @@ STEP = 1e-4
 def compare(program: str, path, run, *, choice=None, python: str = sys.executable) -> str:
     """Return a table of the differences between the program's results and the run's, in float64.
 
-    Args:
-      program: as in `eqfuse.convert.convert.READERS`.
-      path: the file of the network.
-      run: the converted run.
-      choice: the head or fidelity.
-      python: the interpreter of an environment that has the program.
-    Raises:
-      ConvertError: the program fails or is not there, with its last words.
+    The program is run by the interpreter `python`; a ConvertError has its last words.
     """
     calculator = Calculator(run, dtype="float64", radial="network")  # as the program computes
     structures = example_structures(calculator.species)
@@ -62,11 +55,7 @@ def original_results(program: str, path, structures, *, choice=None, python=sys.
 
 
 def check_alone(run) -> str:
-    """Return a table of what can be checked without the program: invariance, and forces.
-
-    Args:
-      run: the converted run.
-    """
+    """Return a table of what can be checked without the program: invariance, and forces."""
     calculator = Calculator(run, dtype="float64")
     title = "without the program: differences in float64, relative to the largest force"
     rows = {}
@@ -79,7 +68,6 @@ def check_alone(run) -> str:
 
 
 def _table(title: str, columns, rows: dict[str, list[float]]) -> str:
-    """Return a table of errors of structures, with - for NaN."""
     lines = [title, f"{'structure':<24}" + "".join(f"{name:>10}" for name in columns)]
     for formula, errors in rows.items():
         numbers = "".join(f"{'-' if np.isnan(e) else format(e, '.0e'):>10}" for e in errors)

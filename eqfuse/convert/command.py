@@ -31,13 +31,7 @@ _PROGRAMS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Convert or export a network, and print a description of it.
-
-    Args:
-      arguments: of the command.
-    Returns:
-      0 done; 2 a file or folder that cannot be used.
-    """
+    """Convert or export a network; return 0, or 2 for a file or folder that cannot be used."""
     options = _parser().parse_args(arguments)
     try:
         if options.program == "export":

@@ -58,7 +58,7 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
 
 
 def find(program: str, path) -> Path:
-    """Return the file that is meant, which for sevennet may be the name of a published network."""
+    """Return the file that is meant, perhaps by the name of a published network of sevennet."""
     if program == "sevennet" and not Path(path).exists():
         return sevennet_file(str(path))
     return Path(path)
@@ -84,15 +84,7 @@ def reading(program: str, path):
 
 
 def write_run(converted: Converted, path, run):
-    """Write a network to the folder of a run, for `Calculator`, `evaluate` and `start_from=`.
-
-    Args:
-      converted: the network.
-      path: of the file that it comes from.
-      run: the folder, which must not exist.
-    Raises:
-      ConfigError: the folder exists or cannot be written.
-    """
+    """Write a network of a file to the folder of a run, which must not exist."""
     path = Path(path)
     potential, variables = potential_of(converted), variables_of(converted)
     config = _config(path, str(run), converted)
@@ -131,7 +123,6 @@ def write_run(converted: Converted, path, run):
 
 
 def potential_of(converted: Converted) -> models.Potential:
-    """Return the potential that the network is."""
     return models.Potential(
         model=models.build(converted.model, **converted.fields),
         scale=converted.scale,
@@ -155,11 +146,7 @@ def variables_of(converted: Converted) -> dict:
 
 
 def check_shapes(converted: Converted):
-    """Refuse parameters whose shapes differ from those of the network.
-
-    Raises:
-      ConvertError: naming the first that does.
-    """
+    """Refuse parameters whose shapes differ from those of the network."""
     potential, variables = potential_of(converted), variables_of(converted)
     with jax.enable_x64(True):
         graph = collate([], Shape(1, 1, 1), "float64").graph

@@ -1,21 +1,18 @@
 """Networks of mace (`mace-torch`), read without torch: nothing in their files is executed."""
 
 import dataclasses
-import functools
 import math
 
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.convert import converted
-from eqfuse.convert.converted import Converted, ConvertError
+from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import irreps_of
 from eqfuse.convert.mace_parameters import head_of, layers_of, mlp_layers, order_of, parameters
 from eqfuse.convert.records import Record, read_module, value
 from eqfuse.models import ZBL
 from eqfuse.models.irreps import SCALAR
 
-refuse = functools.partial(converted.refuse, model="MACE")
 _NETWORKS = ("MACE", "ScaleShiftMACE")
 PLAIN, RESIDUAL = "RealAgnosticInteractionBlock", "RealAgnosticResidualInteractionBlock"
 DENSITY = "RealAgnosticDensityInteractionBlock"
@@ -30,28 +27,14 @@ COULOMB = 14.3996
 
 
 def read_mace(path, head: str | None = None) -> Converted:
-    """Read a file that mace has written by `torch.save(model, path)`.
-
-    Args:
-      path: of the file.
-      head: the name of one of several heads.
-    Raises:
-      ConvertError: a file that cannot be read, or a network that eqfuse's MACE cannot represent.
-    """
+    """Read a file that mace has written by `torch.save(model, path)`, for one of its heads."""
     network = read_module(path)
     described = describe(network, head)
     return dataclasses.replace(described, params=parameters(network, described))
 
 
 def describe(network: Record, head: str | None = None) -> Converted:
-    """Return a network without its parameters.
-
-    Args:
-      network: as `eqfuse.convert.records.read_module` returns it.
-      head: the name of one of several heads.
-    Raises:
-      ConvertError: something that this package's MACE cannot represent, by name.
-    """
+    """Return a network without its parameters, or refuse what it has and MACE here has not."""
     _check_kinds(network)
     order, (which, _) = order_of(network), head_of(network, head)
     species = tuple(int(value(network.get("atomic_numbers")[k])) for k in order)
@@ -143,7 +126,6 @@ def _correlation(part: Record) -> int:
 
 
 def _edge_irreps(blocks: list[Record], channels: int, hidden: e3nn.Irreps) -> dict:
-    """Return the settings of what is sent along edges."""
     first, *others = (irreps_of(block.get("conv_tp.irreps_in1")) for block in blocks)
     [rest] = _same("edge_irreps", set(others)) if others else [None]
     own = first != e3nn.Irreps([(channels, SCALAR)])
@@ -206,13 +188,11 @@ def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL |
 
 
 def _is_silu(activation: Record | None) -> bool:
-    """Test for silu, normalised by e3nn."""
     function = None if activation is None else activation.get("f")
     return getattr(function, "kind", "").rpartition(".")[2] in ("silu", "SiLU")
 
 
 def _check_kinds(network: Record):
-    """Refuse a network with parts or options of an unknown kind."""
     if network.name not in _NETWORKS or not network.kind.startswith("mace."):
         raise ConvertError(
             f"the file holds a {network.kind}; only {' and '.join(_NETWORKS)} of mace, which "

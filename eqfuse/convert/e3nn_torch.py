@@ -105,18 +105,13 @@ def e3nn_gate(irreps) -> dict[e3nn.Irrep, float]:
     return {ir: TANH if (ir.l == 0 and ir != SCALAR) else SILU for _, ir in irreps}
 
 
-def e3nn_dense(weights, first: float = 1.0) -> list:
-    """Return the matrices of an `e3nn.nn.FullyConnectedNet` with silu, which is then plain silu.
-
-    The input is multiplied with `first`.
-    """
-    return [w * ((first if k == 0 else SILU) / math.sqrt(len(w))) for k, w in enumerate(weights)]
-
-
 def network_of(
     layers: list[Record], constant: Callable[[Record], float], first: float = 1.0
 ) -> list[np.ndarray]:
-    """Return the same of its layers in a file, where `constant` gives the factor of a silu."""
+    """Return the matrices of an `e3nn.nn.FullyConnectedNet`, between which is plain silu.
+
+    The input is multiplied with `first`, and `constant` gives the factor of a layer's silu.
+    """
     matrices, factor = [], first
     for layer in layers:
         weight = np.asarray(layer.get("weight"), np.float64) * factor

@@ -80,21 +80,24 @@ def _check(metadata: dict, run):
     if metadata["model"] != "mace" or metadata["potential"] is None:
         raise ConvertError(f"{run} is not a potential of model=mace; only these can be exported")
     fields = metadata["model_fields"]
-    if fields["parity"]:
-        _refuse(run, "features of both parities (model.parity=true)")
-    if fields["layers"] < 2:
-        _refuse(run, "one layer, with a readout that is not linear (model.layers=1)")
-    if fields["radial_layers"] < 1:
-        _refuse(run, "no hidden layer in its radial network (model.radial_layers=0)")
+    not_in_mace = {
+        "features of both parities (model.parity=true)": fields["parity"],
+        "one layer, with a readout that is not linear (model.layers=1)": fields["layers"] < 2,
+        "no hidden layer in its radial network (model.radial_layers=0)": not fields[
+            "radial_layers"
+        ],
+        "atoms that have no energy without neighbours (it was trained with energies of isolated "
+        "atoms)": metadata["potential"].get("binds_within") is not None,
+    }
+    for what, found in not_in_mace.items():
+        if found:
+            _refuse(run, what)
     plain = models.MACE()
     for name in _NOT_EXPORTED:
         if fields.get(name, getattr(plain, name)) != getattr(plain, name):
             raise ConvertError(f"the network of {run} has model.{name}, which is not exported")
     if fields["distance_transform"] == "soft":
         raise ConvertError(f"the network of {run} has a soft transform, which is not exported")
-    if metadata["potential"].get("binds_within") is not None:
-        what = "atoms that have no energy without neighbours"
-        _refuse(run, f"{what} (it was trained with energies of isolated atoms)")
 
 
 def _bases(model: models.MACE) -> dict[str, np.ndarray]:

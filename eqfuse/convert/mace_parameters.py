@@ -79,7 +79,8 @@ def parameters(network: Record, described: Converted) -> dict:
             layer["interaction"] = _interaction(block, paths, irreps_basis, order)
             layer["skip_linear"] = named(linear_of(block.get("skip_tp")), before, irreps_out)
             continue
-        radial = network_of(mlp_layers(network, k), lambda layer: constant_of(layer.get("act")))
+        dense = block.get("conv_tp_weights").children()
+        radial = network_of(dense, lambda layer: constant_of(layer.get("act")))
         result["radial"][f"layer_{k}"] = radial_layers(radial, paths)
         divisor = 1 if fields["density_normalization"] else math.sqrt(fields["avg_num_neighbors"])
         down = {ir: w / divisor for ir, w in linear_of(block.get("linear")).items()}
@@ -119,8 +120,9 @@ def head_of(network: Record, head: str | None) -> tuple[int, int]:
     return heads.index(head), len(heads)
 
 
-def mlp_layers(network: Record, layer: int) -> list[Record]:
-    return network.get(f"interactions.{layer}.conv_tp_weights").children()
+def degrees_of(contraction: Record) -> list[int]:
+    """Return the numbers of factors of which a part of a symmetric contraction has couplings."""
+    return [nu for nu in range(1, 10) if contraction.get(f"U_matrix_{nu}") is not None]
 
 
 def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
@@ -263,8 +265,7 @@ def our_maps(kept: tuple[e3nn.Irrep, ...], ir: e3nn.Irrep, degree: int) -> np.nd
 
 def _rows(part: Record, ir: e3nn.Irrep, kept, components) -> list[np.ndarray]:
     """Return the weights of one output, for each number of factors."""
-    degrees = [nu for nu in range(1, 10) if part.get(f"U_matrix_{nu}") is not None]
-    lower = part.get("weights")
+    degrees, lower = degrees_of(part), part.get("weights")
     weights = [part.get("weights_max"), *(lower.arrays() if lower else ())]
     rows = []
     for nu in degrees:

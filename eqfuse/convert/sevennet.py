@@ -15,9 +15,9 @@ import numpy as np
 
 from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import (
+    SILU,
     convolution_paths,
     coupling_factor,
-    e3nn_dense,
     e3nn_gate,
     gate_in_torch,
     linear_matrices,
@@ -34,7 +34,7 @@ from eqfuse.convert.layers import (
 from eqfuse.convert.records import read_saved, value
 from eqfuse.data.readers.public import default_folder
 from eqfuse.models import NequIP
-from eqfuse.models.irreps import SCALAR, sphere
+from eqfuse.models.irreps import SCALAR, harmonics
 
 _RENAMED = {
     "EdgeEmbedding": "edge_embedding",
@@ -72,7 +72,7 @@ class _Network:
         self.so3 = not config.get("is_parity", True)
         lmax = config["lmax"]
         self.lmax = config["lmax_edge"] if config.get("lmax_edge", -1) > 0 else lmax
-        self.harmonics = sphere(self.lmax, self.so3)
+        self.harmonics = harmonics(self.lmax, self.so3)
         self.layers = int(config["num_convolution_layer"])
         self.biases = bool(config.get("_modal_map") or config.get("use_bias_in_linear"))
         self.features = self._features()
@@ -209,9 +209,12 @@ class _Network:
         down, down_bias = self._linear(f"{k}_self_interaction_2", mid, gate)
         divisor = float(self.state[f"{k}_convolution.denominator"][0])
         prefix, layers = f"{k}_convolution.weight_nn.layer", len(config["weight_nn_hidden_neurons"])
-        weights = [
-            np.asarray(self.state[f"{prefix}{j}.weight"], np.float64) for j in range(layers + 1)
-        ]
+        # Bessel functions are 2/c sin()/d there and sqrt(2/c) sin()/d here
+        radial, factor = [], math.sqrt(2 / float(config["cutoff"]))
+        for j in range(layers + 1):
+            weight = np.asarray(self.state[f"{prefix}{j}.weight"], np.float64)
+            radial.append(weight * (factor / math.sqrt(len(weight))))
+            factor = SILU
         paths = convolution_paths(
             before,
             self.harmonics,
@@ -223,8 +226,7 @@ class _Network:
             after=after,
             up=scaled(up, features),
             paths=paths,
-            # Bessel functions are 2/c sin()/d there and sqrt(2/c) sin()/d here
-            radial=e3nn_dense(weights, math.sqrt(2 / float(config["cutoff"]))),
+            radial=radial,
             down={ir: w / divisor for ir, w in down.items()},
             skip=self._skip(k, before, gate, features),
             up_bias=up_bias if self.biases else None,

@@ -9,10 +9,8 @@ import numpy as np
 from ase.data import covalent_radii
 
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
-from eqfuse.models.radial_table import Pairs
+from eqfuse.models.radial_table import ALONE, Pairs
 from eqfuse.models.species import take
-
-DECAYS = (3.2, 0.9423, 0.4028, 0.2016)
 
 
 def radii_of(atomic_numbers) -> tuple[float, ...]:
@@ -59,20 +57,12 @@ def soft_transform(lengths: jax.Array, radii: jax.Array, steepness: float) -> ja
 
 
 def length_transform(network, species, edges) -> tuple:
-    """Return the transform of edge lengths that a network has, and the pairs that it depends on.
+    """Return the transform of edge lengths that a MACE has, if any, and the `Pairs` of its edges.
 
-    Args:
-      network: see the settings of `eqfuse.models.MACE`.
-      species: [n_nodes] int32.
-      edges: `eqfuse.ops.Edges`.
-    Returns:
-      A function of lengths [n] and pairs [n], and the `Pairs` of the edges, without an order; None
-      and None without a transform.
-    Raises:
-      ValueError: an unknown transform, or one without radii for all species.
+    It is a function of lengths [n] and of pairs [n], which have no order.
     """
     if network.distance_transform is None:
-        return None, None
+        return None, ALONE
     kind = network.distance_transform
     if kind not in ("agnesi", "soft"):
         raise ValueError(f"distance_transform {kind!r} is unknown; give 'agnesi', 'soft' or None")
@@ -128,7 +118,7 @@ class ZBL:
     length: float = 0.8854 * 0.529177
     coefficients: tuple[float, ...] = (0.1818, 0.5099, 0.2802, 0.02817)
     coulomb: float = 14.399645
-    decays: tuple[float, ...] = DECAYS
+    decays: tuple[float, ...] = (3.2, 0.9423, 0.4028, 0.2016)
     cutoff: float | None = None
 
     @classmethod

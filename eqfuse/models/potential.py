@@ -51,11 +51,9 @@ class Potential(nn.Module):
     repulsion: ZBL | None = None
 
     def narrow(self, variables: dict, keep) -> tuple["Potential", dict]:
-        """Return this potential for some of its species, with the same predictions for them.
+        """Return this potential and its variables for some species, with the same predictions.
 
-        Args:
-          variables: its variables, {"params": ...}.
-          keep: [n] numbers of the species that stay, in their new order.
+        Their numbers are `keep` [n], in their new order.
         """
         params = variables["params"]
         model, of_model = self.model.narrow(params["model"], keep)

@@ -22,28 +22,15 @@ class TetrisLayer(nn.Module):
         x <- linear_post(activation(linear_pre(m))) + shortcut(x)
 
     x_j ++ x_j (x) Y is the product of x_j with 1 ++ Y.
-
-    Attributes:
-      target: node features after the layer.
-      backend: see `eqfuse.ops`.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     """
 
-    target: str
+    target: str  # node features after the layer
     backend: str | None
     fused: str | None = None
 
     @nn.compact
     def __call__(self, x, y, edges):
-        """Return the node features after the layer.
-
-        Args:
-          x: node features, IrrepsArray [n_nodes, irreps_in].
-          y: (1 ++ Y) / 1.5, IrrepsArray [n_edges, 0e + irreps_sh], zero for padding.
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_nodes, irreps].
-        """
+        """Return the node features after the layer; y is (1 ++ Y) / 1.5, zero for padding."""
         m = ops.TensorProductLinearGate(
             self.target,
             gated=False,

@@ -58,14 +58,9 @@ def results_of(calculator, atoms: ase.Atoms) -> dict:
     """Return energy, forces and stress (NaN without a cell) of atoms by a calculator."""
     atoms = atoms.copy()
     atoms.calc = calculator
-    stress = np.full((3, 3), np.nan)
-    if atoms.pbc.all():
-        stress = atoms.get_stress(voigt=False)
-    return {
-        "energy": atoms.get_potential_energy(),
-        "forces": atoms.get_forces(),
-        "stress": stress,
-    }
+    stress = atoms.get_stress(voigt=False) if atoms.pbc.all() else np.full((3, 3), np.nan)
+    energy, forces = atoms.get_potential_energy(), atoms.get_forces()
+    return {"energy": energy, "forces": forces, "stress": stress}
 
 
 def relative_error(ours, theirs) -> float:

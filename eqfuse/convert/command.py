@@ -32,7 +32,11 @@ _PROGRAMS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Convert or export a network; return 0, or 2 for a file or folder that cannot be used."""
+    """Convert or export a network.
+
+    Returns:
+      0 done; 1 a check failed; 2 a file or folder that cannot be used.
+    """
     options = _parser().parse_args(arguments)
     try:
         if options.program == "export":

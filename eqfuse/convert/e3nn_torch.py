@@ -159,10 +159,10 @@ def paths_of(product: Record) -> list[Path]:
     return paths
 
 
-def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, sign=None):
+def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, couplings=None):
     """Return the paths of a convolution, as SevenNet and Nequix list them.
 
-    `keeps` tests whether the program computes an irrep, and `sign` gives that of a coupling for
+    `keeps` tests whether the program computes an irrep, and `couplings` gives those of the file for
     (l1, l2, l3). Weights are in the order of the factors, or sorted, in that of the outputs.
     """
     listed = [
@@ -182,7 +182,8 @@ def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, s
     rows, result = {}, []
     for path in by_output:
         mul, ir_in, l, ir = path
-        factor = sign((ir_in.l, l, ir.l)) if sign else 1.0
+        degrees = (ir_in.l, l, ir.l)
+        factor = coupling_factor(couplings(degrees) if couplings else None, degrees)
         result.append(Path(ir_in, l, ir, starts[path], rows.get(ir, 0), mul, factor))
         rows[ir] = rows.get(ir, 0) + mul
     return result

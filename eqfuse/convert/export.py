@@ -83,9 +83,7 @@ def _check(metadata: dict, run):
     not_in_mace = {
         "features of both parities (model.parity=true)": fields["parity"],
         "one layer, with a readout that is not linear (model.layers=1)": fields["layers"] < 2,
-        "no hidden layer in its radial network (model.radial_layers=0)": not fields[
-            "radial_layers"
-        ],
+        "radial networks of one matrix (model.radial_layers=0)": not fields["radial_layers"],
         "atoms that have no energy without neighbours (it was trained with energies of isolated "
         "atoms)": metadata["potential"].get("binds_within") is not None,
     }

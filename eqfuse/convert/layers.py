@@ -43,11 +43,9 @@ def one_or_each(texts: list[str]) -> str:
 
 def hidden_setting(features: list[e3nn.Irreps]) -> str:
     """Return the setting `hidden` of layers with these features: one where they agree."""
-    union = {}
-    for irreps in features:
-        for mul, ir in irreps:
-            if union.setdefault(ir, mul) != mul:
-                return ",".join(str(e3nn.Irreps(irreps)) for irreps in features)
+    union = {ir: mul for irreps in features for mul, ir in irreps}
+    if any(mul != union[ir] for irreps in features for mul, ir in irreps):
+        return ",".join(str(e3nn.Irreps(irreps)) for irreps in features)
     return str(e3nn.Irreps([(union[ir], ir) for ir in sorted(union)]))
 
 

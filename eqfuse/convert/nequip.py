@@ -8,7 +8,7 @@ import numpy as np
 from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
 from eqfuse.convert.e3nn_torch import constant_of, coupling_factor, irreps_of, product_of
 from eqfuse.convert.layers import dense_layers
-from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript
+from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript, unwrapped
 from eqfuse.convert.records import Record, read_compiled, read_package
 from eqfuse.models import ZBL, Allegro
 from eqfuse.models.allegro_layers import Paths
@@ -52,11 +52,7 @@ def energy_parts(module: Record) -> Record:
         if len(names) != 1:
             refuse(f"several networks in one file ({', '.join(names)})")
         module = module.get(names[0])
-    while module.name in ("GraphModel", "ForceStressOutput"):
-        module = module.get("model") or module.get("func")
-    if module.name != "SequentialGraphNetwork":
-        refuse(f"a part of the kind {module.name}")
-    return module
+    return unwrapped(module)[1]
 
 
 class NequIPPackage(NequIPRecords):
@@ -130,7 +126,7 @@ class NequIPPackage(NequIPRecords):
         )
 
     def radial(self, conv, first):
-        matrices = scalar_matrices(conv.get("edge_mlp"), "SiLU")
+        matrices = scalar_matrices(conv.get("edge_mlp"), SILU)
         return [matrices[0] * first, *matrices[1:]]
 
     def skip(self, conv):

@@ -202,6 +202,7 @@ class NequIPRecords:
 
 
 _WRAPPERS = ("GraphModel", "RescaleOutput", "StressOutput", "GradientOutput", "PartialForceOutput")
+_WRAPPERS += ("ForceStressOutput",)
 _FUNCTION = re.compile(r"torch\.mul\(torch\.(\w+)\(\w+\), CONSTANTS\.c(\d+)\)")
 
 
@@ -214,7 +215,7 @@ class NequIPScript(NequIPRecords):
 
     def __init__(self, compiled: Compiled):
         self._compiled = compiled
-        scale, func = _unwrapped(compiled.module)
+        scale, func = unwrapped(compiled.module)
         super().__init__(func, compiled.extra["type_names"].split(), scale)
 
     def part_names(self):
@@ -272,7 +273,7 @@ class NequIPScript(NequIPRecords):
         return match[1], float(self._compiled.constants[int(match[2])])
 
 
-def _unwrapped(module: Record) -> tuple[float, Record]:
+def unwrapped(module: Record) -> tuple[float, Record]:
     """Return the factor of all energies, and the network that predicts those of the atoms."""
     scale = 1.0
     while module.name in _WRAPPERS:

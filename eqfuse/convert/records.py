@@ -51,14 +51,10 @@ class Record:
     def __call__(self, *args, **kwargs):
         return Record(*args)
 
-    def append(self, item):
-        """Accept an item of a list."""
+    def append(self, *items):
+        """Accept items of a list or dict."""
 
-    def extend(self, items):
-        """Accept items of a list."""
-
-    def __setitem__(self, key, value):
-        """Accept an item of a dict."""
+    extend = __setitem__ = append
 
     def __hash__(self):
         return id(self)

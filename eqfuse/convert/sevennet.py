@@ -17,7 +17,6 @@ from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import (
     SILU,
     convolution_paths,
-    coupling_factor,
     e3nn_gate,
     gate_in_torch,
     linear_matrices,
@@ -200,8 +199,7 @@ class _Network:
 
     def _layer(self, k: int) -> Layer:
         before, after, config = self.features[k], self.features[k + 1], self.config
-        last = k == self.layers - 1
-        mid = self._reached(before, after.lmax, last)
+        mid = self._reached(before, after.lmax, k == self.layers - 1)
         kept = {ir for _, ir in mid}
         gate = gate_in_torch(after)
         features = e3nn_gate(before) if k else {}
@@ -215,12 +213,13 @@ class _Network:
             weight = np.asarray(self.state[f"{prefix}{j}.weight"], np.float64)
             radial.append(weight * (factor / math.sqrt(len(weight))))
             factor = SILU
+        stored = "{}_convolution.convolution._compiled_main_left_right._w3j_{}_{}_{}"
         paths = convolution_paths(
             before,
             self.harmonics,
             kept.__contains__,
             sort_weights=self.version >= (0, 11),
-            sign=lambda degrees: self._sign(k, degrees),
+            couplings=lambda degrees: self.state.get(stored.format(k, *degrees)),
         )
         return Layer(
             after=after,
@@ -242,10 +241,6 @@ class _Network:
             return None
         result = one_hot_matrices(product, before, len(self.species), gate)
         return scaled({ir: w[self.order] for ir, w in result.items()}, features)
-
-    def _sign(self, k: int, degrees) -> float:
-        name = "{}_convolution.convolution._compiled_main_left_right._w3j_{}_{}_{}"
-        return coupling_factor(self.state.get(name.format(k, *degrees)), degrees)
 
     def _readout(self, irreps) -> tuple[dict, float]:
         """Return the two Linears after the last layer as one, and its bias."""

@@ -39,13 +39,8 @@ MODELS = {"nequip": NequIP, "allegro": Allegro, "mace": MACE, "tetris": TetrisNe
 
 
 def build(name: str, **fields) -> nn.Module:
-    """Make a model by name.
+    """Make a model by name, a key of `MODELS`, with settings of its class as `fields`.
 
-    Args:
-      name: a key of `MODELS`.
-      fields: settings of the model; see its class.
-    Returns:
-      The module, without parameters.
     Raises:
       ValueError: an unknown model or setting, naming the nearest ones.
     """

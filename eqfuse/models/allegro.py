@@ -1,5 +1,6 @@
 """Allegro: a strictly local equivariant potential (Musaelian et al. 2023)."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -30,7 +31,7 @@ from eqfuse.models.irreps import (
 from eqfuse.models.mlp import MLP, Kernels, dense, normalized
 from eqfuse.models.radial import (
     lengths_and_directions,
-    network_bessel,
+    network_basis,
     polynomial_cutoff,
     spherical_harmonics,
     spline_basis,
@@ -202,12 +203,8 @@ class Allegro(nn.Module):
         self._check()
         first, *_, readout = self.paths()
         lengths, directions, real = lengths_and_directions(vectors)
-        bessel = network_bessel(self, lengths.dtype)
-
-        def function(lengths, _):
-            envelope = polynomial_cutoff(lengths, self.cutoff, self.poly_power)
-            return bessel(lengths) * envelope[:, None], envelope
-
+        envelope = functools.partial(polynomial_cutoff, cutoff=self.cutoff, power=self.poly_power)
+        function = network_basis(self, lengths.dtype, envelope)
         reduced = reduced_lengths(self, lengths, species, edges)
         ends = species[edges.receivers], species[edges.senders]
         pairs = Pairs(ends[0] * self.num_species + ends[1], self.num_species**2)
@@ -216,7 +213,11 @@ class Allegro(nn.Module):
         sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
         reduced = jnp.where(real, reduced, self.cutoff)
         x = self._two_body_latents(basis, envelope, reduced, pairs.index)
-        v = self._first_features(x, sh, first.inputs)
+        widths = (self.channels * len(first.inputs),)
+        weights = MLP(widths, None, self.backend, name="first_features")(x)
+        harmonics_read = sh.filter(keep=first.inputs)
+        # [n_edges, channels x first.inputs]
+        v = ops.weighted_channels(harmonics_read, weights, backend=self.backend)
         around, divisor = self._normalized(sh, species, edges)
         if self.dense:
             x, v = self._dense_layers(x, v, around, edges)
@@ -357,12 +358,6 @@ class Allegro(nn.Module):
             layer = DenseLayer(**self._settings(k), environment=count)
             x, weights, v = layer(x, weights, v, sh, edges)
         return x, v
-
-    def _first_features(self, x, sh, irs):
-        """Return V, the weighted spherical harmonics, [n_edges, channels x irs]."""
-        widths = (self.channels * len(irs),)
-        weights = MLP(widths, None, self.backend, name="first_features")(x)
-        return ops.weighted_channels(sh.filter(keep=irs), weights, backend=self.backend)
 
     def _readout(self, x, v, sh, edges, paths: Paths):
         """Return the contribution of each edge to the output, IrrepsArray [n_edges, irreps_out]."""

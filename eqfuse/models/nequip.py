@@ -1,5 +1,6 @@
 """NequIP: an equivariant message-passing potential (Batzner et al. 2022)."""
 
+import functools
 import math
 from typing import Literal
 
@@ -30,7 +31,7 @@ from eqfuse.models.message_passing import (
 from eqfuse.models.mlp import normalized
 from eqfuse.models.radial import (
     lengths_and_directions,
-    network_bessel,
+    network_basis,
     polynomial_cutoff,
     spherical_harmonics,
     xplor_cutoff,
@@ -305,18 +306,15 @@ class NequIP(nn.Module):
 
     def _edges(self, vectors, species, edges):
         """Return spherical harmonics and the radial basis of each edge, or a table in its place."""
-        cutoff, xplor = self.cutoff, self.cutoff_function == "xplor"
         lengths, directions, real = lengths_and_directions(vectors)
-        bessel = network_bessel(self, lengths.dtype)
-
-        def function(lengths, _):
-            if xplor:
-                envelope = xplor_cutoff(lengths, self.cutoff_onset, cutoff)
-            else:
-                envelope = polynomial_cutoff(lengths, cutoff, self.poly_power)
-            return bessel(lengths) * envelope[:, None], envelope
-
-        breaks = (self.cutoff_onset, cutoff) if xplor else (cutoff,)
+        cutoff, onset = self.cutoff, self.cutoff_onset
+        if self.cutoff_function == "xplor":
+            breaks = (onset, cutoff)
+            envelope = functools.partial(xplor_cutoff, onset=onset, cutoff=cutoff)
+        else:
+            breaks = (cutoff,)
+            envelope = functools.partial(polynomial_cutoff, cutoff=cutoff, power=self.poly_power)
+        function = network_basis(self, lengths.dtype, envelope)
         reduced = reduced_lengths(self, lengths, species, edges)
         basis, _ = radial_basis(self, reduced, real, function, breaks)
         sh = spherical_harmonics(directions, range(self.lmax + 1))

@@ -25,12 +25,8 @@ def agnesi_transform(
 
         T(d) = 1 / (1 + a x^q / (1 + x^(q - p))),    x = d / r0
 
-    Args:
-      lengths: d, [n_edges] Å, positive.
-      radii: r0, [n_edges] Å, the mean of the covalent radii of the two atoms.
-      constants: q, p and a.
-    Returns:
-      [n_edges], one at d = 0, falling.
+    with r0 the mean of the covalent radii of the two atoms, Å, and the constants q, p and a.
+
     References: Witt et al. 2023, J. Chem. Phys. 159, 164101 (ACEpotentials.jl).
     """
     q, p, a = constants
@@ -43,12 +39,8 @@ def soft_transform(lengths: jax.Array, radii: jax.Array, steepness: float) -> ja
 
         T(d) = p + (d - p) (1 + tanh(a (d - (p + q)/2) / (q - p))) / 2,    p = 3/4 b,    q = 4/3 b
 
-    Args:
-      lengths: d, [n_edges] Å.
-      radii: [n_edges] Å, the mean of the covalent radii of the two atoms; b is twice that.
-      steepness: a.
-    Returns:
-      [n_edges] Å, d where it is well above q.
+    with b the sum of the covalent radii of the two atoms, Å, twice their mean, and the steepness a.
+
     References: mace-torch 0.3.16 (`SoftTransform`).
     """
     lower, upper = 3 / 2 * radii, 8 / 3 * radii
@@ -140,13 +132,7 @@ class ZBL:
 
     @jax.named_scope("zbl")
     def __call__(self, vectors: jax.Array, species: jax.Array, edges) -> jax.Array:
-        """Return the repulsion energy of each node, [n_nodes] eV: half of each of its pairs.
-
-        Args:
-          vectors: [n_edges, 3] Å, of zero length for padding.
-          species: [n_nodes] int32.
-          edges: `eqfuse.ops.Edges`.
-        """
+        """Return the repulsion energy of each node, [n_nodes] eV: half of each of its pairs."""
         lengths, _, real = lengths_and_directions(vectors)
         z = np.asarray(self.atomic_numbers, np.float64)
         powers, charges, radii = (

@@ -84,14 +84,8 @@ class Potential(nn.Module):
 
     @nn.compact
     def __call__(self, vectors, species, edges):
-        """Return the energy of each node.
+        """Return the energy of each node, [n_nodes] eV; operands are those of `NequIP`.
 
-        Args:
-          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
-          species: [n_nodes] int32, in [0, len(scale)).
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          [n_nodes] eV.
         Raises:
           ValueError: a model that does not predict one scalar, or scale and shift of unlike length.
         """

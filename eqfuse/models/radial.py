@@ -33,16 +33,25 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
     return _waves(lengths, _frequencies(num_bessel, cutoff, lengths.dtype), cutoff)
 
 
-def network_bessel(network, dtype) -> Callable[[jax.Array], jax.Array]:
-    """Return the Bessel functions of a network, whose frequencies may be parameters.
+def network_basis(network, dtype, envelope: Callable[[jax.Array], jax.Array]) -> Callable:
+    """Return the Bessel functions of a network times an envelope, and that, as a function.
 
-    They map lengths [n] Å, in any precision, to [n, num_bessel].
+    It maps lengths [n] Å, in any precision, to [n, num_bessel] and [n], as `radial_basis` asks for.
+    Frequencies may be parameters.
     """
-    cutoff, count = network.cutoff, network.num_bessel
-    if not network.trainable_bessel:
-        return lambda lengths: bessel_basis(lengths, count, cutoff)
-    frequencies = network.param("frequencies", lambda _: _frequencies(count, cutoff, dtype))
-    return lambda lengths: _waves(lengths, frequencies.astype(lengths.dtype), cutoff)
+    cutoff, count, trained = network.cutoff, network.num_bessel, None
+    if network.trainable_bessel:
+        trained = network.param("frequencies", lambda _: _frequencies(count, cutoff, dtype))
+
+    def function(lengths, _):
+        if trained is None:
+            basis = bessel_basis(lengths, count, cutoff)
+        else:
+            basis = _waves(lengths, trained.astype(lengths.dtype), cutoff)
+        factor = envelope(lengths)
+        return basis * factor[:, None], factor
+
+    return function
 
 
 def _frequencies(num_bessel: int, cutoff: float, dtype) -> jax.Array:

@@ -82,13 +82,8 @@ def with_tables(potential, variables) -> dict:
     """Return variables of a potential with the tables of its radial functions.
 
     A potential that is applied to them reads these tables, whatever `radial` is, and makes none.
-    They are those of the parameters: after a change of these, make them again.
-
-    Args:
-      potential: a `Potential`; its model decides the knots.
-      variables: its variables, {"params": ...}.
-    Returns:
-      {"params": ..., "tables": ...}, tables in the dtype of the parameters.
+    They are those of the parameters, in their dtype: after a change of these, make them again. The
+    variables are {"params": ...}, and then {"params": ..., "tables": ...}.
     """
     params = {"params": variables["params"]}
     dtype = jax.tree.leaves(params)[0].dtype

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from ase.data import chemical_symbols
 
-from eqfuse.convert.check import check_alone, compare
+from eqfuse.convert.check import compare
 from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
+from eqfuse.inference import check
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
 
@@ -31,12 +32,10 @@ _PROGRAMS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Convert or export a network, and print a description of it.
+    """Convert or export a network.
 
-    Args:
-      arguments: of the command.
     Returns:
-      0 done; 2 a file or folder that cannot be used.
+      0 done; 1 a check failed; 2 a file or folder that cannot be used.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -55,17 +54,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _check(options) -> int:
-    """Print how far the run is from the program, or what can be checked without it."""
-    path = find(options.program, options.file)
-    given = {"choice": options.choice}
-    if options.python:
-        given["python"] = options.python
+    """Print how far the run is from the program, or what `eqfuse check` says without it."""
+    path, python = find(options.program, options.file), options.python or sys.executable
     try:
-        print(compare(options.program, path, options.run, **given))
+        print(compare(options.program, path, options.run, choice=options.choice, python=python))
     except ConvertError as error:
         print(f"check      {error}", file=sys.stderr)
-        print(check_alone(options.run))
-        return 2 if options.python else 0
+        print("without the program:")
+        code = check.main([options.run, "--backends"])  # with no other backend
+        return 2 if options.python else code
     return 0
 
 

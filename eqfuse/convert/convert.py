@@ -58,7 +58,7 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
 
 
 def find(program: str, path) -> Path:
-    """Return the file that is meant, which for sevennet may be the name of a published network."""
+    """Return the file that is meant, perhaps by the name of a published network of sevennet."""
     if program == "sevennet" and not Path(path).exists():
         return sevennet_file(str(path))
     return Path(path)
@@ -84,17 +84,9 @@ def reading(program: str, path):
 
 
 def write_run(converted: Converted, path, run):
-    """Write a network to the folder of a run, for `Calculator`, `evaluate` and `start_from=`.
-
-    Args:
-      converted: the network.
-      path: of the file that it comes from.
-      run: the folder, which must not exist.
-    Raises:
-      ConfigError: the folder exists or cannot be written.
-    """
+    """Write a network of a file to the folder of a run, which must not exist."""
     path = Path(path)
-    potential, variables = potential_of(converted), variables_of(converted)
+    potential, variables = potential_and_variables(converted)
     config = _config(path, str(run), converted)
     fields = converted.fields
     metadata = {
@@ -130,37 +122,22 @@ def write_run(converted: Converted, path, run):
         folder.close()
 
 
-def potential_of(converted: Converted) -> models.Potential:
-    """Return the potential that the network is."""
-    return models.Potential(
-        model=models.build(converted.model, **converted.fields),
-        scale=converted.scale,
-        shift=converted.shift,
-        repulsion=converted.repulsion,
-    )
-
-
-def variables_of(converted: Converted) -> dict:
-    """Return the variables of that potential, in float64.
+def potential_and_variables(converted: Converted) -> tuple[models.Potential, dict]:
+    """Return the potential that the network is, and its variables in float64.
 
     What was of float32 in a file has been multiplied with constants of the program: rounded again,
     it would give the results of the program to 1e-8 only.
     """
-    params = {
-        "model": converted.params,
-        "scale": np.array(converted.scale),
-        "shift": np.array(converted.shift),
-    }
-    return {"params": jax.tree.map(lambda a: np.asarray(a, np.float64), params)}
+    scale, shift = converted.scale, converted.shift
+    model = models.build(converted.model, **converted.fields)
+    potential = models.Potential(model, scale, shift, repulsion=converted.repulsion)
+    params = {"model": converted.params, "scale": np.array(scale), "shift": np.array(shift)}
+    return potential, {"params": jax.tree.map(lambda a: np.asarray(a, np.float64), params)}
 
 
 def check_shapes(converted: Converted):
-    """Refuse parameters whose shapes differ from those of the network.
-
-    Raises:
-      ConvertError: naming the first that does.
-    """
-    potential, variables = potential_of(converted), variables_of(converted)
+    """Refuse parameters whose shapes differ from those of the network."""
+    potential, variables = potential_and_variables(converted)
     with jax.enable_x64(True):
         graph = collate([], Shape(1, 1, 1), "float64").graph
         shapes = jax.eval_shape(

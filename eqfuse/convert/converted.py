@@ -1,6 +1,7 @@
 """The result of a converter, and the error of a file that cannot be converted."""
 
 import dataclasses
+from typing import NoReturn
 
 from eqfuse.models import ZBL
 
@@ -9,13 +10,9 @@ class ConvertError(ValueError):
     """An error for a file or network that cannot be converted; the message is for the user."""
 
 
-def refuse(what: str, model: str = "NequIP"):
-    """Refuse a network with something that a model of eqfuse cannot represent.
-
-    Raises:
-      ConvertError: always, naming it.
-    """
-    raise ConvertError(f"the network has {what}, which eqfuse's {model} cannot represent")
+def refuse(what: str) -> NoReturn:
+    """Refuse a network with something that eqfuse cannot represent, by name."""
+    raise ConvertError(f"the network has {what}, which eqfuse cannot represent")
 
 
 def whole_power(power, of: str = "a cutoff") -> int:
@@ -27,27 +24,15 @@ def whole_power(power, of: str = "a cutoff") -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """A network of another program in terms of this package.
-
-    Attributes:
-      program: that it comes from.
-      model: "nequip", "mace" or "allegro".
-      fields: settings of the model, but for the backend.
-      params: its parameters, nested dicts of arrays.
-      scale, shift: of the energies of each element, eV.
-      references: energies of the elements, eV by atomic number, sorted.
-      dtype: of the weights in the file.
-      repulsion: of near atoms, or None.
-      choice: the head or fidelity that was chosen, or None.
-    """
+    """A network of another program in terms of this package."""
 
     program: str
-    model: str
-    fields: dict
-    params: dict
-    scale: tuple[float, ...]
+    model: str  # "nequip", "mace" or "allegro"
+    fields: dict  # settings of the model, but for the backend
+    params: dict  # nested dicts of arrays
+    scale: tuple[float, ...]  # of the energies of each element, eV
     shift: tuple[float, ...]
-    references: dict[int, float]
-    dtype: str
+    references: dict[int, float]  # energies of the elements, eV by atomic number, sorted
+    dtype: str  # of the weights in the file
     repulsion: ZBL | None = None
-    choice: str | None = None
+    choice: str | None = None  # the head or fidelity that was chosen

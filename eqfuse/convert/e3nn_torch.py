@@ -12,7 +12,7 @@ from collections.abc import Callable
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.convert.converted import ConvertError
+from eqfuse.convert.converted import ConvertError, refuse
 from eqfuse.convert.records import Record
 from eqfuse.models.irreps import SCALAR
 
@@ -49,16 +49,9 @@ def product_of(product: Record) -> Matrices:
 
 
 def linear_matrices(flat, irreps_in, irreps_out, extra: int = 0) -> tuple[Matrices, np.ndarray]:
-    """Return the matrices of an `e3nn.o3.Linear` without biases.
+    """Return the matrices [rows, columns] of the weights of an `e3nn.o3.Linear`.
 
-    Args:
-      flat: its weights.
-      irreps_in, irreps_out: those that it was made with.
-      extra: number of even scalars that are added to the input, after it.
-    Returns:
-      [rows, columns] for each irrep, and the rows [extra, columns of 0e] of those scalars.
-    Raises:
-      ConvertError: another number of weights.
+    The second result has the rows [extra, columns of 0e] of `extra` even scalars after its input.
     """
     irreps_out = e3nn.Irreps(irreps_out)
     shapes = [*e3nn.Irreps(irreps_in), *[(extra, SCALAR)] * (extra > 0)]
@@ -71,15 +64,10 @@ def linear_matrices(flat, irreps_in, irreps_out, extra: int = 0) -> tuple[Matric
 
 
 def one_hot_matrices(flat, irreps_in, count: int, irreps_out) -> Matrices:
-    """Return the matrices of a `FullyConnectedTensorProduct` with scalars, a set for each scalar.
+    """Return the matrices [count, rows, columns] of a product with `count` scalars.
 
-    Args:
-      flat: its weights.
-      irreps_in, irreps_out: those that it was made with.
-      count: number of scalars of the second factor.
-    Returns:
-      [count, rows, columns] for each irrep: what the first factor is multiplied with where the
-      second one is one for that scalar and zero for the others.
+    They are what the first factor of a `FullyConnectedTensorProduct` is multiplied with where the
+    second one is one for that scalar and zero for the others.
     """
     matrices = _blocks(flat, e3nn.Irreps(irreps_in), e3nn.Irreps(irreps_out), count)
     return {ir: np.moveaxis(w, 1, 0) / math.sqrt(w.shape[0] * count) for ir, w in matrices.items()}
@@ -113,22 +101,8 @@ def constant_of(activation: Record) -> float:
 
 
 def e3nn_gate(irreps) -> dict[e3nn.Irrep, float]:
-    """Return the factor of each irrep after e3nn's gate with silu, and tanh for odd scalars.
-
-    Args:
-      irreps: after the gate.
-    """
+    """Return the factor of each irrep after e3nn's gate with silu, and tanh for odd scalars."""
     return {ir: TANH if (ir.l == 0 and ir != SCALAR) else SILU for _, ir in irreps}
-
-
-def e3nn_dense(weights, first: float = 1.0) -> list:
-    """Return the matrices of an `e3nn.nn.FullyConnectedNet` with silu, which is then plain silu.
-
-    Args:
-      weights: of its layers, [rows, columns].
-      first: what the input is multiplied with.
-    """
-    return [w * ((first if k == 0 else SILU) / math.sqrt(len(w))) for k, w in enumerate(weights)]
 
 
 def network_of(
@@ -136,10 +110,7 @@ def network_of(
 ) -> list[np.ndarray]:
     """Return the matrices of an `e3nn.nn.FullyConnectedNet`, between which is plain silu.
 
-    Args:
-      layers: its layers.
-      constant: returns the factor of the activation of a layer.
-      first: what the input is multiplied with.
+    The input is multiplied with `first`, and `constant` gives the factor of a layer's silu.
     """
     matrices, factor = [], first
     for layer in layers:
@@ -152,23 +123,15 @@ def network_of(
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """A path of a convolution: channels of one irrep times one spherical harmonic.
-
-    Attributes:
-      ir_in, l, ir: irreps of the features, degree of the harmonic, irrep of the product.
-      start: place of its first weight in the output of the radial network.
-      row: place of its first channel in what the next Linear reads of this irrep.
-      mul: number of channels.
-      factor: of the program's coupling coefficients, in units of e3nn-jax's.
-    """
+    """A path of a convolution: channels of one irrep times one spherical harmonic."""
 
     ir_in: e3nn.Irrep
     l: int
     ir: e3nn.Irrep
-    start: int
-    row: int
+    start: int  # of its weights in the output of the radial network
+    row: int  # its first channel in what the next Linear reads of this irrep
     mul: int
-    factor: float = 1.0
+    factor: float = 1.0  # of the program's coupling coefficients, in units of e3nn-jax's
 
 
 def paths_of(product: Record) -> list[Path]:
@@ -187,7 +150,7 @@ def paths_of(product: Record) -> list[Path]:
         mul, ir_in = factors[i1]
         ir, l = outputs[o].ir, harmonics[i2].ir.l
         if mode != "uvu":
-            raise ConvertError(f"the network has a convolution of the mode {mode}")
+            refuse(f"a convolution of the mode {mode}")
         degrees = (ir_in.l, l, ir.l)
         stored = product.get("_compiled_main_left_right._w3j_{}_{}_{}".format(*degrees))
         factor = coupling_factor(stored, degrees) * float(weight) / math.sqrt(ir.dim)
@@ -196,15 +159,11 @@ def paths_of(product: Record) -> list[Path]:
     return paths
 
 
-def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, sign=None):
-    """Return the paths of a convolution, as nequip, SevenNet and Nequix list them.
+def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, couplings=None):
+    """Return the paths of a convolution, as SevenNet and Nequix list them.
 
-    Args:
-      before: features, in the program's order.
-      harmonics: irreps of the spherical harmonics.
-      keeps: returns whether the program computes an irrep.
-      sort_weights: whether weights are in the order of the outputs, and not of the factors.
-      sign: gives the sign of a coupling for (l1, l2, l3).
+    `keeps` tests whether the program computes an irrep, and `couplings` gives those of the file for
+    (l1, l2, l3). Weights are in the order of the factors, or sorted, in that of the outputs.
     """
     listed = [
         (mul, ir_in, ir_sh.l, ir)
@@ -214,7 +173,7 @@ def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, s
         if keeps(ir)
     ]
     if len(set(listed)) < len(listed):
-        raise ConvertError(f"the features {before} have an irrep twice, which is not supported")
+        refuse(f"features with an irrep twice ({before})")
     by_output = sorted(listed, key=lambda path: (path[3].l, path[3].p))  # stable; as torch's e3nn
     starts, at = {}, 0
     for path in by_output if sort_weights else listed:
@@ -223,32 +182,22 @@ def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, s
     rows, result = {}, []
     for path in by_output:
         mul, ir_in, l, ir = path
-        factor = sign((ir_in.l, l, ir.l)) if sign else 1.0
+        degrees = (ir_in.l, l, ir.l)
+        factor = coupling_factor(couplings(degrees) if couplings else None, degrees)
         result.append(Path(ir_in, l, ir, starts[path], rows.get(ir, 0), mul, factor))
         rows[ir] = rows.get(ir, 0) + mul
     return result
 
 
 def gate_in_torch(after) -> e3nn.Irreps:
-    """Return the input irreps of e3nn's gate for PyTorch, sorted as it sorts them.
-
-    Args:
-      after: features, each irrep once.
-    """
+    """Return the input of e3nn's gate for PyTorch, sorted as there, for an output `after`."""
     gates = sum(mul for mul, ir in after if ir.l > 0)
     parts = [(mul + gates if ir == SCALAR else mul, ir) for mul, ir in after]
     return e3nn.Irreps(sorted(parts, key=lambda part: (part[1].l, part[1].p)))
 
 
 def coupling_factor(stored: np.ndarray | None, degrees) -> float:
-    """Return the sign of coupling coefficients of a file, in units of e3nn-jax's.
-
-    Args:
-      stored: [2 l1 + 1, 2 l2 + 1, 2 l3 + 1], or None: they are not in the file.
-      degrees: l1, l2, l3.
-    Raises:
-      ConvertError: numbers that are no such couplings.
-    """
+    """Return the sign of a file's couplings of (l1, l2, l3), if it has any, to e3nn-jax's."""
     if stored is None:
         return 1.0
     ours = np.asarray(e3nn.clebsch_gordan(*degrees), np.float64)

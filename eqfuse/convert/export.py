@@ -38,7 +38,7 @@ def export_mace(run, path) -> None:
     if path.exists():
         raise ConvertError(f"{path} exists already and is not overwritten; name another file")
     params, metadata, _ = read_checkpoint(run, ("best", "last"))
-    _check(metadata, run)
+    _check(metadata, run)  # older runs lack newer settings
     params = jax.tree.map(lambda p: np.asarray(p, np.float64), params["params"])
     scale, shift = params["scale"], params["shift"]
     if np.ptp(scale):
@@ -47,7 +47,7 @@ def export_mace(run, path) -> None:
     model = models.MACE(**metadata["model_fields"])
     names = {f.name for f in dataclasses.fields(model)} - {"parent", "name", "backend"}
     fields = {
-        **{name: getattr(model, name) for name in names},  # older runs lack newer ones
+        **{name: getattr(model, name) for name in names},
         "elements": metadata["species"],
         "scale": float(scale[0]),
         "silu": 1 / normalized_by("silu"),
@@ -80,28 +80,26 @@ def _check(metadata: dict, run):
     if metadata["model"] != "mace" or metadata["potential"] is None:
         raise ConvertError(f"{run} is not a potential of model=mace; only these can be exported")
     fields = metadata["model_fields"]
-    if fields["parity"]:
-        _refuse(run, "features of both parities (model.parity=true)")
-    if fields["layers"] < 2:
-        _refuse(run, "one layer, with a readout that is not linear (model.layers=1)")
-    if fields["radial_layers"] < 1:
-        _refuse(run, "no hidden layer in its radial network (model.radial_layers=0)")
+    not_in_mace = {
+        "features of both parities (model.parity=true)": fields["parity"],
+        "one layer, with a readout that is not linear (model.layers=1)": fields["layers"] < 2,
+        "radial networks of one matrix (model.radial_layers=0)": not fields["radial_layers"],
+        "atoms that have no energy without neighbours (it was trained with energies of isolated "
+        "atoms)": metadata["potential"].get("binds_within") is not None,
+    }
+    for what, found in not_in_mace.items():
+        if found:
+            _refuse(run, what)
     plain = models.MACE()
-    for name in _NOT_EXPORTED:  # older runs lack newer ones
+    for name in _NOT_EXPORTED:
         if fields.get(name, getattr(plain, name)) != getattr(plain, name):
             raise ConvertError(f"the network of {run} has model.{name}, which is not exported")
     if fields["distance_transform"] == "soft":
         raise ConvertError(f"the network of {run} has a soft transform, which is not exported")
-    if metadata["potential"].get("binds_within") is not None:
-        _refuse(
-            run,
-            "atoms that have no energy without neighbours (it was trained with energies of "
-            "isolated atoms)",
-        )
 
 
 def _bases(model: models.MACE) -> dict[str, np.ndarray]:
-    """Return the maps of each product basis at sorted places, by layer, irrep and degree."""
+    """Return the maps of each product basis at sorted places."""
     bases = {}
     layers = model.basis_and_feature_irreps()
     for k, (irreps_basis, irreps_out) in enumerate(layers):

@@ -18,72 +18,61 @@ from eqfuse.models.irreps import SCALAR, gated
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One interaction.
+    """One interaction, whose features have each irrep once.
 
-    Attributes:
-      before, after: features; each irrep once.
-      up, down: matrices before and after the convolution; `up` None for none. The columns of
-        `down` are those of the gate: scalars, then gates in the order of `after`, then the others.
-      paths: of the convolution.
-      radial: matrices of the radial network, between which is silu.
-      skip: matrices [rows, columns], or [species, rows, columns], by irrep, or None.
-      table: [species, even scalars]: the skip of one-hots, or None.
-      norm: weights of a normalisation, by irrep, or None.
-      up_bias, down_bias: of even scalars, or None.
+    The columns of `down` are those of the gate: scalars, then gates in the order of `after`, then
+    the others. With a `table`, `up` is the embedding of the species.
     """
 
-    before: e3nn.Irreps
     after: e3nn.Irreps
-    up: Matrices | None
+    up: Matrices  # before the convolution
     paths: list[Path]
-    radial: list[np.ndarray]
-    down: Matrices
-    skip: Matrices | None = None
-    table: np.ndarray | None = None
-    norm: Matrices | None = None
-    up_bias: np.ndarray | None = None
+    radial: list[np.ndarray]  # matrices, between which is silu
+    down: Matrices  # after the convolution
+    skip: Matrices | None = None  # [rows, columns], or [species, rows, columns]
+    table: np.ndarray | None = None  # [species, even scalars], the skip of one-hots
+    norm: Matrices | None = None  # weights of a normalisation
+    up_bias: np.ndarray | None = None  # of even scalars
     down_bias: np.ndarray | None = None
 
 
-def skip_setting(kinds: list[str]) -> str:
-    """Return the setting `skip` of layers with these kinds of self-connection."""
-    return kinds[0] if len(set(kinds)) == 1 else ",".join(kinds)
+def one_or_each(texts: list[str]) -> str:
+    """Return a setting of all layers: one text where all agree, else all of them with commas."""
+    return texts[0] if len(set(texts)) == 1 else ",".join(texts)
 
 
 def hidden_setting(features: list[e3nn.Irreps]) -> str:
-    """Return the setting `hidden` of layers with these features: one where they agree.
-
-    Args:
-      features: after each layer, each irrep once.
-    """
-    union = {}
-    for irreps in features:
-        for mul, ir in irreps:
-            if union.setdefault(ir, mul) != mul:
-                return ",".join(str(e3nn.Irreps(irreps)) for irreps in features)
+    """Return the setting `hidden` of layers with these features: one where they agree."""
+    union = {ir: mul for irreps in features for mul, ir in irreps}
+    if any(mul != union[ir] for irreps in features for mul, ir in irreps):
+        return ",".join(str(e3nn.Irreps(irreps)) for irreps in features)
     return str(e3nn.Irreps([(union[ir], ir) for ir in sorted(union)]))
 
 
-def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> tuple[dict, dict]:
-    """Return the parameters of an interaction, and of its radial network.
+def interactions(layers: list[Layer], ours: list[e3nn.Irreps]) -> dict:
+    """Return the parameters of interactions, and of the radial networks, between our features."""
+    params = {"radial": {}}
+    for k, layer in enumerate(layers):
+        params[f"layer_{k}"], radial = _interaction(layer, ours[k], ours[k + 1])
+        params["radial"][f"layer_{k}"] = radial
+    return params
 
-    Args:
-      layer: as a file has it; its features may have irreps that nobody reads.
-      before, after: features here, sorted.
-    """
+
+def _interaction(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> tuple[dict, dict]:
+    # the features in a file may have irreps that nobody reads, and those here are sorted
     gate = gated(after)
     columns = gate_columns(layer.after, after)
     paths = our_paths(layer.paths, before, gate)
     result = {"linear_down": after_convolution(narrowed(layer.down, columns), paths, gate)}
-    if layer.up is not None:
+    if layer.table is None:
         result["linear_up"] = named(layer.up, before, before)
-        if layer.up_bias is not None:
-            result["linear_up"] |= named_biases(layer.up_bias, before)
+    else:
+        result["skip"] = layer.table[:, columns]
+    if layer.up_bias is not None:
+        result["linear_up"] |= named_biases(layer.up_bias, before)
     if layer.down_bias is not None:
         result["linear_down"] |= named_biases(layer.down_bias[columns], gate)
-    if layer.table is not None:
-        result["skip"] = layer.table[:, columns]
-    elif layer.skip is not None:
+    if layer.skip is not None:
         by_species = next(iter(layer.skip.values())).ndim == 3
         name = "skip" if by_species else "skip_linear"
         result[name] = named(narrowed(layer.skip, columns), before, gate)
@@ -101,13 +90,7 @@ def our_paths(paths: list[Path], before, after) -> list[Path]:
 
 
 def after_convolution(matrices: Matrices, paths: list[Path], irreps_out) -> dict[str, np.ndarray]:
-    """Return the parameters of the Linear after a convolution, of whose matrices all rows are.
-
-    Args:
-      matrices: of the program's Linear.
-      paths: in our order.
-      irreps_out: of the Linear here.
-    """
+    """Return the parameters of the Linear after a convolution, from those of the program's."""
     mid = e3nn.Irreps([(path.mul, path.ir) for path in paths])
     rows = {
         ir: np.concatenate([p.row + np.arange(p.mul) for p in paths if p.ir == ir])
@@ -135,7 +118,7 @@ def narrowed(matrices: Matrices, columns: np.ndarray) -> Matrices:
 
 
 def radial_layers(matrices: list[np.ndarray], paths: list[Path]) -> dict:
-    """Return the dense layers of a radial network, its output in the order of the paths."""
+    """Return the parameters of a radial network, its output in the order of the paths."""
     return dense_layers([*matrices[:-1], of_paths(matrices[-1], paths)])
 
 
@@ -165,10 +148,7 @@ def scaled(matrices: Matrices, factors: dict[e3nn.Irrep, float]) -> Matrices:
 def named(matrices: Matrices, irreps_in, irreps_out) -> dict[str, np.ndarray]:
     """Return parameters of `eqfuse.ops.Linear`, which divides by the square root of its rows.
 
-    Args:
-      matrices: [..., rows, columns] for each irrep, of at least those of both sides.
-      irreps_in: of the input; blocks of one irrep are one.
-      irreps_out: of the output; adjacent blocks of one irrep are one.
+    Blocks of one irrep are one in the input, and adjacent ones in the output.
     """
     result = {}
     outputs = list(e3nn.Irreps(irreps_out).simplify())
@@ -184,12 +164,7 @@ def named(matrices: Matrices, irreps_in, irreps_out) -> dict[str, np.ndarray]:
 
 
 def named_biases(values: np.ndarray, irreps_out) -> dict[str, np.ndarray]:
-    """Return biases of `eqfuse.ops.Linear` for the even scalars of its output.
-
-    Args:
-      values: [even scalars].
-      irreps_out: of the output.
-    """
+    """Return biases of `eqfuse.ops.Linear` for the even scalars of its output."""
     result, first = {}, 0
     for o, (mul, ir) in enumerate(e3nn.Irreps(irreps_out).simplify()):
         if ir == SCALAR:

@@ -1,21 +1,18 @@
 """Networks of mace (`mace-torch`), read without torch: nothing in their files is executed."""
 
 import dataclasses
-import functools
 import math
 
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.convert import converted
-from eqfuse.convert.converted import Converted, ConvertError
+from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import irreps_of
-from eqfuse.convert.mace_parameters import head_of, layers_of, mlp_layers, order_of, parameters
+from eqfuse.convert.mace_parameters import degrees_of, head_of, layers_of, order_of, parameters
 from eqfuse.convert.records import Record, read_module, value
 from eqfuse.models import ZBL
 from eqfuse.models.irreps import SCALAR
 
-refuse = functools.partial(converted.refuse, model="MACE")
 _NETWORKS = ("MACE", "ScaleShiftMACE")
 PLAIN, RESIDUAL = "RealAgnosticInteractionBlock", "RealAgnosticResidualInteractionBlock"
 DENSITY = "RealAgnosticDensityInteractionBlock"
@@ -30,28 +27,14 @@ COULOMB = 14.3996
 
 
 def read_mace(path, head: str | None = None) -> Converted:
-    """Read a file that mace has written by `torch.save(model, path)`.
-
-    Args:
-      path: of the file.
-      head: the name of one of several heads.
-    Raises:
-      ConvertError: a file that cannot be read, or a network that eqfuse's MACE cannot represent.
-    """
+    """Read a file that mace has written by `torch.save(model, path)`, for one of its heads."""
     network = read_module(path)
     described = describe(network, head)
     return dataclasses.replace(described, params=parameters(network, described))
 
 
 def describe(network: Record, head: str | None = None) -> Converted:
-    """Return a network without its parameters.
-
-    Args:
-      network: as `eqfuse.convert.records.read_module` returns it.
-      head: the name of one of several heads.
-    Raises:
-      ConvertError: something that this package's MACE cannot represent, by name.
-    """
+    """Return a network without its parameters, or refuse what it has and MACE here has not."""
     _check_kinds(network)
     order, (which, _) = order_of(network), head_of(network, head)
     species = tuple(int(value(network.get("atomic_numbers")[k])) for k in order)
@@ -83,20 +66,21 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
         refuse(f"an interaction without a residual after the first one ({kinds[-1]})")
     if len(set(density)) > 1 or len({kind == NONLINEAR for kind in kinds}) > 1:
         refuse(f"interactions of kinds that do not go together ({', '.join(kinds)})")
-    [neighbors] = _same("avg_num_neighbors", {float(b.get("avg_num_neighbors")) for b in blocks})
+    neighbors = _same("avg_num_neighbors", (float(b.get("avg_num_neighbors")) for b in blocks))
     hidden = irreps_of(network.get("products.0.linear.irreps_out"))
     channels = hidden[0].mul
     natural = [(channels, (l, (-1) ** l)) for l in range(len(hidden))]
     if len(blocks) > 1 and hidden != e3nn.Irreps(natural):
         refuse(f"the features {hidden}, not of one number of channels for l = 0, 1, 2, ...")
-    degrees = {
-        _correlation(part)
+    degrees = [
+        degrees_of(part)
         for product in network.get("products").children()
         for part in product.get("symmetric_contractions.contractions").children()
-    }
-    [correlation] = _same("correlation", degrees)
+    ]
+    if not all(degrees):
+        refuse("a product basis without its coupling coefficients (U_matrix_1, ...)")
     radial = network.get("radial_embedding")
-    [widths] = _same("radial_MLP", {_radial_widths(network, k) for k in range(len(blocks))})
+    widths = _same("radial_MLP", map(_radial_widths, blocks))
     sh = irreps_of(blocks[0].get("conv_tp.irreps_in2"))
     last = network.get("readouts").children()[-1]
     readout = irreps_of(last.get("linear_1.irreps_out")).dim
@@ -107,7 +91,7 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
         "channels": channels,
         "lmax": sh.lmax,
         "hidden_lmax": hidden.lmax,
-        "correlation": correlation,
+        "correlation": _same("correlation", map(len, degrees)),
         "parity": False,
         "first_skip": residual[0],
         "species_linear": not residual[0],
@@ -129,23 +113,17 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
     }
 
 
-def _same(name: str, values: set) -> set:
+def _same(name: str, values):
+    """Return the value that all layers have."""
+    values = set(values)
     if len(values) != 1:
         refuse(f"layers that differ in {name}: {sorted(values)}")
-    return values
-
-
-def _correlation(part: Record) -> int:
-    count = sum(part.get(f"U_matrix_{nu}") is not None for nu in range(1, 10))
-    if not count:
-        refuse("a product basis without its coupling coefficients (U_matrix_1, ...)")
-    return count
+    return values.pop()
 
 
 def _edge_irreps(blocks: list[Record], channels: int, hidden: e3nn.Irreps) -> dict:
-    """Return the settings of what is sent along edges."""
     first, *others = (irreps_of(block.get("conv_tp.irreps_in1")) for block in blocks)
-    [rest] = _same("edge_irreps", set(others)) if others else [None]
+    rest = _same("edge_irreps", others) if others else None
     own = first != e3nn.Irreps([(channels, SCALAR)])
     if rest == hidden and not own:
         return {"edge_irreps": None, "first_edge_irreps": False}
@@ -156,13 +134,12 @@ def _edge_irreps(blocks: list[Record], channels: int, hidden: e3nn.Irreps) -> di
     return {"edge_irreps": str(given), "first_edge_irreps": own}
 
 
-def _radial_widths(network: Record, layer: int) -> tuple[int, ...]:
-    block = network.get(f"interactions.{layer}")
+def _radial_widths(block: Record) -> tuple[int, ...]:
     if block.name == NONLINEAR:
         hidden = layers_of(block.get("conv_tp_weights"))[:-1]
         widths = tuple(len(layer.get("bias")) for layer in hidden)
     else:
-        *hidden, last = mlp_layers(network, layer)
+        *hidden, last = block.get("conv_tp_weights").children()
         if last.get("act") is not None or not all(_is_silu(h.get("act")) for h in hidden):
             refuse("a radial network with another activation than silu")
         widths = tuple(h.get("weight").shape[1] for h in hidden)
@@ -206,13 +183,11 @@ def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL |
 
 
 def _is_silu(activation: Record | None) -> bool:
-    """Test for silu, normalised by e3nn."""
     function = None if activation is None else activation.get("f")
     return getattr(function, "kind", "").rpartition(".")[2] in ("silu", "SiLU")
 
 
 def _check_kinds(network: Record):
-    """Refuse a network with parts or options of an unknown kind."""
     if network.name not in _NETWORKS or not network.kind.startswith("mace."):
         raise ConvertError(
             f"the file holds a {network.kind}; only {' and '.join(_NETWORKS)} of mace, which "

@@ -25,7 +25,7 @@ import e3nn_jax as e3nn
 import jax
 import numpy as np
 
-from eqfuse.convert.converted import Converted, ConvertError
+from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import (
     Path,
     constant_of,
@@ -57,14 +57,7 @@ _LARGEST_RESIDUAL = 1e-5
 
 
 def parameters(network: Record, described: Converted) -> dict:
-    """Return the parameters of `MACE(**described.fields)`, float64 arrays.
-
-    Args:
-      network: as `eqfuse.convert.records.read_module` returns it.
-      described: see `eqfuse.convert.mace.describe`.
-    Raises:
-      ConvertError: a product basis that is not the one of the irreps.
-    """
+    """Return the parameters of `MACE(**described.fields)`, float64 arrays."""
     order, fields = order_of(network), described.fields
     head = head_of(network, described.choice)
     layers = MACE(**fields).basis_and_feature_irreps()
@@ -86,7 +79,8 @@ def parameters(network: Record, described: Converted) -> dict:
             layer["interaction"] = _interaction(block, paths, irreps_basis, order)
             layer["skip_linear"] = named(linear_of(block.get("skip_tp")), before, irreps_out)
             continue
-        radial = network_of(mlp_layers(network, k), lambda layer: constant_of(layer.get("act")))
+        dense = block.get("conv_tp_weights").children()
+        radial = network_of(dense, lambda layer: constant_of(layer.get("act")))
         result["radial"][f"layer_{k}"] = radial_layers(radial, paths)
         divisor = 1 if fields["density_normalization"] else math.sqrt(fields["avg_num_neighbors"])
         down = {ir: w / divisor for ir, w in linear_of(block.get("linear")).items()}
@@ -126,9 +120,9 @@ def head_of(network: Record, head: str | None) -> tuple[int, int]:
     return heads.index(head), len(heads)
 
 
-def mlp_layers(network: Record, layer: int) -> list[Record]:
-    """Return the dense layers of the radial network of an interaction."""
-    return network.get(f"interactions.{layer}.conv_tp_weights").children()
+def degrees_of(contraction: Record) -> list[int]:
+    """Return the numbers of factors of which a part of a symmetric contraction has couplings."""
+    return [nu for nu in range(1, 10) if contraction.get(f"U_matrix_{nu}") is not None]
 
 
 def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
@@ -137,7 +131,6 @@ def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
 
 
 def _scalars(w: np.ndarray) -> dict:
-    """Return the parameters of a Linear of scalars."""
     return named({SCALAR: w}, *([(size, SCALAR)] for size in w.shape))
 
 
@@ -160,14 +153,7 @@ def _readout(readout: Record, head: tuple[int, int]) -> dict:
 
 
 def _interaction(block: Record, paths: list[Path], irreps_basis, order) -> dict:
-    """Return the parameters of `eqfuse.models.mace_layers.NonlinearBasis`.
-
-    Args:
-      block: the interaction.
-      paths: of its convolution, in our order.
-      irreps_basis: of A here.
-      order: places of the file's elements.
-    """
+    """Return the parameters of `eqfuse.models.mace_layers.NonlinearBasis`."""
     gate, whole = gated(irreps_basis), irreps_of(block.get("irreps_out"))
     columns = gate_columns(whole, irreps_basis)
     first, residual = (
@@ -193,16 +179,12 @@ def _interaction(block: Record, paths: list[Path], irreps_basis, order) -> dict:
 
 
 def layers_of(network: Record) -> list[Record]:
-    """Return the Linears of a `RadialMLP`.
-
-    Raises:
-      ConvertError: other parts between them than a layer norm and silu.
-    """
+    """Return the Linears of a `RadialMLP`; refuse other parts between than a norm and silu."""
     parts = network.get("net").children()
     kinds = [part.name for part in parts]
     count = kinds.count("Linear")
     if kinds != ["Linear", "LayerNorm", "SiLU"] * (count - 1) + ["Linear"]:
-        raise ConvertError(f"the network has a radial network of {kinds}, which eqfuse has not")
+        refuse(f"a radial network of {kinds}")
     return parts[::3]
 
 
@@ -235,7 +217,7 @@ def _gate_ratios(gate: Record) -> tuple[float, float]:
         constants = [gate.get("_scalar_cst"), gate.get("_gate_cst")]
     names = [getattr(f, "kind", "none").rpartition(".")[2] for f in functions]
     if names not in (["silu", "sigmoid"], ["silu", "none"]):
-        raise ConvertError(f"the network has a gate of {' and '.join(names)}, not silu and sigmoid")
+        refuse(f"a gate of {' and '.join(names)}, not silu and sigmoid")
     return tuple(
         float(constant) / normalized_by(name)
         for name, constant in zip(("silu", "sigmoid"), constants, strict=True)
@@ -243,14 +225,9 @@ def _gate_ratios(gate: Record) -> tuple[float, float]:
 
 
 def _projected(module: Record, irreps_basis: e3nn.Irreps, irreps_out: e3nn.Irreps) -> np.ndarray:
-    """Return the weights of a symmetric contraction, [elements, paths, channels], float64.
+    """Return the weights of mace's SymmetricContraction, [elements, paths, channels], float64.
 
-    Args:
-      module: mace's SymmetricContraction.
-      irreps_basis: of A here; those of mace may have more, which reach no output.
-      irreps_out: of the output.
-    Raises:
-      ConvertError: maps that are not of this basis.
+    Its A may have more irreps than `irreps_basis`, which reach no output.
     """
     theirs = irreps_of(module.get("irreps_in"))
     kept = [ir for _, ir in irreps_basis]
@@ -268,12 +245,9 @@ def _projected(module: Record, irreps_basis: e3nn.Irreps, irreps_out: e3nn.Irrep
 
 
 def symmetric_components(maps: np.ndarray, degree: int, dim: int) -> np.ndarray:
-    """Return the symmetric part of maps at sorted places, [places x dim, maps].
+    """Return the symmetric part of maps [d, ..., d, maps, dim] at sorted places.
 
-    Args:
-      maps: [d, ..., d, maps, dim] with `degree` axes d.
-      degree: number of factors.
-      dim: of the output.
+    There are `degree` axes d, and the result is [places x dim, maps].
     """
     size = maps.shape[0]
     places = np.array(list(itertools.combinations_with_replacement(range(size), degree)))
@@ -291,11 +265,8 @@ def our_maps(kept: tuple[e3nn.Irrep, ...], ir: e3nn.Irrep, degree: int) -> np.nd
 
 def _rows(part: Record, ir: e3nn.Irrep, kept, components) -> list[np.ndarray]:
     """Return the weights of one output, for each number of factors."""
-    degrees = [nu for nu in range(1, 10) if part.get(f"U_matrix_{nu}") is not None]
-    weights = [
-        part.get("weights_max"),
-        *(listed.arrays() if (listed := part.get("weights")) else ()),
-    ]
+    degrees, lower = degrees_of(part), part.get("weights")
+    weights = [part.get("weights_max"), *(lower.arrays() if lower else ())]
     rows = []
     for nu in degrees:
         basis = our_maps(kept, ir, nu)

@@ -8,7 +8,7 @@ import numpy as np
 from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
 from eqfuse.convert.e3nn_torch import constant_of, coupling_factor, irreps_of, product_of
 from eqfuse.convert.layers import dense_layers
-from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript
+from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript, unwrapped
 from eqfuse.convert.records import Record, read_compiled, read_package
 from eqfuse.models import ZBL, Allegro
 from eqfuse.models.allegro_layers import Paths
@@ -20,15 +20,10 @@ SILU = "SiLU"
 
 
 def read_nequip(path, choice: None = None) -> Converted:
-    """Read a network of nequip, or of nequip-allegro.
+    """Read a network of nequip, or of nequip-allegro, which has one head.
 
-    Args:
-      path: a file of `nequip-deploy build` (nequip 0.5 and 0.6, TorchScript), or a package of
-        `nequip-package build` (0.7 and later, .nequip.zip).
-      choice: None; the networks have one head.
-    Raises:
-      ConvertError: a file of another kind, or a network that NequIP or Allegro here cannot
-        represent.
+    The file is of `nequip-deploy build` (nequip 0.5 and 0.6, TorchScript), or a package of
+    `nequip-package build` (0.7 and later, .nequip.zip).
     """
     if choice is not None:
         raise ConvertError(f"networks of nequip have one head only, and no {choice!r}")
@@ -57,11 +52,7 @@ def energy_parts(module: Record) -> Record:
         if len(names) != 1:
             refuse(f"several networks in one file ({', '.join(names)})")
         module = module.get(names[0])
-    while module.name in ("GraphModel", "ForceStressOutput"):
-        module = module.get("model") or module.get("func")
-    if module.name != "SequentialGraphNetwork":
-        refuse(f"a part of the kind {module.name}")
-    return module
+    return unwrapped(module)[1]
 
 
 class NequIPPackage(NequIPRecords):
@@ -81,7 +72,6 @@ class NequIPPackage(NequIPRecords):
         return self.basis_of(self.func.get("bessel_encode"))
 
     def basis_of(self, bessel: Record) -> dict:
-        """Return the settings of a radial basis, as `NequIPRecords.basis` does."""
         if bessel.name != "BesselEdgeLengthEncoding":
             refuse(f"a radial basis of the kind {bessel.name}")
         if bessel.get("cutoff").name != "PolynomialCutoff":
@@ -136,7 +126,7 @@ class NequIPPackage(NequIPRecords):
         )
 
     def radial(self, conv, first):
-        matrices = scalar_matrices(conv.get("edge_mlp"), "SiLU")
+        matrices = scalar_matrices(conv.get("edge_mlp"), SILU)
         return [matrices[0] * first, *matrices[1:]]
 
     def skip(self, conv):
@@ -224,9 +214,11 @@ class AllegroPackage(NequIPPackage):
     def converted(self) -> Converted:
         part = self.func.get("allegro")
         embedding, params = self._embedding()
+        [first] = scalar_matrices(self.func.get("tensor_embed.env_embed_linear"), None)
+        weighter = self.func.get("tensor_embed._edge_weighter")
         matrices = {
             "two_body": scalar_matrices(self.func.get("scalar_embed_mlp.mlp_module"), SILU),
-            "first_features": [self._by_irrep(*self._first_features(), self.paths[0].inputs)],
+            "first_features": [self._by_irrep(first, weighter, self.paths[0].inputs)],
             "first_latents": self._with_environment(
                 scalar_matrices(part.get("first_layer_env_embed_projection"), None), 0
             ),
@@ -272,7 +264,6 @@ class AllegroPackage(NequIPPackage):
         return fields, tables | {"radial": dense_layers([radial]), "frequencies": frequencies}
 
     def _neighbors(self) -> tuple[float, ...]:
-        """Return n of the sums, of which the last one has the same."""
         of_layers, of_energies = (
             neighbors_of(self.func.get(name))
             for name in ("allegro.avg_num_neighbors_norm", "edge_eng_sum.norm_module")
@@ -282,7 +273,6 @@ class AllegroPackage(NequIPPackage):
         return of_layers
 
     def _allegro_fields(self, matrices: dict) -> dict:
-        """Return the settings of layers and MLPs."""
         widths = {}
         named = {"two_body": [matrices["two_body"]], "readout": [matrices["readout"]]}
         for name, networks in (named | {"latent": self.latents}).items():
@@ -303,11 +293,6 @@ class AllegroPackage(NequIPPackage):
             "dense": True,
         }
 
-    def _first_features(self) -> tuple[np.ndarray, Record]:
-        """Return the matrix of the weights of the first features, and what applies them."""
-        [matrix] = scalar_matrices(self.func.get("tensor_embed.env_embed_linear"), None)
-        return matrix, self.func.get("tensor_embed._edge_weighter")
-
     def _with_environment(self, matrices: list[np.ndarray], k: int) -> list[np.ndarray]:
         """Return matrices whose last columns are the weights of the environment of layer k."""
         last, weighter = matrices[-1], self.func.get("allegro._env_weighter")
@@ -315,12 +300,9 @@ class AllegroPackage(NequIPPackage):
         return [*matrices[:-1], np.concatenate([last[:, : self.width], weights], axis=1)]
 
     def _by_irrep(self, matrix: np.ndarray, weighter: Record, irs) -> np.ndarray:
-        """Return columns for each of some harmonics and each channel, in this order.
+        """Return columns for each of the harmonics `irs` and each channel, in this order.
 
-        Args:
-          matrix: [rows, channels x harmonics], or [rows, channels]: weights of all harmonics.
-          weighter: a `MakeWeightedChannels`.
-          irs: the harmonics to have columns for.
+        Those of the file are [rows, channels x harmonics], or [rows, channels] for all harmonics.
         """
         rows = len(matrix)
         matrix = matrix * float(weighter.get("alpha"))

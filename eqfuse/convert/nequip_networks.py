@@ -18,10 +18,10 @@ from eqfuse.convert.e3nn_torch import (
 from eqfuse.convert.layers import (
     Layer,
     hidden_setting,
-    layer_parameters,
+    interactions,
     named,
+    one_or_each,
     scaled,
-    skip_setting,
 )
 from eqfuse.convert.records import Compiled, Record
 from eqfuse.models import ZBL, NequIP
@@ -42,23 +42,15 @@ class NequIPRecords:
       readout(): the matrix of the even scalars of the last layer, [channels, 1].
       per_species(name): scales or shifts of the species, eV.
       activation(owner, name): an activation's function, and its factor.
-
-    Attributes:
-      func: the records of what predicts the energies of atoms.
-      scale: by which these energies are multiplied.
-      known: names of the parts of `func` besides the layers.
-      layer_names: pattern of the names of the layers.
-      harmonics: name of the irreps of the spherical harmonics in `func`.
-      product: name of the tensor product in a convolution.
     """
 
-    harmonics: str
-    product: str
-    known: tuple[str, ...] = ()
+    harmonics: str  # the name of the irreps of the spherical harmonics in `func`
+    product: str  # the name of the tensor product in a convolution
+    known: tuple[str, ...] = ()  # parts of `func` besides the layers
     layer_names = r"layer\d+_convnet"
 
     def __init__(self, func: Record, names: list[str], scale: float = 1.0):
-        self.func, self.scale = func, scale
+        self.func, self.scale = func, scale  # what predicts energies of atoms, and their factor
         if unknown := [name for name in names if name not in atomic_numbers]:
             refuse(f"types of atoms that are no elements ({', '.join(unknown)})")
         numbers = [atomic_numbers[name] for name in names]
@@ -83,7 +75,6 @@ class NequIPRecords:
             self.factors.append(factors)
 
     def dtype(self) -> str:
-        """Return the type of the weights."""
         return str(np.asarray(self.layers[0].get("conv.linear_1.weight")).dtype)
 
     def repulsion(self) -> ZBL | None:
@@ -104,14 +95,11 @@ class NequIPRecords:
         return linear_of(linear)
 
     def converted(self) -> Converted:
-        """Return the network."""
         basis, fields = self.basis(), self._fields()
         ours = NequIP(**fields).layer_irreps()[:-1]
-        params = {"embedding": self.embedding()[self.order], "radial": {}}
+        params = interactions([self._layer(k, basis) for k in range(len(self.layers))], ours)
+        params["embedding"] = self.embedding()[self.order]
         params["frequencies"] = np.asarray(basis["frequencies"], np.float64).ravel()
-        for k in range(len(self.layers)):
-            layer, radial = layer_parameters(self._layer(k, basis), ours[k], ours[k + 1])
-            params[f"layer_{k}"], params["radial"][f"layer_{k}"] = layer, radial
         readout = scaled({SCALAR: self.readout()}, self.factors[-1])
         params["readout"] = named(readout, ours[-1], "0e")
         return self._with_energies("nequip", fields, params)
@@ -174,17 +162,12 @@ class NequIPRecords:
             "hidden": hidden_setting(self.features[1:]),
             "so3": so3,
             "embedding_channels": self.features[0].count(SCALAR),
-            "skip": skip_setting(skips),
+            "skip": one_or_each(skips),
             "normalize_activation": False,
         }
 
     def _common_fields(self, basis: dict, neighbors: tuple[float, ...]) -> dict:
-        """Return the settings of what NequIP and Allegro share.
-
-        Args:
-          basis: as `basis` returns it.
-          neighbors: as `neighbors` returns them.
-        """
+        """Return the settings that NequIP and Allegro share."""
         cutoffs = basis["pair_cutoffs"]
         if cutoffs is not None:
             cutoffs = np.asarray(cutoffs)[np.ix_(self.order, self.order)].tolist()
@@ -201,7 +184,7 @@ class NequIPRecords:
         }
 
     def _layer(self, k: int, basis: dict) -> Layer:
-        conv, before, factors = self.layers[k].get("conv"), self.features[k], self.factors[k]
+        conv, factors = self.layers[k].get("conv"), self.factors[k]
         skip = None
         if conv.get("use_sc"):
             matrices = self.skip(conv)
@@ -209,7 +192,6 @@ class NequIPRecords:
         # Bessel functions here are sqrt(2/c) sin(f d)/d
         first = basis["factor"] / math.sqrt(2 / basis["cutoff"])
         return Layer(
-            before=before,
             after=self.features[k + 1],
             up=scaled(self.linear(conv.get("linear_1")), factors),
             paths=paths_of(conv.get(self.product)),
@@ -220,6 +202,7 @@ class NequIPRecords:
 
 
 _WRAPPERS = ("GraphModel", "RescaleOutput", "StressOutput", "GradientOutput", "PartialForceOutput")
+_WRAPPERS += ("ForceStressOutput",)
 _FUNCTION = re.compile(r"torch\.mul\(torch\.(\w+)\(\w+\), CONSTANTS\.c(\d+)\)")
 
 
@@ -232,7 +215,7 @@ class NequIPScript(NequIPRecords):
 
     def __init__(self, compiled: Compiled):
         self._compiled = compiled
-        scale, func = _unwrapped(compiled.module)
+        scale, func = unwrapped(compiled.module)
         super().__init__(func, compiled.extra["type_names"].split(), scale)
 
     def part_names(self):
@@ -290,7 +273,7 @@ class NequIPScript(NequIPRecords):
         return match[1], float(self._compiled.constants[int(match[2])])
 
 
-def _unwrapped(module: Record) -> tuple[float, Record]:
+def unwrapped(module: Record) -> tuple[float, Record]:
     """Return the factor of all energies, and the network that predicts those of the atoms."""
     scale = 1.0
     while module.name in _WRAPPERS:

@@ -9,7 +9,7 @@ import numpy as np
 
 from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
 from eqfuse.convert.e3nn_torch import Matrices, convolution_paths, gate_in_torch
-from eqfuse.convert.layers import Layer, layer_parameters, named
+from eqfuse.convert.layers import Layer, interactions, named
 from eqfuse.models import NequIP
 from eqfuse.models.irreps import SCALAR, harmonics
 
@@ -19,14 +19,7 @@ _SETTINGS += ("radial_mlp_size", "radial_polynomial_p", "scale", "shift")
 
 
 def read_nequix(path, choice: None = None) -> Converted:
-    """Read a .nqx file.
-
-    Args:
-      path: of the file.
-      choice: None; the networks have one head.
-    Raises:
-      ConvertError: a file of another kind, or a network that NequIP here cannot represent.
-    """
+    """Read a .nqx file, which has one head."""
     if choice is not None:
         raise ConvertError(f"networks of nequix have one fidelity only, and no {choice!r}")
     try:
@@ -42,19 +35,16 @@ def _network(config: dict, arrays: "_Arrays") -> Converted:
     if [ir for _, ir in hidden] != harmonics(len(hidden) - 1):
         refuse(f"the features {hidden}, not 0e, 1o, 2e, ... in this order")
     count = len(config["atomic_numbers"])
-    layers = config["n_layers"]
     scalars = e3nn.Irreps([(mul, ir) for mul, ir in hidden if ir == SCALAR])
-    features = [e3nn.Irreps(f"{count}x0e"), *[hidden] * (layers - 1), scalars]
+    features = [e3nn.Irreps(f"{count}x0e"), *[hidden] * (config["n_layers"] - 1), scalars]
     references = arrays.take(count)
     fields = _fields(config, hidden, count)
     ours = NequIP(**fields).layer_irreps()[:-1]
-    params = {"radial": {}}
-    for k, (before, after) in enumerate(itertools.pairwise(features)):
-        layer, table = _layer(arrays, config, before, after, first=k == 0)
-        result, radial = layer_parameters(layer, ours[k], ours[k + 1])
-        params[f"layer_{k}"], params["radial"][f"layer_{k}"] = result, radial
-        if k == 0:
-            params["embedding"] = table
+    layers = [
+        _layer(arrays, config, before, after, first=k == 0)
+        for k, (before, after) in enumerate(itertools.pairwise(features))
+    ]
+    params = interactions(layers, ours) | {"embedding": layers[0].up[SCALAR]}
     params["readout"] = named(arrays.matrices(ours[-1], "0e"), ours[-1], "0e")
     return Converted(
         program="nequix",
@@ -69,7 +59,6 @@ def _network(config: dict, arrays: "_Arrays") -> Converted:
 
 
 def _settings(file, path) -> dict:
-    """Return the settings of the first line."""
     try:
         config = json.loads(file.readline(1_000_000))
     except ValueError as error:
@@ -138,8 +127,7 @@ class _Arrays:
         }
 
 
-def _layer(arrays: _Arrays, config: dict, before, after, *, first: bool):
-    """Return an interaction, and for the first one the table of its features."""
+def _layer(arrays: _Arrays, config: dict, before, after, *, first: bool) -> Layer:
     kept = {ir for _, ir in after}
     # e3nn-jax sorts paths and gates as e3nn for PyTorch does, where parities are natural
     sh = harmonics(config["lmax"])
@@ -160,10 +148,9 @@ def _layer(arrays: _Arrays, config: dict, before, after, *, first: bool):
         [table] = skip.values()
         if table.ndim == 3:  # for each element a Linear, of which it reads one row
             table = table[np.arange(count), np.arange(count)]
-    layer = Layer(
-        before=before,
+    return Layer(
         after=after,
-        up=None if first else up,
+        up=up,
         paths=paths,
         radial=radial,
         down=down,
@@ -171,11 +158,10 @@ def _layer(arrays: _Arrays, config: dict, before, after, *, first: bool):
         table=table,
         norm=norm,
     )
-    return layer, up[SCALAR] if first else None
 
 
 def _radial(arrays: _Arrays, config: dict, width: int) -> list[np.ndarray]:
-    """Return the matrices of a radial network, whose silu is not normalised."""
+    # its silu is not normalised
     hidden = [config["radial_mlp_size"]] * config["radial_mlp_layers"]
     sizes = [config["radial_basis_size"], *hidden, width]
     matrices = [arrays.take(*shape) for shape in itertools.pairwise(sizes)]

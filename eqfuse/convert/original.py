@@ -35,7 +35,6 @@ def main(program: str, file: str, structures: str, results: str, choice: str | N
 
 
 def mace(file, choice):
-    """Return mace-torch's evaluation of a .model file."""
     import ase
     import mace
     import torch
@@ -46,6 +45,7 @@ def mace(file, choice):
     network = torch.load(file, map_location="cpu", weights_only=False).double().eval()
     _exact_couplings(network)
     basis = network.radial_embedding.bessel_fn
+    table = AtomicNumberTable([int(z) for z in network.atomic_numbers])
     r_max = float(network.r_max)
     exact = torch.arange(1, len(basis.bessel_weights) + 1) * (math.pi / r_max)
     if abs(exact / basis.bessel_weights - 1).max() < 1e-6:
@@ -53,14 +53,12 @@ def mace(file, choice):
         basis.prefactor.copy_(torch.tensor(math.sqrt(2 / r_max)))
     for product in network.products:
         _exact_products(product.symmetric_contractions)
-    table = AtomicNumberTable([int(z) for z in network.atomic_numbers])
     heads = list(getattr(network, "heads", ["Default"]))
 
     def evaluate(numbers, positions, cell, pbc):
         atoms = ase.Atoms(numbers, positions, cell=cell, pbc=pbc)
         config = data.config_from_atoms(atoms, head_name=choice or heads[0])
-        cutoff = float(network.r_max)
-        made = data.AtomicData.from_config(config, z_table=table, cutoff=cutoff, heads=heads)
+        made = data.AtomicData.from_config(config, z_table=table, cutoff=r_max, heads=heads)
         loader = torch_geometric.dataloader.DataLoader([made], batch_size=1)
         out = network(next(iter(loader)).to_dict(), compute_stress=True)
         stress = out["stress"].detach().numpy()[0] if pbc.all() else NO_STRESS
@@ -88,7 +86,6 @@ def _exact_products(contraction):
 
 
 def sevennet(file, choice):
-    """Return sevenn's evaluation of a checkpoint."""
     import sevenn
     import sevenn.util
     import torch
@@ -117,7 +114,6 @@ def sevennet(file, choice):
 
 
 def _evaluation(calculator):
-    """Return the evaluation by a calculator of ASE."""
     import ase
     from ase.stress import voigt_6_to_full_3x3_stress
 
@@ -131,7 +127,6 @@ def _evaluation(calculator):
 
 
 def nequix(file, choice):
-    """Return nequix's evaluation of a .nqx file."""
     import importlib.metadata
 
     import ase
@@ -144,10 +139,7 @@ def nequix(file, choice):
     network, config = nequix.model.load_model(file)
     jax.config.update("jax_enable_x64", True)
 
-    def wider(leaf):
-        return leaf.astype("float64") if hasattr(leaf, "astype") else leaf
-
-    network = jax.tree.map(wider, network)
+    network = jax.tree.map(lambda a: a.astype("float64") if hasattr(a, "astype") else a, network)
     compute = equinox.filter_jit(network)
     indices = atomic_numbers_to_indices(config["atomic_numbers"])
 
@@ -171,13 +163,8 @@ def nequix(file, choice):
 
 
 def nequip(file, choice):
-    """Return the evaluation of a file of nequip, in the precision of the file.
-
-    A deployed network of nequip up to 0.6 needs torch alone; a package of 0.7 and later, nequip.
-    """
-    if file.endswith(".nequip.zip"):
-        return _nequip_package(file)
-    return _nequip_script(file)
+    """Evaluate in the precision of the file; of nequip up to 0.6, it needs torch alone."""
+    return _nequip_package(file) if file.endswith(".nequip.zip") else _nequip_script(file)
 
 
 def _nequip_package(file):
@@ -196,10 +183,7 @@ def _nequip_package(file):
     network = network.eval()
     parts = network.model.func
     names, r_max = list(parts.per_type_energy_scale_shift.type_names), float(parts.edge_norm.r_max)
-    transforms = [
-        ChemicalSpeciesToAtomTypeMapper(names),
-        NeighborListTransform(r_max=r_max),
-    ]
+    transforms = [ChemicalSpeciesToAtomTypeMapper(names), NeighborListTransform(r_max=r_max)]
     calculator = NequIPCalculator(network, torch.device("cpu"), transforms=transforms)
     return _evaluation(calculator), f"nequip {importlib.metadata.version('nequip')}"
 

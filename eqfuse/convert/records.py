@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eqfuse.convert.converted import ConvertError
+from eqfuse.convert.converted import ConvertError, refuse
 
 _DTYPES = {
     "DoubleStorage": "<f8",
@@ -33,19 +33,13 @@ _OLD_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 
 
 class Record:
-    """An object of a pickle: the arguments and the state that it was given.
+    """An object of a pickle: the arguments and the state that it was given."""
 
-    Attributes:
-      kind: name of its class or function, with that of the module.
-      args: what that was called with.
-      state: what was to be its state; a dict for a module of torch.
-    """
-
-    kind = "?"
+    kind = "?"  # the name of its class or function, with that of the module
 
     def __new__(cls, *args, **kwargs):
         self = super().__new__(cls)
-        self.args, self.state = args, {}
+        self.args, self.state = args, {}  # the state of a module of torch is a dict
         return self
 
     def __init__(self, *args, **kwargs):
@@ -57,30 +51,20 @@ class Record:
     def __call__(self, *args, **kwargs):
         return Record(*args)
 
-    def append(self, item):
-        """Accept an item of a list."""
+    def append(self, *items):
+        """Accept items of a list or dict."""
 
-    def extend(self, items):
-        """Accept items of a list."""
-
-    def __setitem__(self, key, value):
-        """Accept an item of a dict."""
+    extend = __setitem__ = append
 
     def __hash__(self):
         return id(self)
 
     @property
     def name(self) -> str:
-        """Return the last part of `kind`."""
         return self.kind.rpartition(".")[2]
 
     def get(self, name: str, default=None):
-        """Return an attribute, a submodule, or a parameter or buffer as an array.
-
-        Args:
-          name: with dots for submodules.
-          default: returned if there is no such attribute.
-        """
+        """Return an attribute, a submodule, or an array; the name has dots for submodules."""
         item = self
         for part in name.split("."):
             item = _attribute(item, part)
@@ -110,15 +94,7 @@ class Storage:
 
 
 def read_module(path) -> Record:
-    """Read a file of `torch.save(module, path)`.
-
-    Args:
-      path: of the file.
-    Returns:
-      The module as a `Record`.
-    Raises:
-      ConvertError: a file of another kind, or a damaged one.
-    """
+    """Read a file of `torch.save(module, path)`."""
     found = read_saved(path)
     if not isinstance(found, Record):
         hint = ": it looks like a checkpoint of parameters alone" if isinstance(found, dict) else ""
@@ -130,19 +106,9 @@ def read_module(path) -> Record:
 
 
 def read_saved(path):
-    """Read what `torch.save(anything, path)` wrote: dicts, lists and numbers, the rest as records.
-
-    Args:
-      path: of the file.
-    Raises:
-      ConvertError: a file of another kind, or a damaged one.
-    """
-    with _archive(path, "is not a file of torch.save") as archive:
+    """Read what `torch.save(anything, path)` wrote: plain values, and the rest as records."""
+    with _archive(path, "is not a file of torch.save", "data.pkl") as (archive, root):
         names = archive.namelist()
-        roots = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
-        if len(roots) != 1:
-            raise ConvertError(f"{path} is not a file of torch.save: it has {len(roots)} data.pkl")
-        [root] = roots
         if f"{root}constants.pkl" in names:
             raise ConvertError(
                 f"{path} is compiled (TorchScript); give the file that was saved beside it, whose "
@@ -157,39 +123,22 @@ def read_saved(path):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A file of TorchScript.
-
-    Attributes:
-      module: its records.
-      constants: of its code.
-      extra: texts that the program has added, by name.
-      code: texts of its code by the name of the file, which are read and never executed.
-    """
+    """A file of TorchScript, of which `code` is read and never executed."""
 
     module: Record
-    constants: list
-    extra: dict[str, str]
-    code: dict[str, str]
+    constants: list  # of the code
+    extra: dict[str, str]  # texts that the program has added
+    code: dict[str, str]  # by the name of the file
 
 
 def read_compiled(path) -> Compiled:
-    """Read what `torch.jit.save(module, path)` wrote.
-
-    Args:
-      path: of the file.
-    Raises:
-      ConvertError: a file of another kind, or a damaged one.
-    """
-    with _archive(path, "is no compiled network (TorchScript)") as archive:
-        names = archive.namelist()
-        roots = [n.removesuffix("constants.pkl") for n in names if n.endswith("/constants.pkl")]
-        if len(roots) != 1:
-            raise ConvertError(f"{path} is no compiled network (TorchScript)")
-        [root] = roots
+    """Read what `torch.jit.save(module, path)` wrote."""
+    what = "is no compiled network (TorchScript)"
+    with _archive(path, what, "constants.pkl") as (archive, root):
         extra, code = (
             {
                 name.removeprefix(root + folder): archive.read(name).decode("utf-8", "replace")
-                for name in names
+                for name in archive.namelist()
                 if name.startswith(root + folder) and "debug" not in name
             }
             for folder in ("extra/", "code/")
@@ -200,29 +149,16 @@ def read_compiled(path) -> Compiled:
 
 
 def read_package(path, pickle_name: str) -> Record:
-    """Read a pickle of a file of `torch.package`.
-
-    Args:
-      path: of the file.
-      pickle_name: where the pickle is in it, such as "model/eager_model.pkl".
-    Raises:
-      ConvertError: a file of another kind, or a damaged one.
-    """
-    with _archive(path, "is no package of torch") as archive:
-        names = [name for name in archive.namelist() if name.endswith(f"/{pickle_name}")]
-        if len(names) != 1:
-            raise ConvertError(f"{path} is no package of torch: it has {len(names)} {pickle_name}")
-        root = names[0].removesuffix(pickle_name)
+    """Read a pickle of a file of `torch.package`, such as "model/eager_model.pkl"."""
+    with _archive(path, "is no package of torch", pickle_name) as (archive, root):
         return _unpickled(archive, root, path, pickle_name, ".data/{}.storage")
 
 
 @contextlib.contextmanager
-def _archive(path, what: str) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive, and refuse one that is damaged or something else.
+def _archive(path, what: str, pickle_name: str) -> Iterator[tuple[zipfile.ZipFile, str]]:
+    """Open a zip archive, and find the folder of its one pickle of this name.
 
-    Args:
-      path: of the file.
-      what: the message for a file that is no such archive, after its path.
+    One that is damaged or something else is refused; the message is `what`, after the path.
     """
     try:
         with open(path, "rb") as file:
@@ -233,7 +169,10 @@ def _archive(path, what: str) -> Iterator[zipfile.ZipFile]:
                 "save it again by torch.save(torch.load(FILE), NEW)"
             )
         with zipfile.ZipFile(path) as archive:
-            yield archive
+            found = [name for name in archive.namelist() if name.endswith(f"/{pickle_name}")]
+            if len(found) != 1:
+                raise ConvertError(f"{path} {what}: it has {len(found)} {pickle_name}")
+            yield archive, found[0].removesuffix(pickle_name)
     except OSError as error:
         raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, RuntimeError) as error:
@@ -241,15 +180,7 @@ def _archive(path, what: str) -> Iterator[zipfile.ZipFile]:
 
 
 def _unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "data/{}"):
-    """Read a pickle of an archive: dicts, lists and numbers, the rest as records.
-
-    Args:
-      archive: a `zipfile.ZipFile`.
-      root: folder of everything in it, with a slash.
-      path: of the file, for messages.
-      name: of the pickle.
-      data: where the bytes of its tensors are, by their key.
-    """
+    """Read a pickle of an archive, whose tensors have their bytes at `data`, by their key."""
     try:
         return _Unpickler(archive, root, name, data).load()
     except ConvertError:
@@ -271,7 +202,7 @@ class _Unpickler(pickle.Unpickler):
         self._archive, self._data, self._kinds, self._storages = archive, root + data, {}, {}
 
     def find_class(self, module, name):
-        """Return a class of records for any name except those of dict and set, which do nothing."""
+        """Return a class of records for any name but those of dict and set, which do nothing."""
         if (module, name) == ("collections", "OrderedDict"):
             return _Dict
         if (module, name) == ("builtins", "set"):
@@ -287,7 +218,7 @@ class _Unpickler(pickle.Unpickler):
         if key not in self._storages:
             kind = storage.kind.rpartition(".")[2]
             if kind not in _DTYPES:
-                raise ConvertError(f"the file has tensors of {kind}, which are not supported")
+                refuse(f"tensors of {kind}")
             data = self._archive.read(self._data.format(key))
             self._storages[key] = Storage(_DTYPES[kind], data)
         return self._storages[key]
@@ -300,9 +231,8 @@ def value(item):
     if item.kind.startswith("torch._tensor._rebuild_from_type"):
         function, _, args, *_ = item.args
         return value(function(*args))
-    if item.kind.startswith("torch.jit._pickle."):  # TorchScript: a value and its type
-        return value(item.args[0])
-    if item.kind.startswith("torch._utils._rebuild_parameter"):
+    # of TorchScript: a value and its type
+    if item.kind.startswith(("torch.jit._pickle.", "torch._utils._rebuild_parameter")):
         return value(item.args[0])
     if item.kind == "torch._utils._rebuild_tensor_v2":
         return _array(*item.args[:4])
@@ -337,8 +267,7 @@ def _attribute(item, name: str):
             inner = _part(item, part)
             if inner.get(name) is not None:
                 return inner[name]
-        state = item.state
-        return state.get(name) if isinstance(state, dict) else None
+        item = item.state
     return item.get(name) if isinstance(item, dict) else None
 
 

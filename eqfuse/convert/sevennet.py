@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import itertools
 import math
 import os
 import subprocess
@@ -16,9 +15,8 @@ import numpy as np
 
 from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import (
+    SILU,
     convolution_paths,
-    coupling_factor,
-    e3nn_dense,
     e3nn_gate,
     gate_in_torch,
     linear_matrices,
@@ -27,15 +25,15 @@ from eqfuse.convert.e3nn_torch import (
 from eqfuse.convert.layers import (
     Layer,
     hidden_setting,
-    layer_parameters,
+    interactions,
     named,
+    one_or_each,
     scaled,
-    skip_setting,
 )
 from eqfuse.convert.records import read_saved, value
 from eqfuse.data.readers.public import default_folder
 from eqfuse.models import NequIP
-from eqfuse.models.irreps import SCALAR, sphere
+from eqfuse.models.irreps import SCALAR, harmonics
 
 _RENAMED = {
     "EdgeEmbedding": "edge_embedding",
@@ -48,14 +46,7 @@ _SKIPS = {"nequip": "species", "linear": "linear", "none": "none"}
 
 
 def read_sevennet(path, modal: str | None = None) -> Converted:
-    """Read a checkpoint of SevenNet.
-
-    Args:
-      path: of the file.
-      modal: the fidelity, of a network that was trained on several.
-    Raises:
-      ConvertError: a file of another kind, or a network that NequIP here cannot represent.
-    """
+    """Read a checkpoint of SevenNet, and of one that was trained on several fidelities, `modal`."""
     result = read_saved(path)
     if not isinstance(result, dict) or not {"config", "model_state_dict"} <= set(result):
         raise ConvertError(f"{path} is no checkpoint of SevenNet: it has no model_state_dict")
@@ -80,7 +71,7 @@ class _Network:
         self.so3 = not config.get("is_parity", True)
         lmax = config["lmax"]
         self.lmax = config["lmax_edge"] if config.get("lmax_edge", -1) > 0 else lmax
-        self.harmonics = sphere(self.lmax, self.so3)
+        self.harmonics = harmonics(self.lmax, self.so3)
         self.layers = int(config["num_convolution_layer"])
         self.biases = bool(config.get("_modal_map") or config.get("use_bias_in_linear"))
         self.features = self._features()
@@ -132,7 +123,6 @@ class _Network:
         return e3nn.Irreps([(mul, ir) for ir, mul in counts.items()])
 
     def fields(self) -> dict:
-        """Return the settings of NequIP."""
         config, first = self.config, self.features[0]
         cutoff = dict(config["cutoff_function"])
         kinds = config.get("self_connection_type", "nequip")
@@ -155,7 +145,7 @@ class _Network:
             "hidden": hidden_setting(self.features[1:]),
             "so3": self.so3,
             "embedding_channels": first.count(SCALAR),
-            "skip": skip_setting([_SKIPS[kind] for kind in kinds]),
+            "skip": one_or_each([_SKIPS[kind] for kind in kinds]),
             "biases": self.biases,
             "normalize_activation": False,
             "cutoff_function": "xplor" if xplor else "polynomial",
@@ -165,23 +155,18 @@ class _Network:
         }
 
     def converted(self) -> Converted:
-        """Return the network."""
         fields = self.fields()
         ours = NequIP(**fields).layer_irreps()[:-1]
         for irreps, theirs in zip(ours[1:], self.features[1:], strict=True):
             if missing := {ir for _, ir in irreps} - {ir for _, ir in theirs}:
                 refuse(f"features that a layer could have but has not ({min(missing)})")
         state = self.state
-        embedding, rows = self._linear("onehot_to_feature_x", f"{len(self.species)}x0e", ours[0])
-        embedding = embedding[SCALAR][self.order] + self._bias("onehot_to_feature_x", rows)
-        params = {
-            "frequencies": np.asarray(state["edge_embedding.basis_function.coeffs"], np.float64),
-            "embedding": embedding,
-            "radial": {},
-        }
-        for k, (before, after) in enumerate(itertools.pairwise(ours)):
-            layer, radial = layer_parameters(self._layer(k), before, after)
-            params[f"layer_{k}"], params["radial"][f"layer_{k}"] = layer, radial
+        embedding, bias = self._linear("onehot_to_feature_x", f"{len(self.species)}x0e", ours[0])
+        params = interactions([self._layer(k) for k in range(self.layers)], ours)
+        params["embedding"] = embedding[SCALAR][self.order] + bias
+        params["frequencies"] = np.asarray(
+            state["edge_embedding.basis_function.coeffs"], np.float64
+        )
         params["readout"], shift = self._readout(ours[-1])
         scale, shifts = self._rescale("scale"), self._rescale("shift")
         return Converted(
@@ -197,7 +182,7 @@ class _Network:
         )
 
     def _linear(self, name: str, irreps_in, irreps_out):
-        """Return the matrices of a Linear, and its rows of the fidelities."""
+        """Return the matrices of a Linear, and its biases: its own, and the row of the fidelity."""
         flat = np.asarray(self.state[f"{name}.linear.weight"], np.float64)
         irreps_in, irreps_out = e3nn.Irreps(irreps_in), e3nn.Irreps(irreps_out)
         need = sum(
@@ -207,46 +192,44 @@ class _Network:
         extra = (len(flat) - need) // scalars if scalars else 0
         if extra not in (0, len(self.modals)):
             refuse(f"in {name} {len(flat)} weights, where {need} fit its irreps")
-        return linear_matrices(flat, irreps_in, irreps_out, extra)
-
-    def _bias(self, name: str, rows) -> np.ndarray:
-        """Return the biases of a Linear: its own, and the row of the fidelity."""
+        matrices, rows = linear_matrices(flat, irreps_in, irreps_out, extra)
         own = np.asarray(self.state.get(f"{name}.linear.bias", ()), np.float64)
-        result = own if own.size else np.zeros(rows.shape[1])
-        return result + rows[self.modal] if len(rows) else result
+        bias = own if own.size else np.zeros(scalars)
+        return matrices, bias + rows[self.modal] if extra else bias
 
     def _layer(self, k: int) -> Layer:
         before, after, config = self.features[k], self.features[k + 1], self.config
-        last = k == self.layers - 1
-        mid = self._reached(before, after.lmax, last)
+        mid = self._reached(before, after.lmax, k == self.layers - 1)
         kept = {ir for _, ir in mid}
         gate = gate_in_torch(after)
         features = e3nn_gate(before) if k else {}
-        up, up_rows = self._linear(f"{k}_self_interaction_1", before, before)
-        down, down_rows = self._linear(f"{k}_self_interaction_2", mid, gate)
+        up, up_bias = self._linear(f"{k}_self_interaction_1", before, before)
+        down, down_bias = self._linear(f"{k}_self_interaction_2", mid, gate)
         divisor = float(self.state[f"{k}_convolution.denominator"][0])
         prefix, layers = f"{k}_convolution.weight_nn.layer", len(config["weight_nn_hidden_neurons"])
-        weights = [
-            np.asarray(self.state[f"{prefix}{j}.weight"], np.float64) for j in range(layers + 1)
-        ]
+        # Bessel functions are 2/c sin()/d there and sqrt(2/c) sin()/d here
+        radial, factor = [], math.sqrt(2 / float(config["cutoff"]))
+        for j in range(layers + 1):
+            weight = np.asarray(self.state[f"{prefix}{j}.weight"], np.float64)
+            radial.append(weight * (factor / math.sqrt(len(weight))))
+            factor = SILU
+        stored = "{}_convolution.convolution._compiled_main_left_right._w3j_{}_{}_{}"
         paths = convolution_paths(
             before,
             self.harmonics,
             kept.__contains__,
             sort_weights=self.version >= (0, 11),
-            sign=lambda degrees: self._sign(k, degrees),
+            couplings=lambda degrees: self.state.get(stored.format(k, *degrees)),
         )
         return Layer(
-            before=before,
             after=after,
             up=scaled(up, features),
             paths=paths,
-            # Bessel functions are 2/c sin()/d there and sqrt(2/c) sin()/d here
-            radial=e3nn_dense(weights, math.sqrt(2 / float(config["cutoff"]))),
+            radial=radial,
             down={ir: w / divisor for ir, w in down.items()},
             skip=self._skip(k, before, gate, features),
-            up_bias=self._bias(f"{k}_self_interaction_1", up_rows) if self.biases else None,
-            down_bias=self._bias(f"{k}_self_interaction_2", down_rows) if self.biases else None,
+            up_bias=up_bias if self.biases else None,
+            down_bias=down_bias if self.biases else None,
         )
 
     def _skip(self, k: int, before, gate, features):
@@ -259,22 +242,16 @@ class _Network:
         result = one_hot_matrices(product, before, len(self.species), gate)
         return scaled({ir: w[self.order] for ir, w in result.items()}, features)
 
-    def _sign(self, k: int, degrees) -> float:
-        name = "{}_convolution.convolution._compiled_main_left_right._w3j_{}_{}_{}"
-        return coupling_factor(self.state.get(name.format(k, *degrees)), degrees)
-
     def _readout(self, irreps) -> tuple[dict, float]:
         """Return the two Linears after the last layer as one, and its bias."""
         hidden = e3nn.Irreps(f"{irreps.dim // 2}x0e")
-        first, rows = self._linear("reduce_input_to_hidden", irreps, hidden)
-        second, own = self._linear("reduce_hidden_to_energy", hidden, "0e")
+        first, inner = self._linear("reduce_input_to_hidden", irreps, hidden)
+        second, outer = self._linear("reduce_hidden_to_energy", hidden, "0e")
         both = {SCALAR: scaled(first, e3nn_gate(irreps))[SCALAR] @ second[SCALAR]}
-        bias = self._bias("reduce_input_to_hidden", rows) @ second[SCALAR]
-        bias = bias + self._bias("reduce_hidden_to_energy", own)
+        bias = inner @ second[SCALAR] + outer
         return named(both, irreps, "0e"), float(bias[0])
 
     def _rescale(self, name: str) -> np.ndarray:
-        """Return scale or shift of each element, eV."""
         values = np.asarray(self.state[f"rescale_atomic_energy.{name}"], np.float64)
         if values.ndim == 2:
             values = values[self.modal]
@@ -336,17 +313,11 @@ NETWORKS = {
 
 
 def sevennet_file(name: str, *, download: bool = True) -> Path:
-    """Return the checkpoint of a published network.
+    """Return the checkpoint of a published network, of a name in letters of either case.
 
     It is taken from an installed `sevenn`, of which nothing is imported, else from a copy that an
     earlier call has made, else from the wheel of `sevenn`, which pip downloads from the package
     index that it is configured for. All are checked by their hashes.
-
-    Args:
-      name: one of `NETWORKS`, in letters of either case.
-      download: whether the wheel may be downloaded.
-    Raises:
-      ConvertError: an unknown name, a file that is nowhere, or one with another hash.
     """
     if name.lower() not in NETWORKS:
         raise ConvertError(
@@ -369,7 +340,6 @@ def sevennet_file(name: str, *, download: bool = True) -> Path:
 
 
 def _installed(member: str) -> Path | None:
-    """Return the file of an installed `sevenn`, or None."""
     try:
         path = Path(importlib.metadata.distribution("sevenn").locate_file(member))
     except importlib.metadata.PackageNotFoundError:

@@ -44,13 +44,8 @@ MODELS = {"nequip": NequIP, "allegro": Allegro, "mace": MACE, "tetris": TetrisNe
 
 
 def build(name: str, **fields) -> nn.Module:
-    """Make a model by name.
+    """Make a model by name, a key of `MODELS`, with settings of its class as `fields`.
 
-    Args:
-      name: a key of `MODELS`.
-      fields: settings of the model; see its class.
-    Returns:
-      The module, without parameters.
     Raises:
       ValueError: an unknown model or setting, naming the nearest ones.
     """
@@ -67,11 +62,7 @@ def build(name: str, **fields) -> nn.Module:
 def summary(module: nn.Module, params) -> str:
     """Return a text of the irreps of each layer and the number of parameters.
 
-    Args:
-      module: a model, or a `Potential` around one.
-      params: its variables.
-    Returns:
-      its name, input, layers, output and parameters, one in a line.
+    The module is a model, or a `Potential` around one, and `params` its variables.
     """
     model = module.model if isinstance(module, Potential) else module
     first, *layers, last = model.layer_irreps()
@@ -87,14 +78,7 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
 
     Where a backend is not the best one for this machine, the line gives the reason. Derivatives run
     on the same backend. Nothing is compiled or computed. The last line is how radial functions are
-    computed, see `eqfuse.models.radial_table`.
-
-    Args:
-      module: a model, or a `Potential` around one.
-      params: its variables.
-      graph: what it is evaluated on.
-    Returns:
-      a line for each kind of op and backend.
+    computed, see `eqfuse.models.radial_table`. Arguments are as in `summary`, and a `Graph`.
     """
     with ops.recorded() as calls:
         # a new function, since JAX does not trace module.apply again

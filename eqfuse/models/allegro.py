@@ -1,5 +1,6 @@
 """Allegro: a strictly local equivariant potential (Musaelian et al. 2023)."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -30,7 +31,7 @@ from eqfuse.models.irreps import (
 from eqfuse.models.mlp import MLP, Kernels, dense, normalized
 from eqfuse.models.radial import (
     lengths_and_directions,
-    network_bessel,
+    network_basis,
     polynomial_cutoff,
     spherical_harmonics,
     spline_basis,
@@ -151,16 +152,11 @@ class Allegro(nn.Module):
         return [*inputs, e3nn.Irreps(self.irreps_out)]
 
     def num_pairs(self) -> int:
-        """Return the number of pairs of species that have radial functions of their own."""
+        """Return the number of pairs of species, which have radial functions of their own."""
         return self.num_species**2
 
     def narrow(self, params: dict, keep) -> tuple["Allegro", dict]:
-        """Return this network for some of its species, with the same predictions for them.
-
-        Args:
-          params: its parameters.
-          keep: [n] numbers of the species that stay, in their new order.
-        """
+        """Return this network and its parameters for the species `keep` [n], in their new order."""
         smaller = self.clone(**narrow_settings(self, keep))
         if self.two_body != "concatenate":
             params = take_species(params, keep, ("center", "neighbor", "spline"))
@@ -181,11 +177,7 @@ class Allegro(nn.Module):
         The first features are spherical harmonics; those after a layer are irreps of its product. A
         product has the scalars, which the latents read, and the irreps that can still become
         scalars, or one of `irreps_out`, in the layers that are left. All others are zero or unused.
-
-        Returns:
-          `layers + 1` Paths; the last one is empty where `irreps_out` is 0e only.
-        Raises:
-          ValueError: settings out of range, or an output that this network cannot reach.
+        The last of the `layers + 1` Paths is empty where `irreps_out` is 0e only.
         """
         layers, lmax, parity = self.layers, self.lmax, self.parity
         require_at_least(layers=(layers, 1), lmax=(lmax, 0))
@@ -207,26 +199,12 @@ class Allegro(nn.Module):
 
     @nn.compact
     def __call__(self, vectors, species, edges):
-        """Predict `irreps_out` for each node.
-
-        Args:
-          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
-          species: [n_nodes] int32, in [0, num_species).
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_nodes, irreps_out], dtype of vectors.
-        Raises:
-          ValueError: settings out of range, or `irreps_out` that cannot be reached.
-        """
+        """Predict `irreps_out` for each node; operands, result and errors are those of `NequIP`."""
         self._check()
-        *layers, readout = self.paths()
+        first, *_, readout = self.paths()
         lengths, directions, real = lengths_and_directions(vectors)
-        bessel = network_bessel(self, lengths.dtype)
-
-        def function(lengths, _):
-            envelope = polynomial_cutoff(lengths, self.cutoff, self.poly_power)
-            return bessel(lengths) * envelope[:, None], envelope
-
+        envelope = functools.partial(polynomial_cutoff, cutoff=self.cutoff, power=self.poly_power)
+        function = network_basis(self, lengths.dtype, envelope)
         reduced = reduced_lengths(self, lengths, species, edges)
         ends = species[edges.receivers], species[edges.senders]
         pairs = Pairs(ends[0] * self.num_species + ends[1], self.num_species**2)
@@ -235,10 +213,18 @@ class Allegro(nn.Module):
         sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
         reduced = jnp.where(real, reduced, self.cutoff)
         x = self._two_body_latents(basis, envelope, reduced, pairs.index)
-        v = self._first_features(x, sh, layers[0].inputs)
+        widths = (self.channels * len(first.inputs),)
+        weights = MLP(widths, None, self.backend, name="first_features")(x)
+        harmonics_read = sh.filter(keep=first.inputs)
+        # [n_edges, channels x first.inputs]
+        v = ops.weighted_channels(harmonics_read, weights, backend=self.backend)
         around, divisor = self._normalized(sh, species, edges)
-        run = self._dense_layers if self.dense else self._layers
-        x, v = run(x, v, around, envelope, edges, [*layers, readout])
+        if self.dense:
+            x, v = self._dense_layers(x, v, around, edges)
+        else:
+            for k in range(self.layers):
+                layer = AllegroLayer(**self._settings(k), fused=self.fused)
+                x, v = layer(x, v, around, envelope, edges)
         out = self._readout(x, v, around, edges, readout)  # [n_edges, irreps_out]
         out = e3nn.scatter_sum(out, dst=edges.receivers, output_size=edges.num_nodes)
         return out / divisor
@@ -269,12 +255,9 @@ class Allegro(nn.Module):
             x_ij = u_ij MLP(z_i, z_j, B_ij), or MLP of an embedding of the pair, which vanishes
             with it
 
-        Args:
-          basis: radial basis, [n_edges, num_bessel], zero at the cutoff and for padding; or a
-            `RadialTable` of all pairs of species, (receiver, sender) in the order of rows.
-          envelope: u, [n_edges].
-          lengths: [n_edges] Å; the cutoff or more for padding.
-          pairs: of species, [n_edges].
+        The basis is [n_edges, num_bessel], zero at the cutoff and for padding, or a `RadialTable`
+        of all pairs of species, (receiver, sender) in the order of rows; lengths are the cutoff or
+        more for padding.
         """
         embed, columns = self._pair_embedding(basis.dtype)
         count, width = self.two_body_layers, self.two_body_hidden
@@ -305,7 +288,7 @@ class Allegro(nn.Module):
         return basis.of_edges([kept(self, "two_body_table", make)])[0]
 
     def _pair_embedding(self, dtype) -> tuple[Callable, int]:
-        """Return the input of the first MLP, and its width.
+        """Return the input of the first MLP and its width.
 
         It is a function of a `Point`, the species of both atoms, and a backend.
         """
@@ -351,12 +334,13 @@ class Allegro(nn.Module):
         of_nodes = jnp.sqrt(counts)[species][:, None]
         return sh * (mean / of_nodes)[edges.receivers], of_nodes
 
-    def _settings(self, k: int, layers: list[Paths]) -> dict:
-        """Return the settings of a layer, of which `layers` are all and the readout."""
+    def _settings(self, k: int) -> dict:
+        """Return the fields that layer k has, dense or not."""
+        paths, after = self.paths()[k : k + 2]
         inside = (self.latent_hidden or self.latent_dim,) * (self.latent_layers - 1)
         return {
-            "paths": layers[k],
-            "features": layers[k + 1].inputs,
+            "paths": paths,
+            "features": after.inputs,
             "channels": self.channels,
             "latent_widths": (*inside, self.latent_dim),
             "latent_activation": self.latent_activation,
@@ -365,27 +349,15 @@ class Allegro(nn.Module):
             "name": f"layer_{k}",
         }
 
-    def _layers(self, x, v, sh, envelope, edges, layers):
-        for k in range(self.layers):
-            layer = AllegroLayer(**self._settings(k, layers), fused=self.fused)
-            x, v = layer(x, v, sh, envelope, edges)
-        return x, v
-
-    def _dense_layers(self, x, v, sh, envelope, edges, layers):
-        counts = [len(paths.environment) for paths in layers[: self.layers]]
+    def _dense_layers(self, x, v, sh, edges):
+        counts = [len(paths.environment) for paths in self.paths()[:-1]]
         widths = (self.latent_dim + self.channels * counts[0],)
         first = MLP(widths, None, self.backend, name="first_latents")(x)
         x, weights = jnp.split(first, [self.latent_dim], axis=1)
         for k, count in enumerate([*counts[1:], 0]):
-            layer = DenseLayer(**self._settings(k, layers), environment=count)
+            layer = DenseLayer(**self._settings(k), environment=count)
             x, weights, v = layer(x, weights, v, sh, edges)
         return x, v
-
-    def _first_features(self, x, sh, irs):
-        """Return V, the weighted spherical harmonics, IrrepsArray [n_edges, channels x irs]."""
-        widths = (self.channels * len(irs),)
-        weights = MLP(widths, None, self.backend, name="first_features")(x)
-        return ops.weighted_channels(sh.filter(keep=irs), weights, backend=self.backend)
 
     def _readout(self, x, v, sh, edges, paths: Paths):
         """Return the contribution of each edge to the output, IrrepsArray [n_edges, irreps_out]."""

@@ -18,17 +18,11 @@ UPDATE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """The irreps of a product of edge features with the environment of their centre.
-
-    Attributes:
-      inputs: the edge features.
-      environment: the spherical harmonics in the environment.
-      products: what is kept of the product.
-    """
+    """The irreps of a product of edge features with the environment of their centre."""
 
     inputs: tuple[e3nn.Irrep, ...]
-    environment: tuple[e3nn.Irrep, ...]
-    products: tuple[e3nn.Irrep, ...]
+    environment: tuple[e3nn.Irrep, ...]  # spherical harmonics
+    products: tuple[e3nn.Irrep, ...]  # those that are kept
 
     @property
     def num_scalars(self) -> int:
@@ -48,34 +42,21 @@ class EnvironmentProduct(nn.Module):
 
     The sum is over the edges of the centre i, so that out_ij does not depend on atoms further away.
 
-    Attributes:
-      paths: irreps of V, env and their product.
-      parts: irreps of the output, one array for each.
-      channels: multiplicity of each irrep of V and env.
-      avg_num_neighbors: n.
-      backend: see `eqfuse.ops`.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Musaelian et al. 2023, Nature Communications 14, 579.
     """
 
     paths: Paths
-    parts: tuple[e3nn.Irreps, ...]
-    channels: int
-    avg_num_neighbors: float
+    parts: tuple[e3nn.Irreps, ...]  # of the output, one array for each
+    channels: int  # multiplicity of each irrep of V and env
+    avg_num_neighbors: float  # n
     backend: str | None
     fused: str | None = None
 
     @nn.compact
     def __call__(self, x, v, sh, edges):
-        """Return the product, mixed by the Linear.
+        """Return the product, mixed by the Linear: an IrrepsArray [n_edges, irreps] for each part.
 
-        Args:
-          x: latents, [n_edges, latent_dim].
-          v: V, IrrepsArray [n_edges, channels x paths.inputs].
-          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_edges, irreps] for each of the parts.
+        The latents are x [n_edges, latent_dim], and V [n_edges, channels x paths.inputs].
         """
         widths = (self.channels * len(self.paths.environment),)
         weights = MLP(widths, None, self.backend, name="weights")(x)
@@ -95,10 +76,7 @@ class EnvironmentProduct(nn.Module):
 def _environment(layer, weights, sh, edges) -> e3nn.IrrepsArray:
     """Return the weighted harmonics around each node, [n_nodes, channels x paths.environment].
 
-    Args:
-      layer: with `paths`, `channels`, `avg_num_neighbors` and `backend`.
-      weights: [n_edges, irreps of the environment x channels].
-      sh, edges: as in `EnvironmentProduct`.
+    The weights are [n_edges, irreps of the environment x channels].
     """
     factor = 1 / math.sqrt(layer.avg_num_neighbors)  # cheaper here than over the edges
     factors = jnp.full((edges.num_nodes, layer.channels), factor, weights.dtype)
@@ -121,36 +99,23 @@ class AllegroLayer(nn.Module):
     The first matrix of the MLP is one of x, and one of the scalars, which is part of the Linear: so
     T itself is not in memory on a CPU, nor on a GPU where it is large.
 
-    Attributes:
-      paths: irreps of V, env and T.
-      features: irreps of V after the layer; none after the last layer of an energy.
-      channels: multiplicity of each irrep.
-      latent_widths: of the matrices of the MLP, the last one that of x.
-      latent_activation: silu between them, or nothing.
-      avg_num_neighbors: n of `EnvironmentProduct`.
-      backend: see `eqfuse.ops`.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Musaelian et al. 2023, Nature Communications 14, 579.
     """
 
-    paths: Paths
-    features: tuple[e3nn.Irrep, ...]
+    paths: Paths  # irreps of V, env and T
+    features: tuple[e3nn.Irrep, ...]  # V after the layer; none after the last of an energy
     channels: int
-    latent_widths: tuple[int, ...]
-    latent_activation: bool
+    latent_widths: tuple[int, ...]  # of the matrices of the MLP, the last one that of x
+    latent_activation: bool  # silu between them
     avg_num_neighbors: float
     backend: str | None
     fused: str | None = None
 
     @nn.compact
     def __call__(self, x, v, sh, envelope, edges):
-        """Return latents and edge features after the layer.
+        """Return x [n_edges, latent_dim] and V [n_edges, channels x features] after the layer.
 
-        Args:
-          x, v, sh, edges: as in `EnvironmentProduct`.
-          envelope: u, [n_edges].
-        Returns:
-          The new x, [n_edges, latent_dim], and v, IrrepsArray [n_edges, channels x features].
+        The envelope u is [n_edges]; the others are as in `EnvironmentProduct`.
         """
         latents = e3nn.Irreps([(self.latent_widths[0], SCALAR)])
         features = times(self.channels, self.features)
@@ -186,22 +151,18 @@ class DenseLayer(nn.Module):
         T_ij = sum over paths p: w_p (V_ij (x) env_i)_p,    env_i = sum_k w_ik Y_ik / sqrt(n)
         x'_ij, w'_ij = MLP(all latents before, scalars of T_ij),    V_ij <- T_ij
 
-    with the new latents x' beside those before, and w' the weights of the next environment.
+    with the new latents x' beside those before, and w' the weights of the next environment. Fields
+    are those of `AllegroLayer`.
 
-    Attributes:
-      paths, features, channels, latent_activation, avg_num_neighbors, backend: as in
-        `AllegroLayer`.
-      latent_widths: of the matrices of the MLP, the last one without that of w'.
-      environment: number of irreps of the next environment, 0 after the last layer.
     References: Tan et al. 2025, arXiv:2504.16068; nequip-allegro 0.8.
     """
 
     paths: Paths
     features: tuple[e3nn.Irrep, ...]
     channels: int
-    latent_widths: tuple[int, ...]
+    latent_widths: tuple[int, ...]  # the last one without that of w'
     latent_activation: bool
-    environment: int
+    environment: int  # number of irreps of the next environment, 0 after the last layer
     avg_num_neighbors: float
     backend: str | None
 
@@ -209,10 +170,8 @@ class DenseLayer(nn.Module):
     def __call__(self, x, weights, v, sh, edges):
         """Return latents, weights of the next environment and edge features after the layer.
 
-        Args:
-          x: latents of all layers before, [n_edges, any number].
-          weights: of the environment, [n_edges, channels x paths.environment].
-          v, sh, edges: as in `EnvironmentProduct`.
+        Those before are x [n_edges, any number], of all layers, and weights [n_edges, channels x
+        paths.environment]; the others are as in `EnvironmentProduct`.
         """
         environment = _environment(self, weights, sh, edges)
         irreps = ops.channelwise_tensor_product(

@@ -6,32 +6,22 @@ SCALAR = e3nn.Irrep("0e")
 
 
 def require_at_least(**ranges: tuple[int, int]):
-    """Refuse settings that are too small.
-
-    Args:
-      ranges: by name, the value and the least that it may be.
-    Raises:
-      ValueError: the first that is less.
-    """
+    """Refuse settings that are less than the second number of their range."""
     for name, (value, least) in ranges.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def require_positive(**values: float):
-    """Refuse settings that are not positive.
-
-    Raises:
-      ValueError: the first that is not, by its name.
-    """
+    """Refuse settings that are not positive."""
     for name, value in values.items():
         if value <= 0:
             raise ValueError(f"{name} must be positive, got {value}")
 
 
-def harmonics(lmax: int) -> list[e3nn.Irrep]:
-    """Return the irreps of spherical harmonics, of parity (-1)^l."""
-    return [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
+def harmonics(lmax: int, so3: bool = False) -> list[e3nn.Irrep]:
+    """Return the irreps of spherical harmonics: of parity (-1)^l, or all even for SO(3) alone."""
+    return [e3nn.Irrep(l, 1 if so3 else (-1) ** l) for l in range(lmax + 1)]
 
 
 def allowed(lmax: int, parity: bool) -> set[e3nn.Irrep]:
@@ -40,17 +30,8 @@ def allowed(lmax: int, parity: bool) -> set[e3nn.Irrep]:
     return {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
 
 
-def sphere(lmax: int, so3: bool) -> list[e3nn.Irrep]:
-    """Return the irreps of spherical harmonics: of parity (-1)^l, or all even for SO(3) alone."""
-    return [e3nn.Irrep(ir.l, 1) for ir in harmonics(lmax)] if so3 else harmonics(lmax)
-
-
 def gated(irreps) -> e3nn.Irreps:
-    """Return the input irreps of `e3nn.gate` for an output: scalars, gates, gated irreps.
-
-    Args:
-      irreps: after the gate; each irrep once.
-    """
+    """Return the input irreps of `e3nn.gate` for an output: scalars, gates, gated irreps."""
     irreps = sorted(((mul, ir) for mul, ir in irreps), key=lambda part: part[1])
     scalars = [(mul, ir) for mul, ir in irreps if ir.l == 0]
     others = [(mul, ir) for mul, ir in irreps if ir.l > 0]
@@ -64,13 +45,7 @@ def products(irs, others) -> set[e3nn.Irrep]:
 
 
 def unreachable(irreps_out, missing, **settings) -> ValueError:
-    """Return an error for output irreps that a network cannot produce.
-
-    Args:
-      irreps_out: as they were asked for.
-      missing: those that it cannot produce.
-      settings: that decide it, by name.
-    """
+    """Return an error for output irreps that a network with these settings cannot produce."""
     names = " + ".join(str(ir) for ir in sorted(missing))
     given = ", ".join(f"{name}={value}" for name, value in settings.items())
     return ValueError(

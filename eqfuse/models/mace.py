@@ -5,7 +5,6 @@ from typing import Literal
 
 import e3nn_jax as e3nn
 import flax.linen as nn
-import jax
 
 from eqfuse import ops
 from eqfuse.models.irreps import (
@@ -136,12 +135,7 @@ class MACE(nn.Module):
         return 1 if self.distance_transform is None else count * (count + 1) // 2
 
     def narrow(self, params: dict, keep) -> tuple["MACE", dict]:
-        """Return this network for some of its species, with the same predictions for them.
-
-        Args:
-          params: its parameters.
-          keep: [n] numbers of the species that stay, in their new order.
-        """
+        """Return this network and its parameters for the species `keep` [n], in their new order."""
         by_species = ("embedding", "species_linear", "skip", "source", "target")
         by_species += () if self.agnostic_product else ("contraction",)
         network = self.clone(
@@ -158,9 +152,6 @@ class MACE(nn.Module):
         spherical harmonics, and that can be a factor of the features after it. Features have those
         up to `hidden_lmax` that a symmetric product of A can become; the last ones only what the
         readout of `irreps_out` needs.
-
-        Raises:
-          ValueError: settings out of range, or an output that this network cannot reach.
         """
         least = {"layers": 1, "channels": 1, "lmax": 0, "hidden_lmax": 0, "correlation": 1}
         require_at_least(**{name: (getattr(self, name), least[name]) for name in least})
@@ -186,17 +177,7 @@ class MACE(nn.Module):
 
     @nn.compact
     def __call__(self, vectors, species, edges):
-        """Predict `irreps_out` for each node.
-
-        Args:
-          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
-          species: [n_nodes] int32, in [0, num_species).
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_nodes, irreps_out], dtype of vectors.
-        Raises:
-          ValueError: settings out of range, or `irreps_out` that cannot be reached.
-        """
+        """Predict `irreps_out` for each node; operands, result and errors are those of `NequIP`."""
         require_positive(
             num_species=self.num_species,
             readout_hidden=self.readout_hidden,
@@ -225,7 +206,10 @@ class MACE(nn.Module):
             factor = (envelope > 0).astype(basis.dtype) if self.apply_cutoff else envelope
             radial = [None] * self.layers
         else:
-            radial = self._radial(basis, factor, sh, sent, all_irreps)
+            layers = zip(sent, (irreps_basis for irreps_basis, _ in all_irreps), strict=True)
+            radial = radial_networks(self, basis, sh, layers)
+            if factor is not None:
+                radial = [weights * factor[:, None] for weights in radial]
         hidden = (self.radial_hidden,) * self.radial_layers
         out = 0
         for k, (irreps_basis, irreps) in enumerate(all_irreps):
@@ -238,32 +222,17 @@ class MACE(nn.Module):
                 skip,
                 self.species_linear and not skip,
                 self.density_normalization,
-                None if self.edge_irreps is None else str(sent[k]),
+                str(sent[k]),
                 self.agnostic_product,
                 hidden if self.nonlinear else None,
                 self.backend,
                 self.fused,
                 name=f"layer_{k}",
             )(h, sh, radial[k], species, edges, basis, factor)  # [n_nodes, irreps]
-            if k == self.layers - 1:
-                return out + self._readout(k)(h)
-            if not self.last_readout_only:
+            if k < self.layers - 1 and not self.last_readout_only:
                 out += linear(self, self.irreps_out, f"readout_{k}")(h)
-
-    def _radial(self, basis, factor, sh, sent, all_irreps) -> list[jax.Array]:
-        """Return the weights of the products of each layer, [n_edges, irreps of the products]."""
-        widths = [
-            ops.tensor_product(
-                irreps, sh.irreps, filter_ir_out=[ir for _, ir in irreps_basis]
-            ).num_irreps
-            for irreps, (irreps_basis, _) in zip(sent, all_irreps, strict=True)
-        ]
-        radial = radial_networks(self, basis, widths)
-        return radial if factor is None else [weights * factor[:, None] for weights in radial]
-
-    def _readout(self, k: int) -> Readout:
-        hidden, biases = self.readout_hidden, self.readout_biases
-        return Readout(self.irreps_out, hidden, biases, self.backend, name=f"readout_{k}")
+        options = self.readout_hidden, self.readout_biases, self.backend
+        return out + Readout(self.irreps_out, *options, name=f"readout_{self.layers - 1}")(h)
 
     def _edge_irreps(self, features: list[e3nn.Irreps]) -> list[e3nn.Irreps]:
         """Return the irreps that each layer sends along edges, of features before each layer."""

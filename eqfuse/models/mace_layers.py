@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.models.irreps import SCALAR, gated
-from eqfuse.models.message_passing import linear
+from eqfuse.models.message_passing import GATE, convolution, linear, num_products
 from eqfuse.models.mlp import normalized
 from eqfuse.models.radial_table import RadialTable, kept
 
@@ -24,8 +24,6 @@ class PairMLP(nn.Module):
 
     Before each but the first is a layer norm and silu.
 
-    Attributes:
-      widths: of the layers.
     References: mace-torch 0.3.16 (`RadialMLP`), after Fu et al. 2025 (eSEN).
     """
 
@@ -35,10 +33,7 @@ class PairMLP(nn.Module):
     def __call__(self, basis, source, target, senders, receivers):
         """Return the output, [n_edges, widths[-1]].
 
-        Args:
-          basis: [n_edges, num_bessel].
-          source, target: [num_species, channels] of senders and of receivers.
-          senders, receivers: [n_edges] species of both ends.
+        The embeddings of senders and of receivers are source and target, [num_species, channels].
         """
         dtype, first, size = basis.dtype, basis.shape[1], source.shape[1]
         shape = (first + 2 * size, self.widths[0])
@@ -62,57 +57,37 @@ class NonlinearBasis(nn.Module):
 
     The gate has normalised silu for scalars and normalised sigmoid for gates.
 
-    Attributes:
-      irreps: of A.
-      channels: of the embeddings of species.
-      num_species: number of species.
-      hidden: widths inside the network of weights.
-      backend: see `eqfuse.ops`.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: mace-torch 0.3.16 (`RealAgnosticResidualNonLinearInteractionBlock`).
     """
 
-    irreps: str
-    channels: int
+    irreps: str  # of A
+    channels: int  # of the embeddings of species
     num_species: int
-    hidden: tuple[int, ...]
+    hidden: tuple[int, ...]  # widths inside the network of weights
     backend: str | None
     fused: str | None = None
 
     @nn.compact
     def __call__(self, x, sh, basis, factor, species, edges):
-        """Return A, IrrepsArray [n_nodes, irreps].
+        """Return A, [n_nodes, irreps], of what is sent, x [n_nodes, irreps_x].
 
-        Args:
-          x: what is sent, IrrepsArray [n_nodes, irreps_x].
-          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
-          basis: [n_edges, num_bessel].
-          factor: of the weights and densities of edges, [n_edges], zero for padding.
-          species: [n_nodes] int32.
-          edges: `eqfuse.ops.Edges`.
+        The factor [n_edges] of the weights and densities of edges is zero for padding.
         """
         irreps_gate = gated(e3nn.Irreps(self.irreps))
-        keep = sorted({ir for _, ir in irreps_gate})
         init, shape = nn.initializers.normal(1e-3), (self.num_species, self.channels)
         tables = [self.param(name, init, shape, basis.dtype) for name in ("source", "target")]
         ends = [species[end] for end in (edges.senders, edges.receivers)]
-        count = ops.tensor_product(x.irreps, sh.irreps, filter_ir_out=keep).num_irreps
+        count = num_products(x.irreps, sh, irreps_gate)
         weights = PairMLP((*self.hidden, count), name="weights")(basis, *tables, *ends)
-        z = ops.TensorProductLinear(
-            irreps_gate,
-            force_irreps_out=True,
-            filter_ir_out=keep,
-            backend=self.backend,
-            fused=self.fused,
-            name="linear_basis",
-        )(x, sh, weights * factor[:, None], edges)
+        weights = weights * factor[:, None]
+        z = convolution(self, irreps_gate, "linear_basis")(x, sh, weights, edges)
         dense = PairMLP((DENSITY_HIDDEN, 1), name="density")(basis, *tables, *ends)[:, 0]
         dense = jnp.tanh(dense**2) * factor
         density = jax.ops.segment_sum(dense, edges.receivers, edges.num_nodes)
         alpha = self.param("alpha", nn.initializers.constant(ALPHA), (), basis.dtype)
         beta = self.param("beta", nn.initializers.zeros, (), basis.dtype)
         z = z / (alpha + beta * density)[:, None] + linear(self, irreps_gate, "linear_residual")(x)
-        acts = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.sigmoid}
+        acts = GATE | {"even_gate_act": jax.nn.sigmoid}
         acts = {name: normalized(act) for name, act in acts.items()}
         a = e3nn.gate(z, normalize_act=False, **acts)
         return linear(self, self.irreps, "linear_gated")(a)
@@ -124,56 +99,37 @@ class MACELayer(nn.Module):
         A_i = Linear(sum_j TP(Linear(h)_j, Y_ij; radial(B_ij))) / sqrt(n)
         h_i <- Linear(sum over correlations and paths of W_z(i) (A_i x ... x A_i)) + skip_z(h_i)
 
-    Attributes:
-      irreps_basis, irreps: of A, and of the node features after the layer.
-      correlation: largest number of factors A.
-      num_species: number of species, each with its own weights W and its own skip.
-      skip: whether there is a skip (a residual connection).
-      species_linear: whether A is mixed once more, by a Linear for each species.
-      density_normalization: whether A is divided by 1 + density, see `density`, and not sqrt(n).
-      edge_irreps: after the first Linear; None for those of the features before.
-      agnostic: whether all species share the weights W.
-      nonlinear: None, or the widths inside the network of weights of a
-        `NonlinearBasis`, which A is then, with a skip that all species
-        share.
-      backend: see `eqfuse.ops`.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batatia et al. 2022, eqs. 8 to 12.
     """
 
-    irreps_basis: str
-    irreps: str
-    correlation: int
-    num_species: int
-    skip: bool
-    species_linear: bool
-    density_normalization: bool
-    edge_irreps: str | None
-    agnostic: bool
+    irreps_basis: str  # of A
+    irreps: str  # of the node features after the layer
+    correlation: int  # largest number of factors A
+    num_species: int  # each with its own weights W and its own skip
+    skip: bool  # a residual connection
+    species_linear: bool  # whether A is mixed once more, by a Linear for each species
+    density_normalization: bool  # whether A is divided by 1 + density, and not by sqrt(n)
+    edge_irreps: str  # after the first Linear
+    agnostic: bool  # whether all species share the weights W
+    # widths inside the network of weights of a `NonlinearBasis`, whose skip all species share
     nonlinear: tuple[int, ...] | None
     backend: str | None
     fused: str | None = None
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges, basis, factor):
-        """Return the node features after the layer.
+        """Return the node features after the layer, [n_nodes, irreps].
 
-        Args:
-          h: node features, IrrepsArray [n_nodes, irreps_in].
-          sh: spherical harmonics, divided by sqrt(n) if that normalises A, IrrepsArray [n_edges,
-            irreps_sh].
-          weights: of the products, radial(B), [n_edges, irreps of the products]; None if nonlinear.
-          species: [n_nodes] int32.
-          edges: `eqfuse.ops.Edges`.
-          basis: radial basis B, [n_edges, num_bessel], or a `RadialTable` in its place.
-          factor: what multiplies the densities of edges, [n_edges], or None.
-        Returns:
-          IrrepsArray [n_nodes, irreps].
+        The harmonics sh are divided by sqrt(n) if that normalises A; the weights of the products,
+        radial(B) [n_edges, irreps of the products], are None if nonlinear; the basis B is
+        [n_edges, num_bessel] or a `RadialTable`; a factor [n_edges] multiplies densities of edges.
         """
         irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
-        x = linear(self, self.edge_irreps or h.irreps, "linear_up")(h)
+        x = linear(self, self.edge_irreps, "linear_up")(h)
         if self.nonlinear is None:
-            a = self._basis(x, sh, weights, edges, basis, factor)
+            a = convolution(self, irreps_basis, "linear_basis")(x, sh, weights, edges)
+            if self.density_normalization:
+                a = a / (1 + self._density(basis, edges, factor))[:, None]
         else:
             of_species = h.irreps.count(SCALAR), self.num_species, self.nonlinear
             kernels = self.backend, self.fused
@@ -197,22 +153,6 @@ class MACELayer(nn.Module):
             out += linear(self, irreps, "skip", by_species=True)(species, h)
         assert out.irreps == irreps, (out.irreps, irreps)
         return out
-
-    def _basis(self, x, sh, weights, edges, basis, factor):
-        """Return A, IrrepsArray [n_nodes, irreps_basis]."""
-        irreps_basis = e3nn.Irreps(self.irreps_basis)
-        a = ops.TensorProductLinear(
-            irreps_basis,
-            force_irreps_out=True,
-            # those that have weights; parameters are numbered by them
-            filter_ir_out=sorted({ir for _, ir in irreps_basis}),
-            backend=self.backend,
-            fused=self.fused,
-            name="linear_basis",
-        )(x, sh, weights, edges)  # [n_nodes, irreps_basis]
-        if self.density_normalization:
-            a = a / (1 + self._density(basis, edges, factor))[:, None]
-        return a
 
     def _density(self, basis, edges, factor):
         """Return the density of neighbours, [n_nodes]: the sum over edges of tanh((B w)^2)."""
@@ -257,27 +197,20 @@ class Readout(nn.Module):
 
         out = Linear(Gate(Linear(h)))
 
-    Attributes:
-      irreps_out: what is predicted.
-      hidden: multiplicity of each irrep in the gate.
-      biases: whether there are one more Linear and gate, and biases after the first Linear.
-      backend: see `eqfuse.ops`.
     References: Batatia et al. 2022, eq. 13.
     """
 
     irreps_out: str
-    hidden: int
-    biases: bool
+    hidden: int  # multiplicity of each irrep in the gate
+    biases: bool  # one more Linear and gate, and biases after the first Linear
     backend: str | None
 
     @nn.compact
     def __call__(self, h):
-        """Return IrrepsArray [n_nodes, irreps_out] for h, IrrepsArray [n_nodes, irreps]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         hidden = gated([(self.hidden, ir) for ir in {ir for _, ir in irreps_out}])
-        acts = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
         # [n_nodes, hidden x each irrep]
-        h = e3nn.gate(linear(self, hidden, "linear_in")(h), **acts)
+        h = e3nn.gate(linear(self, hidden, "linear_in")(h), **GATE)
         if self.biases:
-            h = e3nn.gate(linear(self, hidden, "linear_mid", biases=True)(h), **acts)
+            h = e3nn.gate(linear(self, hidden, "linear_mid", biases=True)(h), **GATE)
         return linear(self, irreps_out, "linear_out", biases=self.biases)(h)

@@ -10,18 +10,16 @@ from eqfuse import ops
 from eqfuse.models.irreps import SCALAR
 from eqfuse.models.radial import RadialNetworks
 
+GATE = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
+"""The activations of `e3nn.gate`, which keeps the parity of features: gates are even scalars."""
 EPSILON = 1e-12
 """Smallest mean square of a row that `RMSNorm` divides by."""
 
 
 def embed_species(network: nn.Module, species, dtype, channels=None) -> e3nn.IrrepsArray:
-    """Return the first node features, [n_nodes, channels x 0e], parameters of each species.
+    """Return the first node features, [n_nodes, channels x 0e], of the parameter `embedding`.
 
-    Args:
-      network: whose parameter `embedding` it is, with `num_species` and `channels`.
-      species: [n_nodes] int32.
-      dtype: of the parameter.
-      channels: number of features; None for those of the network.
+    The network has `num_species`, and `channels` if that is not given.
     """
     channels = network.channels if channels is None else channels
     shape = (network.num_species, channels)
@@ -29,16 +27,38 @@ def embed_species(network: nn.Module, species, dtype, channels=None) -> e3nn.Irr
     return e3nn.IrrepsArray([(channels, SCALAR)], embedding[species])
 
 
-def radial_networks(network: nn.Module, basis, widths) -> list[jax.Array]:
-    """Return the weights of the products of each layer, [n_edges, width].
+def radial_networks(network: nn.Module, basis, sh, layers) -> list[jax.Array]:
+    """Return the weights of the products with sh of each layer, [n_edges, irreps of the products].
 
-    Args:
-      network: whose submodule `radial` it is, with `radial_layers`, `radial_hidden` and `backend`.
-      basis: [n_edges, num_bessel].
-      widths: of each layer.
+    Layers are pairs of what is sent and what is kept of the products, both Irreps.
     """
     hidden = (network.radial_hidden,) * network.radial_layers
-    return RadialNetworks(hidden, tuple(widths), network.backend, name="radial")(basis)
+    widths = tuple(num_products(sent, sh, kept) for sent, kept in layers)
+    return RadialNetworks(hidden, widths, network.backend, name="radial")(basis)
+
+
+def num_products(sent: e3nn.Irreps, sh, kept: e3nn.Irreps) -> int:
+    """Return the number of irreps, with multiplicities, of a product that `convolution` weights."""
+    return ops.tensor_product(sent, sh.irreps, filter_ir_out=_irreps_in(kept)).num_irreps
+
+
+def convolution(network: nn.Module, irreps, name: str, op=ops.TensorProductLinear, **options):
+    """Return the product with the harmonics of edges, summed to receivers, and a Linear."""
+    return op(
+        irreps,
+        force_irreps_out=True,
+        filter_ir_out=_irreps_in(
+            irreps
+        ),  # those that have weights; parameters are numbered by them
+        backend=network.backend,
+        fused=network.fused,
+        name=name,
+        **options,
+    )
+
+
+def _irreps_in(irreps) -> list[e3nn.Irrep]:
+    return sorted({ir for _, ir in e3nn.Irreps(irreps)})
 
 
 def linear(
@@ -46,12 +66,8 @@ def linear(
 ) -> ops.Linear:
     """Return a Linear to `irreps`, all of which are in its output.
 
-    Args:
-      network: the module that it is part of, with `backend` and, for `by_species`, `num_species`.
-      irreps: of the output.
-      name: of its parameters.
-      by_species: whether each species has weights of its own; then it is called with the species.
-      biases: whether even scalars of the output have biases.
+    With `by_species`, each species has weights of its own, and it is called with the species. With
+    `biases`, even scalars of the output have them.
     """
     return ops.Linear(
         irreps,

@@ -15,16 +15,10 @@ FEW_ROWS = 16384
 
 
 class MLP(nn.Module):
-    """`e3nn.flax.MultiLayerPerceptron` without bias: the same parameters, the same results.
+    """`e3nn.flax.MultiLayerPerceptron` without bias: the same parameters, the same results."""
 
-    Attributes:
-      widths: of the layers.
-      act: between layers, normalised; None for nothing.
-      backend: see `eqfuse.ops`; the parameters are the same for all.
-    """
-
-    widths: tuple[int, ...]
-    act: Callable | None
+    widths: tuple[int, ...]  # of the layers
+    act: Callable | None  # between layers, normalised
     backend: str | None
 
     @nn.compact
@@ -44,7 +38,6 @@ class Kernels(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Return the matrix of each layer for x [rows, columns]."""
         return kernels(self, x)
 
 
@@ -73,13 +66,6 @@ def dense(x, kernel, backend: str | None):
     """Return x times a matrix, normalised.
 
     On a CPU, few rows are multiplied by a native kernel: XLA's threads take longer to start.
-
-    Args:
-      x: [rows, columns].
-      kernel: [columns, width].
-      backend: see `eqfuse.ops`.
-    Returns:
-      [rows, width].
     """
     if has_few_rows(x) and ops.resolve(backend, "grouped_dense") == "llvm":
         return ops.grouped_dense(x, [kernel], scale=scale(kernel), backend=backend)

@@ -1,12 +1,11 @@
 """NequIP: an equivariant message-passing potential (Batzner et al. 2022)."""
 
-import itertools
+import functools
 import math
 from typing import Literal
 
 import e3nn_jax as e3nn
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,17 +14,24 @@ from eqfuse.models.irreps import (
     SCALAR,
     allowed,
     gated,
+    harmonics,
     products,
     require_at_least,
     require_positive,
-    sphere,
     unreachable,
 )
-from eqfuse.models.message_passing import RMSNorm, embed_species, linear, radial_networks
+from eqfuse.models.message_passing import (
+    GATE,
+    RMSNorm,
+    convolution,
+    embed_species,
+    linear,
+    radial_networks,
+)
 from eqfuse.models.mlp import normalized
 from eqfuse.models.radial import (
     lengths_and_directions,
-    network_bessel,
+    network_basis,
     polynomial_cutoff,
     spherical_harmonics,
     xplor_cutoff,
@@ -48,26 +54,15 @@ class Interaction(nn.Module):
 
         h <- Gate(linear_down(sum_j TP(linear_up(h)_j, Y_ij; radial(B_ij)) / sqrt(n)) + skip_z(h))
 
-    The gate is `e3nn.gate` with normalised activations: silu for even scalars, tanh for odd ones,
-    and silu for the gates, which are even scalars, so that a gated feature keeps its parity.
+    With `one_hot`, the features before are a table of the species, as Linears of one-hots are:
+    there is no `linear_up`, and the skip is a table too. Settings: see `NequIP`.
 
-    Attributes:
-      irreps: node features after the layer.
-      num_species: number of species, each with its own skip.
-      skip: one of `SKIPS`.
-      one_hot: whether the features before are a table of the species, as Linears of one-hots are:
-        there is no `linear_up`, and the skip is a table too.
-      layer_norm: whether what the gate reads is normalised, see `RMSNorm`.
-      biases: whether the Linears add biases to even scalars.
-      normalize_activation: whether the gate's activations are normalised.
-      backend: see `eqfuse.ops`.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batzner et al. 2022, eq. 9 and figure 1.
     """
 
-    irreps: str
+    irreps: str  # node features after the layer
     num_species: int
-    skip: str
+    skip: str  # one of `SKIPS`
     one_hot: bool
     layer_norm: bool
     biases: bool
@@ -77,47 +72,28 @@ class Interaction(nn.Module):
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges):
-        """Return the node features after the layer.
+        """Return the node features after the layer, [n_nodes, irreps].
 
-        Args:
-          h: node features, IrrepsArray [n_nodes, irreps_in].
-          sh: spherical harmonics divided by sqrt(n), IrrepsArray [n_edges, irreps_sh].
-          weights: of the products, radial(B), [n_edges, irreps of the messages].
-          species: [n_nodes] int32.
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_nodes, irreps].
+        Those before are h [n_nodes, irreps_in], with sh / sqrt(n) [n_edges, irreps_sh] and the
+        weights of the products, radial(B), [n_edges, irreps of the messages].
         """
         irreps = e3nn.Irreps(self.irreps)
         irreps_gate = gated(irreps)
         x = h if self.one_hot else linear(self, h.irreps, "linear_up", biases=self.biases)(h)
         skip = self._skip(irreps_gate, species, h)  # [n_nodes, irreps_gate]
-        options = {
-            "force_irreps_out": True,
-            # those that have weights; parameters are numbered by them
-            "filter_ir_out": sorted({ir for _, ir in irreps_gate}),
-            "biases": self.biases,
-            "backend": self.backend,
-            "fused": self.fused,
-            "name": "linear_down",
-        }
-        act = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
-        act["normalize_act"] = self.normalize_activation
+        op, options = ops.TensorProductLinear, {"biases": self.biases}
+        if not self.layer_norm:
+            op = ops.TensorProductLinearGate
+            options |= {**GATE, "normalize_act": self.normalize_activation}
+        down = convolution(self, irreps_gate, "linear_down", op, **options)
+        h = down(x, sh, weights, edges, skip=skip)
         if self.layer_norm:
-            z = ops.TensorProductLinear(irreps_gate, **options)(x, sh, weights, edges, skip=skip)
-            h = self._gate(RMSNorm(name="norm")(z), act)
-        else:
-            h = ops.TensorProductLinearGate(irreps_gate, **act, **options)(
-                x, sh, weights, edges, skip=skip
-            )
+            # normalised by constants that are exact in any precision
+            norm = normalized if self.normalize_activation else lambda act: act
+            act = {name: norm(f) for name, f in GATE.items()}
+            h = e3nn.gate(RMSNorm(name="norm")(h), **act, normalize_act=False)
         assert h.irreps == irreps, (h.irreps, irreps)
         return h
-
-    def _gate(self, z, act):
-        """Return the gate of what is not an output of the fused op."""
-        if self.normalize_activation:  # by constants that are exact in any precision
-            act = {name: normalized(f) for name, f in act.items() if name != "normalize_act"}
-        return e3nn.gate(z, **act | {"normalize_act": False})
 
     def _skip(self, irreps_gate, species, h):
         """Return the self-connection, which is added before the gate, or None."""
@@ -232,7 +208,7 @@ class NequIP(nn.Module):
         """
         layers, lmax, parity = self.layers, self.lmax, self.parity
         require_at_least(layers=(layers, 1), channels=(self.channels, 1), lmax=(lmax, 0))
-        sh = sphere(lmax, self.so3)
+        sh = harmonics(lmax, self.so3)
         muls = self._multiplicities(sh if self.so3 else allowed(lmax, parity))
         wanted = {ir for _, ir in e3nn.Irreps(self.irreps_out)}
 
@@ -261,37 +237,30 @@ class NequIP(nn.Module):
         """Return the multiplicity of each irrep that a layer may have, for each layer."""
         if self.hidden is None:
             return [dict.fromkeys(irs, self.channels)] * self.layers
-        parts = self.hidden.split(",")
-        parts = parts * self.layers if len(parts) == 1 else parts
-        if len(parts) != self.layers:
-            raise ValueError(
-                f"hidden must be irreps, or irreps for each of the {self.layers} layers with "
-                f"commas, got {self.hidden!r}"
-            )
+        parts = self._of_layers("hidden", "irreps, or irreps")
         return [{ir: mul for mul, ir in e3nn.Irreps(part).regroup()} for part in parts]
 
     def skips(self) -> list[str]:
         """Return the kind of self-connection of each layer."""
-        kinds = self.skip.split(",")
-        kinds = kinds * self.layers if len(kinds) == 1 else kinds
-        if len(kinds) != self.layers or not set(kinds) <= set(SKIPS):
+        return self._of_layers("skip", f"one of {', '.join(SKIPS)}, or one of them", SKIPS)
+
+    def _of_layers(self, name: str, kind: str, known: tuple[str, ...] | None = None) -> list[str]:
+        """Return the parts of a setting that is one for all layers, or one for each with commas."""
+        parts = getattr(self, name).split(",")
+        parts = parts * self.layers if len(parts) == 1 else parts
+        if len(parts) != self.layers or (known and not set(parts) <= set(known)):
             raise ValueError(
-                f"skip must be one of {', '.join(SKIPS)}, or one of them for each of the "
-                f"{self.layers} layers with commas, got {self.skip!r}"
+                f"{name} must be {kind} for each of the {self.layers} layers with commas, got "
+                f"{getattr(self, name)!r}"
             )
-        return kinds
+        return parts
 
     def num_pairs(self) -> int:
-        """Return the number of pairs of species that have radial functions of their own."""
+        """Return one: radial functions do not depend on the species."""
         return 1
 
     def narrow(self, params: dict, keep) -> tuple["NequIP", dict]:
-        """Return this network for some of its species, with the same predictions for them.
-
-        Args:
-          params: its parameters.
-          keep: [n] numbers of the species that stay, in their new order.
-        """
+        """Return this network and its parameters for the species `keep` [n], in their new order."""
         params = take_species(params, keep, ("embedding", "skip"))
         return self.clone(**narrow_settings(self, keep)), params
 
@@ -318,12 +287,8 @@ class NequIP(nn.Module):
             counts = jnp.asarray(self.species_neighbors, sh.dtype)[species[edges.senders]]
             sh = sh / jnp.sqrt(counts)[:, None]
         h = embed_species(self, species, basis.dtype, irreps_in.dim)
-        widths = []
-        for before, after in itertools.pairwise([irreps_in, *hidden]):
-            keep = sorted({ir for _, ir in gated(after)})
-            messages = ops.tensor_product(before, sh.irreps, filter_ir_out=keep)
-            widths.append(messages.num_irreps)
-        radial = radial_networks(self, basis, widths)  # [n_edges, width] for each layer
+        layers = zip([irreps_in, *hidden[:-1]], map(gated, hidden), strict=True)
+        radial = radial_networks(self, basis, sh, layers)  # [n_edges, width] for each layer
         for k, (irreps, skip) in enumerate(zip(hidden, self.skips(), strict=True)):
             h = Interaction(
                 str(irreps),
@@ -341,18 +306,15 @@ class NequIP(nn.Module):
 
     def _edges(self, vectors, species, edges):
         """Return spherical harmonics and the radial basis of each edge, or a table in its place."""
-        cutoff, xplor = self.cutoff, self.cutoff_function == "xplor"
         lengths, directions, real = lengths_and_directions(vectors)
-        bessel = network_bessel(self, lengths.dtype)
-
-        def function(lengths, _):
-            if xplor:
-                envelope = xplor_cutoff(lengths, self.cutoff_onset, cutoff)
-            else:
-                envelope = polynomial_cutoff(lengths, cutoff, self.poly_power)
-            return bessel(lengths) * envelope[:, None], envelope
-
-        breaks = (self.cutoff_onset, cutoff) if xplor else (cutoff,)
+        cutoff, onset = self.cutoff, self.cutoff_onset
+        if self.cutoff_function == "xplor":
+            breaks = (onset, cutoff)
+            envelope = functools.partial(xplor_cutoff, onset=onset, cutoff=cutoff)
+        else:
+            breaks = (cutoff,)
+            envelope = functools.partial(polynomial_cutoff, cutoff=cutoff, power=self.poly_power)
+        function = network_basis(self, lengths.dtype, envelope)
         reduced = reduced_lengths(self, lengths, species, edges)
         basis, _ = radial_basis(self, reduced, real, function, breaks)
         sh = spherical_harmonics(directions, range(self.lmax + 1))
@@ -364,11 +326,7 @@ class NequIP(nn.Module):
         return sh, basis
 
     def check(self):
-        """Refuse settings that are out of range.
-
-        Raises:
-          ValueError: the first that is, by its name.
-        """
+        """Refuse settings that are out of range, by their names."""
         self.skips()
         positive = ("num_species", "avg_num_neighbors", "cutoff", "num_bessel", "poly_power")
         require_positive(**{name: getattr(self, name) for name in positive})

@@ -9,10 +9,8 @@ import numpy as np
 from ase.data import covalent_radii
 
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
-from eqfuse.models.radial_table import Pairs
+from eqfuse.models.radial_table import ALONE, Pairs
 from eqfuse.models.species import take
-
-DECAYS = (3.2, 0.9423, 0.4028, 0.2016)
 
 
 def radii_of(atomic_numbers) -> tuple[float, ...]:
@@ -27,12 +25,8 @@ def agnesi_transform(
 
         T(d) = 1 / (1 + a x^q / (1 + x^(q - p))),    x = d / r0
 
-    Args:
-      lengths: d, [n_edges] Å, positive.
-      radii: r0, [n_edges] Å, the mean of the covalent radii of the two atoms.
-      constants: q, p and a.
-    Returns:
-      [n_edges], one at d = 0, falling.
+    with r0 the mean of the covalent radii of the two atoms, Å, and the constants q, p and a.
+
     References: Witt et al. 2023, J. Chem. Phys. 159, 164101 (ACEpotentials.jl).
     """
     q, p, a = constants
@@ -45,12 +39,8 @@ def soft_transform(lengths: jax.Array, radii: jax.Array, steepness: float) -> ja
 
         T(d) = p + (d - p) (1 + tanh(a (d - (p + q)/2) / (q - p))) / 2,    p = 3/4 b,    q = 4/3 b
 
-    Args:
-      lengths: d, [n_edges] Å.
-      radii: [n_edges] Å, the mean of the covalent radii of the two atoms; b is twice that.
-      steepness: a.
-    Returns:
-      [n_edges] Å, d where it is well above q.
+    with b the sum of the covalent radii of the two atoms, Å, twice their mean, and the steepness a.
+
     References: mace-torch 0.3.16 (`SoftTransform`).
     """
     lower, upper = 3 / 2 * radii, 8 / 3 * radii
@@ -59,20 +49,12 @@ def soft_transform(lengths: jax.Array, radii: jax.Array, steepness: float) -> ja
 
 
 def length_transform(network, species, edges) -> tuple:
-    """Return the transform of edge lengths that a network has, and the pairs that it depends on.
+    """Return the transform of edge lengths that a MACE has, if any, and the `Pairs` of its edges.
 
-    Args:
-      network: see the settings of `eqfuse.models.MACE`.
-      species: [n_nodes] int32.
-      edges: `eqfuse.ops.Edges`.
-    Returns:
-      A function of lengths [n] and pairs [n], and the `Pairs` of the edges, without an order; None
-      and None without a transform.
-    Raises:
-      ValueError: an unknown transform, or one without radii for all species.
+    It is a function of lengths [n] and of pairs [n], which have no order.
     """
     if network.distance_transform is None:
-        return None, None
+        return None, ALONE
     kind = network.distance_transform
     if kind not in ("agnesi", "soft"):
         raise ValueError(f"distance_transform {kind!r} is unknown; give 'agnesi', 'soft' or None")
@@ -128,7 +110,7 @@ class ZBL:
     length: float = 0.8854 * 0.529177
     coefficients: tuple[float, ...] = (0.1818, 0.5099, 0.2802, 0.02817)
     coulomb: float = 14.399645
-    decays: tuple[float, ...] = DECAYS
+    decays: tuple[float, ...] = (3.2, 0.9423, 0.4028, 0.2016)
     cutoff: float | None = None
 
     @classmethod
@@ -150,13 +132,7 @@ class ZBL:
 
     @jax.named_scope("zbl")
     def __call__(self, vectors: jax.Array, species: jax.Array, edges) -> jax.Array:
-        """Return the repulsion energy of each node, [n_nodes] eV: half of each of its pairs.
-
-        Args:
-          vectors: [n_edges, 3] Å, of zero length for padding.
-          species: [n_nodes] int32.
-          edges: `eqfuse.ops.Edges`.
-        """
+        """Return the repulsion energy of each node, [n_nodes] eV: half of each of its pairs."""
         lengths, _, real = lengths_and_directions(vectors)
         z = np.asarray(self.atomic_numbers, np.float64)
         powers, charges, radii = (

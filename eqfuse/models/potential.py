@@ -51,11 +51,9 @@ class Potential(nn.Module):
     repulsion: ZBL | None = None
 
     def narrow(self, variables: dict, keep) -> tuple["Potential", dict]:
-        """Return this potential for some of its species, with the same predictions for them.
+        """Return this potential and its variables for some species, with the same predictions.
 
-        Args:
-          variables: its variables, {"params": ...}.
-          keep: [n] numbers of the species that stay, in their new order.
+        Their numbers are `keep` [n], in their new order.
         """
         params = variables["params"]
         model, of_model = self.model.narrow(params["model"], keep)
@@ -86,14 +84,8 @@ class Potential(nn.Module):
 
     @nn.compact
     def __call__(self, vectors, species, edges):
-        """Return the energy of each node.
+        """Return the energy of each node, [n_nodes] eV; operands are those of `NequIP`.
 
-        Args:
-          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
-          species: [n_nodes] int32, in [0, len(scale)).
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          [n_nodes] eV.
         Raises:
           ValueError: a model that does not predict one scalar, or scale and shift of unlike length.
         """

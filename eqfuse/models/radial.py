@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.models import mlp
 from eqfuse.models.irreps import require_positive
-from eqfuse.models.radial_table import Pairs, RadialTable, kept, radial_basis
+from eqfuse.models.radial_table import ALONE, Pairs, RadialTable, kept, radial_basis
 
 TOGETHER = 3
 """Largest number of networks in a kernel, so that kernels do not grow with the layers."""
@@ -26,45 +25,42 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
 
     At bond lengths (d of 1 to 1.5 Å, c of 5 Å) this is of the order of 0.5. A basis of unit
     variance over the sphere is ten times that at bonds, and the radial networks of three layers
-    multiply it: untrained forces are then of the order of 300 eV/Å instead of 1 eV/Å.
+    multiply it: untrained forces are then of the order of 300 eV/Å instead of 1 eV/Å. Lengths
+    [n_edges] Å are positive, and the result is [n_edges, num_bessel].
 
-    Args:
-      lengths: [n_edges] Å, positive.
-      num_bessel: number of functions.
-      cutoff: c, Å.
-    Returns:
-      [n_edges, num_bessel].
     References: Gasteiger et al. 2020, eq. 7.
     """
-    lengths = lengths[:, None]
-    frequencies = jnp.arange(1, num_bessel + 1, dtype=lengths.dtype) * (math.pi / cutoff)
-    return math.sqrt(2 / cutoff) * jnp.sin(frequencies * lengths) / lengths
+    return _waves(lengths, _frequencies(num_bessel, cutoff, lengths.dtype), cutoff)
 
 
-def network_bessel(network, dtype) -> Callable[[jax.Array], jax.Array]:
-    """Return the Bessel functions of a network, whose frequencies may be parameters.
+def network_basis(network, dtype, envelope: Callable[[jax.Array], jax.Array]) -> Callable:
+    """Return the Bessel functions of a network times an envelope, and that, as a function.
 
-    Args:
-      network: with `cutoff`, `num_bessel` and `trainable_bessel`.
-      dtype: of the parameters.
-    Returns:
-      A function of lengths [n] Å, in any precision, to [n, num_bessel].
+    It maps lengths [n] Å, in any precision, to [n, num_bessel] and [n], as `radial_basis` asks for.
+    Frequencies may be parameters.
     """
-    cutoff, count = network.cutoff, network.num_bessel
-    if not network.trainable_bessel:
-        return lambda lengths: bessel_basis(lengths, count, cutoff)
+    cutoff, count, trained = network.cutoff, network.num_bessel, None
+    if network.trainable_bessel:
+        trained = network.param("frequencies", lambda _: _frequencies(count, cutoff, dtype))
 
-    def init(_):
-        return jnp.arange(1, count + 1, dtype=dtype) * (math.pi / cutoff)
+    def function(lengths, _):
+        if trained is None:
+            basis = bessel_basis(lengths, count, cutoff)
+        else:
+            basis = _waves(lengths, trained.astype(lengths.dtype), cutoff)
+        factor = envelope(lengths)
+        return basis * factor[:, None], factor
 
-    frequencies = network.param("frequencies", init)
+    return function
 
-    def functions(lengths):
-        lengths = lengths[:, None]
-        waves = jnp.sin(frequencies.astype(lengths.dtype) * lengths)
-        return math.sqrt(2 / cutoff) * waves / lengths
 
-    return functions
+def _frequencies(num_bessel: int, cutoff: float, dtype) -> jax.Array:
+    return jnp.arange(1, num_bessel + 1, dtype=dtype) * (math.pi / cutoff)
+
+
+def _waves(lengths, frequencies, cutoff: float) -> jax.Array:
+    lengths = lengths[:, None]
+    return math.sqrt(2 / cutoff) * jnp.sin(frequencies * lengths) / lengths
 
 
 def spline_basis(x: jax.Array, count: int, span: int) -> jax.Array:
@@ -72,13 +68,9 @@ def spline_basis(x: jax.Array, count: int, span: int) -> jax.Array:
 
         b_k(x) = (1 - cos(2 pi (x - l_k) / w))^2 / 4    for 0 < x - l_k < w
 
-    with the width w = (span + 1) / count and the left ends l_k = (k - span) / count.
+    for distances x in units of the cutoff, with the width w = (span + 1) / count and the left ends
+    l_k = (k - span) / count, where `span` is how many others a bump overlaps with on its right.
 
-    Args:
-      x: [n_edges] distances in units of the cutoff.
-      count, span: number of bumps, and how many others each one overlaps with on its right.
-    Returns:
-      [n_edges, count].
     References: Tan et al. 2025, arXiv:2504.16068; nequip-allegro 0.8.
     """
     width = (span + 1) / count
@@ -93,14 +85,8 @@ def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Arra
         u(x) = 1 - (p+1)(p+2)/2 x^p + p(p+2) x^(p+1) - p(p+1)/2 x^(p+2),    x = d / cutoff
 
     evaluated as (1 - x)^3 times a polynomial with positive coefficients, which does not cancel near
-    the cutoff as the sum above does.
+    the cutoff as the sum above does. The power p is at least 1.
 
-    Args:
-      lengths: [n_edges] Å.
-      cutoff: Å.
-      power: p, at least 1.
-    Returns:
-      [n_edges], in [0, 1].
     References: Gasteiger et al. 2020, eq. 8.
     """
     x = lengths / cutoff
@@ -115,10 +101,6 @@ def xplor_cutoff(lengths: jax.Array, onset: float, cutoff: float) -> jax.Array:
 
         u(d) = (c^2 - d^2)^2 (c^2 + 2 d^2 - 3 o^2) / (c^2 - o^2)^3    for o < d < c
 
-    Args:
-      lengths: d, [n_edges] Å.
-      onset: o, Å.
-      cutoff: c, Å.
     References: SevenNet (Park et al. 2024, J. Chem. Theory Comput. 20, 4857); HOOMD-blue's XPLOR.
     """
     on, cut, squares = onset**2, cutoff**2, lengths**2
@@ -127,13 +109,10 @@ def xplor_cutoff(lengths: jax.Array, onset: float, cutoff: float) -> jax.Array:
 
 
 def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return edge lengths and unit vectors, differentiable also where the vector is zero.
+    """Return the lengths [n_edges] Å and directions of vectors [n_edges, 3], and which are real.
 
-    Args:
-      vectors: [n_edges, 3] Å.
-    Returns:
-      lengths [n_edges] Å, directions [n_edges, 3], and real [n_edges] bool: False for an edge of
-      zero length (padding), whose length and direction are constants to be masked by the caller.
+    An edge of zero length (padding) is not: its length and direction are constants, to be masked by
+    the caller, so that derivatives are finite.
     """
     real = jnp.any(vectors != 0, axis=-1)
     placeholder = jnp.array([0, 1, 0], vectors.dtype)
@@ -145,11 +124,7 @@ def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, ja
 def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
     """Return spherical harmonics of unit vectors, normalised so that squares have mean 1.
 
-    Args:
-      directions: [n_edges, 3] unit vectors.
-      ls: the degrees l, increasing.
-    Returns:
-      IrrepsArray [n_edges, sum of (2l + 1)], irreps 0e + 1o + 2e + ... for those l.
+    They are an IrrepsArray [n_edges, 0e + 1o + 2e + ...] of the increasing degrees `ls`.
     """
     irreps = e3nn.Irreps([(1, (l, (-1) ** l)) for l in ls])
     # without matrix products, so that XLA fuses them and their derivatives into few kernels
@@ -157,21 +132,6 @@ def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
     return e3nn.spherical_harmonics(
         irreps, directions, False, normalization="component", algorithm=algorithm
     )
-
-
-class EdgeGeometry(NamedTuple):
-    """Angular and radial functions of each edge.
-
-    Attributes:
-      sh: spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...].
-      basis: Bessel functions of the length times the envelope, [n_edges, num_bessel]; or a table
-        in their place.
-      envelope: the polynomial cutoff, [n_edges]; zero for padding and beyond the cutoff.
-    """
-
-    sh: e3nn.IrrepsArray
-    basis: jax.Array | RadialTable
-    envelope: jax.Array
 
 
 def edge_geometry(
@@ -183,9 +143,9 @@ def edge_geometry(
     transform: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     apply_cutoff: bool = True,
     *,
-    pairs: Pairs | None = None,
+    pairs: Pairs = ALONE,
     network: nn.Module | None = None,
-) -> EdgeGeometry:
+) -> tuple[e3nn.IrrepsArray, jax.Array | RadialTable, jax.Array]:
     """Return harmonics of the directions, and functions of the lengths that vanish at the cutoff.
 
     Args:
@@ -194,9 +154,12 @@ def edge_geometry(
       cutoff, num_bessel, poly_power: see `polynomial_cutoff` and `bessel_basis`.
       transform: of the lengths and pairs [n], positive, before the Bessel functions; None for none.
       apply_cutoff: False for a basis that is not multiplied by the envelope.
-      pairs: the pair of species of each edge, on which radial functions depend; None: they do not.
+      pairs: the pair of species of each edge, if radial functions depend on it.
       network: whose radial functions may be read from tables, see `radial_table.choose`; None for
         the basis itself.
+    Returns:
+      spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...]; Bessel functions, [n_edges,
+      num_bessel] or a table; the polynomial cutoff, [n_edges], zero for padding and beyond it.
     Raises:
       ValueError: settings that are not positive.
     """
@@ -210,7 +173,7 @@ def edge_geometry(
         return basis * envelope[:, None] if apply_cutoff else basis, envelope
 
     basis, envelope = radial_basis(network, lengths, real, function, (cutoff,), pairs)
-    return EdgeGeometry(spherical_harmonics(directions, range(lmax + 1)), basis, envelope)
+    return spherical_harmonics(directions, range(lmax + 1)), basis, envelope
 
 
 class RadialNetworks(nn.Module):
@@ -222,33 +185,27 @@ class RadialNetworks(nn.Module):
     has derivatives of many edges compute the hidden layers again instead of keeping them. From a
     table, they are computed at its knots only.
 
-    Attributes:
-      hidden: widths of the hidden layers.
-      outputs: width of the output of each network.
-      backend: see `eqfuse.ops`; the parameters are the same for all.
     References: Batzner et al. 2022, eq. 8.
     """
 
-    hidden: tuple[int, ...]
-    outputs: tuple[int, ...]
+    hidden: tuple[int, ...]  # widths of the hidden layers
+    outputs: tuple[int, ...]  # width of the output of each network
     backend: str | None
 
     @nn.compact
     def __call__(self, basis):
-        """Return the output of each network, [n_edges, width].
-
-        Args:
-          basis: [n_edges, num_bessel], or a `RadialTable` of the edges.
-        """
+        """Return each network, [n_edges, width], of a basis [n_edges, num_bessel] or a table."""
         networks = [
             mlp.Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
             for k, width in enumerate(self.outputs)
         ]
         if isinstance(basis, RadialTable):
-            return _from_tables(self, basis, networks)
-        return self._networks(basis, networks)
-
-    def _networks(self, basis, networks):
+            made = functools.cache(lambda: basis.networks(networks))  # all, where any is made
+            tables = [kept(self, f"table_{k}", lambda k=k: made()[k]) for k in range(len(networks))]
+            if mlp.has_few_rows(basis):
+                return basis.of_edges(tables)
+            # apart, so that weights of one layer need no other's memory
+            return [out for table in tables for out in basis.of_edges([table])]
         few = mlp.has_few_rows(basis)
         chosen = ops.resolve(self.backend, "grouped_dense")
         if chosen not in ("xla", "e3nn", "llvm") or (chosen == "llvm" and few):
@@ -258,15 +215,6 @@ class RadialNetworks(nn.Module):
         hidden = [one(basis, kernels[:-1]) for kernels in networks]
         last = [kernels[-1] for kernels in networks]
         return [mlp.dense(h, w, self.backend) for h, w in zip(hidden, last, strict=True)]
-
-
-def _from_tables(module, table: RadialTable, networks):
-    """Return the outputs of networks by interpolation."""
-    made = functools.cache(lambda: table.networks(networks))  # all at once, where any is made
-    tables = [kept(module, f"table_{k}", lambda k=k: made()[k]) for k in range(len(networks))]
-    if not mlp.has_few_rows(table):  # apart, so that weights of one layer need no other's memory
-        return [out for t in tables for out in table.of_edges([t])]
-    return table.of_edges(tables)
 
 
 def _hidden_layers(x, kernels):

@@ -54,11 +54,7 @@ class Choice(NamedTuple):
 def choose(network: nn.Module, num_edges: int) -> Choice:
     """Decide whether a network reads its radial functions from a table.
 
-    Args:
-      network: with `radial`, `radial_knots` and `num_pairs()`, see `eqfuse.models.NequIP`.
-      num_edges: of a batch, with its padding.
-    Raises:
-      ValueError: settings that are out of range, by their names.
+    It has `radial`, `radial_knots` and `num_pairs()`; a batch has `num_edges` with its padding.
     """
     kind, knots = network.radial, network.radial_knots
     if kind not in KINDS:
@@ -86,13 +82,8 @@ def with_tables(potential, variables) -> dict:
     """Return variables of a potential with the tables of its radial functions.
 
     A potential that is applied to them reads these tables, whatever `radial` is, and makes none.
-    They are those of the parameters: after a change of these, make them again.
-
-    Args:
-      potential: a `Potential`; its model decides the knots.
-      variables: its variables, {"params": ...}.
-    Returns:
-      {"params": ..., "tables": ...}, tables in the dtype of the parameters.
+    They are those of the parameters, in their dtype: after a change of these, make them again. The
+    variables are {"params": ...}, and then {"params": ..., "tables": ...}.
     """
     params = {"params": variables["params"]}
     dtype = jax.tree.leaves(params)[0].dtype
@@ -109,47 +100,33 @@ def with_tables(potential, variables) -> dict:
 
 
 class Grid(NamedTuple):
-    """Intervals between knots, and the points at which functions are computed for them.
+    """Intervals between knots, and the points at which functions are computed for them, Å."""
 
-    Attributes:
-      points: [n_points] Å.
-      left, right: (first, last) of the points at the ends of intervals, for each piece.
-      center, half: [intervals] Å: its middle, and half its length.
-      pieces: (first interval, intervals, start, length of each) of the pieces between breaks.
-    """
-
-    points: np.ndarray
-    left: tuple[tuple[int, int], ...]
-    right: tuple[tuple[int, int], ...]
-    center: np.ndarray
-    half: np.ndarray
-    pieces: tuple[tuple[int, int, float, float], ...]
+    points: np.ndarray  # each piece between breaks has one more than intervals
+    center: np.ndarray  # [intervals], the middle of each
+    half: np.ndarray  # [intervals], half the length
+    pieces: tuple[tuple[int, int, float, float], ...]  # first interval, number, start, length
 
 
 @functools.lru_cache(maxsize=64)
 def grid(breaks: tuple[float, ...], knots: int) -> Grid:
-    """Return equal intervals between breaks, as many in each piece as its length asks for.
+    """Return roughly as many equal intervals as `knots`, in proportion to each piece's length.
 
-    Args:
-      breaks: lengths at which derivatives jump, Å, increasing; the last is the cutoff.
-      knots: number of intervals, roughly.
+    The breaks between pieces are lengths at which derivatives jump; the last is the cutoff.
     """
     cutoff = breaks[-1]
-    first, count, pieces, parts, left, right = 0, 0, [], [], [], []
-    ends = [NEAREST * cutoff, *breaks]
-    for start, end in itertools.pairwise(ends):
+    first, pieces, parts = 0, [], []
+    for start, end in itertools.pairwise([NEAREST * cutoff, *breaks]):
         number = max(2, round(knots * (end - start) / cutoff))
         lengths = np.linspace(start, end, number + 1)
         points = lengths.copy()  # each piece has its own, on its side of the breaks
         points[0] += MARGIN * cutoff if first else 0
         points[-1] -= MARGIN * cutoff
-        left.append((count, count + number))
-        right.append((count + 1, count + number + 1))
         parts.append((points, (lengths[1:] + lengths[:-1]) / 2, np.diff(lengths) / 2))
         pieces.append((first, number, start, (end - start) / number))
-        first, count = first + number, count + number + 1
+        first += number
     points, center, half = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Grid(points, tuple(left), tuple(right), center, half, tuple(pieces))
+    return Grid(points, center, half, tuple(pieces))
 
 
 def places(cells: Grid, lengths, inside):
@@ -173,56 +150,35 @@ def places(cells: Grid, lengths, inside):
 
 
 class Point(NamedTuple):
-    """What a radial function depends on, at n lengths.
+    """What a radial function depends on, at n lengths."""
 
-    Attributes:
-      basis: Bessel functions of the length times the envelope, [n, num_bessel].
-      envelope: the cutoff function, [n].
-      lengths: [n] Å.
-      pairs: number of the pair of species, [n] int32; None for functions of the length alone.
-    """
-
-    basis: jax.Array
-    envelope: jax.Array
-    lengths: jax.Array
-    pairs: jax.Array | None
+    basis: jax.Array  # [n, num_bessel], Bessel functions of the length times the envelope
+    envelope: jax.Array  # [n], the cutoff function
+    lengths: jax.Array  # [n] Å
+    pairs: jax.Array  # [n] int32, the number of the pair of species
 
 
 class Pairs(NamedTuple):
-    """The pair of species of each edge, for functions that depend on it.
+    """The pair of species of each edge; by default functions depend on the length alone."""
 
-    Attributes:
-      index: [n_edges] int32.
-      count: number of pairs.
-    """
+    index: jax.Array | int = 0  # [n_edges] int32
+    count: int = 1
 
-    index: jax.Array
-    count: int
+
+ALONE = Pairs()
 
 
 @dataclasses.dataclass(frozen=True)
 class RadialTable:
-    """The edges of a graph as places in tables of radial functions; in the place of their basis.
+    """The edges of a graph as places in tables of radial functions; in the place of their basis."""
 
-    Attributes:
-      function: (lengths [n], pairs [n] or None) to the basis and the envelope.
-      grid: the intervals.
-      num_pairs: each has a table of its own, in the order of `Pairs`; None for one table for all.
-      num_bessel: number of functions of the basis.
-      intervals: the interval of each edge, and which of its parts.
-      parts: of an interval, see `_parts`.
-      powers: [n_edges, 6], those of its place in the interval; zero beyond the cutoff and for
-        padding.
-      backend: see `eqfuse.ops`.
-    """
-
-    function: Callable
+    function: Callable  # (lengths [n], pairs [n]) to the basis and the envelope
     grid: Grid
-    num_pairs: int | None
+    num_pairs: int  # each has a table of its own, in the order of `Pairs`
     num_bessel: int
-    intervals: Edges
-    parts: int
-    powers: jax.Array
+    intervals: Edges  # the interval of each edge, and which of its parts
+    parts: int  # of an interval, see `_parts`
+    powers: jax.Array  # [n_edges, 6], of the place in the interval; zero for padding
     backend: str | None
 
     @property
@@ -235,12 +191,9 @@ class RadialTable:
         return self.powers.dtype
 
     def table(self, function: Callable, kernel=None) -> jax.Array:
-        """Return the coefficients of a radial function, [intervals, 6, width].
+        """Return the coefficients of a radial function of a `Point`, [intervals, 6, width].
 
-        Args:
-          function: `Point` of n lengths, in float64, to [n, width_in] in float64.
-          kernel: matrix [width_in, width] of the last dense layer, in the precision of the network;
-            None for nothing.
+        It is computed in float64; `kernel` is the matrix of a last dense layer, which is not.
         """
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             coefficients = self._coefficients(self._jets(function)).astype(self.dtype)
@@ -249,11 +202,8 @@ class RadialTable:
     def networks(self, networks) -> list[jax.Array]:
         """Return the coefficients of dense networks of the basis, [intervals, 6, width] of each.
 
-        They are computed side by side, values, slopes and curvatures as rows of one matrix: what
-        is small costs mostly launches.
-
-        Args:
-          networks: matrices of the layers of each; all but the last have the same shapes.
+        All their matrices but the last have the same shapes. They are computed side by side,
+        values, slopes and curvatures as rows of one matrix: what is small costs mostly launches.
         """
         *hidden, last = zip(*networks, strict=True)
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -264,7 +214,6 @@ class RadialTable:
         return self._last(coefficients, last)
 
     def _last(self, coefficients, kernels):
-        """Return coefficients after the last layer of each network, [intervals, 6, width]."""
         rows = coefficients.reshape(-1, coefficients.shape[-1])
         backend = ops.resolve(self.backend, "grouped_dense")
         # XLA finds no tiles for this matmul on a GPU, fused with the conversion before it
@@ -281,11 +230,8 @@ class RadialTable:
     def _jets(self, function):
         """Return values, slopes and curvatures at the points, [3, pairs * points, width]."""
         points = jnp.asarray(self.grid.points)
-        count = self.num_pairs or 1
-        lengths = jnp.tile(points, count)
-        pairs = None
-        if self.num_pairs is not None:
-            pairs = jnp.repeat(jnp.arange(count, dtype=jnp.int32), len(points))
+        lengths = jnp.tile(points, self.num_pairs)
+        pairs = jnp.repeat(jnp.arange(self.num_pairs, dtype=jnp.int32), len(points))
 
         def at(lengths):
             return function(Point(*self.function(lengths, pairs), lengths, pairs))
@@ -299,11 +245,13 @@ class RadialTable:
 
     def _coefficients(self, jets):
         """Return the polynomials between points, [pairs * intervals, 6, width]."""
-        jets = jets.reshape(3, self.num_pairs or 1, len(self.grid.points), -1)
+        jets = jets.reshape(3, self.num_pairs, len(self.grid.points), -1)
         half = self.grid.half[:, None] ** np.arange(3)[:, None, None, None]
+        # before a piece are as many points as intervals, and one for each piece
+        starts = [(first + k, number) for k, (first, number, *_) in enumerate(self.grid.pieces)]
         left, right = (
-            half * jnp.concatenate([jets[:, :, first:last] for first, last in parts], axis=2)
-            for parts in (self.grid.left, self.grid.right)
+            half * jnp.concatenate([jets[:, :, a + end : a + end + n] for a, n in starts], axis=2)
+            for end in (0, 1)
         )
         sums, differences = (right + left) / 2, (right - left) / 2
         (s0, s1, s2), (d0, d1, d2) = sums, differences
@@ -322,9 +270,8 @@ class RadialTable:
 def _side_by_side(jets, kernels):
     """Return dense layers of jets, [3, n, networks * width].
 
-    Args:
-      jets: [3, n, columns], which all networks read, or [3, n, networks * columns].
-      kernels: [networks, columns, width].
+    The jets are [3, n, columns], which all networks read, or [3, n, networks * columns], and the
+    kernels [networks, columns, width].
     """
     count, columns, width = kernels.shape
     shape, rows = (3, -1, count * width), jets.reshape(-1, jets.shape[-1])
@@ -349,13 +296,7 @@ def _activated(value, slope, curvature):
 
 
 def kept(module: nn.Module, name: str, make: Callable[[], jax.Array]) -> jax.Array:
-    """Return a table that is among the variables of a network, or else make it.
-
-    Args:
-      module: the submodule whose table it is.
-      name: of the table.
-      make: computes it.
-    """
+    """Return a table that is among the variables of a network, or else make it."""
     keeps = module.is_mutable_collection(COLLECTION) and not module.is_initializing()
     if keeps or module.has_variable(COLLECTION, name):
         return module.variable(COLLECTION, name, make).value
@@ -363,44 +304,29 @@ def kept(module: nn.Module, name: str, make: Callable[[], jax.Array]) -> jax.Arr
 
 
 def radial_basis(
-    network: nn.Module | None,
-    lengths: jax.Array,
-    real: jax.Array,
-    function: Callable,
-    breaks: tuple[float, ...],
-    pairs: Pairs | None = None,
+    network: nn.Module | None,  # whose settings decide, see `choose`; None for no table
+    lengths: jax.Array,  # [n_edges] Å, positive
+    real: jax.Array,  # [n_edges] bool, False for padding
+    function: Callable,  # (lengths [n], pairs [n]) to the basis [n, num_bessel], envelope [n]
+    breaks: tuple[float, ...],  # see `grid`
+    pairs: Pairs = ALONE,
 ) -> tuple[jax.Array | RadialTable, jax.Array]:
-    """Return the radial basis of each edge, or a table in its place.
-
-    Args:
-      network: whose settings decide, see `choose`; None for no table.
-      lengths: [n_edges] Å, positive.
-      real: [n_edges] bool, False for padding.
-      function: (lengths [n], pairs [n] or None) to the basis [n, num_bessel] and the envelope [n].
-      breaks: see `grid`.
-      pairs: of the edges, for functions that depend on them.
-    Returns:
-      The basis [n_edges, num_bessel], zero for padding, or a `RadialTable`; the envelope [n_edges].
-    """
-    index = None if pairs is None else pairs.index
-    basis, envelope = function(lengths, index)
+    """Return the radial basis of each edge, zero for padding, or a table, and the envelope."""
+    basis, envelope = function(lengths, pairs.index)
     envelope = jnp.where(real, envelope, 0)
-    if network is None:
-        return jnp.where(real[:, None], basis, 0), envelope
-    if not (choose(network, lengths.shape[0]).table or network.variables.get(COLLECTION)):
+    count = lengths.shape[0]
+    if network is None or not (choose(network, count).table or network.variables.get(COLLECTION)):
         return jnp.where(real[:, None], basis, 0), envelope
     cells = grid(tuple(float(b) for b in breaks), network.radial_knots)
     interval, powers = places(cells, lengths, real & (lengths < breaks[-1]))
-    count, num_pairs = len(cells.half), None if pairs is None else pairs.count
-    if pairs is not None:
-        interval = interval + pairs.index * count
-    total = count * (num_pairs or 1)
-    parts = _parts(lengths.shape[0], total, network.backend)
+    interval = interval + pairs.index * len(cells.half)
+    total = len(cells.half) * pairs.count
+    parts = _parts(count, total, network.backend)
     if parts > 1:
-        interval = interval * parts + jnp.arange(lengths.shape[0], dtype=jnp.int32) % parts
+        interval = interval * parts + jnp.arange(count, dtype=jnp.int32) % parts
     intervals = ops.group_by_interval(interval, total * parts)
     of_edges = intervals, parts, powers, network.backend
-    return RadialTable(function, cells, num_pairs, basis.shape[1], *of_edges), envelope
+    return RadialTable(function, cells, pairs.count, basis.shape[1], *of_edges), envelope
 
 
 def _parts(num_edges, num_intervals: int, backend: str | None) -> int:

@@ -5,12 +5,9 @@ import jax.numpy as jnp
 
 
 def take_species(params: dict, keep, names: tuple[str, ...]) -> dict:
-    """Return parameters without those of the species that go.
+    """Return parameters of the species `keep` [n] only.
 
-    Args:
-      params: parameters of a network, nested dicts.
-      keep: [n] numbers of the species that stay.
-      names: parameters, or modules above them, whose first axis counts the species.
+    The first axis of the named parameters, or of those in the named modules, counts the species.
     """
 
     def taken(path, leaf):
@@ -35,14 +32,7 @@ def narrow_settings(network, keep) -> dict:
 
 
 def reduced_lengths(network, lengths, species, edges) -> jax.Array:
-    """Return lengths as if the cutoff of each pair of species were that of the network.
-
-    Args:
-      network: with `cutoff` and `pair_cutoffs`.
-      lengths: [n_edges] Å.
-      species: [n_nodes] int32.
-      edges: `eqfuse.ops.Edges`.
-    """
+    """Return lengths as if the cutoff of each pair of species were that of the network."""
     if network.pair_cutoffs is None:
         return lengths
     table = jnp.asarray(network.pair_cutoffs, lengths.dtype) / network.cutoff
@@ -50,11 +40,7 @@ def reduced_lengths(network, lengths, species, edges) -> jax.Array:
 
 
 def check_species_settings(network):
-    """Refuse numbers of neighbours and cutoffs that do not fit the species.
-
-    Raises:
-      ValueError: the first that does not, by its name.
-    """
+    """Refuse numbers of neighbours and cutoffs that do not fit the species."""
     counts = network.species_neighbors
     if counts is not None and (len(counts) != network.num_species or min(counts) <= 0):
         raise ValueError(

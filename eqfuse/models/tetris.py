@@ -22,28 +22,15 @@ class TetrisLayer(nn.Module):
         x <- linear_post(activation(linear_pre(m))) + shortcut(x)
 
     x_j ++ x_j (x) Y is the product of x_j with 1 ++ Y.
-
-    Attributes:
-      target: node features after the layer.
-      backend: see `eqfuse.ops`.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     """
 
-    target: str
+    target: str  # node features after the layer
     backend: str | None
     fused: str | None = None
 
     @nn.compact
     def __call__(self, x, y, edges):
-        """Return the node features after the layer.
-
-        Args:
-          x: node features, IrrepsArray [n_nodes, irreps_in].
-          y: (1 ++ Y) / 1.5, IrrepsArray [n_edges, 0e + irreps_sh], zero for padding.
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_nodes, irreps].
-        """
+        """Return the node features after the layer; y is (1 ++ Y) / 1.5, zero for padding."""
         m = ops.TensorProductLinearGate(
             self.target,
             gated=False,
@@ -85,15 +72,7 @@ class TetrisNet(nn.Module):
 
     @nn.compact
     def __call__(self, vectors, species, edges):
-        """Predict `irreps_out` for each node.
-
-        Args:
-          vectors: [n_edges, 3], from receiver to sender.
-          species: [n_nodes], not used: all nodes are alike.
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_nodes, irreps_out], dtype of vectors.
-        """
+        """Predict `irreps_out` for each node, as `NequIP` does; all species are alike."""
         _, directions, real = lengths_and_directions(vectors)
         real = real[:, None].astype(vectors.dtype)
         # e3nn-jax's example takes its vectors from sender to receiver.
@@ -114,13 +93,8 @@ def tetris_logits(node_out: e3nn.IrrepsArray, graph: Graph) -> jax.Array:
         [o e_1, -o e_1, e_2, ..., e_7]
 
     with o the pseudoscalar and e_1 ... e_7 the scalars. A mirror flips o alone, and so swaps the
-    first two: the two chiral shapes.
+    first two: the two chiral shapes. The result is [n_graphs, 8].
 
-    Args:
-      node_out: IrrepsArray [n_nodes, 0o + 7x0e].
-      graph: gives `graph_index` and `node_mask`.
-    Returns:
-      [n_graphs, 8].
     Raises:
       ValueError: node features that are not 0o + 7x0e.
     References: e3nn-jax, examples/tetris_point_jraph.py.

@@ -77,25 +77,6 @@ def rows(table):
     return [[float(cell) for cell in line.split()[1:] if cell != "-"] for line in table[2:]]
 
 
-def test_without_the_program_invariance_and_forces_are_checked(nequip_run):
-    table = check.check_alone(nequip_run).splitlines()
-    for rotated, mirrored, slopes in rows(table):
-        assert max(rotated, mirrored) < 1e-12
-        assert slopes < 1e-5  # differences of the energy over 2e-4 Å
-    assert len(table) == 4
-
-
-def test_forces_that_are_no_slopes_are_seen(nequip_run, monkeypatch):
-    right = check.results_of
-
-    def wrong(calculator, atoms):
-        result = right(calculator, atoms)
-        return result | {"forces": result["forces"] * 1.01}
-
-    monkeypatch.setattr(check, "results_of", wrong)
-    assert all(slopes > 1e-4 for _, _, slopes in rows(check.check_alone(nequip_run).splitlines()))
-
-
 @pytest.mark.parametrize(("factor", "low", "high"), [(1.0, 0, 1e-12), (1.001, 5e-4, 2e-3)])
 def test_differences_from_the_program_are_those_that_are_printed(
     nequip_run, package, monkeypatch, factor, low, high
@@ -125,6 +106,7 @@ def test_a_program_that_is_not_there_is_named(package, tmp_path, capsys):
     out = capsys.readouterr()
     assert "nequip cannot be run" in out.err
     assert "without the program" in out.out
+    assert "verdict: passed" in out.out
     # who names an interpreter wants that comparison
     arguments[2:] = [str(tmp_path / "b"), "--python", sys.executable]
     assert main(arguments) == 2

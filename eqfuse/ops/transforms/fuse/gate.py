@@ -15,6 +15,7 @@ from eqfuse.ops.ir.linear import Linear
 from eqfuse.ops.transforms.fuse.drafts import monomials
 from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit, row_shape
 from eqfuse.ops.transforms.fuse.trace import (
+    FLOATS,
     Polynomial,
     TooLargeError,
     Trace,
@@ -83,7 +84,7 @@ def _equal(trace: Trace, value: int, template: Trace, other: int, bound: list[in
 def _activation_of(trace: Trace, value: int) -> tuple[str, int] | None:
     """Return which activation a value is, and of which value; None for others."""
     aval = trace.avals[value]
-    for name in xla.FUNCTIONS:
+    for name in xla.FUNCTIONS if aval.dtype.name in FLOATS else ():
         template, bound = _template(name, tuple(aval.shape), aval.dtype), []
         is_equal = _equal(trace, value, template, template.outputs[0], bound)
         if name != "identity" and is_equal and bound:

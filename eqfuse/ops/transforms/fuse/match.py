@@ -10,7 +10,7 @@ import numpy as np
 from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
 from eqfuse.ops.transforms.fuse.rows import ArrayFactor, ProductFactor, RowPolynomials, Unfit
-from eqfuse.ops.transforms.fuse.trace import Gathered, Polynomial, Trace, variable
+from eqfuse.ops.transforms.fuse.trace import FLOATS, Gathered, Polynomial, Trace, variable
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""
@@ -225,7 +225,7 @@ def match_product(
 
 def _is_of(dtype, own) -> bool:
     """Return whether arrays of a dtype are those of another, or are made wider for it."""
-    return jnp.promote_types(own, dtype) == dtype and jnp.issubdtype(own, jnp.floating)
+    return own.name in FLOATS and jnp.promote_types(own, dtype) == dtype
 
 
 def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):

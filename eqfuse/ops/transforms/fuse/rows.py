@@ -12,6 +12,7 @@ import numpy as np
 
 from eqfuse.ops.ir.form import Role
 from eqfuse.ops.transforms.fuse.trace import (
+    FLOATS,
     MOST_TERMS,
     Gathered,
     Polynomial,
@@ -372,7 +373,7 @@ class RowPolynomials(MovedRows):
         """Follow to a wider dtype: all is computed in it."""
         narrow = self.trace.avals[node.inputs[0]].dtype
         wide = node.params["new_dtype"]
-        if not all(jnp.issubdtype(d, jnp.floating) for d in (narrow, wide)):
+        if not {narrow.name, wide.name} <= FLOATS:
             return None
         if jnp.promote_types(narrow, wide) != wide:
             return None

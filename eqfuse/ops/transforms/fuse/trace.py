@@ -17,6 +17,8 @@ LARGEST_CONSTANT = 1 << 16
 """Elements of an array that is folded at most."""
 ELEMENTWISE = frozenset(["mul", "add", "sub", "div", "neg", "sqrt", "rsqrt", "integer_pow"])
 ELEMENTWISE |= frozenset(["max", "min", "convert_element_type"])
+FLOATS = frozenset(["bfloat16", "float16", "float32", "float64"])
+"""Names of the dtypes whose arithmetic is followed; all others, such as random keys, are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +126,10 @@ class Trace:
         return self._equal.setdefault((known.shape, str(known.dtype), known.tobytes()), value)
 
     def _fold(self, value: int) -> np.ndarray | None:
-        if not hasattr(self.avals[value], "size") or self.avals[value].size > LARGEST_CONSTANT:
+        aval = self.avals[value]
+        if not hasattr(aval, "size") or aval.size > LARGEST_CONSTANT:
+            return None
+        if jnp.issubdtype(aval.dtype, jax.dtypes.extended):  # a random key is no numpy array
             return None
         if value in self.given:
             given = self.given[value]
@@ -423,6 +428,8 @@ def gathered(trace: Trace, number: int) -> Gathered | None:
     if node.name != "gather":
         return None
     p, operand = node.params, trace.avals[node.inputs[0]]
+    if operand.dtype.name not in FLOATS:
+        return None
     d = p["dimension_numbers"]
     index = _row_indices(trace, node.inputs[1])
     whole = tuple(p["slice_sizes"]) == (1, *operand.shape[1:])
@@ -433,8 +440,6 @@ def gathered(trace: Trace, number: int) -> Gathered | None:
         return None
     fill = p.get("fill_value")
     fill = np.nan if fill is None else float(fill)
-    if not np.issubdtype(operand.dtype, np.inexact) and operand.dtype.name != "bfloat16":
-        return None
     fill = fill if _mode(p) == "FILL_OR_DROP" else None
     return Gathered(node.inputs[0], index, _mode(p), fill, node.outputs[0])
 

@@ -149,12 +149,12 @@ class TensorProductLinear(nn.Module):
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         irreps = self._linear_irreps_in(x, y, edges)
-        if product.channel_columns and edges is not None:  # channels on both sides: no one kernel
-            refuse(mode, "x and y both have several channels, and their products are summed")
+        apart = bool(product.channel_columns) and edges is not None
+        if apart:  # channels on both sides: no one kernel
             x, y = self._summed(x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
-        linear, declared = linears.for_product(
+        linear, whole = linears.for_product(
             product.irreps_out,
             product.zero_flags,
             irreps,
@@ -165,21 +165,37 @@ class TensorProductLinear(nn.Module):
             num_sets=self.num_indexed_weights or 0,
             input_precision=matmul_precision(self.input_precision),
         )
-        parameters = declare(self, declared, self.num_indexed_weights, x.dtype)
+        if apart and any(t.x is not None for t in linear.linear_form.terms):
+            refuse(mode, "x and y both have several channels, and their products are summed")
+        parameters = declare(self, whole.parameters, self.num_indexed_weights, x.dtype)
         parameters = [parameters[p.name] for p in linear.parameters]
         if self.split is not None:
             sizes = tuple(part.dim for part in parts_of(self.split, linear.irreps_out) if part.dim)
             linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
-        fused_gate = None
-        if make_gate:
+        zero_flags, fused_gate = whole.zero_flags, None
+        if make_gate and any(zero_flags):  # e3nn's gate knows them to be zero
+            if not all(zero_flags):
+                refuse(mode, "no path leads to some of the irreps that the gate reads")
+        elif make_gate:
             try:
                 fused_gate = make_gate(linear)
             except UnknownActivationError:
                 refuse(mode, "the kernels do not know an activation; see the argument even_act")
         kernels = backend, mode
         out = self._fused(
-            product, linear, fused_gate, kernels, x, y, weights, parameters, edges, index, skip
+            product,
+            linear,
+            fused_gate,
+            kernels,
+            zero_flags,
+            x,
+            y,
+            weights,
+            parameters,
+            edges,
+            index,
+            skip,
         )
         return gate(out) if fused_gate is None else out
 
@@ -237,7 +253,21 @@ class TensorProductLinear(nn.Module):
         keep = irreps_filter(self.filter_ir_out)
         return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
 
-    def _fused(self, product, linear, gate, kernels, x, y, weights, parameters, edges, index, skip):
+    def _fused(
+        self,
+        product,
+        linear,
+        gate,
+        kernels,
+        zero_flags,
+        x,
+        y,
+        weights,
+        parameters,
+        edges,
+        index,
+        skip,
+    ):
         if edges is not None:
             batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
             arrays = [x.array, y.array] + ([] if weights is None else [weights])
@@ -269,9 +299,15 @@ class TensorProductLinear(nn.Module):
             parts, outputs = parts_of(self.split, linear.irreps_out), iter(outputs)
             zeros = functools.partial(e3nn.zeros, leading_shape=batch_axes.shape, dtype=dtype)
             return tuple(e3nn.IrrepsArray(p, next(outputs)) if p.dim else zeros(p) for p in parts)
-        out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)
-        forced = self.force_irreps_out and gate is None
-        return rechunked(out, self.irreps_out) if forced else out
+        if gate is not None:
+            return e3nn.IrrepsArray(gate.irreps_out, *outputs)
+        out = e3nn.IrrepsArray(linear.irreps_out, *outputs, zero_flags=zero_flags)
+        out = rechunked(out, self.irreps_out) if self.force_irreps_out else out
+        if skip is None:
+            return out
+        of_skip = rechunked(skip, out.irreps).zero_flags
+        zero_flags = tuple(a and b for a, b in zip(out.zero_flags, of_skip, strict=True))
+        return e3nn.IrrepsArray(out.irreps, out.array, zero_flags=zero_flags)
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         computed = options["filter_ir_out"]

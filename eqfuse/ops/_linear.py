@@ -22,13 +22,14 @@ from eqfuse.ops.primitives.rules import BatchAxes
 @functools.cache
 def _general_linear(
     irreps_in: e3nn.Irreps,
+    zero_flags: tuple[bool, ...],
     irreps_out: e3nn.Irreps,
     instructions: tuple[tuple[int, int], ...] | None,
     num_weights: int | None,
     num_sets: int,
     input_precision: str,
     **options,
-) -> tuple[linears.Linear, tuple[Parameter, ...], tuple[int, ...]]:
+) -> tuple[linears.Linear, tuple[Parameter, ...], tuple[int, ...], tuple[bool, ...]]:
     """Return the Linear of `e3nn.flax.Linear` on blocks as they are, with or without weights.
 
     With weights as an operand, its row is the weights, then their products with the blocks of x.
@@ -37,8 +38,8 @@ def _general_linear(
       num_weights: d; None without weights.
       options: biases and normalisations of e3nn's.
     Returns:
-      The Linear; all parameters of e3nn's, in order, also empty ones, without axes of weights; and
-      the numbers of those that the Linear has.
+      The Linear; all parameters of e3nn's, in order, also empty ones, without axes of weights; the
+      numbers of those that the Linear has; and the zero flags of e3nn's output.
     Raises:
       ValueError: as `linears.functional`.
     """
@@ -57,8 +58,9 @@ def _general_linear(
     declared, used, terms = [], [], []
     for k, i in enumerate(ours.instructions):
         out = irreps_out[i.i_out]
-        of_input = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
-        name = of_input if i.i_in >= 0 else f"b[{i.i_out}] {out}"
+        name = f"b[{i.i_out}] {out}"
+        if i.i_in >= 0:
+            name = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
         declared.append(Parameter(name, tuple(map(int, i.path_shape)), float(i.weight_std)))
         if 0 in i.path_shape:
             continue
@@ -82,7 +84,9 @@ def _general_linear(
         input_precision,
     )
     linear = linears.Linear(linear_form, tuple(parameters), irreps_out)
-    return linear, tuple(declared), tuple(used)
+    added = {i.i_out for i in ours.instructions if i.i_in < 0 or not zero_flags[i.i_in]}
+    flags = tuple(n not in added for n in range(len(irreps_out)))
+    return linear, tuple(declared), tuple(used), flags
 
 
 def _row_of_weights(x: e3nn.IrrepsArray, weights):
@@ -350,7 +354,7 @@ class Linear(nn.Module):
         irreps_out = (self.channel_out or 1) * e3nn.Irreps(self.irreps_out)
         x, linear = _prepared(x, irreps_out, options)
         parameters = self._declare(linear.parameters, (), x.dtype)
-        return _evaluate([linear], [x], [*parameters.values()], index, backend)
+        return _evaluate([linear], [x], [*parameters.values()], index, backend, linear.zero_flags)
 
     def _general(self, x, index, weights, backend):
         """Mix blocks as they are, or weights as an operand."""
@@ -372,8 +376,9 @@ class Linear(nn.Module):
             lead = (*lead, num_sets)
             weights = weights[..., None, :]
             index = jnp.arange(num_sets, dtype=jnp.int32)
-        linear, declared, used = _general_linear(
+        linear, declared, used, zero_flags = _general_linear(
             x.irreps,
+            x.zero_flags,
             (self.channel_out or 1) * irreps_out,
             self.instructions,
             None if weights is None else weights.shape[-1],
@@ -389,7 +394,7 @@ class Linear(nn.Module):
                 _matrix_of_weights(p, len(s)) for p, s in zip(matrices, shapes, strict=True)
             ]
             x = e3nn.as_irreps_array(_row_of_weights(x, weights))
-        return _evaluate([linear], [x], matrices, index, backend)
+        return _evaluate([linear], [x], matrices, index, backend, zero_flags)
 
     def _declare(self, parameters, lead, dtype, factor=1.0):
         initializer = self.parameter_initializer
@@ -451,7 +456,8 @@ class LinearSum(nn.Module):
             for p in _Parameters(linear, name=name)(x.dtype)
         ]
         arrays, of_inputs = zip(*prepared, strict=True)
-        out = _evaluate(of_inputs, arrays, parameters, None, backend)
+        zero_flags = tuple(map(all, zip(*(li.zero_flags for li in of_inputs), strict=True)))
+        out = _evaluate(of_inputs, arrays, parameters, None, backend, zero_flags)
         return rechunked(out, self.irreps_out)
 
 
@@ -511,7 +517,7 @@ def _prepared(x, irreps_out, options):
     return x, linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
 
 
-def _evaluate(of_inputs, inputs, parameters, index, backend):
+def _evaluate(of_inputs, inputs, parameters, index, backend, zero_flags):
     shape = inputs[0].shape[:-1]
     if index is not None:
         shape = jnp.broadcast_shapes(shape, jnp.shape(index))
@@ -523,7 +529,7 @@ def _evaluate(of_inputs, inputs, parameters, index, backend):
         index = batch_axes.rows(index, others=0)
     linear_form = linears.sum_of(of_inputs)
     [out] = linear_forms.evaluate(linear_form, arrays, index, batch_axes.count, backend)
-    return e3nn.IrrepsArray(of_inputs[0].irreps_out, batch_axes.apart(out))
+    return e3nn.IrrepsArray(of_inputs[0].irreps_out, batch_axes.apart(out), zero_flags=zero_flags)
 
 
 def grouped_dense(

@@ -557,7 +557,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
     batch_axes = BatchAxes.of(y.shape[:-1], [weights.array, y.array])
     arrays = [batch_axes.rows(a.array) for a in (weights, y)]
     [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out))
+    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out), zero_flags=y.zero_flags)
 
 
 @functools.cache

@@ -47,9 +47,11 @@ class Linear(e3nn.equinox.Linear):
         jax.eval_shape(lambda: super(Linear, self).__call__(weights_or_input, input_or_none).array)
         first, x = weights_or_input, input_or_none
         first, x = (None, first) if x is None else (first, x)
+        x = e3nn.as_irreps_array(x).remove_zero_chunks().regroup()
         irreps_out = (self.channel_out or 1) * self.irreps_out
         is_indexed = self.linear_type == "indexed"
-        out = linear_of(self, first, x, self._weights, irreps_out, is_indexed, channel_out=None)
+        options = {"channel_out": None, "simplify_irreps_internally": False}
+        out = linear_of(self, first, x, self._weights, irreps_out, is_indexed, **options)
         if self.channel_out is not None:
             out = out.mul_to_axis(self.channel_out)
         return out.rechunk(self.irreps_out)

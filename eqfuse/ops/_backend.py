@@ -58,19 +58,12 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op that was called.
+    """An op that was called."""
 
-    Attributes:
-      kind: its name, one of `OPS`.
-      backend: what runs it.
-      why: why not what is best here, or "".
-      fused: of one that may be one kernel or several, which, and why; else "".
-    """
-
-    kind: str
+    kind: str  # one of `OPS`
     backend: str
-    why: str
-    fused: str = ""
+    why: str  # why it is not what is best here, or ""
+    fused: str = ""  # of an op that may be one kernel or several, which, and why
 
 
 _recorded: contextvars.ContextVar[list[Op] | None] = contextvars.ContextVar("ops", default=None)
@@ -99,11 +92,8 @@ def record_fused(text: str) -> None:
 def matmul_precision(name: str | None = None) -> str:
     """Return in which of `PRECISIONS` the kernels multiply matrices of float32.
 
-    Args:
-      name: as asked for; None for "tf32x3" within `jax.default_matmul_precision(TF32X3)`, and
-        "ieee", float32 itself, elsewhere.
-    Raises:
-      ValueError: an unknown name.
+    None is "tf32x3" within `jax.default_matmul_precision(TF32X3)`, and "ieee", float32 itself,
+    elsewhere.
     """
     if name is None:
         return "tf32x3" if jax.config.jax_default_matmul_precision == TF32X3 else "ieee"
@@ -172,11 +162,7 @@ def resolve_apart(backend: str | None) -> dict[str, str]:
 
 
 def explain(backend: str | None, op: str) -> Op:
-    """Return an op that is not called, as `recorded` would have it for real operands.
-
-    Raises:
-      ValueError: as `resolve`.
-    """
+    """Return an op that is not called, as `recorded` would have it for real operands."""
     name, asked = _asked(backend, op)
     return _op(op, resolve(backend, op), "" if name is None else f"{asked} was asked for")
 
@@ -192,7 +178,6 @@ def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
 
 
 def _part(asked: str, text: str, name: str) -> str:
-    """Return the name of a backend, in a text that may name several."""
     return f"{asked} {name!r}" if name == text else f"{asked} {text!r}: {name!r}"
 
 
@@ -243,7 +228,6 @@ def _choose() -> str:
 
 
 def has_gpu() -> bool:
-    """Return whether JAX computes on a GPU by default."""
     return jax.default_backend() in ("gpu", "cuda", "rocm")
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import jax
-import numpy as np
-
 from eqfuse.ops.transforms.fuse.rewrite import Entry, rewritten, table
+from eqfuse.ops.transforms.fuse.trace import traced
 
 
 def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
@@ -44,35 +42,11 @@ def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
 
     @functools.wraps(function)
     def fused(*args, **kwargs):
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
-        arrays = [leaves[n] for n in places]
-
-        def flat(*arrays):
-            full = list(leaves)
-            for n, array in zip(places, arrays, strict=True):
-                full[n] = array
-            args, kwargs = jax.tree.unflatten(tree, full)
-            outputs, structure[:] = _flattened(function(*args, **kwargs))
-            return outputs
-
-        structure: list = []
-        closed = jax.make_jaxpr(flat)(*arrays)
+        closed, arrays, result_of = traced(function, args, kwargs)
         entries: list[Entry] = []
-        outputs = iter(rewritten(closed, arrays, entries))
+        outputs = rewritten(closed, arrays, entries)
         if report:
             print(table(entries))
-        tree_out, others = structure
-        return jax.tree.unflatten(
-            tree_out, [next(outputs) if leaf is None else leaf[0] for leaf in others]
-        )
+        return result_of(outputs)
 
     return fused
-
-
-def _flattened(result):
-    """Return (the arrays of a result, [its tree, None for each array and (leaf,) for others])."""
-    leaves, tree = jax.tree.flatten(result)
-    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-    others = [None if a else (leaf,) for leaf, a in zip(leaves, is_array, strict=True)]
-    return [leaf for leaf, a in zip(leaves, is_array, strict=True) if a], [tree, others]

@@ -121,7 +121,7 @@ class TensorProductLinear(nn.Module):
         return self._apply(x, y, weights, edges, index, skip)
 
     def _gate(self) -> tuple[Callable | None, Callable]:
-        """Return the function that makes the gate of a Linear or None, and e3nn's function."""
+        """Return what makes the gate of a Linear, if one follows, and e3nn's function."""
         return None, lambda z: z
 
     def _apply(self, x, y, weights, edges, index, skip):
@@ -200,7 +200,6 @@ class TensorProductLinear(nn.Module):
         return gate(out) if fused_gate is None else out
 
     def _operands(self, x, y, weights, edges, options):
-        """Return x, y and weights, of one dtype, that fit the edges."""
         if edges is not None and not self.channelwise:
             x, y, weights = graph_operands(x, y, weights, edges, options)
             rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
@@ -427,15 +426,11 @@ def tensor_product_linear_gate(
 ):
     """Apply `TensorProductLinearGate` with these parameters, as a function.
 
-    Args:
-      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
-      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
-      irreps_out: of the Linear, before the gate.
-      options: attributes of `TensorProductLinearGate`.
+    Arguments and errors are those of `tensor_product_linear`, and options the attributes of
+    `TensorProductLinearGate`.
+
     Returns:
       IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
-    Raises:
-      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
     """
     module = TensorProductLinearGate(irreps_out, **options)
     return module.apply({"params": parameters}, x, y, weights, edges, index, skip)

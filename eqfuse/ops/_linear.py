@@ -32,16 +32,9 @@ def _general_linear(
 ) -> tuple[linears.Linear, tuple[Parameter, ...], tuple[int, ...], tuple[bool, ...]]:
     """Return the Linear of `e3nn.flax.Linear` on blocks as they are, with or without weights.
 
-    With weights as an operand, its row is the weights, then their products with the blocks of x.
-
-    Args:
-      num_weights: d; None without weights.
-      options: biases and normalisations of e3nn's.
-    Returns:
-      The Linear; all parameters of e3nn's, in order, also empty ones, without axes of weights; the
-      numbers of those that the Linear has; and the zero flags of e3nn's output.
-    Raises:
-      ValueError: as `linears.functional`.
+    With `num_weights` weights as an operand, its row is the weights, then their products with the
+    blocks of x. Behind it come all parameters of e3nn's, also empty ones, without axes of weights;
+    the numbers of those that the Linear has; and the zero flags of e3nn's output.
     """
     ours = linears.functional(irreps_in, irreps_out, instructions=instructions, **options)
     d, shift = (1, 0) if num_weights is None else (num_weights, num_weights)
@@ -117,11 +110,7 @@ OF_LINEAR_ALONE = {
 
 
 def check_positional(cls, args, kwargs, others) -> None:
-    """Refuse all arguments but irreps_out by position, and `others` by name.
-
-    Raises:
-      TypeError: naming them.
-    """
+    """Refuse all arguments but irreps_out by position, and `others` by name."""
     if len(args) > 1:
         raise TypeError(
             f"ops.{cls.__name__} takes irreps_out alone by position, the rest by name: the second "
@@ -135,11 +124,7 @@ def check_positional(cls, args, kwargs, others) -> None:
 
 
 def check_index(index, num_indexed_weights) -> None:
-    """Refuse an index that there are no sets of weights for, and sets without an index.
-
-    Raises:
-      ValueError: one without the other, or an index that is not of integers.
-    """
+    """Refuse an index that there are no sets of weights for, and sets without an index."""
     if index is not None:
         array = index.array if isinstance(index, e3nn.IrrepsArray) else jnp.asarray(index)
         if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -149,11 +134,7 @@ def check_index(index, num_indexed_weights) -> None:
 
 
 def index_or_weights(first, num_indexed_weights: int | None):
-    """Return (index, weights), of which one at least is None.
-
-    Raises:
-      ValueError: neither an index nor weights, or not what the options are for.
-    """
+    """Return (index, weights), of which one at least is None."""
     if isinstance(first, e3nn.IrrepsArray):
         if not first.irreps.is_scalar():
             raise ValueError(f"weights must be scalars, 0e, got {first.irreps}")
@@ -170,11 +151,7 @@ def index_or_weights(first, num_indexed_weights: int | None):
 
 
 def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
-    """Refuse options of `Linear` that exclude each other, and an x that they are not for.
-
-    Raises:
-      ValueError: naming them.
-    """
+    """Refuse options of `Linear` that exclude each other, and an x that they are not for."""
     chosen, per_channel = module.instructions is not None, module.weights_per_channel
     channels = module.channel_out is not None
     excluded = {
@@ -202,11 +179,7 @@ def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
 
 
 def parts_of(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
-    """Return the irreps of the parts that an output of these irreps is split into.
-
-    Raises:
-      ValueError: they are not those of adjacent parts of it.
-    """
+    """Return the irreps of the parts that an output of these irreps is split into."""
     if isinstance(split, str | e3nn.Irreps):
         raise ValueError(f"split needs a tuple of irreps, got {split!r}")
     parts = [e3nn.Irreps(part) for part in split]
@@ -226,11 +199,7 @@ def split_array(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:
 
 
 def checked_skip(skip, irreps_out: e3nn.Irreps, lead: tuple[int, ...]) -> e3nn.IrrepsArray:
-    """Return a skip that fits the output of a Linear.
-
-    Raises:
-      ValueError: other irreps or leading axes.
-    """
+    """Return a skip that fits the output of a Linear."""
     skip = e3nn.as_irreps_array(skip)
     if skip.irreps.simplify() != irreps_out.simplify() or skip.shape[:-1] != lead:
         raise ValueError(
@@ -241,10 +210,7 @@ def checked_skip(skip, irreps_out: e3nn.Irreps, lead: tuple[int, ...]) -> e3nn.I
 
 
 def promoted(rows, parameters):
-    """Return the dtype that a Linear of some rows is computed in, which is that of the result.
-
-    As for e3nn, that of all operands together: parameters of float32 widen rows of bfloat16.
-    """
+    """Return the dtype of a Linear: as for e3nn, float32 parameters widen rows of bfloat16."""
     return jnp.result_type(*(a.dtype for a in (*rows, *parameters)))
 
 
@@ -354,7 +320,7 @@ class Linear(nn.Module):
         irreps_out = (self.channel_out or 1) * e3nn.Irreps(self.irreps_out)
         x, linear = _prepared(x, irreps_out, options)
         parameters = self._declare(linear.parameters, (), x.dtype)
-        return _evaluate([linear], [x], [*parameters.values()], index, backend, linear.zero_flags)
+        return _evaluate([linear], [x], parameters, index, backend, linear.zero_flags)
 
     def _general(self, x, index, weights, backend):
         """Mix blocks as they are, or weights as an operand."""
@@ -386,20 +352,19 @@ class Linear(nn.Module):
             options.pop("input_precision"),
             **options,
         )
-        parameters = [*self._declare(declared, lead, x.dtype, factor).values()]
+        parameters = self._declare(declared, lead, x.dtype, factor)
         matrices = [parameters[n] for n in used]
         if weights is not None:
-            shapes = [declared[n].shape for n in used]
             matrices = [
-                _matrix_of_weights(p, len(s)) for p, s in zip(matrices, shapes, strict=True)
+                _matrix_of_weights(p, len(declared[n].shape))
+                for p, n in zip(matrices, used, strict=True)
             ]
             x = e3nn.as_irreps_array(_row_of_weights(x, weights))
         return _evaluate([linear], [x], matrices, index, backend, zero_flags)
 
-    def _declare(self, parameters, lead, dtype, factor=1.0):
-        initializer = self.parameter_initializer
-        number = self.num_indexed_weights
-        return declare(self, parameters, number, dtype, lead, factor, initializer)
+    def _declare(self, parameters, lead, dtype, factor=1.0) -> list:
+        number, make = self.num_indexed_weights, self.parameter_initializer
+        return [*declare(self, parameters, number, dtype, lead, factor, make).values()]
 
     def _reference(self) -> e3nn.flax.Linear:
         options = {name: getattr(self, name) for name in OPTIONS}
@@ -490,19 +455,15 @@ def declare(
 ) -> dict[str, jax.Array]:
     """Return parameters of e3nn's Linear by name, in the scope of a module, in their order.
 
-    Args:
-      lead: sizes of leading axes.
-      factor: of their standard deviations.
-      make: gives an initializer, for those of a normal distribution.
+    `lead` are sizes of leading axes, `factor` is one of the standard deviations of the normal
+    distribution, and `make` gives another initializer.
     """
     lead = (num_sets,) if num_sets else lead
-
-    def initializer(p):
-        return nn.initializers.normal(stddev=factor * p.std) if make is None else make()
-
-    return {
-        p.name: module.param(p.name, initializer(p), (*lead, *p.shape), dtype) for p in parameters
-    }
+    made = {}
+    for p in parameters:
+        initializer = nn.initializers.normal(stddev=factor * p.std) if make is None else make()
+        made[p.name] = module.param(p.name, initializer, (*lead, *p.shape), dtype)
+    return made
 
 
 def _prepared(x, irreps_out, options):

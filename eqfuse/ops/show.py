@@ -27,7 +27,7 @@ ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 def gradients(form: Form) -> Form:
-    """Return the backward pass: inputs and cotangents of the outputs to gradients of all inputs."""
+    """Return the backward pass, from inputs and cotangents of the outputs to gradients."""
     inputs = len(form.inputs)
     tangents = form.jvp((True,) * inputs)
     return tangents.transpose((False,) * inputs + (True,) * inputs, (True,) * len(form.outputs))

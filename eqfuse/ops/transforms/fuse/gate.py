@@ -29,17 +29,11 @@ ROUNDING = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class GateMatch:
-    """A gate, what is added before it, and what it gives.
-
-    Attributes:
-      skip: an array of rows; None if nothing is added.
-      columns: of the skip, in the order of the pre-activation; -1 for none.
-      value: of the trace.
-    """
+    """A gate, what is added before it, and the value of the trace that it gives."""
 
     gate: Gate
-    skip: ArrayFactor | None
-    columns: np.ndarray | None
+    skip: ArrayFactor | None  # an array of rows
+    columns: np.ndarray | None  # of the skip, in the order of the pre-activation; -1 for none
     value: int
 
 
@@ -145,13 +139,7 @@ class _Preactivation:
         self.columns = np.full(size, -2)  # of the skip; -2: not known yet, -1: nothing is added
 
     def element(self, parts: dict) -> int:
-        """Return of which element of z something is made, and perhaps of one of the skip.
-
-        Args:
-          parts: the number of the element, by array.
-        Raises:
-          Unfit: it is made of something else.
-        """
+        """Return the element of z that something is made of, from its elements by array."""
         others = [name for name in parts if name != self.z]
         arrays = all(isinstance(n, ArrayFactor) and n.axis is not None for n in others)
         if self.z not in parts or not arrays or not {self.skip, *others} <= {None, *others[:1]}:
@@ -173,11 +161,7 @@ def _by_element(row: Polynomial) -> list[dict]:
 
 
 def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
-    """Return the gate that a value is, by what each of its elements is made of.
-
-    Raises:
-      Unfit: it is no gate.
-    """
+    """Return the gate that a value is, by what each of its elements is made of, or raise Unfit."""
     row = rows.of(value, 0)
     z = _Preactivation(rows.z, linear.size_out)
 
@@ -212,13 +196,12 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
         else:
             scales.setdefault(act, []).append(scale)
             lines.append((act, element(rest, scale), gating))
-    mean = {act: float(np.mean(values)) for act, values in scales.items()}
-    if any(
-        (np.abs(np.array(values) / mean[act] - 1) > ROUNDING).any()
-        for act, values in scales.items()
-    ):
-        raise Unfit("no gate")
-    of_act = {act: Activation(act.name, m, xla.parity(act.name)) for act, m in mean.items()}
+    of_act = {}
+    for act, values in scales.items():
+        mean = float(np.mean(values))
+        if (np.abs(np.array(values) / mean - 1) > ROUNDING).any():
+            raise Unfit("no gate")
+        of_act[act] = Activation(act.name, mean, xla.parity(act.name))
     tiles = _tiles([(of_act.get(act, act), part, gate) for act, part, gate in lines], linear)
     _check(tiles, linear)
     irreps = e3nn.Irreps(

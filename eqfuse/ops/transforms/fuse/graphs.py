@@ -27,24 +27,18 @@ class Mask:
 class Ends:
     """Which rows of nodes an edge reads and is added to, as the trace means its indices.
 
-    Attributes:
-      senders, receivers: values of the trace, [rows].
-      gather, scatter: modes, by name.
-      fill: what a row is made of that is gathered from out of range.
-      masks: edges that add nothing.
-      num_sources, num_nodes: how many rows are gathered from, and how many are added to.
-      extended: whether a node is added, which rows that are out of range are read from and added
-        to. Without, edges that are added nowhere have operands of zeros.
+    An `extended` graph has one more node, which rows that are out of range are read from and added
+    to. Without, edges that are added nowhere have operands of zeros.
     """
 
-    senders: int
+    senders: int  # a value of the trace, [rows]
     receivers: int
-    gather: str
+    gather: str  # the mode
     scatter: str
-    fill: float | None
-    masks: tuple[Mask, ...]
-    num_sources: int
-    num_nodes: int
+    fill: float | None  # what a row is made of that is gathered from out of range
+    masks: tuple[Mask, ...]  # edges that add nothing
+    num_sources: int  # nodes that rows are gathered from
+    num_nodes: int  # nodes that rows are added to
     extended: bool
 
     @property
@@ -79,12 +73,7 @@ class Ends:
 
 @dataclasses.dataclass(frozen=True)
 class GraphProduct:
-    """A product on a graph, to be computed in the place of a sum of rows.
-
-    Attributes:
-      masked: the operands that are zero for edges that are added nowhere, if no node is added.
-      start: the value that it is added to; None if that is zero.
-    """
+    """A product on a graph, to be computed in the place of a sum of rows."""
 
     name = "graph_tensor_product"
     pattern = "gather, product, sum"
@@ -92,22 +81,17 @@ class GraphProduct:
 
     match: Match
     ends: Ends
-    masked: tuple
-    start: int | None
+    masked: tuple  # operands that are zero for edges that are added nowhere, if no node is added
+    start: int | None  # the value that it is added to; None if that is zero
     shape: tuple[int, ...]
 
     @property
     def inputs(self) -> tuple[int, ...]:
         start = () if self.start is None else (self.start,)
-        return tuple(dict.fromkeys((*self.match.values, *self.ends.values, *start)))
+        return tuple(dict.fromkeys((*self.match.inputs, *self.ends.values, *start)))
 
     def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
-        """Return the inputs of the form, and the edges.
-
-        Args:
-          arrays: of the trace.
-          shared: what other products on graphs have made of the same indices.
-        """
+        """Return the inputs of the form, and the edges, which products of the same ends share."""
         if self.ends not in shared:
             shared[self.ends] = self.ends.edges(arrays)
         edges, valid = shared[self.ends]
@@ -131,11 +115,7 @@ class GraphProduct:
 
 
 def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
-    """Return the product on a graph that a node of a trace computes, with its value.
-
-    Raises:
-      Unfit: it computes something else; says what.
-    """
+    """Return the product on a graph that a node computes, with its value, or raise Unfit."""
     scatter = summed(trace, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
@@ -168,11 +148,13 @@ def of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) 
         )
     if not others:
         raise Unfit("rows are gathered from the nodes that they are added to")
-    if scatter.mode == "CLIP" and any(
-        g.mode == "FILL_OR_DROP" for g in gathered if g not in others
-    ):
+    own = [g for g in gathered if g not in others]
+    if scatter.mode == "CLIP" and any(g.mode == "FILL_OR_DROP" for g in own):
         raise Unfit("an index out of range means one thing to the gather and another to the sum")
-    product = _with_receivers(product, scatter.index)
+    read_there = {name for name, g in product.gathered.items() if g.index == scatter.index}
+    if read_there:
+        changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
+        product = dataclasses.replace(product, form=product.form.indexed(changed))
     # where indices are promised to be in range, nothing is promised of what others would hold
     promised = scatter.mode == "PROMISE_IN_BOUNDS" and not masks
     masked = _masked(product, promised)
@@ -210,19 +192,6 @@ def _stopped(product: Match, masked: tuple) -> bool:
     return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
 
 
-def _with_receivers(product: Match, receivers: int) -> Match:
-    """Return the form with those operands read from the receivers that are gathered by them."""
-    gathered = product.gathered
-    changed = {
-        n: Index.RECEIVER
-        for n, name in enumerate(product.names)
-        if name in gathered and gathered[name].index == receivers
-    }
-    if not changed:
-        return product
-    return dataclasses.replace(product, form=product.form.indexed(changed))
-
-
 def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, list[Mask]]:
     """Return the rows that are summed where no mask makes them zero, and these masks."""
     masks = []
@@ -230,20 +199,22 @@ def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, 
         which, *cases = node.inputs
         zeros = [trace.uniform(v) for v in cases]
         zeros = [z is not None and z == 0 for z in zeros]
-        if len(cases) != 2 or sum(zeros) != 1 or trace.avals[which].dtype != np.bool_:
+        mask = _of_rows(trace, rows, which, trace.avals[value].shape)
+        if len(cases) != 2 or sum(zeros) != 1 or mask is None:
             break
-        if trace.avals[which].shape != trace.avals[value].shape:
-            break
-        terms = rows.of(which, 0).terms
-        if len(terms) != 1:
-            break
-        [(key, factor)] = terms.items()
-        if len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axis is None:
-            break
-        if (factor.index != 0).any() or trace.avals[key[0].value].size != (
-            trace.avals[key[0].value].shape[key[0].axis]
-        ):
-            break
-        masks.append(Mask(key[0], bool(zeros[1])))
+        masks.append(Mask(mask, bool(zeros[1])))
         value = cases[0] if zeros[1] else cases[1]
     return value, masks
+
+
+def _of_rows(trace: Trace, rows: RowPolynomials, which: int, shape) -> ArrayFactor | None:
+    """Return the array, of one element each, that chooses rows of this shape; None for others."""
+    if trace.avals[which].dtype != np.bool_ or trace.avals[which].shape != shape:
+        return None
+    terms = rows.of(which, 0).terms
+    [key, *others] = terms or [()]
+    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axis is None:
+        return None
+    own = trace.avals[key[0].value]
+    is_one = own.size == own.shape[key[0].axis] and not terms[key].index.any()
+    return key[0] if is_one else None

@@ -24,45 +24,32 @@ from eqfuse.ops.transforms.fuse.trace import Polynomial, Terms, Trace, merged, s
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A Linear of a product, to be computed by the fused op.
-
-    Attributes:
-      product: over rows, or on a graph.
-      parameters: values of the trace.
-      index: which set of weights a row takes; None if there is one.
-      num_rows: of the result.
-      inside: values of the trace that it computes and keeps to itself: sum and pre-activation.
-      gated: the gate behind it, with what is added before it; None if there is none.
-    """
+    """A Linear of a product, to be computed by the fused op."""
 
     product: Match | GraphProduct
     linear: Linear
-    parameters: tuple[int, ...]
-    index: int | None
-    num_rows: int
-    inside: frozenset[int]
-    gated: GateMatch | None
+    parameters: tuple[int, ...]  # values of the trace
+    index: int | None  # which set of weights a row takes; None if there is one
+    num_rows: int  # of the result
+    inside: frozenset[int]  # values that it computes and keeps to itself: sum, pre-activation
+    gated: GateMatch | None  # with what is added before it
 
     @property
     def name(self) -> str:
-        """Return the op."""
         return "TensorProductLinear" if self.gated is None else "TensorProductLinearGate"
 
     @property
     def pattern(self) -> str:
-        """Return the equations that the op replaces."""
         if self.gated is None:
             return "product, Linear"
         return f"product, Linear, {'skip, ' if self.gated.skip is not None else ''}gate"
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        product = self.product
-        values = product.inputs if isinstance(product, GraphProduct) else product.values
         others = () if self.index is None else (self.index,)
         if self.gated is not None and self.gated.skip is not None:
             others += (self.gated.skip.value,)
-        return tuple(dict.fromkeys((*values, *self.parameters, *others)))
+        return tuple(dict.fromkeys((*self.product.inputs, *self.parameters, *others)))
 
     def compute(self, arrays: dict, shared: dict):
         if isinstance(self.product, GraphProduct):
@@ -110,12 +97,9 @@ def _unshared(form: Form, operands, num_rows: int):
 
 
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
-    """Return the Linear of a product that a node of a trace computes, and the gate behind it.
+    """Return the Linear of a product that a node computes, and with the gate behind it, by value.
 
-    Each with the value that it is.
-
-    Raises:
-      Unfit: it computes something else; says what.
+    Raises Unfit where the node computes something else.
     """
     node = trace.nodes[number]
     linear_form: LinearForm = node.params["form"]
@@ -152,11 +136,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
 
 
 def _linear(linear_form: LinearForm) -> Linear:
-    """Return the Linear of a row that a linear form is.
-
-    Raises:
-      Unfit: it is another one, such as a sum of several.
-    """
+    """Return the Linear of a row that a linear form is, or raise Unfit."""
     rows = [o for o in linear_form.operands if isinstance(o, Rows)]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
@@ -193,11 +173,7 @@ def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> 
 
 
 def _check_blocks(form: Form, linear: Linear):
-    """Refuse segments that are not whole channels of one block of the Linear.
-
-    Raises:
-      Unfit: saying so.
-    """
+    """Refuse segments that are not whole channels of one block of the Linear."""
     [out] = form.outputs
     for path in form.paths:
         s = out.segments[path.output.segment]

@@ -30,11 +30,7 @@ MOVES |= frozenset(["split", "squeeze", "copy", "rev", "gather"])
 
 
 class Unfit(ValueError):
-    """What is between a product and a sum is not of the kind that a form has.
-
-    Attributes:
-      advice: what to do about it, or "".
-    """
+    """What is between a product and a sum is not of the kind that a form has."""
 
     def __init__(self, reason: str, advice: str = ""):
         super().__init__(reason)
@@ -43,15 +39,10 @@ class Unfit(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFactor:
-    """An array of a trace as a factor of polynomials: a row each, [rows, ...], or one for all.
-
-    Attributes:
-      value: its number.
-      axis: which of its axes counts rows; None if all rows share it.
-    """
+    """An array of a trace as a factor of polynomials: a row each, [rows, ...], or one for all."""
 
     value: int
-    axis: int | None
+    axis: int | None  # which of its axes counts rows; None if all rows share it
 
 
 def row_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
@@ -67,11 +58,7 @@ class MovedRows:
         self._rows: dict = {}
 
     def of(self, value: int, axis: int | None) -> Polynomial:
-        """Return the rows of a value, which `axis` counts; None: one row for all.
-
-        Raises:
-          TooLargeError: too many terms.
-        """
+        """Return the rows of a value, which `axis` counts; None: one row for all."""
         key = value, axis
         if key not in self._rows:
             self._rows[key] = self._follow(value, axis)
@@ -254,14 +241,10 @@ FOLLOWED = MOVES | ARITHMETIC | {"convert_element_type"}
 
 @dataclasses.dataclass(frozen=True)
 class ProductFactor:
-    """The output of a form over rows: the node of this number.
-
-    Attributes:
-      group: how many rows of the form, one after the other, are one row.
-    """
+    """The output of a form over rows: the node of this number."""
 
     node: int
-    group: int = 1
+    group: int = 1  # how many rows of the form, one after the other, are one row
 
 
 class RowPolynomials(MovedRows):
@@ -279,7 +262,6 @@ class RowPolynomials(MovedRows):
 
     @functools.cached_property
     def gathers(self) -> dict[int, tuple[Gathered, np.ndarray]]:
-        """Return the gathers of rows."""
         return gathers_of(self.trace)
 
     def starts(self, number: int) -> bool:
@@ -311,11 +293,9 @@ class RowPolynomials(MovedRows):
         made, _ = self.trace.producer[node.inputs[0]]
         shape, before = self._shape(node.outputs[0]), self._shape(node.inputs[0])
         is_grouped = len(shape) > 2 and shape[-1] == before[-1] and shape[0] != before[0]
-        return (
-            ProductFactor(made, math.prod(shape[1:-1]))
-            if is_grouped and self.is_product(made)
-            else None
-        )
+        if not is_grouped or not self.is_product(made):
+            return None
+        return ProductFactor(made, math.prod(shape[1:-1]))
 
     def grouped(self, value: int, group: int) -> Polynomial | None:
         """Return the rows of an operand of a product, `group` of them as one; None if unknown."""
@@ -330,21 +310,21 @@ class RowPolynomials(MovedRows):
             return None
         return self.of(source, 0).reshaped((1, group * size))
 
+    def _roles(self, number: int) -> list[Role]:
+        """Return the roles of the inputs of a form over rows; [] for other nodes."""
+        node = self.trace.nodes[number]
+        if node.name != "eqfuse_form" or node.params["form"].on_graph:
+            return []
+        return [o.role for o in node.params["form"].inputs]
+
     def is_product(self, number: int) -> bool:
         """Return whether a node is a product of two operands over rows."""
-        node = self.trace.nodes[number]
-        if node.name != "eqfuse_form":
-            return False
-        form = node.params["form"]
-        roles = [o.role for o in form.inputs]
-        return not form.on_graph and len(form.outputs) == 1 and roles == [Role.LEFT, Role.RIGHT]
+        one = len(self.trace.nodes[number].outputs) == 1
+        return one and self._roles(number) == [Role.LEFT, Role.RIGHT]
 
     def is_gradient(self, number: int) -> bool:
         """Return whether a node is the derivative of a product over rows."""
-        node = self.trace.nodes[number]
-        if node.name != "eqfuse_form" or node.params["form"].on_graph:
-            return False
-        return any(o.role is Role.OUTPUT for o in node.params["form"].inputs)
+        return Role.OUTPUT in self._roles(number)
 
     # arithmetic
 
@@ -434,8 +414,6 @@ class RowPolynomials(MovedRows):
             return None
         a = a.reshape(*common, *left, *[1] * len(right), *summed)
         b = b.reshape(*common, *[1] * len(left), *right, *summed)
-        a, b = (
-            operands[0].take(np.broadcast_to(a, shape)),
-            operands[1].take(np.broadcast_to(b, shape)),
-        )
+        a = operands[0].take(np.broadcast_to(a, shape))
+        b = operands[1].take(np.broadcast_to(b, shape))
         return (a * b).summed(math.prod(summed), (*common, *left, *right))

@@ -65,13 +65,9 @@ def _number(trace: Trace, value: int):
 class Converter:
     """Turns nodes of a traced function into steps, one after the other.
 
-    Attributes:
-      dtype, backend: of the forms.
-      arrays, steps, indices: as in `ir.program.Program`, of what was turned so far.
-      inputs: the array of what is read from outside: of a value of the trace, or of an index array,
-        (its name, value of the index, size, limit); "order" and "offsets" are those of the sets of
-        weights that an index chooses.
-      numbers: of the values, an array, a `Number`, or None where it has no elements.
+    The inputs are arrays of what is read from outside: of a value of the trace, or of an index
+    array (its name, value of the index, size, limit); "order" and "offsets" are those of the sets
+    of weights that an index chooses.
     """
 
     def __init__(self, trace: Trace, dtype: str, backend: str):
@@ -80,14 +76,10 @@ class Converter:
         self.steps: list = []
         self.indices: list[tuple[int, str, int]] = []
         self.inputs: dict[object, int] = {}
-        self.numbers: dict[int, int | Number | None] = {}
+        self.numbers: dict[int, int | Number | None] = {}  # of values; None: it has no elements
 
     def convert(self, node: Node):
-        """Add the steps of a node.
-
-        Raises:
-          NoStepError: it is none, and why.
-        """
+        """Add the steps of a node, or raise NoStepError."""
         name = NAMES.get(node.name, node.name)
         if all(self.aval(v).size == 0 for v in node.outputs):
             self.numbers |= dict.fromkeys(node.outputs)
@@ -117,7 +109,6 @@ class Converter:
         return len(self.arrays) - 1
 
     def result(self, value: int) -> int:
-        """Return a new array for a value."""
         aval = self.aval(value)
         self.numbers[value] = self.new(aval.size, dtype_of(aval))
         return self.numbers[value]

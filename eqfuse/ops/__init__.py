@@ -23,7 +23,6 @@ from eqfuse.ops._backend import (
     resolve_here,
 )
 from eqfuse.ops._edges import Edges
-from eqfuse.ops._fuse import fuse
 from eqfuse.ops._graph_product import graph_tensor_product
 from eqfuse.ops._interpolate import group_by_interval, interpolate
 from eqfuse.ops._layer import (
@@ -44,6 +43,7 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
+from eqfuse.ops.transforms.fuse.rewrite import fuse
 from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [

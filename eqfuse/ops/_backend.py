@@ -42,9 +42,6 @@ OPS = (
 )
 """The ops that can have a backend of their own; "linear" is `Linear` and `LinearSum`."""
 
-# names of before, in settings and in the configurations of old runs
-_ALIASES = {"numba": "llvm"}
-
 # what None tries, best first
 PREFERRED = ("triton", "llvm", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
@@ -106,14 +103,13 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
     """Return the name of the backend that runs, given what was asked for.
 
     Args:
-      backend: the name of a backend ("numba" is another name for "llvm"); or several, separated by
-        commas, each for the op before its "=", and at most one, for the other ops, without:
-        "triton,linear=xla". An op that it does not name has the backend of the environment variable
-        EQFUSE_BACKEND, which is written alike; one that neither names, and every op where both are
-        None, has "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this choice may fall
-        back, with one warning; a backend asked for by name runs or is an error. Whether a GPU is
-        there for "triton", or a CPU for "llvm", is known only when the op is compiled: another
-        device then refuses it, and an ahead-of-time compilation for a GPU needs none.
+      backend: the name of a backend; or several, separated by commas, each for the op before its
+        "=", and at most one, for the other ops, without: "triton,linear=xla". An op that it does
+        not name has the backend of the environment variable EQFUSE_BACKEND, which is written alike;
+        one that neither names has "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this
+        choice may fall back, with one warning; a backend asked for by name runs or is an error.
+        Whether a GPU is there for "triton", or a CPU for "llvm", is known only when the op is
+        compiled: another device then refuses it, and an ahead-of-time compilation needs none.
       op: one of `OPS`; "" for what runs ops that have no backend of their own.
       arrays: operands of the op, which is then noted for those who have it `recorded`. "e3nn" alone
         computes complex ones, and is chosen for them.
@@ -139,11 +135,7 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
 
 
 def resolve_here(backend: str | None) -> str:
-    """Resolve as `resolve` does, for what is computed by JAX's default device, and for all ops.
-
-    Raises:
-      ValueError: as there, and a backend for other devices.
-    """
+    """Resolve for all ops; refuse what JAX's default device does not run."""
     name = resolve(backend)
     for used in {name, *resolve_apart(backend).values()}:
         if reason := _no_device(used):
@@ -152,11 +144,7 @@ def resolve_here(backend: str | None) -> str:
 
 
 def resolve_apart(backend: str | None) -> dict[str, str]:
-    """Return the backend of each op that has another one than `resolve(backend)` returns.
-
-    Raises:
-      ValueError: as `resolve`.
-    """
+    """Return the backend of each op that has another one than `resolve(backend)` returns."""
     name = resolve(backend)
     return {op: other for op in OPS if (other := resolve(backend, op)) != name}
 
@@ -187,7 +175,6 @@ def _named(text: str, asked: str) -> dict[str, str]:
     backends: dict[str, str] = {}
     for part in text.split(","):
         op, equals, name = (word.strip() for word in part.rpartition("="))
-        name = _ALIASES.get(name, name)
         if equals and op not in OPS:
             known = ", ".join(OPS)
             raise ValueError(f"{asked} {text!r}: op {op!r} is unknown; choose one of {known}")

@@ -98,28 +98,26 @@ def _matrix_of_weights(p, ndim: int):
     return p.reshape(*p.shape[: p.ndim - ndim - 1], -1, p.shape[-1])
 
 
-OF_LINEAR_ALONE = {
-    "channel_out",
-    "instructions",
-    "irreps_in",
-    "parameter_initializer",
-    "simplify_irreps_internally",
-    "weights_per_channel",
-}
-"""Options of `e3nn.flax.Linear` that `Linear` has here, and fused ops have not."""
+OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
+OF_FUSED += ("num_indexed_weights",)
+"""The options of `e3nn.flax.Linear` that fused ops have too."""
+OF_LINEAR = ("channel_out", "instructions", "parameter_initializer", "simplify_irreps_internally")
+OF_LINEAR += ("weights_per_channel",)
+"""Those that `Linear` alone has, and `irreps_in`."""
 
 
-def check_positional(cls, args, kwargs, others) -> None:
-    """Refuse all arguments but irreps_out by position, and `others` by name."""
+def check_positional(cls, args, kwargs) -> None:
+    """Refuse all arguments but irreps_out by position, and of fused ops those of `Linear`."""
     if len(args) > 1:
         raise TypeError(
             f"ops.{cls.__name__} takes irreps_out alone by position, the rest by name: the second "
             f"argument of e3nn.flax.Linear is irreps_in; got {args}"
         )
-    if missing := sorted(set(others) & kwargs.keys()):
+    missing = {*OF_LINEAR, "irreps_in"} & (kwargs.keys() - cls.__dataclass_fields__.keys())
+    if missing:
         raise TypeError(
-            f"ops.{cls.__name__} has no {', '.join(missing)}; ops.Linear has, to be applied to the "
-            "product"
+            f"ops.{cls.__name__} has no {', '.join(sorted(missing))}; ops.Linear has, to be "
+            "applied to the product"
         )
 
 
@@ -178,37 +176,6 @@ def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
         raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps}")
 
 
-def parts_of(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
-    """Return the irreps of the parts that an output of these irreps is split into."""
-    if isinstance(split, str | e3nn.Irreps):
-        raise ValueError(f"split needs a tuple of irreps, got {split!r}")
-    parts = [e3nn.Irreps(part) for part in split]
-    whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
-    if whole.simplify() != irreps.simplify():
-        raise ValueError(
-            f"split {parts} must be adjacent parts of the output, {irreps}; what no path gives "
-            "is part of it with force_irreps_out only"
-        )
-    return parts
-
-
-def split_array(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:
-    """Return an array for each of the parts."""
-    arrays = jax.lax.split(x.array, [part.dim for part in parts], axis=-1)
-    return tuple(map(e3nn.IrrepsArray, parts, arrays))
-
-
-def checked_skip(skip, irreps_out: e3nn.Irreps, lead: tuple[int, ...]) -> e3nn.IrrepsArray:
-    """Return a skip that fits the output of a Linear."""
-    skip = e3nn.as_irreps_array(skip)
-    if skip.irreps.simplify() != irreps_out.simplify() or skip.shape[:-1] != lead:
-        raise ValueError(
-            f"skip must be [{', '.join(map(str, lead))}, {irreps_out}], the output of the "
-            f"Linear, got {skip.irreps} of shape {skip.shape}"
-        )
-    return skip
-
-
 def promoted(rows, parameters):
     """Return the dtype of a Linear: as for e3nn, float32 parameters widen rows of bfloat16."""
     return jnp.result_type(*(a.dtype for a in (*rows, *parameters)))
@@ -220,24 +187,15 @@ def as_floating(x: e3nn.IrrepsArray, weights=None) -> e3nn.IrrepsArray:
     return x.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
 
 
-OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
-OF_FUSED += ("num_indexed_weights",)
-"""The options of `e3nn.flax.Linear` that fused ops have too."""
-OPTIONS = (*OF_FUSED, *sorted(OF_LINEAR_ALONE - {"irreps_in"}))
-
-
 class Linear(nn.Module):
     """`e3nn.flax.Linear`, with its parameters: one kernel forward, one backward.
 
     Backward has a second launch, which adds up parts, from 2048 rows on.
 
     Attributes:
-      irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
-        `gradient_normalization`, `force_irreps_out`, `num_indexed_weights`, `channel_out`,
-        `weights_per_channel`, `parameter_initializer`, `instructions` and
-        `simplify_irreps_internally`. All but `irreps_out` are given by name. With `channel_out`,
-        JAX moves channels into the multiplicities and back, as e3nn does; weights as an operand
-        are multiplied with x by JAX, and one kernel mixes the products.
+      irreps_out: as in `e3nn.flax.Linear`, and so is what is not listed here; all else is given by
+        name. With `channel_out`, JAX moves channels into the multiplicities and back, as e3nn does;
+        weights as an operand are multiplied with x by JAX, and one kernel mixes the products.
       input_precision: of the matmuls on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast. None is "tf32x3" within
         `jax.default_matmul_precision("TF32_TF32_F32_X3")`, and "ieee" elsewhere.
@@ -264,7 +222,7 @@ class Linear(nn.Module):
     simplify_irreps_internally: bool = True
 
     def __new__(cls, *args, **kwargs):
-        check_positional(cls, args, kwargs, others=())
+        check_positional(cls, args, kwargs)
         return super().__new__(cls)
 
     @nn.compact
@@ -367,7 +325,7 @@ class Linear(nn.Module):
         return [*declare(self, parameters, number, dtype, lead, factor, make).values()]
 
     def _reference(self) -> e3nn.flax.Linear:
-        options = {name: getattr(self, name) for name in OPTIONS}
+        options = {name: getattr(self, name) for name in (*OF_FUSED, *OF_LINEAR)}
         irreps_in = None if self.instructions is None else e3nn.Irreps(self.irreps_in)
         return e3nn.flax.Linear(self.irreps_out, irreps_in=irreps_in, **options)
 

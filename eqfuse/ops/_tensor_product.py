@@ -100,40 +100,33 @@ def tensor_product(
         normalisation, or leading axes that do not broadcast.
     References: Thomas et al. 2018, arXiv:1802.08219, section 4.1.2; e3nn-jax 0.21.
     """
-    options = {
-        "filter_ir_out": filter_ir_out,
-        "irrep_normalization": irrep_normalization,
-        "regroup_output": regroup_output,
-    }
-
-    def build(*irreps, backend, **zeros):
-        return products.tensor_product(
-            *irreps,
-            filter_ir_out=irreps_filter(filter_ir_out),
-            normalization=normalization(irrep_normalization),
-            regroup=regroup_output,
-            unroll=backend == "llvm",
-            **zeros,
-        )
-
-    return _of_rows("tensor_product", build, input1, input2, options, backend)
+    options = {"irrep_normalization": irrep_normalization, "regroup_output": regroup_output}
+    return _of_e3nn("tensor_product", input1, input2, backend, filter_ir_out, **options)
 
 
-def _of_rows(op: str, build, input1, input2, options: dict, backend: str | None):
-    """Return e3nn's product of this name by a form that `build` makes; for irreps, its irreps."""
+def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **options):
+    """Return e3nn's product of this name by a form of ours; for irreps, the product's irreps."""
     backend = resolve(backend, "" if are_irreps(input1, input2) else op, input1, input2)
-    of_e3nn = getattr(e3nn, op)
+    of_e3nn = functools.partial(getattr(e3nn, op), filter_ir_out=filter_ir_out, **options)
     if backend == "e3nn":
-        return of_e3nn(input1, input2, **options)
+        return of_e3nn(input1, input2)
+    more = {}
+    if op == "tensor_product":
+        more = {"regroup": options["regroup_output"], "unroll": backend == "llvm"}
+    build = functools.partial(
+        getattr(products, op),
+        filter_ir_out=irreps_filter(filter_ir_out),
+        normalization=normalization(options["irrep_normalization"]),
+        **more,
+    )
     if are_irreps(input1, input2):
-        return build(e3nn.Irreps(input1), e3nn.Irreps(input2), backend=backend).irreps_out
+        return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
     x, y = operands(op, input1, input2)
-    zeros = {"zero_x": x.zero_flags, "zero_y": y.zero_flags}
-    product = build(x.irreps, y.irreps, backend=backend, **zeros)
+    product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
     if backend == "xla" and _repeats_more_than_it_writes(product):  # e3nn: an einsum for each path
         wide = jnp.promote_types(x.dtype, jnp.float32)
         with jax.default_matmul_precision("highest"):
-            return of_e3nn(x.astype(wide), y.astype(wide), **options).astype(x.dtype)
+            return of_e3nn(x.astype(wide), y.astype(wide)).astype(x.dtype)
     return evaluate_rows(product, x, y, backend)
 
 
@@ -163,23 +156,14 @@ def elementwise_tensor_product(
       input2: IrrepsArray [..., irreps2] with as many irreps as input1; leading axes broadcast.
       filter_ir_out, irrep_normalization, backend: as in `tensor_product`.
     Returns:
-      IrrepsArray [..., irreps_out], neither sorted nor merged, of the promoted dtype; the Irreps of
-      the product if irreps were given.
+      As `tensor_product`; the irreps are neither sorted nor merged.
     Raises:
       ValueError: different numbers of irreps; else as `tensor_product`.
     References: e3nn-jax 0.21.
     """
-    options = {"filter_ir_out": filter_ir_out, "irrep_normalization": irrep_normalization}
-
-    def build(*irreps, backend, **zeros):
-        return products.elementwise_tensor_product(
-            *irreps,
-            filter_ir_out=irreps_filter(filter_ir_out),
-            normalization=normalization(irrep_normalization),
-            **zeros,
-        )
-
-    return _of_rows("elementwise_tensor_product", build, input1, input2, options, backend)
+    options = {"irrep_normalization": irrep_normalization}
+    op = "elementwise_tensor_product"
+    return _of_e3nn(op, input1, input2, backend, filter_ir_out, **options)
 
 
 def evaluate_rows(product: products.Product, x, y, backend: str):

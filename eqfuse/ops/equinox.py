@@ -80,23 +80,14 @@ class TensorProductLinear(eqx.Module):
         self.parameters = self.module.init(key, x, y, index=index).get("params", {})
 
     def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
-        """Apply it, to the operands of `eqfuse.ops.TensorProductLinear`.
+        """Apply it; operands, result and errors are those of `eqfuse.ops.TensorProductLinear`.
 
-        Returns:
-          IrrepsArray [..., irreps_out].
-        Raises:
-          ValueError: as `eqfuse.ops.TensorProductLinear`; of flax for an x or y of other irreps.
+        An x or y of other irreps is an error of flax.
         """
         return self.module.apply({"params": self.parameters}, *operands, **by_name)
 
 
 class TensorProductLinearGate(TensorProductLinear):
-    """`eqfuse.ops.TensorProductLinearGate`, which holds its parameters, by e3nn's names.
-
-    Args:
-      irreps_out, options: those of `eqfuse.ops.TensorProductLinearGate`.
-      irreps_x, irreps_y, key, dtype: as in `TensorProductLinear`.
-    References: those of `eqfuse.ops.TensorProductLinearGate`.
-    """
+    """`eqfuse.ops.TensorProductLinearGate`, with arguments as `TensorProductLinear` has here."""
 
     op: ClassVar[type[nn.Module]] = _TensorProductLinearGate

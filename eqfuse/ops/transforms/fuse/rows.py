@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +17,9 @@ from eqfuse.ops.transforms.fuse.trace import (
     Polynomial,
     TooLargeError,
     Trace,
+    computed,
     constant,
+    free_axes,
     gathered,
     summed,
     variable,
@@ -128,10 +129,8 @@ class MovedRows:
         if own in d.start_index_map or sizes[own] != self._shape(node.inputs[0])[own]:
             return None
         sizes[own] = 1
-        params = node.params | {"slice_sizes": tuple(sizes), "fill_value": -1}
-        operand = self.of(node.inputs[0], own)
-        with jax.ensure_compile_time_eval():
-            labels = np.asarray(node.eqn.primitive.bind(operand.labels, indices, **params))
+        operand, params = self.of(node.inputs[0], own), {"slice_sizes": tuple(sizes)}
+        [labels] = computed(node, [operand.labels, indices], fill_value=-1, **params)
         return None if (labels < 0).any() else (operand, lambda _: labels)
 
     def _split(self, node, place, axis):
@@ -388,10 +387,7 @@ class RowPolynomials(MovedRows):
     def _dot_general(self, node, axis):
         (contract, batch) = node.params["dimension_numbers"]
         shapes = [self._shape(v) for v in node.inputs]
-        free = [
-            [n for n in range(len(s)) if n not in (*c, *b)]
-            for s, c, b in zip(shapes, contract, batch, strict=True)
-        ]
+        free = free_axes(node.params, shapes)
         num_batch, num_left = len(batch[0]), len(free[0])
         if axis < num_batch:
             axes = [batch[0][axis], batch[1][axis]]

@@ -133,10 +133,7 @@ class Trace:
         arrays = [self.constant(v) for v in node.inputs]
         if any(a is None for a in arrays):
             return None
-        with jax.ensure_compile_time_eval():
-            results = node.eqn.primitive.bind(*map(jnp.asarray, arrays), **node.params)
-        results = results if node.eqn.primitive.multiple_results else [results]
-        return np.asarray(results[self.producer[value][1]])
+        return computed(node, arrays)[self.producer[value][1]]
 
     def uniform(self, value: int) -> np.ndarray | None:
         """Return the number that all elements of a value are, if it is known; None otherwise."""
@@ -154,8 +151,47 @@ class Trace:
         numbers = [self.uniform(v) for v in node.inputs]
         if any(n is None for n in numbers):
             return None
-        with jax.ensure_compile_time_eval():
-            return np.asarray(node.eqn.primitive.bind(*map(jnp.asarray, numbers), **node.params))
+        return computed(node, numbers)[0]
+
+
+def computed(node: Node, arrays, **params) -> list[np.ndarray]:
+    """Return the outputs of a node, computed from known arrays while JAX traces."""
+    with jax.ensure_compile_time_eval():
+        results = node.eqn.primitive.bind(*map(jnp.asarray, arrays), **node.params | params)
+    return list(map(np.asarray, results if node.eqn.primitive.multiple_results else [results]))
+
+
+def free_axes(params, shapes) -> list[list[int]]:
+    """Return the axes of the operands of a matmul that are neither contracted nor batch axes."""
+    sides = zip(shapes, *params["dimension_numbers"], strict=True)
+    return [[n for n in range(len(s)) if n not in (*c, *b)] for s, c, b in sides]
+
+
+def reads_rows(trace: Trace, node: Node) -> bool:
+    """Return whether a gather reads whole rows, by indices [..., 1]."""
+    d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
+    operand, indices = (trace.avals[v] for v in node.inputs)
+    return (
+        tuple(d.collapsed_slice_dims) == (0,) == tuple(d.start_index_map)
+        and not (d.operand_batching_dims or d.start_indices_batching_dims)
+        and tuple(sizes) == (1, *operand.shape[1:])
+        and indices.shape[-1:] == (1,)
+        and tuple(d.offset_dims) == tuple(indices.ndim - 1 + n for n in range(operand.ndim - 1))
+    )
+
+
+def adds_rows(trace: Trace, node: Node) -> bool:
+    """Return whether a scatter adds whole rows, by indices [..., 1]."""
+    d = node.params["dimension_numbers"]
+    start, indices, updates = (trace.avals[v] for v in node.inputs)
+    leading = indices.ndim - 1
+    return (
+        tuple(d.inserted_window_dims) == (0,) == tuple(d.scatter_dims_to_operand_dims)
+        and not (d.operand_batching_dims or d.scatter_indices_batching_dims)
+        and tuple(d.update_window_dims) == tuple(leading + n for n in range(start.ndim - 1))
+        and indices.shape[-1:] == (1,)
+        and tuple(updates.shape[leading:]) == tuple(start.shape[1:])
+    )
 
 
 def traced(function, args, kwargs) -> tuple[ClosedJaxpr, list, Callable]:
@@ -417,20 +453,14 @@ def gathered(trace: Trace, number: int) -> Gathered | None:
     node = trace.nodes[number]
     if node.name != "gather":
         return None
-    p, operand = node.params, trace.avals[node.inputs[0]]
-    d = p["dimension_numbers"]
-    index = _row_indices(trace, node.inputs[1])
-    whole = tuple(p["slice_sizes"]) == (1, *operand.shape[1:])
-    plain = (tuple(d.collapsed_slice_dims), tuple(d.start_index_map)) == ((0,), (0,))
-    plain = plain and tuple(d.offset_dims) == tuple(range(1, operand.ndim))
-    plain = plain and not d.operand_batching_dims and not d.start_indices_batching_dims
-    if index is None or not whole or not plain or operand.shape[0] == 0:
+    operand, index = trace.avals[node.inputs[0]], _row_indices(trace, node.inputs[1])
+    if index is None or not reads_rows(trace, node) or operand.shape[0] == 0:
         return None
     if operand.dtype.name not in FLOATS:
         return None
-    fill, mode = None, _mode(p)
+    fill, mode = None, _mode(node.params)
     if mode == "FILL_OR_DROP":
-        fill = p.get("fill_value")
+        fill = node.params["fill_value"]
         fill = np.nan if fill is None else float(fill)
     return Gathered(node.inputs[0], index, mode, fill, node.outputs[0])
 
@@ -451,13 +481,8 @@ def summed(trace: Trace, number: int) -> Scatter | None:
     if node.name != "scatter-add":
         return None
     start, indices, updates = node.inputs
-    d, shape = node.params["dimension_numbers"], trace.avals[start].shape
     index = _row_indices(trace, indices)
-    plain = tuple(d.update_window_dims) == tuple(range(1, len(shape)))
-    plain = plain and tuple(d.inserted_window_dims) == (0,) == tuple(d.scatter_dims_to_operand_dims)
-    plain = plain and not d.operand_batching_dims and not d.scatter_indices_batching_dims
-    whole = tuple(trace.avals[updates].shape[1:]) == tuple(shape[1:])
-    if index is None or not plain or not whole or shape[0] == 0:
+    if index is None or not adds_rows(trace, node) or trace.avals[start].shape[0] == 0:
         return None
     return Scatter(start, index, updates, _mode(node.params))
 

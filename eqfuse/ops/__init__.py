@@ -1,14 +1,4 @@
-"""Equivariant operations, drop-in for e3nn-jax, as fused kernels.
-
-The folders are layers, each of which imports those above:
-
-- `ir`: products, Linears, gates, programs and their derivatives, as data; pure Python.
-- `backends`: `xla` evaluates them in jax.numpy, the definition; `triton` and `llvm` write, compile
-  and launch kernels for GPUs and CPUs.
-- `primitives`: JAX primitives, with their rules, batching, sharding and lowering.
-- `transforms`: `fuse` and `sequence`, which rewrite functions.
-- the files beside the folders: one for each public op.
-"""
+"""Equivariant operations, drop-in for e3nn-jax, as fused kernels."""
 
 import importlib
 

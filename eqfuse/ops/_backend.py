@@ -1,8 +1,4 @@
-"""Which implementation runs an op: chosen by argument, or by EQFUSE_BACKEND where that is None.
-
-Either is the name of a backend, for all ops, or names backends of single ops as well:
-"triton,linear=xla". `_named` reads it, and nothing behind `resolve` knows more than one name.
-"""
+"""Which implementation runs an op: chosen by argument, or by EQFUSE_BACKEND where that is None."""
 
 from __future__ import annotations
 
@@ -55,8 +51,6 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op that was called."""
-
     kind: str  # one of `OPS`
     backend: str
     why: str  # why it is not what is best here, or ""

@@ -180,5 +180,4 @@ def _of_any_number(index, num_nodes) -> list:
 
 
 def _array(index) -> np.ndarray | jax.Array:
-    """Return the index on the host, unless it is traced."""
     return index if isinstance(index, jax.core.Tracer) else np.asarray(index)

@@ -377,6 +377,7 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
 
 def linear_of(module, first, x, parameters, irreps_out, is_indexed: bool, **others):
     """Apply a Linear of another framework, with its attributes, to x and what comes before it."""
+    first, x = (None, first) if x is None else (first, x)
     names = (*OF_FUSED, *OF_LINEAR, "irreps_in", "input_precision", "backend")
     options = {n: getattr(module, n) for n in names if hasattr(module, n)}
     options["index" if is_indexed else "weights"] = first

@@ -273,7 +273,6 @@ class Linear(nn.Module):
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
     def _simple(self, x, index, backend):
-        """Mix blocks of one irrep as one."""
         options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
         irreps_out = (self.channel_out or 1) * e3nn.Irreps(self.irreps_out)
         x, linear = _prepared(x, irreps_out, options)

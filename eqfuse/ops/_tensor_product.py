@@ -61,7 +61,6 @@ def operands(name: str, *arrays):
 
 
 def are_irreps(*arguments) -> bool:
-    """Return whether irreps were given in the place of arrays."""
     return any(isinstance(a, str | e3nn.Irreps) for a in arguments)
 
 
@@ -358,7 +357,6 @@ def _pairs(left, right, ir: e3nn.Irrep):
 
 
 def _square(ir1, ir2, ir_out, same: bool, normalization: str, normalized: bool) -> float:
-    """Return the square of the factor of the Clebsch-Gordan coefficients."""
     d1, d2, d_out = ir1.dim, ir2.dim, ir_out.dim
     if normalization == "none":
         return 1.0

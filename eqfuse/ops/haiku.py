@@ -37,11 +37,10 @@ class Linear(e3nn.haiku.Linear):
         Raises:
           ValueError, AssertionError: those of `e3nn.haiku.Linear` and of `eqfuse.ops.linear`.
         """
-        first, x = weights_or_input, input_or_none
-        first, x = (None, first) if x is None else (first, x)
-        parameters = self._parameters(weights_or_input, input_or_none)
+        operands = weights_or_input, input_or_none
+        parameters = self._parameters(*operands)
         is_indexed = self.num_indexed_weights is not None
-        return linear_of(self, first, x, parameters, self.irreps_out, is_indexed)
+        return linear_of(self, *operands, parameters, self.irreps_out, is_indexed)
 
     def _parameters(self, *operands) -> dict[str, jax.Array]:
         """Return the parameters of e3nn's Linear, which runs to make them, else is only traced."""

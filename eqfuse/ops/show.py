@@ -131,7 +131,6 @@ def _notes(product: products.Product, on_graph: bool):
 
 
 def _fused_lines(product, irreps_x, irreps_y, linear, fused, backend, counts, dtype: str):
-    """Yield what `choose` decides for a product and a Linear that follows, if one does."""
     if linear is None:
         return
     flags = [(False,) * len(_irreps(irreps)) for irreps in (irreps_x, irreps_y)]

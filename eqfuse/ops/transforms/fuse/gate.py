@@ -50,7 +50,6 @@ def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
 
 @functools.lru_cache(maxsize=256)
 def _template(name: str, shape: tuple[int, ...], dtype) -> Trace:
-    """Return an activation as JAX traces it."""
     x = jax.ShapeDtypeStruct(shape, dtype)
     return Trace(jax.make_jaxpr(xla.FUNCTIONS[name])(x), {})
 
@@ -241,7 +240,6 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
 
 
 def _follows(first: Tile, second: Tile) -> bool:
-    """Return whether two tiles are adjacent channels that are treated alike."""
     before = [p and (p.block, p.first + p.mul) for p in (first.part, first.gate)]
     after = [p and (p.block, p.first) for p in (second.part, second.gate)]
     return first.act == second.act and before == after

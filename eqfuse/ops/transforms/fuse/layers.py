@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Role
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import forms
@@ -188,8 +188,8 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
 def _masked(product: Match, promised: bool) -> tuple:
     """Return the operands that each edge has for itself; if promised, the right one alone."""
     pairs = zip(product.names, product.form.inputs, strict=True)
-    names = (name for name, operand in pairs if operand.index is Index.ROW)
-    return tuple(name for name in names if not promised or name == product.right)
+    rows = ((name, o.role) for name, o in pairs if o.index is Index.ROW)
+    return tuple(name for name, role in rows if not promised or role is Role.RIGHT)
 
 
 def _stopped(product: Match, masked: tuple) -> bool:

@@ -27,7 +27,6 @@ class Group:
 
 
 def as_rows(name, array):
-    """Return the array of a name as [rows, size]."""
     if isinstance(name, Gathered):
         return array.reshape(array.shape[0], -1)
     if name.axis is None:
@@ -36,7 +35,6 @@ def as_rows(name, array):
 
 
 def columns_of(group: Group, arrays: dict):
-    """Return the weights of a group, [rows, columns]."""
     product = None
     for n, name in enumerate(group.arrays):
         array, columns = as_rows(name, arrays[name.value]), group.columns[:, n]
@@ -99,13 +97,11 @@ class Match:
     form: Form
     names: tuple  # of its inputs, in order: `ArrayFactor`, `Gathered`, `Joined` or `WEIGHTS`
     groups: tuple[Group, ...]  # what the weights are made of
-    right: object  # the name of a right operand that has a row each; None if there is none
     dtype: object  # of all inputs
     backend: str
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Return the values of the trace that are read."""
         names = [part for n in self.names if n != WEIGHTS for part in parts_of(n)]
         names += [a for g in self.groups for a in g.arrays]
         return tuple(dict.fromkeys(n.value for n in names))
@@ -134,7 +130,6 @@ class Match:
 
 
 def parts_of(name) -> tuple[ArrayFactor | Gathered, ...]:
-    """Return the arrays that an operand is made of."""
     return name.parts if isinstance(name, Joined) else (name,)
 
 
@@ -194,8 +189,7 @@ def match_product(
         size = sum(len(g.columns) for g in groups)
         used[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
     new = form_of(drafts, used, (row.size, output))
-    right = [n for n, (_, i, role, _) in used.items() if role is Role.RIGHT and i is Index.ROW]
-    return Match(new, tuple(used), tuple(groups), next(iter(right), None), dtype, backend)
+    return Match(new, tuple(used), tuple(groups), dtype, backend)
 
 
 def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):

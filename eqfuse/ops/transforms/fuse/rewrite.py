@@ -39,7 +39,6 @@ class Entry:
 
 
 def table(entries: list[Entry]) -> str:
-    """Return the report, a line for each place in the code."""
     if not entries:
         return "nothing to replace: the trace has no product of ops.tensor_product"
     lines = [("where", "pattern", "computed by", "why not", "what to do")]

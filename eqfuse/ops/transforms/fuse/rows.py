@@ -322,13 +322,11 @@ class RowPolynomials(MovedRows):
         return one and self._roles(number) == [Role.LEFT, Role.RIGHT]
 
     def is_gradient(self, number: int) -> bool:
-        """Return whether a node is the derivative of a product over rows."""
         return Role.OUTPUT in self._roles(number)
 
     # arithmetic
 
     def _sides(self, node, axis):
-        """Return the operands of an elementwise primitive."""
         shape = self._shape(node.outputs[0])
         sides = []
         for v in node.inputs:

@@ -228,7 +228,6 @@ def traced(function, args, kwargs) -> tuple[ClosedJaxpr, list, Callable]:
 
 
 def aligned(lines: list[tuple[str, ...]]) -> str:
-    """Return the text of a table of these lines."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(row.rstrip(" |") for row in rows)
@@ -374,7 +373,6 @@ def variable(name, shape: tuple[int, ...]) -> Polynomial:
 
 
 def constant(array: np.ndarray) -> Polynomial:
-    """Return a row of known numbers."""
     array = np.asarray(array)
     values = array.reshape(-1).astype(np.float64)
     place = np.flatnonzero(values)

@@ -353,7 +353,6 @@ def _given(env, key):
 
 
 def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
-    """Return the outputs of a program, flat, from one launch."""
     kernel = triton_program.generate(program, stages.dtype)
     shapes = [(program.arrays[n].size,) for n in program.outputs] + [(kernel.scratch,)]
     flat = [a.reshape(-1) for a in arrays]
@@ -362,7 +361,6 @@ def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
 
 
 def _native_call(program: Program, arrays, stages: Stages) -> list[jax.Array]:
-    """Return the outputs of a program, flat, from one native call."""
     module = native_program.generate(program, stages.dtype, machine.machine())
     indices = {n for n, _, _ in program.indices}
     shaped = [

@@ -148,15 +148,7 @@ class TensorProductLinear(nn.Module):
             x, y = self._summed(x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
-        fused_gate = None
-        if make_gate and any(zero_flags):  # e3nn's gate knows them to be zero
-            if not all(zero_flags):
-                refuse(mode, "no path leads to some of the irreps that the gate reads")
-        elif make_gate:
-            try:
-                fused_gate = make_gate(linear)
-            except UnknownActivationError:
-                refuse(mode, "the kernels do not know an activation; see the argument even_act")
+        fused_gate = make_gate and _fused_gate(make_gate, linear, zero_flags, mode)
         batch_axes, arrays = _rows(product, x, y, weights, edges)
         if skip is not None:
             skip, lead = e3nn.as_irreps_array(skip), batch_axes.shape
@@ -340,6 +332,19 @@ def _parts(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
             "is part of it with force_irreps_out only"
         )
     return parts
+
+
+def _fused_gate(make_gate, linear, zero_flags, mode: str):
+    """Return the gate of a Linear that kernels compute; None where e3nn's function follows."""
+    if any(zero_flags):  # e3nn's gate treats what is known to be zero on its own
+        if not all(zero_flags):
+            refuse(mode, "no path leads to some of the irreps that the gate reads")
+        return None
+    try:
+        return make_gate(linear)
+    except UnknownActivationError:
+        refuse(mode, "the kernels do not know an activation; see the argument even_act")
+    return None
 
 
 def _rows(product, x, y, weights, edges):

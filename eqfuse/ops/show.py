@@ -89,10 +89,6 @@ def show(
     )
     form = derivatives(product.form)[order]
     compiles = target != "none" and importlib.util.find_spec("triton") is not None
-    if compiles:
-        from eqfuse.ops.backends.triton.compile import gpu_target
-
-        gpu_target(target)  # refuses an unknown one before anything is made
     kernels = plan.kernels(form, dtype) if form.paths else ()
     counts = num_edges, num_nodes
     sections = [

@@ -121,6 +121,16 @@ def test_a_sum_of_linears_knows_zeros_of_all(seed):
     assert_same(ours.apply(params, *inputs), theirs.apply(params, *inputs))
 
 
+def test_biases_with_weights_of_an_input_that_is_zero():
+    x, weights = e3nn.zeros("2x2e", (ROWS,)), jnp.ones((ROWS, 2))
+    theirs, ours = (
+        linear("2x0e+1x1e", force_irreps_out=True, biases=True)
+        for linear in (e3nn.flax.Linear, ops.Linear)
+    )
+    params = jax.tree.map(jnp.ones_like, theirs.init(jax.random.key(0), weights, x))
+    assert_same(ours.apply(params, weights, x), theirs.apply(params, weights, x))
+
+
 def test_the_next_linear_has_the_parameters_of_e3nn():
     x = e3nn.normal("4x0e", jax.random.key(0), (ROWS,))
     params = []

@@ -1,14 +1,4 @@
-"""Equivariant operations, drop-in for e3nn-jax, as fused kernels.
-
-The folders are layers, each of which imports those above:
-
-- `ir`: products, Linears, gates, programs and their derivatives, as data; pure Python.
-- `backends`: `xla` evaluates them in jax.numpy, the definition; `triton` and `llvm` write, compile
-  and launch kernels for GPUs and CPUs.
-- `primitives`: JAX primitives, with their rules, batching, sharding and lowering.
-- `transforms`: `fuse` and `sequence`, which rewrite functions.
-- the files beside the folders: one for each public op.
-"""
+"""Equivariant operations, drop-in for e3nn-jax, as fused kernels."""
 
 import importlib
 
@@ -23,7 +13,6 @@ from eqfuse.ops._backend import (
     resolve_here,
 )
 from eqfuse.ops._edges import Edges
-from eqfuse.ops._fuse import fuse
 from eqfuse.ops._graph_product import graph_tensor_product
 from eqfuse.ops._interpolate import group_by_interval, interpolate
 from eqfuse.ops._layer import (
@@ -44,6 +33,7 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
+from eqfuse.ops.transforms.fuse.rewrite import fuse
 from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [

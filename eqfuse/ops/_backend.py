@@ -1,8 +1,4 @@
-"""Which implementation runs an op: chosen by argument, or by EQFUSE_BACKEND where that is None.
-
-Either is the name of a backend, for all ops, or names backends of single ops as well:
-"triton,linear=xla". `_named` reads it, and nothing behind `resolve` knows more than one name.
-"""
+"""Which implementation runs an op: chosen by argument, or by EQFUSE_BACKEND where that is None."""
 
 from __future__ import annotations
 
@@ -42,9 +38,6 @@ OPS = (
 )
 """The ops that can have a backend of their own; "linear" is `Linear` and `LinearSum`."""
 
-# names of before, in settings and in the configurations of old runs
-_ALIASES = {"numba": "llvm"}
-
 # what None tries, best first
 PREFERRED = ("triton", "llvm", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
@@ -58,19 +51,10 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op that was called.
-
-    Attributes:
-      kind: its name, one of `OPS`.
-      backend: what runs it.
-      why: why not what is best here, or "".
-      fused: of one that may be one kernel or several, which, and why; else "".
-    """
-
-    kind: str
+    kind: str  # one of `OPS`
     backend: str
-    why: str
-    fused: str = ""
+    why: str  # why it is not what is best here, or ""
+    fused: str = ""  # of an op that may be one kernel or several, which, and why
 
 
 _recorded: contextvars.ContextVar[list[Op] | None] = contextvars.ContextVar("ops", default=None)
@@ -99,11 +83,8 @@ def record_fused(text: str) -> None:
 def matmul_precision(name: str | None = None) -> str:
     """Return in which of `PRECISIONS` the kernels multiply matrices of float32.
 
-    Args:
-      name: as asked for; None for "tf32x3" within `jax.default_matmul_precision(TF32X3)`, and
-        "ieee", float32 itself, elsewhere.
-    Raises:
-      ValueError: an unknown name.
+    None is "tf32x3" within `jax.default_matmul_precision(TF32X3)`, and "ieee", float32 itself,
+    elsewhere.
     """
     if name is None:
         return "tf32x3" if jax.config.jax_default_matmul_precision == TF32X3 else "ieee"
@@ -116,14 +97,13 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
     """Return the name of the backend that runs, given what was asked for.
 
     Args:
-      backend: the name of a backend ("numba" is another name for "llvm"); or several, separated by
-        commas, each for the op before its "=", and at most one, for the other ops, without:
-        "triton,linear=xla". An op that it does not name has the backend of the environment variable
-        EQFUSE_BACKEND, which is written alike; one that neither names, and every op where both are
-        None, has "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this choice may fall
-        back, with one warning; a backend asked for by name runs or is an error. Whether a GPU is
-        there for "triton", or a CPU for "llvm", is known only when the op is compiled: another
-        device then refuses it, and an ahead-of-time compilation for a GPU needs none.
+      backend: the name of a backend; or several, separated by commas, each for the op before its
+        "=", and at most one, for the other ops, without: "triton,linear=xla". An op that it does
+        not name has the backend of the environment variable EQFUSE_BACKEND, which is written alike;
+        one that neither names has "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this
+        choice may fall back, with one warning; a backend asked for by name runs or is an error.
+        Whether a GPU is there for "triton", or a CPU for "llvm", is known only when the op is
+        compiled: another device then refuses it, and an ahead-of-time compilation needs none.
       op: one of `OPS`; "" for what runs ops that have no backend of their own.
       arrays: operands of the op, which is then noted for those who have it `recorded`. "e3nn" alone
         computes complex ones, and is chosen for them.
@@ -149,11 +129,7 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
 
 
 def resolve_here(backend: str | None) -> str:
-    """Resolve as `resolve` does, for what is computed by JAX's default device, and for all ops.
-
-    Raises:
-      ValueError: as there, and a backend for other devices.
-    """
+    """Resolve for all ops; refuse what JAX's default device does not run."""
     name = resolve(backend)
     for used in {name, *resolve_apart(backend).values()}:
         if reason := _no_device(used):
@@ -162,21 +138,13 @@ def resolve_here(backend: str | None) -> str:
 
 
 def resolve_apart(backend: str | None) -> dict[str, str]:
-    """Return the backend of each op that has another one than `resolve(backend)` returns.
-
-    Raises:
-      ValueError: as `resolve`.
-    """
+    """Return the backend of each op that has another one than `resolve(backend)` returns."""
     name = resolve(backend)
     return {op: other for op in OPS if (other := resolve(backend, op)) != name}
 
 
 def explain(backend: str | None, op: str) -> Op:
-    """Return an op that is not called, as `recorded` would have it for real operands.
-
-    Raises:
-      ValueError: as `resolve`.
-    """
+    """Return an op that is not called, as `recorded` would have it for real operands."""
     name, asked = _asked(backend, op)
     return _op(op, resolve(backend, op), "" if name is None else f"{asked} was asked for")
 
@@ -192,7 +160,6 @@ def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
 
 
 def _part(asked: str, text: str, name: str) -> str:
-    """Return the name of a backend, in a text that may name several."""
     return f"{asked} {name!r}" if name == text else f"{asked} {text!r}: {name!r}"
 
 
@@ -202,7 +169,6 @@ def _named(text: str, asked: str) -> dict[str, str]:
     backends: dict[str, str] = {}
     for part in text.split(","):
         op, equals, name = (word.strip() for word in part.rpartition("="))
-        name = _ALIASES.get(name, name)
         if equals and op not in OPS:
             known = ", ".join(OPS)
             raise ValueError(f"{asked} {text!r}: op {op!r} is unknown; choose one of {known}")
@@ -243,7 +209,6 @@ def _choose() -> str:
 
 
 def has_gpu() -> bool:
-    """Return whether JAX computes on a GPU by default."""
     return jax.default_backend() in ("gpu", "cuda", "rocm")
 
 

@@ -1,8 +1,7 @@
 """A folder of compiled code that survives the process: this user's own, and written atomically.
 
-The code is executed, so a folder or a file that another user owns, or can write, is not used.
-Folders are made with mode 0700 and files with 0600, whatever the umask. On Windows, which has no
-such modes, nothing is checked.
+The code is executed, so what another user owns, or can write, is not used. Folders have mode 0700
+and files 0600, whatever the umask; Windows has no such modes, and nothing is checked there.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ def _default_folder() -> pathlib.Path:
 def cache_folder(*names: str) -> pathlib.Path:
     """Return the folder where kernels are kept, or the one called `names` in it; make what lacks.
 
-    It is EQFUSE_CACHE_DIR, or that of this program in the user's cache folder. A folder that cannot
-    be written to, or that others own or can write to, is replaced by a temporary one, with a
-    warning.
+    It is EQFUSE_CACHE_DIR, or in the user's cache folder. A temporary one replaces a folder that
+    cannot be written to, or that others own or can write to, with a warning.
     """
     asked = os.environ.get("EQFUSE_CACHE_DIR")
     folder = _usable(pathlib.Path(asked).expanduser().absolute() if asked else _default_folder())
@@ -132,7 +130,6 @@ def ensure(path: pathlib.Path, content: bytes) -> None:
 
 
 def digest(value) -> str:
-    """Return a hash of a value made of numbers, strings, lists and dicts."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -82,11 +82,7 @@ class Edges:
 
 
 def check_edges(edges, weights=None) -> None:
-    """Refuse edges that are no `Edges`, and those given in the place of weights.
-
-    Raises:
-      ValueError: saying what to give.
-    """
+    """Refuse edges that are no `Edges`, and those given in the place of weights."""
     if isinstance(weights, Edges):
         raise ValueError(
             "edges were given as the weights, which come before them: give edges=edges, or None "
@@ -125,13 +121,9 @@ def nearest(index, num_sets: int) -> jax.Array:
 
 
 def orders(ends, num_nodes: int) -> list:
-    """Return for each end the order that groups the edges by it, and where each group begins.
+    """Return for each end the order that groups edges by it, and where groups begin, in one list.
 
-    Args:
-      ends: arrays [n_edges] int32.
-      num_nodes: number of groups.
-    Returns:
-      [n_edges] int32 and [num_nodes + 1] int32 for each of the ends, in one list.
+    They are [n_edges] and [num_nodes + 1], int32.
     """
     count = ends[0].shape[0]
     if not isinstance(count, int):
@@ -148,16 +140,12 @@ def orders(ends, num_nodes: int) -> list:
     return [array for both in zip(order, ptr, strict=True) for array in both]
 
 
-def _count_below(keys, starts) -> jax.Array:
+def _count_below(keys, starts) -> jax.Array:  # [n_rows, n_keys], [n_starts]
     """Count the keys of each sorted row that are below each of the starts; all are int32.
 
     This is a search with 15 comparisons in each of few steps, of a launch each on a GPU. With those
     of `jnp.searchsorted`, "scan_unrolled" takes minutes to compile on a CPU from JAX 0.12 on, and
     "scan" is a loop of launches.
-
-    Args:
-      keys: [n_rows, n_keys].
-      starts: [n_starts].
     """
     rows, count = keys.shape
     # one more key is above all starts, and stands for those that there are not
@@ -192,5 +180,4 @@ def _of_any_number(index, num_nodes) -> list:
 
 
 def _array(index) -> np.ndarray | jax.Array:
-    """Return the index on the host, unless it is traced."""
     return index if isinstance(index, jax.core.Tracer) else np.asarray(index)

@@ -47,7 +47,7 @@ def graph_tensor_product(
         `e3nn.tensor_product`, in its order; either axis may be 1; None for no weights.
       edges: who sends to whom.
       filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
-      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: as in `tensor_product`.
       fused: "auto" and "always" are the above, and "always" refuses what is more than one kernel
         forward or backward. "never" gathers, multiplies, weights and sums one after the other. See
         `eqfuse.ops.resolve_fused`.
@@ -95,4 +95,4 @@ def graph_tensor_product(
     arrays = [x.array, y.array] + ([] if weights is None else [weights])
     form = sharing(product.form, arrays, edges.num_edges)
     [out] = forms.evaluate(form, arrays, edges, backend=backend)
-    return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
+    return e3nn.IrrepsArray(product.irreps_out, out)  # e3nn's sum knows of no zeros

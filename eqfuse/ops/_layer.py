@@ -13,17 +13,13 @@ from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._linear import (
     OF_FUSED,
-    OF_LINEAR_ALONE,
-    OPTIONS,
+    OF_LINEAR,
     Linear,
     check_index,
     check_positional,
-    checked_skip,
     declare,
-    parts_of,
     promoted,
     rechunked,
-    split_array,
 )
 from eqfuse.ops._tensor_product import (
     check_receivers,
@@ -94,7 +90,7 @@ class TensorProductLinear(nn.Module):
     fused: str | None = None
 
     def __new__(cls, *args, **kwargs):
-        check_positional(cls, args, kwargs, OF_LINEAR_ALONE)
+        check_positional(cls, args, kwargs)
         return super().__new__(cls)
 
     @nn.compact
@@ -118,13 +114,6 @@ class TensorProductLinear(nn.Module):
         Raises:
           ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
         """
-        return self._apply(x, y, weights, edges, index, skip)
-
-    def _gate(self) -> tuple[Callable | None, Callable]:
-        """Return the function that makes the gate of a Linear or None, and e3nn's function."""
-        return None, lambda z: z
-
-    def _apply(self, x, y, weights, edges, index, skip):
         check_edges(edges, weights)
         mode = resolve_fused(self.fused)
         make_gate, gate = self._gate()
@@ -145,19 +134,61 @@ class TensorProductLinear(nn.Module):
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
             out = self._reference(x, y, weights, edges, index, skip, gate, options)
-            return out if self.split is None else split_array(out, parts_of(self.split, out.irreps))
+            if self.split is None:
+                return out
+            parts = _parts(self.split, out.irreps)
+            arrays = jax.lax.split(out.array, [part.dim for part in parts], axis=-1)
+            return tuple(map(e3nn.IrrepsArray, parts, arrays))
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
-        irreps = self._linear_irreps_in(x, y, edges)
+        linear, parameters, zero_flags = self._linear(product, x, y, edges)
         if product.channel_columns and edges is not None:  # channels on both sides: no one kernel
-            refuse(mode, "x and y both have several channels, and their products are summed")
+            if any(t.x is not None for t in linear.linear_form.terms):
+                refuse(mode, "x and y both have several channels, and their products are summed")
             x, y = self._summed(x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
-        linear, declared = linears.for_product(
+        fused_gate = make_gate and _fused_gate(make_gate, linear, zero_flags, mode)
+        batch_axes, arrays = _rows(product, x, y, weights, edges)
+        if skip is not None:
+            skip, lead = e3nn.as_irreps_array(skip), batch_axes.shape
+            alike = skip.irreps.simplify() == linear.irreps_out.simplify()
+            if not alike or skip.shape[:-1] != lead:
+                raise ValueError(
+                    f"skip must be [{', '.join(map(str, lead))}, {linear.irreps_out}], the output "
+                    f"of the Linear, got {skip.irreps} of shape {skip.shape}"
+                )
+        added = [] if skip is None else [batch_axes.rows(skip.array)]
+        dtype = promoted([*arrays, *added], parameters)
+        floats = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
+        integers = [] if index is None else [batch_axes.rows(index, others=0)]
+        num_rows, num_nodes = batch_axes.count, 0
+        if edges is not None:
+            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+            num_rows, num_nodes = edges.num_edges, edges.num_nodes
+        fused = Fused.build(product.form, linear, fused_gate, bool(added))
+        chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
+        record_fused(chosen.text)
+        call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)
+        outputs = [batch_axes.apart(out) for out in layer.evaluate(call, floats, integers)]
+        if self.split is not None:
+            parts, outputs = _parts(self.split, linear.irreps_out), iter(outputs)
+            zeros = functools.partial(e3nn.zeros, leading_shape=batch_axes.shape, dtype=dtype)
+            return tuple(e3nn.IrrepsArray(p, next(outputs)) if p.dim else zeros(p) for p in parts)
+        if fused_gate is not None:
+            return e3nn.IrrepsArray(fused_gate.irreps_out, *outputs)
+        return gate(self._preactivation(linear.irreps_out, *outputs, zero_flags, skip))
+
+    def _gate(self) -> tuple[Callable | None, Callable]:
+        """Return what makes the gate of a Linear, if one follows, and e3nn's function."""
+        return None, lambda z: z
+
+    def _linear(self, product, x, y, edges):
+        """Return the Linear of a product, its parameters, and the zero flags of e3nn's."""
+        linear, whole = linears.for_product(
             product.irreps_out,
             product.zero_flags,
-            irreps,
+            self._linear_irreps_in(x, y, edges),
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
@@ -165,26 +196,25 @@ class TensorProductLinear(nn.Module):
             num_sets=self.num_indexed_weights or 0,
             input_precision=matmul_precision(self.input_precision),
         )
-        parameters = declare(self, declared, self.num_indexed_weights, x.dtype)
+        parameters = declare(self, whole.parameters, self.num_indexed_weights, x.dtype)
         parameters = [parameters[p.name] for p in linear.parameters]
         if self.split is not None:
-            sizes = tuple(part.dim for part in parts_of(self.split, linear.irreps_out) if part.dim)
+            sizes = tuple(part.dim for part in _parts(self.split, linear.irreps_out) if part.dim)
             linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
-        fused_gate = None
-        if make_gate:
-            try:
-                fused_gate = make_gate(linear)
-            except UnknownActivationError:
-                refuse(mode, "the kernels do not know an activation; see the argument even_act")
-        kernels = backend, mode
-        out = self._fused(
-            product, linear, fused_gate, kernels, x, y, weights, parameters, edges, index, skip
-        )
-        return gate(out) if fused_gate is None else out
+        return linear, parameters, whole.zero_flags
+
+    def _preactivation(self, irreps, array, zero_flags, skip) -> e3nn.IrrepsArray:
+        """Return the output of a Linear and a skip, with the zero flags that their sum has."""
+        out = e3nn.IrrepsArray(irreps, array, zero_flags=zero_flags)
+        out = rechunked(out, self.irreps_out) if self.force_irreps_out else out
+        if skip is None:
+            return out
+        of_skip = rechunked(skip, out.irreps).zero_flags
+        zero_flags = tuple(a and b for a, b in zip(out.zero_flags, of_skip, strict=True))
+        return e3nn.IrrepsArray(out.irreps, out.array, zero_flags=zero_flags)
 
     def _operands(self, x, y, weights, edges, options):
-        """Return x, y and weights, of one dtype, that fit the edges."""
         if edges is not None and not self.channelwise:
             x, y, weights = graph_operands(x, y, weights, edges, options)
             rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
@@ -203,21 +233,19 @@ class TensorProductLinear(nn.Module):
         return x, y, None
 
     def _product(self, x, y, weights, edges, options) -> products.Product:
-        common = {
-            "filter_ir_out": options["filter_ir_out"],
-            "normalization": options["irrep_normalization"],
-            "zero_x": x.zero_flags,
-            "zero_y": y.zero_flags,
-            "on_graph": edges is not None,
-        }
-        if self.channelwise:
-            return products.channelwise_tensor_product(x.irreps, y.irreps, **common)
-        return products.tensor_product(
+        build, more = products.channelwise_tensor_product, {}
+        if not self.channelwise:
+            build = products.tensor_product
+            more = {"weighted": weights is not None, "scalar_first": self.scalar_first}
+        return build(
             x.irreps,
             y.irreps,
-            weighted=weights is not None,
-            scalar_first=self.scalar_first,
-            **common,
+            filter_ir_out=options["filter_ir_out"],
+            normalization=options["irrep_normalization"],
+            zero_x=x.zero_flags,
+            zero_y=y.zero_flags,
+            on_graph=edges is not None,
+            **more,
         )
 
     def _summed(self, x, y, weights, edges, options, backend):
@@ -236,42 +264,6 @@ class TensorProductLinear(nn.Module):
             flags = ((False,) * len(f) for f in flags)
         keep = irreps_filter(self.filter_ir_out)
         return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
-
-    def _fused(self, product, linear, gate, kernels, x, y, weights, parameters, edges, index, skip):
-        if edges is not None:
-            batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
-            arrays = [x.array, y.array] + ([] if weights is None else [weights])
-        else:
-            shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-            batch_axes = BatchAxes.of(shape, [x.array, y.array])
-            arrays = gather_columns(product, [batch_axes.rows(a.array) for a in (x, y)])
-        added = []
-        if skip is not None:
-            skip = checked_skip(skip, linear.irreps_out, batch_axes.shape)
-            added = [batch_axes.rows(skip.array)]
-        dtype = promoted([*arrays, *added], parameters)
-        arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
-        integers = []
-        if index is not None:
-            integers.append(batch_axes.rows(index, others=0))
-        if edges is not None:
-            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
-        fused = Fused.build(product.form, linear, gate, skip is not None)
-        num_rows = batch_axes.count if edges is None else edges.num_edges
-        num_nodes = 0 if edges is None else edges.num_nodes
-        backend, mode = kernels
-        chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
-        record_fused(chosen.text)
-        call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)
-        outputs = layer.evaluate(call, arrays, integers)
-        outputs = [batch_axes.apart(out) for out in outputs]
-        if self.split is not None:
-            parts, outputs = parts_of(self.split, linear.irreps_out), iter(outputs)
-            zeros = functools.partial(e3nn.zeros, leading_shape=batch_axes.shape, dtype=dtype)
-            return tuple(e3nn.IrrepsArray(p, next(outputs)) if p.dim else zeros(p) for p in parts)
-        out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)
-        forced = self.force_irreps_out and gate is None
-        return rechunked(out, self.irreps_out) if forced else out
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         computed = options["filter_ir_out"]
@@ -300,7 +292,8 @@ class TensorProductLinearGate(TensorProductLinear):
 
         out = gate(Linear(product) + skip)
 
-    It has the attributes of `TensorProductLinear`, and these.
+    It has the attributes of `TensorProductLinear` and those below, and is called alike; the result
+    is an IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
 
     Attributes:
       even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: as in `e3nn.gate`; the kernels
@@ -317,15 +310,6 @@ class TensorProductLinearGate(TensorProductLinear):
     normalize_act: bool = True
     gated: bool = True
 
-    @nn.compact
-    def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
-        """Apply the op; arguments and errors as `TensorProductLinear`.
-
-        Returns:
-          IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
-        """
-        return self._apply(x, y, weights, edges, index, skip)
-
     def _gate(self):
         names = ["even_act", "odd_act"]
         make, reference = xla.scalar_activation, e3nn.scalar_activation
@@ -334,6 +318,43 @@ class TensorProductLinearGate(TensorProductLinear):
             make, reference = xla.gate, e3nn.gate
         acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
         return functools.partial(make, **acts), functools.partial(reference, **acts)
+
+
+def _parts(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
+    """Return the irreps of the parts that an output of these irreps is split into."""
+    if isinstance(split, str | e3nn.Irreps):
+        raise ValueError(f"split needs a tuple of irreps, got {split!r}")
+    parts = [e3nn.Irreps(part) for part in split]
+    whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
+    if whole.simplify() != irreps.simplify():
+        raise ValueError(
+            f"split {parts} must be adjacent parts of the output, {irreps}; what no path gives "
+            "is part of it with force_irreps_out only"
+        )
+    return parts
+
+
+def _fused_gate(make_gate, linear, zero_flags, mode: str):
+    """Return the gate of a Linear that kernels compute; None where e3nn's function follows."""
+    if any(zero_flags):  # e3nn's gate treats what is known to be zero on its own
+        if not all(zero_flags):
+            refuse(mode, "no path leads to some of the irreps that the gate reads")
+        return None
+    try:
+        return make_gate(linear)
+    except UnknownActivationError:
+        refuse(mode, "the kernels do not know an activation; see the argument even_act")
+    return None
+
+
+def _rows(product, x, y, weights, edges):
+    """Return the leading axes of the result, and the operands of the product's form."""
+    if edges is not None:
+        batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
+        return batch_axes, [x.array, y.array] + ([] if weights is None else [weights])
+    shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    batch_axes = BatchAxes.of(shape, [x.array, y.array])
+    return batch_axes, gather_columns(product, [batch_axes.rows(a.array) for a in (x, y)])
 
 
 def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
@@ -361,7 +382,8 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
 
 def linear_of(module, first, x, parameters, irreps_out, is_indexed: bool, **others):
     """Apply a Linear of another framework, with its attributes, to x and what comes before it."""
-    names = (*OPTIONS, "irreps_in", "input_precision", "backend")
+    first, x = (None, first) if x is None else (first, x)
+    names = (*OF_FUSED, *OF_LINEAR, "irreps_in", "input_precision", "backend")
     options = {n: getattr(module, n) for n in names if hasattr(module, n)}
     options["index" if is_indexed else "weights"] = first
     return linear(x, parameters, irreps_out, **options | others)
@@ -391,15 +413,11 @@ def tensor_product_linear_gate(
 ):
     """Apply `TensorProductLinearGate` with these parameters, as a function.
 
-    Args:
-      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
-      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
-      irreps_out: of the Linear, before the gate.
-      options: attributes of `TensorProductLinearGate`.
+    Arguments and errors are those of `tensor_product_linear`, and options the attributes of
+    `TensorProductLinearGate`.
+
     Returns:
       IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
-    Raises:
-      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
     """
     module = TensorProductLinearGate(irreps_out, **options)
     return module.apply({"params": parameters}, x, y, weights, edges, index, skip)

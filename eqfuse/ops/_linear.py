@@ -22,25 +22,19 @@ from eqfuse.ops.primitives.rules import BatchAxes
 @functools.cache
 def _general_linear(
     irreps_in: e3nn.Irreps,
+    zero_flags: tuple[bool, ...],
     irreps_out: e3nn.Irreps,
     instructions: tuple[tuple[int, int], ...] | None,
     num_weights: int | None,
     num_sets: int,
     input_precision: str,
     **options,
-) -> tuple[linears.Linear, tuple[Parameter, ...], tuple[int, ...]]:
+) -> tuple[linears.Linear, tuple[Parameter, ...], tuple[int, ...], tuple[bool, ...]]:
     """Return the Linear of `e3nn.flax.Linear` on blocks as they are, with or without weights.
 
-    With weights as an operand, its row is the weights, then their products with the blocks of x.
-
-    Args:
-      num_weights: d; None without weights.
-      options: biases and normalisations of e3nn's.
-    Returns:
-      The Linear; all parameters of e3nn's, in order, also empty ones, without axes of weights; and
-      the numbers of those that the Linear has.
-    Raises:
-      ValueError: as `linears.functional`.
+    With `num_weights` weights as an operand, its row is the weights, then their products with the
+    blocks of x. Behind it come all parameters of e3nn's, also empty ones, without axes of weights;
+    the numbers of those that the Linear has; and the zero flags of e3nn's output.
     """
     ours = linears.functional(irreps_in, irreps_out, instructions=instructions, **options)
     d, shift = (1, 0) if num_weights is None else (num_weights, num_weights)
@@ -57,8 +51,9 @@ def _general_linear(
     declared, used, terms = [], [], []
     for k, i in enumerate(ours.instructions):
         out = irreps_out[i.i_out]
-        of_input = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
-        name = of_input if i.i_in >= 0 else f"b[{i.i_out}] {out}"
+        name = f"b[{i.i_out}] {out}"
+        if i.i_in >= 0:
+            name = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
         declared.append(Parameter(name, tuple(map(int, i.path_shape)), float(i.weight_std)))
         if 0 in i.path_shape:
             continue
@@ -82,7 +77,9 @@ def _general_linear(
         input_precision,
     )
     linear = linears.Linear(linear_form, tuple(parameters), irreps_out)
-    return linear, tuple(declared), tuple(used)
+    added = {i.i_out for i in ours.instructions if i.i_in < 0 or not zero_flags[i.i_in]}
+    flags = tuple(n not in added for n in range(len(irreps_out)))
+    return linear, tuple(declared), tuple(used), flags
 
 
 def _row_of_weights(x: e3nn.IrrepsArray, weights):
@@ -101,41 +98,31 @@ def _matrix_of_weights(p, ndim: int):
     return p.reshape(*p.shape[: p.ndim - ndim - 1], -1, p.shape[-1])
 
 
-OF_LINEAR_ALONE = {
-    "channel_out",
-    "instructions",
-    "irreps_in",
-    "parameter_initializer",
-    "simplify_irreps_internally",
-    "weights_per_channel",
-}
-"""Options of `e3nn.flax.Linear` that `Linear` has here, and fused ops have not."""
+OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
+OF_FUSED += ("num_indexed_weights",)
+"""The options of `e3nn.flax.Linear` that fused ops have too."""
+OF_LINEAR = ("channel_out", "instructions", "parameter_initializer", "simplify_irreps_internally")
+OF_LINEAR += ("weights_per_channel",)
+"""Those that `Linear` alone has, and `irreps_in`."""
 
 
-def check_positional(cls, args, kwargs, others) -> None:
-    """Refuse all arguments but irreps_out by position, and `others` by name.
-
-    Raises:
-      TypeError: naming them.
-    """
+def check_positional(cls, args, kwargs) -> None:
+    """Refuse all arguments but irreps_out by position, and of fused ops those of `Linear`."""
     if len(args) > 1:
         raise TypeError(
             f"ops.{cls.__name__} takes irreps_out alone by position, the rest by name: the second "
             f"argument of e3nn.flax.Linear is irreps_in; got {args}"
         )
-    if missing := sorted(set(others) & kwargs.keys()):
+    missing = {*OF_LINEAR, "irreps_in"} & (kwargs.keys() - cls.__dataclass_fields__.keys())
+    if missing:
         raise TypeError(
-            f"ops.{cls.__name__} has no {', '.join(missing)}; ops.Linear has, to be applied to the "
-            "product"
+            f"ops.{cls.__name__} has no {', '.join(sorted(missing))}; ops.Linear has, to be "
+            "applied to the product"
         )
 
 
 def check_index(index, num_indexed_weights) -> None:
-    """Refuse an index that there are no sets of weights for, and sets without an index.
-
-    Raises:
-      ValueError: one without the other, or an index that is not of integers.
-    """
+    """Refuse an index that there are no sets of weights for, and sets without an index."""
     if index is not None:
         array = index.array if isinstance(index, e3nn.IrrepsArray) else jnp.asarray(index)
         if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -145,11 +132,7 @@ def check_index(index, num_indexed_weights) -> None:
 
 
 def index_or_weights(first, num_indexed_weights: int | None):
-    """Return (index, weights), of which one at least is None.
-
-    Raises:
-      ValueError: neither an index nor weights, or not what the options are for.
-    """
+    """Return (index, weights), of which one at least is None."""
     if isinstance(first, e3nn.IrrepsArray):
         if not first.irreps.is_scalar():
             raise ValueError(f"weights must be scalars, 0e, got {first.irreps}")
@@ -166,11 +149,7 @@ def index_or_weights(first, num_indexed_weights: int | None):
 
 
 def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
-    """Refuse options of `Linear` that exclude each other, and an x that they are not for.
-
-    Raises:
-      ValueError: naming them.
-    """
+    """Refuse options of `Linear` that exclude each other, and an x that they are not for."""
     chosen, per_channel = module.instructions is not None, module.weights_per_channel
     channels = module.channel_out is not None
     excluded = {
@@ -197,50 +176,8 @@ def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
         raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps}")
 
 
-def parts_of(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
-    """Return the irreps of the parts that an output of these irreps is split into.
-
-    Raises:
-      ValueError: they are not those of adjacent parts of it.
-    """
-    if isinstance(split, str | e3nn.Irreps):
-        raise ValueError(f"split needs a tuple of irreps, got {split!r}")
-    parts = [e3nn.Irreps(part) for part in split]
-    whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
-    if whole.simplify() != irreps.simplify():
-        raise ValueError(
-            f"split {parts} must be adjacent parts of the output, {irreps}; what no path gives "
-            "is part of it with force_irreps_out only"
-        )
-    return parts
-
-
-def split_array(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:
-    """Return an array for each of the parts."""
-    arrays = jax.lax.split(x.array, [part.dim for part in parts], axis=-1)
-    return tuple(map(e3nn.IrrepsArray, parts, arrays))
-
-
-def checked_skip(skip, irreps_out: e3nn.Irreps, lead: tuple[int, ...]) -> e3nn.IrrepsArray:
-    """Return a skip that fits the output of a Linear.
-
-    Raises:
-      ValueError: other irreps or leading axes.
-    """
-    skip = e3nn.as_irreps_array(skip)
-    if skip.irreps.simplify() != irreps_out.simplify() or skip.shape[:-1] != lead:
-        raise ValueError(
-            f"skip must be [{', '.join(map(str, lead))}, {irreps_out}], the output of the "
-            f"Linear, got {skip.irreps} of shape {skip.shape}"
-        )
-    return skip
-
-
 def promoted(rows, parameters):
-    """Return the dtype that a Linear of some rows is computed in, which is that of the result.
-
-    As for e3nn, that of all operands together: parameters of float32 widen rows of bfloat16.
-    """
+    """Return the dtype of a Linear: as for e3nn, float32 parameters widen rows of bfloat16."""
     return jnp.result_type(*(a.dtype for a in (*rows, *parameters)))
 
 
@@ -250,24 +187,15 @@ def as_floating(x: e3nn.IrrepsArray, weights=None) -> e3nn.IrrepsArray:
     return x.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
 
 
-OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
-OF_FUSED += ("num_indexed_weights",)
-"""The options of `e3nn.flax.Linear` that fused ops have too."""
-OPTIONS = (*OF_FUSED, *sorted(OF_LINEAR_ALONE - {"irreps_in"}))
-
-
 class Linear(nn.Module):
     """`e3nn.flax.Linear`, with its parameters: one kernel forward, one backward.
 
     Backward has a second launch, which adds up parts, from 2048 rows on.
 
     Attributes:
-      irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
-        `gradient_normalization`, `force_irreps_out`, `num_indexed_weights`, `channel_out`,
-        `weights_per_channel`, `parameter_initializer`, `instructions` and
-        `simplify_irreps_internally`. All but `irreps_out` are given by name. With `channel_out`,
-        JAX moves channels into the multiplicities and back, as e3nn does; weights as an operand
-        are multiplied with x by JAX, and one kernel mixes the products.
+      irreps_out: as in `e3nn.flax.Linear`, and so is what is not listed here; all else is given by
+        name. With `channel_out`, JAX moves channels into the multiplicities and back, as e3nn does;
+        weights as an operand are multiplied with x by JAX, and one kernel mixes the products.
       input_precision: of the matmuls on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast. None is "tf32x3" within
         `jax.default_matmul_precision("TF32_TF32_F32_X3")`, and "ieee" elsewhere.
@@ -294,7 +222,7 @@ class Linear(nn.Module):
     simplify_irreps_internally: bool = True
 
     def __new__(cls, *args, **kwargs):
-        check_positional(cls, args, kwargs, others=())
+        check_positional(cls, args, kwargs)
         return super().__new__(cls)
 
     @nn.compact
@@ -345,12 +273,11 @@ class Linear(nn.Module):
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
     def _simple(self, x, index, backend):
-        """Mix blocks of one irrep as one."""
         options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
         irreps_out = (self.channel_out or 1) * e3nn.Irreps(self.irreps_out)
         x, linear = _prepared(x, irreps_out, options)
         parameters = self._declare(linear.parameters, (), x.dtype)
-        return _evaluate([linear], [x], [*parameters.values()], index, backend)
+        return _evaluate([linear], [x], parameters, index, backend, linear.zero_flags)
 
     def _general(self, x, index, weights, backend):
         """Mix blocks as they are, or weights as an operand."""
@@ -372,8 +299,9 @@ class Linear(nn.Module):
             lead = (*lead, num_sets)
             weights = weights[..., None, :]
             index = jnp.arange(num_sets, dtype=jnp.int32)
-        linear, declared, used = _general_linear(
+        linear, declared, used, zero_flags = _general_linear(
             x.irreps,
+            x.zero_flags,
             (self.channel_out or 1) * irreps_out,
             self.instructions,
             None if weights is None else weights.shape[-1],
@@ -381,23 +309,22 @@ class Linear(nn.Module):
             options.pop("input_precision"),
             **options,
         )
-        parameters = [*self._declare(declared, lead, x.dtype, factor).values()]
+        parameters = self._declare(declared, lead, x.dtype, factor)
         matrices = [parameters[n] for n in used]
         if weights is not None:
-            shapes = [declared[n].shape for n in used]
             matrices = [
-                _matrix_of_weights(p, len(s)) for p, s in zip(matrices, shapes, strict=True)
+                _matrix_of_weights(p, len(declared[n].shape))
+                for p, n in zip(matrices, used, strict=True)
             ]
             x = e3nn.as_irreps_array(_row_of_weights(x, weights))
-        return _evaluate([linear], [x], matrices, index, backend)
+        return _evaluate([linear], [x], matrices, index, backend, zero_flags)
 
-    def _declare(self, parameters, lead, dtype, factor=1.0):
-        initializer = self.parameter_initializer
-        number = self.num_indexed_weights
-        return declare(self, parameters, number, dtype, lead, factor, initializer)
+    def _declare(self, parameters, lead, dtype, factor=1.0) -> list:
+        number, make = self.num_indexed_weights, self.parameter_initializer
+        return [*declare(self, parameters, number, dtype, lead, factor, make).values()]
 
     def _reference(self) -> e3nn.flax.Linear:
-        options = {name: getattr(self, name) for name in OPTIONS}
+        options = {name: getattr(self, name) for name in (*OF_FUSED, *OF_LINEAR)}
         irreps_in = None if self.instructions is None else e3nn.Irreps(self.irreps_in)
         return e3nn.flax.Linear(self.irreps_out, irreps_in=irreps_in, **options)
 
@@ -451,7 +378,8 @@ class LinearSum(nn.Module):
             for p in _Parameters(linear, name=name)(x.dtype)
         ]
         arrays, of_inputs = zip(*prepared, strict=True)
-        out = _evaluate(of_inputs, arrays, parameters, None, backend)
+        zero_flags = tuple(map(all, zip(*(li.zero_flags for li in of_inputs), strict=True)))
+        out = _evaluate(of_inputs, arrays, parameters, None, backend, zero_flags)
         return rechunked(out, self.irreps_out)
 
 
@@ -484,19 +412,15 @@ def declare(
 ) -> dict[str, jax.Array]:
     """Return parameters of e3nn's Linear by name, in the scope of a module, in their order.
 
-    Args:
-      lead: sizes of leading axes.
-      factor: of their standard deviations.
-      make: gives an initializer, for those of a normal distribution.
+    `lead` are sizes of leading axes, `factor` is one of the standard deviations of the normal
+    distribution, and `make` gives another initializer.
     """
     lead = (num_sets,) if num_sets else lead
-
-    def initializer(p):
-        return nn.initializers.normal(stddev=factor * p.std) if make is None else make()
-
-    return {
-        p.name: module.param(p.name, initializer(p), (*lead, *p.shape), dtype) for p in parameters
-    }
+    made = {}
+    for p in parameters:
+        initializer = nn.initializers.normal(stddev=factor * p.std) if make is None else make()
+        made[p.name] = module.param(p.name, initializer, (*lead, *p.shape), dtype)
+    return made
 
 
 def _prepared(x, irreps_out, options):
@@ -511,7 +435,7 @@ def _prepared(x, irreps_out, options):
     return x, linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
 
 
-def _evaluate(of_inputs, inputs, parameters, index, backend):
+def _evaluate(of_inputs, inputs, parameters, index, backend, zero_flags):
     shape = inputs[0].shape[:-1]
     if index is not None:
         shape = jnp.broadcast_shapes(shape, jnp.shape(index))
@@ -523,7 +447,7 @@ def _evaluate(of_inputs, inputs, parameters, index, backend):
         index = batch_axes.rows(index, others=0)
     linear_form = linears.sum_of(of_inputs)
     [out] = linear_forms.evaluate(linear_form, arrays, index, batch_axes.count, backend)
-    return e3nn.IrrepsArray(of_inputs[0].irreps_out, batch_axes.apart(out))
+    return e3nn.IrrepsArray(of_inputs[0].irreps_out, batch_axes.apart(out), zero_flags=zero_flags)
 
 
 def grouped_dense(

@@ -17,7 +17,6 @@ def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.Irrep
 
 
 def graph_tensor_product(x, y, weights, edges, **options):
-    """Gather, multiply, weight and sum to receivers; see `eqfuse.ops.graph_tensor_product`."""
     messages = tensor_product(x[edges.senders], y, **options)  # [n_edges, irreps_out]
     if weights is not None:
         messages = messages * weights
@@ -25,7 +24,6 @@ def graph_tensor_product(x, y, weights, edges, **options):
 
 
 def channelwise_tensor_product(x, y, edges, weights=None, *, filter_ir_out, irrep_normalization):
-    """Multiply every block with every block; see `eqfuse.ops.channelwise_tensor_product`."""
     if edges is not None:
         y = y[edges.receivers]
     pairs = [(i, j) for i in range(len(x.irreps)) for j in range(len(y.irreps))]
@@ -53,10 +51,7 @@ def channelwise_tensor_product(x, y, edges, weights=None, *, filter_ir_out, irre
 
 
 def symmetric_contraction(x, weights, irreps_out, correlation: int):
-    """Sum weighted products of x through e3nn's basis; see `eqfuse.ops.symmetric_contraction`.
-
-    Weights are [..., paths, channels] here.
-    """
+    """Sum products of x through e3nn's basis with weights [..., paths, channels]."""
     channels = x.mul_to_axis()  # [..., u, irreps]
     irs = [ir for _, ir in channels.irreps]
     chunks = []

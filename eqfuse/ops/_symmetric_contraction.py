@@ -34,7 +34,7 @@ def symmetric_contraction(
         that is negative or out of range is read as by `eqfuse.ops.Linear`.
       irreps_out: each with the multiplicity of x, in any order.
       correlation: largest number of factors, at least 1.
-      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None to choose by device.
+      backend: as in `eqfuse.ops.tensor_product`.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better.
     Raises:

@@ -1,4 +1,4 @@
-"""`tensor_product` and `elementwise_tensor_product`: e3nn-jax's functions on a form."""
+"""`tensor_product` and its kin: e3nn-jax's products, and those over channels, on a form."""
 
 import functools
 import math
@@ -48,11 +48,7 @@ def normalization(irrep_normalization: str | None) -> str:
 
 
 def operands(name: str, *arrays):
-    """Return IrrepsArrays of one floating dtype, promoted as e3nn-jax does.
-
-    Raises:
-      ValueError: a dtype that is not a floating or complex type.
-    """
+    """Return IrrepsArrays of one floating or complex dtype, promoted as e3nn-jax does."""
     arrays = [e3nn.as_irreps_array(a) for a in arrays]
     # weak types count in full, and numpy's float64 is float32 without x64, as for e3nn-jax
     dtype = jnp.result_type(*(jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays))
@@ -65,7 +61,6 @@ def operands(name: str, *arrays):
 
 
 def are_irreps(*arguments) -> bool:
-    """Return whether irreps were given in the place of arrays."""
     return any(isinstance(a, str | e3nn.Irreps) for a in arguments)
 
 
@@ -104,28 +99,33 @@ def tensor_product(
         normalisation, or leading axes that do not broadcast.
     References: Thomas et al. 2018, arXiv:1802.08219, section 4.1.2; e3nn-jax 0.21.
     """
-    op = "" if are_irreps(input1, input2) else "tensor_product"
-    backend = resolve(backend, op, input1, input2)
-    options = {
-        "filter_ir_out": filter_ir_out,
-        "irrep_normalization": irrep_normalization,
-        "regroup_output": regroup_output,
-    }
+    options = {"irrep_normalization": irrep_normalization, "regroup_output": regroup_output}
+    return _of_e3nn("tensor_product", input1, input2, backend, filter_ir_out, **options)
+
+
+def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **options):
+    """Return e3nn's product of this name by a form of ours; for irreps, the product's irreps."""
+    backend = resolve(backend, "" if are_irreps(input1, input2) else op, input1, input2)
+    of_e3nn = functools.partial(getattr(e3nn, op), filter_ir_out=filter_ir_out, **options)
     if backend == "e3nn":
-        return e3nn.tensor_product(input1, input2, **options)
+        return of_e3nn(input1, input2)
+    more = {}
+    if op == "tensor_product":
+        more = {"regroup": options["regroup_output"], "unroll": backend == "llvm"}
     build = functools.partial(
-        products.tensor_product,
+        getattr(products, op),
         filter_ir_out=irreps_filter(filter_ir_out),
-        normalization=normalization(irrep_normalization),
-        regroup=regroup_output,
-        unroll=backend == "llvm",
+        normalization=normalization(options["irrep_normalization"]),
+        **more,
     )
     if are_irreps(input1, input2):
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
-    x, y = operands("tensor_product", input1, input2)
+    x, y = operands(op, input1, input2)
     product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
-    if backend == "xla" and _repeats_more_than_it_writes(product):
-        return _by_einsum(x, y, options)
+    if backend == "xla" and _repeats_more_than_it_writes(product):  # e3nn: an einsum for each path
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        with jax.default_matmul_precision("highest"):
+            return of_e3nn(x.astype(wide), y.astype(wide)).astype(x.dtype)
     return evaluate_rows(product, x, y, backend)
 
 
@@ -136,13 +136,6 @@ def _repeats_more_than_it_writes(product: products.Product) -> bool:
     """
     columns = product.channel_columns or ()
     return sum(c.size for operand in columns for c in operand) > product.irreps_out.dim
-
-
-def _by_einsum(x, y, options: dict) -> e3nn.IrrepsArray:
-    """Return e3nn-jax's product, an einsum for each path, accumulated in float32 or better."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    with jax.default_matmul_precision("highest"):
-        return e3nn.tensor_product(x.astype(wide), y.astype(wide), **options).astype(x.dtype)
 
 
 def elementwise_tensor_product(
@@ -160,38 +153,25 @@ def elementwise_tensor_product(
     Args:
       input1: IrrepsArray [..., irreps1]; or irreps, to get the irreps of the product.
       input2: IrrepsArray [..., irreps2] with as many irreps as input1; leading axes broadcast.
-      filter_ir_out: irreps to keep; None keeps all.
-      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
-      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
+      filter_ir_out, irrep_normalization, backend: as in `tensor_product`.
     Returns:
-      IrrepsArray [..., irreps_out], neither sorted nor merged, of the promoted dtype; the Irreps of
-      the product if irreps were given.
+      As `tensor_product`; the irreps are neither sorted nor merged.
     Raises:
       ValueError: different numbers of irreps; else as `tensor_product`.
     References: e3nn-jax 0.21.
     """
-    op = "" if are_irreps(input1, input2) else "elementwise_tensor_product"
-    backend = resolve(backend, op, input1, input2)
-    if backend == "e3nn":
-        return e3nn.elementwise_tensor_product(
-            input1, input2, filter_ir_out=filter_ir_out, irrep_normalization=irrep_normalization
-        )
-    build = functools.partial(
-        products.elementwise_tensor_product,
-        filter_ir_out=irreps_filter(filter_ir_out),
-        normalization=normalization(irrep_normalization),
-    )
-    if are_irreps(input1, input2):
-        return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
-    x, y = operands("elementwise_tensor_product", input1, input2)
-    product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
-    return evaluate_rows(product, x, y, backend)
+    options = {"irrep_normalization": irrep_normalization}
+    op = "elementwise_tensor_product"
+    return _of_e3nn(op, input1, input2, backend, filter_ir_out, **options)
 
 
 def evaluate_rows(product: products.Product, x, y, backend: str):
     """Return the product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
-    if product.channel_columns:  # irreps are repeated; their blocks known to be zero are constants
-        x, y = (_with_constant_zeros(a) for a in (x, y))
+    if product.channel_columns:  # no tangent passes through blocks that are known to be zero
+        x, y = (
+            e3nn.from_chunks(a.irreps, a.chunks, a.shape[:-1], a.dtype) if any(a.zero_flags) else a
+            for a in (x, y)
+        )
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes.of(shape, [x.array, y.array])
     arrays = gather_columns(product, [_as_rows(a, batch_axes) for a in (x, y)])
@@ -250,19 +230,8 @@ def _indexed(form: Form, shared: tuple[int, ...]) -> Form:
     return form.indexed(dict.fromkeys(shared, Index.SHARED))
 
 
-def _with_constant_zeros(array: e3nn.IrrepsArray) -> e3nn.IrrepsArray:
-    """Return the same array, through whose blocks known to be zero no tangent passes."""
-    if not any(array.zero_flags):
-        return array
-    return e3nn.from_chunks(array.irreps, array.chunks, array.shape[:-1], array.dtype)
-
-
 def graph_operands(x, y, weights, edges, options):
-    """Return x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
-
-    Raises:
-      ValueError: shapes that do not fit the edges or the irreps of the product.
-    """
+    """Return x, y and weights of one dtype; y and weights, or None, of each edge or one for all."""
     x, y = operands("a product on a graph", x, y)
     if edges is None:
         raise ValueError(
@@ -307,19 +276,17 @@ def tensor_square(
 
     Args:
       input: IrrepsArray [..., irreps]; or irreps, to get the irreps of the square.
-      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
+      irrep_normalization, backend: as in `tensor_product`.
       normalized_input: the input has norms of one ("norm") or of the square root of its dimension
         ("component") exactly, and not on average.
       regroup_output: sort and merge irreps of the input and the output.
-      backend: see `tensor_product`.
     Returns:
       IrrepsArray [..., irreps_out] of the dtype of the input; the Irreps if irreps were given.
     Raises:
       ValueError: a backend that cannot run here, or an unknown normalisation.
     References: e3nn-jax 0.21.
     """
-    op = "" if are_irreps(input) else "tensor_square"
-    backend = resolve(backend, op, input)
+    backend = resolve(backend, "" if are_irreps(input) else "tensor_square", input)
     irrep_normalization = normalization(irrep_normalization)
     if irrep_normalization not in ("component", "norm", "none"):
         raise ValueError(
@@ -333,29 +300,21 @@ def tensor_square(
             normalized_input=normalized_input,
             regroup_output=regroup_output,
         )
-    build = functools.partial(
-        _build,
-        normalization=irrep_normalization,
-        normalized=bool(normalized_input),
-        regroup=bool(regroup_output),
-    )
+    options = irrep_normalization, bool(normalized_input), bool(regroup_output)
     if are_irreps(input):
-        return build(e3nn.Irreps(input)).irreps_out
+        irreps = e3nn.Irreps(input)
+        return _square_of(irreps, (False,) * len(irreps), *options).irreps_out
     [x] = operands("tensor_square", input)
-    return evaluate_rows(build(x.irreps, zero=x.zero_flags), x, x, backend)
+    return evaluate_rows(_square_of(x.irreps, x.zero_flags, *options), x, x, backend)
 
 
 @functools.cache
-def _build(
-    irreps: e3nn.Irreps,
-    normalization: str,
-    normalized: bool,
-    regroup: bool,
-    zero: tuple[bool, ...] | None = None,
+def _square_of(
+    irreps: e3nn.Irreps, zero_flags, normalization: str, normalized: bool, regroup: bool
 ) -> Product:
     """Return the form of all pairs of channels; its inputs are columns for each pair."""
     blocks = []  # (irrep, columns of x, columns of y, terms, zero)
-    of = groups(irreps, zero or (False,) * len(irreps), regroup)
+    of = groups(irreps, zero_flags, regroup)
     for n, left in enumerate(of):
         for right in of[n:]:
             for ir in left.ir * right.ir:
@@ -398,7 +357,6 @@ def _pairs(left, right, ir: e3nn.Irrep):
 
 
 def _square(ir1, ir2, ir_out, same: bool, normalization: str, normalized: bool) -> float:
-    """Return the square of the factor of the Clebsch-Gordan coefficients."""
     d1, d2, d_out = ir1.dim, ir2.dim, ir_out.dim
     if normalization == "none":
         return 1.0
@@ -439,9 +397,7 @@ def channelwise_tensor_product(
       weights: on a graph, [irreps_out.num_irreps], a number for each channel of each pair of
         blocks; then the products of an irrep are multiplied with them and added: a block of each
         irrep is left. None for no weights.
-      filter_ir_out: irreps to keep; None keeps all.
-      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
-      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
+      filter_ir_out, irrep_normalization, backend: as in `tensor_product`.
     Returns:
       IrrepsArray [..., irreps_out], sorted and merged, of the promoted dtype, accumulated in
       float32 or better; the Irreps of the output, without weights, if irreps were given.
@@ -456,16 +412,22 @@ def channelwise_tensor_product(
     backend = resolve(backend, op, x, y, weights)
     filter_ir_out = irreps_filter(filter_ir_out)
     irrep_normalization = normalization(irrep_normalization)
-    build = functools.partial(
-        products.channelwise_tensor_product,
-        filter_ir_out=filter_ir_out,
-        normalization=irrep_normalization,
-    )
+    options = {"filter_ir_out": filter_ir_out, "normalization": irrep_normalization}
+    build = functools.partial(products.channelwise_tensor_product, **options)
     if are_irreps(x, y):
         return build(e3nn.Irreps(x), e3nn.Irreps(y)).irreps_out
     x, y = operands("channelwise_tensor_product", x, y)
     if weights is not None:
-        x, y, weights = _check_weights(x, y, weights, edges, build(x.irreps, y.irreps).irreps_out)
+        if edges is None:
+            raise ValueError("weights are for a product on a graph, with edges")
+        weights, irreps = jnp.asarray(weights), build(x.irreps, y.irreps).irreps_out
+        if weights.shape != (irreps.num_irreps,):
+            raise ValueError(
+                f"weights must be [{irreps.num_irreps} irreps of {irreps}], got shape "
+                f"{weights.shape}"
+            )
+        dtype = jnp.result_type(x.dtype, weights.dtype)
+        x, y, weights = x.astype(dtype), y.astype(dtype), weights.astype(dtype)
     product = build(
         x.irreps,
         y.irreps,
@@ -486,29 +448,8 @@ def channelwise_tensor_product(
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
 
 
-def _check_weights(x, y, weights, edges, irreps: e3nn.Irreps):
-    """Return x, y and weights of one dtype; `irreps` are those of the product without weights.
-
-    Raises:
-      ValueError: weights without edges, or of another shape.
-    """
-    if edges is None:
-        raise ValueError("weights are for a product on a graph, with edges")
-    weights = jnp.asarray(weights)
-    if weights.shape != (irreps.num_irreps,):
-        raise ValueError(
-            f"weights must be [{irreps.num_irreps} irreps of {irreps}], got shape {weights.shape}"
-        )
-    dtype = jnp.result_type(x.dtype, weights.dtype)
-    return x.astype(dtype), y.astype(dtype), weights.astype(dtype)
-
-
 def check_receivers(x, y, edges: Edges):
-    """Refuse features x that are not of the edges, or y that are not of their nodes.
-
-    Raises:
-      ValueError: x or y of another shape, naming it.
-    """
+    """Refuse features x that are not of the edges, or y that are not of their nodes."""
     if x.shape[:-1] != (edges.num_edges,):
         raise ValueError(f"x must be [{edges.num_edges} edges, {x.irreps}], got shape {x.shape}")
     if y.shape[:-1] != (edges.num_nodes,):
@@ -524,7 +465,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
       y: IrrepsArray [..., irreps_y], each irrep once: a multiplicity of 1.
       weights: [..., number of irreps times channels], those of the first irrep first; the leading
         axes of y.
-      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: as in `tensor_product`.
     Returns:
       IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
     Raises:
@@ -557,7 +498,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
     batch_axes = BatchAxes.of(y.shape[:-1], [weights.array, y.array])
     arrays = [batch_axes.rows(a.array) for a in (weights, y)]
     [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out))
+    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out), zero_flags=y.zero_flags)
 
 
 @functools.cache

@@ -47,9 +47,11 @@ class Linear(e3nn.equinox.Linear):
         jax.eval_shape(lambda: super(Linear, self).__call__(weights_or_input, input_or_none).array)
         first, x = weights_or_input, input_or_none
         first, x = (None, first) if x is None else (first, x)
+        x = e3nn.as_irreps_array(x).remove_zero_chunks().regroup()
         irreps_out = (self.channel_out or 1) * self.irreps_out
         is_indexed = self.linear_type == "indexed"
-        out = linear_of(self, first, x, self._weights, irreps_out, is_indexed, channel_out=None)
+        options = {"channel_out": None, "simplify_irreps_internally": False}
+        out = linear_of(self, first, x, self._weights, irreps_out, is_indexed, **options)
         if self.channel_out is not None:
             out = out.mul_to_axis(self.channel_out)
         return out.rechunk(self.irreps_out)
@@ -78,23 +80,14 @@ class TensorProductLinear(eqx.Module):
         self.parameters = self.module.init(key, x, y, index=index).get("params", {})
 
     def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
-        """Apply it, to the operands of `eqfuse.ops.TensorProductLinear`.
+        """Apply it; operands, result and errors are those of `eqfuse.ops.TensorProductLinear`.
 
-        Returns:
-          IrrepsArray [..., irreps_out].
-        Raises:
-          ValueError: as `eqfuse.ops.TensorProductLinear`; of flax for an x or y of other irreps.
+        An x or y of other irreps is an error of flax.
         """
         return self.module.apply({"params": self.parameters}, *operands, **by_name)
 
 
 class TensorProductLinearGate(TensorProductLinear):
-    """`eqfuse.ops.TensorProductLinearGate`, which holds its parameters, by e3nn's names.
-
-    Args:
-      irreps_out, options: those of `eqfuse.ops.TensorProductLinearGate`.
-      irreps_x, irreps_y, key, dtype: as in `TensorProductLinear`.
-    References: those of `eqfuse.ops.TensorProductLinearGate`.
-    """
+    """`eqfuse.ops.TensorProductLinearGate`, with arguments as `TensorProductLinear` has here."""
 
     op: ClassVar[type[nn.Module]] = _TensorProductLinearGate

@@ -37,17 +37,13 @@ class Linear(e3nn.haiku.Linear):
         Raises:
           ValueError, AssertionError: those of `e3nn.haiku.Linear` and of `eqfuse.ops.linear`.
         """
-        first, x = weights_or_input, input_or_none
-        first, x = (None, first) if x is None else (first, x)
-        parameters = self._parameters(weights_or_input, input_or_none)
+        operands = weights_or_input, input_or_none
+        parameters = self._parameters(*operands)
         is_indexed = self.num_indexed_weights is not None
-        return linear_of(self, first, x, parameters, self.irreps_out, is_indexed)
+        return linear_of(self, *operands, parameters, self.irreps_out, is_indexed)
 
     def _parameters(self, *operands) -> dict[str, jax.Array]:
-        """Return the parameters of e3nn's Linear, which is traced for their names, not computed.
-
-        When Haiku initialises, e3nn's Linear runs, and so makes them.
-        """
+        """Return the parameters of e3nn's Linear, which runs to make them, else is only traced."""
         asked, get_parameter = {}, self.get_parameter
 
         def record(name, shape, std, dtype):
@@ -80,13 +76,7 @@ class TensorProductLinear(hk.Module):
         self.module = self.op(irreps_out, **options)
 
     def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
-        """Apply it, to the operands of `eqfuse.ops.TensorProductLinear`.
-
-        Returns:
-          IrrepsArray [..., irreps_out].
-        Raises:
-          ValueError: as `eqfuse.ops.TensorProductLinear`.
-        """
+        """Apply it; operands, result and errors are those of `eqfuse.ops.TensorProductLinear`."""
 
         def initial(key):
             return self.module.init(key, *operands, **by_name).get("params", {})
@@ -101,12 +91,6 @@ class TensorProductLinear(hk.Module):
 
 
 class TensorProductLinearGate(TensorProductLinear):
-    """`eqfuse.ops.TensorProductLinearGate`, whose parameters Haiku keeps, by e3nn's names.
-
-    Args:
-      irreps_out, options: those of `eqfuse.ops.TensorProductLinearGate`.
-      name: of the module in Haiku.
-    References: those of `eqfuse.ops.TensorProductLinearGate`.
-    """
+    """`eqfuse.ops.TensorProductLinearGate`, with arguments as `TensorProductLinear` has here."""
 
     op = _TensorProductLinearGate

@@ -27,7 +27,7 @@ ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 def gradients(form: Form) -> Form:
-    """Return the backward pass: inputs and cotangents of the outputs to gradients of all inputs."""
+    """Return the backward pass, from inputs and cotangents of the outputs to gradients."""
     inputs = len(form.inputs)
     tangents = form.jvp((True,) * inputs)
     return tangents.transpose((False,) * inputs + (True,) * inputs, (True,) * len(form.outputs))
@@ -89,10 +89,6 @@ def show(
     )
     form = derivatives(product.form)[order]
     compiles = target != "none" and importlib.util.find_spec("triton") is not None
-    if compiles:
-        from eqfuse.ops.backends.triton.compile import gpu_target
-
-        gpu_target(target)  # refuses an unknown one before anything is made
     kernels = plan.kernels(form, dtype) if form.paths else ()
     counts = num_edges, num_nodes
     sections = [
@@ -131,7 +127,6 @@ def _notes(product: products.Product, on_graph: bool):
 
 
 def _fused_lines(product, irreps_x, irreps_y, linear, fused, backend, counts, dtype: str):
-    """Yield what `choose` decides for a product and a Linear that follows, if one does."""
     if linear is None:
         return
     flags = [(False,) * len(_irreps(irreps)) for irreps in (irreps_x, irreps_y)]

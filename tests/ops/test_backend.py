@@ -7,7 +7,6 @@ import sys
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from eqfuse import ops
@@ -197,24 +196,6 @@ def test_every_op_asks_for_its_own_backend():
         jax.block_until_ready(calls["linear"]("llvm,linear=xla"))
     with only("llvm"):
         jax.block_until_ready(calls["linear"]("xla,linear=llvm"))
-
-
-def test_numba_is_another_name_for_llvm(machine, monkeypatch):
-    machine(gpu=False, triton=False)
-    assert "numba" not in BACKENDS
-    assert (
-        resolve("numba") == resolve("xla,linear=numba", "linear") == resolve_here("numba") == "llvm"
-    )
-    x = e3nn.IrrepsArray("0e + 1o", jnp.ones((2, 4)))
-    with recorded() as calls, only("llvm"):
-        found = ops.tensor_product(x, x, backend="numba")
-    assert calls == [Op("tensor_product", "llvm", "")]
-    np.testing.assert_array_equal(found.array, ops.tensor_product(x, x, backend="llvm").array)
-    monkeypatch.setenv("EQFUSE_BACKEND", "numba")
-    assert resolve(None) == "llvm"
-    machine(gpu=False, triton=False, llvmlite=False)
-    with pytest.raises(ValueError, match=r"backend 'numba': 'llvm' cannot run here: .*pip install"):
-        resolve("numba")
 
 
 def test_availability_names_a_reason_for_every_backend(machine):

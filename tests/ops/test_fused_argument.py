@@ -41,6 +41,9 @@ GATED = {
         skip=True,
         options=(("force_irreps_out", True),),
     ),
+    "rows-channels-of-both": Case(
+        ops.TensorProductLinear, False, "2x0e+3x1o", "2x0e+2x1o", "5x0e+3x1o+2x2e"
+    ),
     "rows-activation-bias": Case(
         ops.TensorProductLinearGate,
         False,
@@ -67,7 +70,7 @@ GATED = {
         options=(("channelwise", True), ("force_irreps_out", True)),
     ),
 }
-CORE = ("rows-gate-skip", "graph-small")
+CORE = ("rows-gate-skip", "graph-small", "rows-channels-of-both")
 
 
 def always(case: Case, dtype=np.float64, fused: str = "always") -> Problem:

@@ -210,6 +210,12 @@ class Linear:
     def size_out(self) -> int:
         return self.irreps_out.dim
 
+    @property
+    def zero_flags(self) -> tuple[bool, ...]:
+        """Return of each block of the pre-activation whether nothing is added to it."""
+        added = {self.block_of(t) for t in self.linear_form.terms}
+        return tuple(n not in added for n in range(len(self.blocks_out)))
+
     def reads(self, block: int) -> bool:
         """Return whether any matrix reads a block of the row."""
         return any(t.x is not None and t.x.block == block for t in self.linear_form.terms)
@@ -402,7 +408,7 @@ def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_o
         parameters are numbered by them. It may have blocks that are known to be zero.
       irreps_out, options: see `linear`.
     Returns:
-      The Linear; and all parameters of e3nn's, in order, also those of blocks that are zero.
+      The Linear; and e3nn's, with all parameters in order, also those of blocks that are zero.
     Raises:
       ValueError: a product that was not regrouped.
     """
@@ -411,7 +417,7 @@ def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_o
         raise ValueError("a Linear is fused with products that are regrouped only")
     whole = linear(irreps, (False,) * len(irreps), e3nn.Irreps(irreps_out), **options)
     options = options | {"force_irreps_out": True, "numbered": irreps}
-    return linear(computed, zero_flags, whole.irreps_out, **options), whole.parameters
+    return linear(computed, zero_flags, whole.irreps_out, **options), whole
 
 
 def sum_of(linears) -> LinearForm:

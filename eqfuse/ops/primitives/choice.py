@@ -116,6 +116,8 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
     """
     if mode == "never":
         return Choice(Kernels.APART, "apart: fused='never' was asked for")
+    if not fused.form.paths or not any(t.x is not None for t in fused.linear.linear_form.terms):
+        return Choice(Kernels.APART, "apart: no path of the product leads to the Linear's output")
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
         refuse(mode, reason or _unsupported_on_gpu(fused, backend, dtype))
@@ -159,8 +161,6 @@ def _auto_on_gpu(fused: Fused, num_rows: int, num_nodes: int, dtype) -> Choice:
 
 def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
     """Return why there is no kernel of a whole op, or ""."""
-    if not fused.form.paths or not any(t.x is not None for t in fused.linear.linear_form.terms):
-        return "no path of the product leads to the Linear's output"
     if backend == "llvm":
         if dtype.name not in ("float32", "float64"):
             return f"native kernels of whole ops are of float32 and float64, not of {dtype.name}"
@@ -188,11 +188,13 @@ def _unsupported_on_gpu(fused: Fused, backend: str, dtype) -> str:
 
 def unsupported_product_reason(product: Product, backend: str, dtype) -> str:
     """Return why a product on a graph is not one kernel forward and one backward, or ""."""
+    if not product.form.paths:
+        return ""
     if product.channel_columns:
         return "x and y both have several channels, and products of edges are written to memory"
     if backend == "xla":
         return "backend 'xla' computes op by op, and has no fused kernels"
-    if backend == "llvm" or not product.form.paths:
+    if backend == "llvm":
         return ""
     return _several_kernels(product.form, dtype)
 

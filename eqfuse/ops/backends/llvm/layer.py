@@ -333,5 +333,6 @@ def side_by_side(operand: Operand, rows: Rows) -> Operand:
             segments.append(s)
             continue
         channel = (s.offset - block.offset) // block.dim
-        segments.append(Segment(block.offset + channel, s.mul, s.dim, 1, block.mul))
+        stride = s.channel_stride // block.dim
+        segments.append(Segment(block.offset + channel, s.mul, s.dim, stride, block.mul))
     return dataclasses.replace(operand, segments=tuple(segments))

@@ -18,40 +18,25 @@ ONE = "one"
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Elements of an operand that a path reads or writes.
-
-    Attributes:
-      elements: [channels, components].
-      component: [terms], which of them each term of the path reads or writes.
-    """
+    """Elements of an operand that a path reads or writes."""
 
     name: object
-    elements: np.ndarray
-    component: np.ndarray
+    elements: np.ndarray  # [channels, components]
+    component: np.ndarray  # [terms], which of them each term of the path reads or writes
 
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A path before its channels are known: factors, and the output, which is named None.
-
-    Attributes:
-      values: [channels, terms].
-    """
+    """A path before its channels are known: factors, and the output, which is named None."""
 
     slots: tuple[Slot, ...]
-    values: np.ndarray
+    values: np.ndarray  # [channels, terms]
 
 
 def drafts_of(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> list[Draft]:
     """Return the paths of a row that is made of a product and, beside it, of its left operand.
 
-    Args:
-      row: the polynomial of the row that is wanted.
-      product: the name of the product in it.
-      form: of the product.
-      operands: its inputs' rows.
-    Raises:
-      Unfit: a row of another kind.
+    `product` is the name of the product, and `operands` are the rows of its form's inputs.
     """
     inputs = [monomials(o) for o in operands]
     paths, rest = [], []
@@ -75,11 +60,7 @@ def drafts_of(row: Polynomial, product, form: Form, operands: list[Polynomial]) 
 
 
 def monomials(operand: Polynomial) -> dict[tuple, list]:
-    """Return (scale, elements) of each element of an operand, by factors; None without any.
-
-    Raises:
-      Unfit: an element that is a sum of several of the same factors.
-    """
+    """Return (scale, elements) of each element of an operand, by factors; None without any."""
     monomials: dict[tuple, list] = {}
     for key, terms in operand.terms.items():
         of_key = monomials.setdefault(key, [None] * operand.size)
@@ -138,9 +119,6 @@ def _factors(form: Form, path: Path, inputs, group: int) -> list[tuple]:
     """Return (channels, slots, values) of a path's factors, in what they are made of.
 
     Where an operand is a sum, each of its parts is multiplied for itself.
-
-    Raises:
-      Unfit: a block that is zero, or of other arrays, in some of its components.
     """
     [out] = form.outputs
     mul = out.segments[path.output.segment].mul
@@ -271,13 +249,10 @@ def _runs(draft: Draft) -> list[Draft]:
 
 
 def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> Form:
-    """Return the form of some drafts.
+    """Return the form of some drafts, or raise Unfit where channels are not evenly spaced.
 
-    Args:
-      operands: by the name of the slots (size of the row, index, role, name), in order.
-      output: size and index of the output.
-    Raises:
-      Unfit: channels that are not evenly spaced, or blocks that overlap.
+    `operands` has, by the name of the slots, (size of the row, index, role, name), in order;
+    `output` is size and index.
     """
     paths = [run for draft in drafts for run in _runs(draft)]
     if len(paths) > 2 * len(drafts) + 8:

@@ -15,6 +15,7 @@ from eqfuse.ops.ir.linear import Linear
 from eqfuse.ops.transforms.fuse.drafts import monomials
 from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit, row_shape
 from eqfuse.ops.transforms.fuse.trace import (
+    FLOATS,
     Polynomial,
     TooLargeError,
     Trace,
@@ -28,17 +29,11 @@ ROUNDING = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class GateMatch:
-    """A gate, what is added before it, and what it gives.
-
-    Attributes:
-      skip: an array of rows; None if nothing is added.
-      columns: of the skip, in the order of the pre-activation; -1 for none.
-      value: of the trace.
-    """
+    """A gate, what is added before it, and the value of the trace that it gives."""
 
     gate: Gate
-    skip: ArrayFactor | None
-    columns: np.ndarray | None
+    skip: ArrayFactor | None  # an array of rows
+    columns: np.ndarray | None  # of the skip, in the order of the pre-activation; -1 for none
     value: int
 
 
@@ -55,7 +50,6 @@ def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
 
 @functools.lru_cache(maxsize=256)
 def _template(name: str, shape: tuple[int, ...], dtype) -> Trace:
-    """Return an activation as JAX traces it."""
     x = jax.ShapeDtypeStruct(shape, dtype)
     return Trace(jax.make_jaxpr(xla.FUNCTIONS[name])(x), {})
 
@@ -83,7 +77,7 @@ def _equal(trace: Trace, value: int, template: Trace, other: int, bound: list[in
 def _activation_of(trace: Trace, value: int) -> tuple[str, int] | None:
     """Return which activation a value is, and of which value; None for others."""
     aval = trace.avals[value]
-    for name in xla.FUNCTIONS:
+    for name in xla.FUNCTIONS if aval.dtype.name in FLOATS else ():
         template, bound = _template(name, tuple(aval.shape), aval.dtype), []
         is_equal = _equal(trace, value, template, template.outputs[0], bound)
         if name != "identity" and is_equal and bound:
@@ -144,13 +138,7 @@ class _Preactivation:
         self.columns = np.full(size, -2)  # of the skip; -2: not known yet, -1: nothing is added
 
     def element(self, parts: dict) -> int:
-        """Return of which element of z something is made, and perhaps of one of the skip.
-
-        Args:
-          parts: the number of the element, by array.
-        Raises:
-          Unfit: it is made of something else.
-        """
+        """Return the element of z that something is made of, from its elements by array."""
         others = [name for name in parts if name != self.z]
         arrays = all(isinstance(n, ArrayFactor) and n.axis is not None for n in others)
         if self.z not in parts or not arrays or not {self.skip, *others} <= {None, *others[:1]}:
@@ -172,11 +160,7 @@ def _by_element(row: Polynomial) -> list[dict]:
 
 
 def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
-    """Return the gate that a value is, by what each of its elements is made of.
-
-    Raises:
-      Unfit: it is no gate.
-    """
+    """Return the gate that a value is, by what each of its elements is made of, or raise Unfit."""
     row = rows.of(value, 0)
     z = _Preactivation(rows.z, linear.size_out)
 
@@ -211,13 +195,12 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
         else:
             scales.setdefault(act, []).append(scale)
             lines.append((act, element(rest, scale), gating))
-    mean = {act: float(np.mean(values)) for act, values in scales.items()}
-    if any(
-        (np.abs(np.array(values) / mean[act] - 1) > ROUNDING).any()
-        for act, values in scales.items()
-    ):
-        raise Unfit("no gate")
-    of_act = {act: Activation(act.name, m, xla.parity(act.name)) for act, m in mean.items()}
+    of_act = {}
+    for act, values in scales.items():
+        mean = float(np.mean(values))
+        if (np.abs(np.array(values) / mean - 1) > ROUNDING).any():
+            raise Unfit("no gate")
+        of_act[act] = Activation(act.name, mean, xla.parity(act.name))
     tiles = _tiles([(of_act.get(act, act), part, gate) for act, part, gate in lines], linear)
     _check(tiles, linear)
     irreps = e3nn.Irreps(
@@ -257,7 +240,6 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
 
 
 def _follows(first: Tile, second: Tile) -> bool:
-    """Return whether two tiles are adjacent channels that are treated alike."""
     before = [p and (p.block, p.first + p.mul) for p in (first.part, first.gate)]
     after = [p and (p.block, p.first) for p in (second.part, second.gate)]
     return first.act == second.act and before == after

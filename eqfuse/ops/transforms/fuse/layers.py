@@ -1,4 +1,4 @@
-"""Match Linears of products, and put the fused op in their place."""
+"""Match sums of products and Linears of products, and put a form or the fused op in their place."""
 
 from __future__ import annotations
 
@@ -8,61 +8,252 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops._edges import Edges
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Role
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
+from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
-from eqfuse.ops.primitives.layer import Call
-from eqfuse.ops.transforms.fuse import graphs
 from eqfuse.ops.transforms.fuse.gate import GateMatch, gate_behind
-from eqfuse.ops.transforms.fuse.graphs import GraphProduct
 from eqfuse.ops.transforms.fuse.match import CONVERT, Joined, Match, as_rows, match_product
 from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Polynomial, Terms, Trace, merged, summed
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
-    """A Linear of a product, to be computed by the fused op.
+class Mask:
+    """Rows that are zero: those where `value`, [rows, ...] of one element each, is `zero`."""
 
-    Attributes:
-      product: over rows, or on a graph.
-      parameters: values of the trace.
-      index: which set of weights a row takes; None if there is one.
-      num_rows: of the result.
-      inside: values of the trace that it computes and keeps to itself: sum and pre-activation.
-      gated: the gate behind it, with what is added before it; None if there is none.
+    value: ArrayFactor
+    zero: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """Which rows of nodes an edge reads and is added to, as the trace means its indices.
+
+    An `extended` graph has one more node, which rows that are out of range are read from and added
+    to. Without, edges that are added nowhere have operands of zeros.
     """
+
+    senders: int  # a value of the trace, [rows]
+    receivers: int
+    gather: str  # the mode
+    scatter: str
+    fill: float | None  # what a row is made of that is gathered from out of range
+    masks: tuple[Mask, ...]  # edges that add nothing
+    num_sources: int  # nodes that rows are gathered from
+    num_nodes: int  # nodes that rows are added to
+    extended: bool
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        return (self.senders, self.receivers, *(m.value.value for m in self.masks))
+
+    @property
+    def count(self) -> int:
+        return max(self.num_sources, self.num_nodes) + self.extended
+
+    def edges(self, arrays: dict) -> tuple[Edges, object]:
+        """Return the edges, and which of them are added to a node, [rows]; None for all."""
+        n, num_sources, last = self.num_nodes, self.num_sources, self.count - 1
+        senders, receivers = jnp.asarray(arrays[self.senders]), jnp.asarray(arrays[self.receivers])
+        if self.gather == "FILL_OR_DROP":
+            senders = jnp.where((senders >= 0) & (senders < num_sources), senders, last)
+        else:
+            senders = jnp.clip(senders, 0, num_sources - 1)
+        valid = None
+        if self.scatter == "CLIP":
+            receivers = jnp.clip(receivers, 0, n - 1)
+        else:
+            valid = (receivers >= 0) & (receivers < n)
+        for mask in self.masks:
+            added = as_rows(mask.value, arrays[mask.value.value])[:, 0] != mask.zero
+            valid = added if valid is None else valid & added
+        if valid is not None:  # to itself, where there is no other node: nothing spreads
+            receivers = jnp.where(valid, receivers, last if self.extended else senders)
+        edges = Edges.from_arrays(senders, receivers, self.count)
+        return edges, None if self.extended else valid
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphProduct:
+    """A product on a graph, to be computed in the place of a sum of rows."""
+
+    name = "graph_tensor_product"
+    pattern = "gather, product, sum"
+    inside = frozenset()
+
+    match: Match
+    ends: Ends
+    masked: tuple  # operands that are zero for edges that are added nowhere, if no node is added
+    start: int | None  # the value that it is added to; None if that is zero
+    shape: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        start = () if self.start is None else (self.start,)
+        return tuple(dict.fromkeys((*self.match.inputs, *self.ends.values, *start)))
+
+    def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
+        """Return the inputs of the form, and the edges, which products of the same ends share."""
+        if self.ends not in shared:
+            shared[self.ends] = self.ends.edges(arrays)
+        edges, valid = shared[self.ends]
+        operands = self.match.operands(arrays, edges.num_edges)
+        for name, gather in self.match.gathered.items():
+            added = self.ends.count - operands[name].shape[0]
+            if added:
+                fill = 0.0 if gather.fill is None else gather.fill
+                operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
+        if valid is not None:
+            for name in self.masked:
+                own = operands[name]
+                operands[name] = jnp.where(valid[:, None], own, jnp.zeros_like(own))
+        return [operands[name] for name in self.match.names], edges
+
+    def compute(self, arrays: dict, shared: dict):
+        operands, edges = self.operands(arrays, shared)
+        [out] = forms.evaluate(self.match.form, operands, edges, backend=self.match.backend)
+        out = out[: self.ends.num_nodes].reshape(self.shape)
+        return out if self.start is None else arrays[self.start] + out
+
+
+def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
+    """Return the product on a graph that a node computes, with its value, or raise Unfit."""
+    scatter = summed(trace, number)
+    if scatter is None:
+        raise Unfit("a sum of parts of rows, or along other axes")
+    updates, masks = _without_masks(trace, rows, scatter.updates)
+    product = _of_row(trace, rows, scatter, rows.of(updates, 0), masks)
+    return [(trace.nodes[number].outputs[0], product)]
+
+
+def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) -> GraphProduct:
+    """Return the product on a graph of which each edge adds this row."""
+    aval = trace.avals[scatter.start]
+    dtype = trace.avals[scatter.updates].dtype
+    if dtype != aval.dtype:
+        raise Unfit("dtypes change in the sum", CONVERT)
+    product = match_product(trace, rows, row, Index.RECEIVER, dtype)
+    gathered = list(product.gathered.values())
+    others = [g for g in gathered if g.index != scatter.index]
+    counts = {g: trace.avals[g.value].shape[0] for g in gathered}
+    if len({(g.index, g.mode, g.fill, counts[g]) for g in others}) > 1:
+        raise Unfit(
+            "node features are gathered by several index arrays",
+            "multiply with features of one end; gather those of the other apart",
+        )
+    if any(counts[g] != aval.shape[0] for g in gathered if g not in others):
+        raise Unfit("rows are gathered from one number of nodes and added to another")
+    if not gathered:
+        raise Unfit(
+            "no operand of the product is gathered from nodes",
+            "gather the features of nodes inside of the function, as x[senders]",
+        )
+    if not others:
+        raise Unfit("rows are gathered from the nodes that they are added to")
+    own = [g for g in gathered if g not in others]
+    if scatter.mode == "CLIP" and any(g.mode == "FILL_OR_DROP" for g in own):
+        raise Unfit("an index out of range means one thing to the gather and another to the sum")
+    read_there = {name for name, g in product.gathered.items() if g.index == scatter.index}
+    if read_there:
+        changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
+        product = dataclasses.replace(product, form=product.form.indexed(changed))
+    # where indices are promised to be in range, nothing is promised of what others would hold
+    promised = scatter.mode == "PROMISE_IN_BOUNDS" and not masks
+    masked = _masked(product, promised)
+    extended = others[0].mode == "FILL_OR_DROP"
+    if masks or scatter.mode != "CLIP":
+        # on a CPU a pass over the operands of all edges costs more than one over the nodes; on a
+        # GPU padding and slicing are launches
+        slower = product.backend == "llvm" and not promised
+        extended = extended or slower or not _stopped(product, masked)
+    ends = Ends(
+        others[0].index,
+        scatter.index,
+        others[0].mode,
+        scatter.mode,
+        others[0].fill,
+        tuple(masks),
+        counts[others[0]],
+        aval.shape[0],
+        extended,
+    )
+    zero = trace.uniform(scatter.start) == 0
+    return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
+
+
+def _masked(product: Match, promised: bool) -> tuple:
+    """Return the operands that each edge has for itself; if promised, the right one alone."""
+    pairs = zip(product.names, product.form.inputs, strict=True)
+    rows = ((name, o.role) for name, o in pairs if o.index is Index.ROW)
+    return tuple(name for name, role in rows if not promised or role is Role.RIGHT)
+
+
+def _stopped(product: Match, masked: tuple) -> bool:
+    """Return whether zeros in these operands make all of the product zero."""
+    names = product.names
+    return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
+
+
+def _without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, list[Mask]]:
+    """Return the rows that are summed where no mask makes them zero, and these masks."""
+    masks = []
+    while (node := trace.node(value)) is not None and node.name == "select_n":
+        which, *cases = node.inputs
+        zeros = [trace.uniform(v) for v in cases]
+        zeros = [z is not None and z == 0 for z in zeros]
+        mask = _of_rows(trace, rows, which, trace.avals[value].shape)
+        if len(cases) != 2 or sum(zeros) != 1 or mask is None:
+            break
+        masks.append(Mask(mask, bool(zeros[1])))
+        value = cases[0] if zeros[1] else cases[1]
+    return value, masks
+
+
+def _of_rows(trace: Trace, rows: RowPolynomials, which: int, shape) -> ArrayFactor | None:
+    """Return the array, of one element each, that chooses rows of this shape; None for others."""
+    if trace.avals[which].dtype != np.bool_ or trace.avals[which].shape != shape:
+        return None
+    terms = rows.of(which, 0).terms
+    [key, *others] = terms or [()]
+    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axis is None:
+        return None
+    own = trace.avals[key[0].value]
+    is_one = own.size == own.shape[key[0].axis] and not terms[key].index.any()
+    return key[0] if is_one else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A Linear of a product, to be computed by the fused op."""
 
     product: Match | GraphProduct
     linear: Linear
-    parameters: tuple[int, ...]
-    index: int | None
-    num_rows: int
-    inside: frozenset[int]
-    gated: GateMatch | None
+    parameters: tuple[int, ...]  # values of the trace
+    index: int | None  # which set of weights a row takes; None if there is one
+    num_rows: int  # of the result
+    inside: frozenset[int]  # values that it computes and keeps to itself: sum, pre-activation
+    gated: GateMatch | None  # with what is added before it
 
     @property
     def name(self) -> str:
-        """Return the op."""
         return "TensorProductLinear" if self.gated is None else "TensorProductLinearGate"
 
     @property
     def pattern(self) -> str:
-        """Return the equations that the op replaces."""
         if self.gated is None:
             return "product, Linear"
         return f"product, Linear, {'skip, ' if self.gated.skip is not None else ''}gate"
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        product = self.product
-        values = product.inputs if isinstance(product, GraphProduct) else product.values
         others = () if self.index is None else (self.index,)
         if self.gated is not None and self.gated.skip is not None:
             others += (self.gated.skip.value,)
-        return tuple(dict.fromkeys((*values, *self.parameters, *others)))
+        return tuple(dict.fromkeys((*self.product.inputs, *self.parameters, *others)))
 
     def compute(self, arrays: dict, shared: dict):
         if isinstance(self.product, GraphProduct):
@@ -72,7 +263,10 @@ class Layer:
             product, edges, num_rows, num_nodes = self.product, None, self.num_rows, 0
             named = product.operands(arrays, num_rows)
             operands = [named[name] for name in product.names]
-        form, operands = _unshared(product.form, operands, num_rows)
+        shared_by_all = [n for n, o in enumerate(product.form.inputs) if o.index is Index.SHARED]
+        for n in shared_by_all:  # a fused op has a row each
+            operands[n] = jnp.broadcast_to(operands[n], (num_rows, operands[n].shape[1]))
+        form = product.form.indexed(dict.fromkeys(shared_by_all, Index.ROW))
         integers, count = [], self.num_rows if edges is None else num_nodes
         if self.index is not None:
             index = arrays[self.index]
@@ -84,7 +278,7 @@ class Layer:
         fused = Fused.build(form, self.linear, gate, bool(added))
         mode, dtype = resolve_fused(None), operands[0].dtype
         chosen = choose(mode, fused, num_rows, num_nodes, product.backend, dtype)
-        call = Call(fused, num_rows, num_nodes, product.backend, chosen.kernels)
+        call = _fused.Call(fused, num_rows, num_nodes, product.backend, chosen.kernels)
         floats = [*operands, *(arrays[p] for p in self.parameters), *added]
         return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
 
@@ -99,23 +293,10 @@ def _skip(gated: GateMatch, arrays: dict, count: int) -> list:
     return [jnp.pad(array, ((0, count - array.shape[0]), (0, 0)))]
 
 
-def _unshared(form: Form, operands, num_rows: int):
-    """Return the form and its operands with a row each where one was shared by all."""
-    shared = [n for n, o in enumerate(form.inputs) if o.index is Index.SHARED]
-    operands = [
-        jnp.broadcast_to(a, (num_rows, a.shape[1])) if n in shared else a
-        for n, a in enumerate(operands)
-    ]
-    return form.indexed(dict.fromkeys(shared, Index.ROW)), operands
-
-
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
-    """Return the Linear of a product that a node of a trace computes, and the gate behind it.
+    """Return the Linear of a product that a node computes, and with the gate behind it, by value.
 
-    Each with the value that it is.
-
-    Raises:
-      Unfit: it computes something else; says what.
+    Raises Unfit where the node computes something else.
     """
     node = trace.nodes[number]
     linear_form: LinearForm = node.params["form"]
@@ -152,11 +333,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
 
 
 def _linear(linear_form: LinearForm) -> Linear:
-    """Return the Linear of a row that a linear form is.
-
-    Raises:
-      Unfit: it is another one, such as a sum of several.
-    """
+    """Return the Linear of a row that a linear form is, or raise Unfit."""
     rows = [o for o in linear_form.operands if isinstance(o, Rows)]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
@@ -181,7 +358,7 @@ def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> 
     scatter = summed(trace, *sums.values())
     if trace.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")
-    updates, masks = graphs.without_masks(trace, rows, scatter.updates)
+    updates, masks = _without_masks(trace, rows, scatter.updates)
     [outer] = row.terms.values()
     inner = rows.of(updates, 0).take(outer.index[:, 0])
     terms = {
@@ -189,15 +366,11 @@ def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> 
         for key, t in inner.terms.items()
     }
     whole = Polynomial(row.shape, terms)
-    return graphs.of_row(trace, rows, scatter, whole, masks)
+    return _of_row(trace, rows, scatter, whole, masks)
 
 
 def _check_blocks(form: Form, linear: Linear):
-    """Refuse segments that are not whole channels of one block of the Linear.
-
-    Raises:
-      Unfit: saying so.
-    """
+    """Refuse segments that are not whole channels of one block of the Linear."""
     [out] = form.outputs
     for path in form.paths:
         s = out.segments[path.output.segment]

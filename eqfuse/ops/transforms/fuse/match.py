@@ -10,11 +10,10 @@ import numpy as np
 from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
 from eqfuse.ops.transforms.fuse.rows import ArrayFactor, ProductFactor, RowPolynomials, Unfit
-from eqfuse.ops.transforms.fuse.trace import Gathered, Polynomial, Trace, variable
+from eqfuse.ops.transforms.fuse.trace import FLOATS, Gathered, Polynomial, Trace, variable
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""
-
 
 CONVERT = "convert after the sum, or before the gather"
 
@@ -28,7 +27,6 @@ class Group:
 
 
 def as_rows(name, array):
-    """Return the array of a name as [rows, size]."""
     if isinstance(name, Gathered):
         return array.reshape(array.shape[0], -1)
     if name.axis is None:
@@ -37,7 +35,6 @@ def as_rows(name, array):
 
 
 def columns_of(group: Group, arrays: dict):
-    """Return the weights of a group, [rows, columns]."""
     product = None
     for n, name in enumerate(group.arrays):
         array, columns = as_rows(name, arrays[name.value]), group.columns[:, n]
@@ -87,38 +84,24 @@ def _weights_of(draft: Draft, extra: set):
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """The name of an operand that is put together of arrays, side by side.
+    """The name of an operand that is put together of arrays, side by side."""
 
-    Attributes:
-      parts: arrays of rows, or rows gathered by one index array.
-      one: whether a column of ones is before them.
-    """
-
-    parts: tuple[ArrayFactor | Gathered, ...]
-    one: bool = False
+    parts: tuple[ArrayFactor | Gathered, ...]  # gathered ones by one index array
+    one: bool = False  # whether a column of ones is before them
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A form to be evaluated, and where its operands come from.
-
-    Attributes:
-      names: of its inputs, in order: `ArrayFactor`s, `Gathered`s, `Joined`s and `WEIGHTS`.
-      groups: what the weights are made of.
-      right: the name of a right operand that has a row each; None if there is none.
-      dtype: of all inputs.
-    """
+    """A form to be evaluated, and where its operands come from."""
 
     form: Form
-    names: tuple
-    groups: tuple[Group, ...]
-    right: object
-    dtype: object
+    names: tuple  # of its inputs, in order: `ArrayFactor`, `Gathered`, `Joined` or `WEIGHTS`
+    groups: tuple[Group, ...]  # what the weights are made of
+    dtype: object  # of all inputs
     backend: str
 
     @property
-    def values(self) -> tuple[int, ...]:
-        """Return the values of the trace that are read."""
+    def inputs(self) -> tuple[int, ...]:
         names = [part for n in self.names if n != WEIGHTS for part in parts_of(n)]
         names += [a for g in self.groups for a in g.arrays]
         return tuple(dict.fromkeys(n.value for n in names))
@@ -147,36 +130,22 @@ class Match:
 
 
 def parts_of(name) -> tuple[ArrayFactor | Gathered, ...]:
-    """Return the arrays that an operand is made of."""
     return name.parts if isinstance(name, Joined) else (name,)
-
-
-def product_of(row: Polynomial) -> ProductFactor:
-    """Return the one product that a row is made of.
-
-    Raises:
-      Unfit: none, or several.
-    """
-    products = {name for key in row.terms for name in key if isinstance(name, ProductFactor)}
-    if len(products) != 1:
-        several = "several products are added", "sum each to the nodes, and add the sums"
-        raise Unfit(*(several if products else ("no product is summed",)))
-    return products.pop()
 
 
 def match_product(
     trace: Trace, rows: RowPolynomials, row: Polynomial, output: Index, dtype, on_graph: bool = True
 ) -> Match:
-    """Return the form that gives a row from the arrays of a trace.
+    """Return the form that gives a row from arrays of a dtype, or raise Unfit.
 
-    Args:
-      output: of the form's output.
-      dtype: that all arrays must have.
-      on_graph: whether rows of nodes are gathered by the form; else it gets them gathered.
-    Raises:
-      Unfit: a row of another kind.
+    On a graph the form gathers rows of nodes; else it gets them gathered.
     """
-    product = product_of(row)
+    products = {name for key in row.terms for name in key if isinstance(name, ProductFactor)}
+    if not products:
+        raise Unfit("no product is summed")
+    if len(products) > 1:
+        raise Unfit("several products are added", "sum each to the nodes, and add the sums")
+    [product] = products
     node = trace.nodes[product.node]
     form, backend = node.params["form"], node.params["backend"]
     operands = [
@@ -200,7 +169,8 @@ def match_product(
                 roles.setdefault(_plain(name, trace, on_graph), operand.role)
     for name in names_beside(drafts):
         roles.setdefault(name, Role.LEFT)
-    if any(not _is_of(dtype, trace.avals[n.value].dtype) for n in _names(drafts) if n != ONE):
+    own = {trace.avals[n.value].dtype for n in _names(drafts) if n != ONE}
+    if any(d.name not in FLOATS or jnp.promote_types(d, dtype) != dtype for d in own):
         raise Unfit("dtypes change between the arrays and the sum", CONVERT)
     extra = [n for n in _names(drafts) if n not in roles and n != ONE]
     if any(isinstance(n, Gathered) for n in extra):
@@ -219,22 +189,13 @@ def match_product(
         size = sum(len(g.columns) for g in groups)
         used[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
     new = form_of(drafts, used, (row.size, output))
-    right = [n for n, (_, i, role, _) in used.items() if role is Role.RIGHT and i is Index.ROW]
-    return Match(new, tuple(used), tuple(groups), next(iter(right), None), dtype, backend)
-
-
-def _is_of(dtype, own) -> bool:
-    """Return whether arrays of a dtype are those of another, or are made wider for it."""
-    return jnp.promote_types(own, dtype) == dtype and jnp.issubdtype(own, jnp.floating)
+    return Match(new, tuple(used), tuple(groups), dtype, backend)
 
 
 def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):
     """Return the drafts with arrays joined that are one operand, and size and role of each.
 
     The operands come in the order of their roles.
-
-    Raises:
-      Unfit: a one, and no operand that it can be a column of.
     """
     names = _names(drafts)
     alike: dict[tuple, list] = {}

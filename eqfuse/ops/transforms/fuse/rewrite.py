@@ -1,24 +1,26 @@
-"""Rewrite a traced function: fused ops compute what matches, and a report says what did not."""
+"""`fuse`: fused ops compute what matches in a traced function; a report says what did not."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
+from collections.abc import Callable
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
-from eqfuse.ops.transforms.fuse import graphs, layers
+from eqfuse.ops.transforms.fuse import layers
 from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import (
-    Needed,
     Node,
-    Replacement,
     TooLargeError,
     Trace,
-    needed_values,
+    aligned,
+    needed,
     outputs_of,
+    traced,
 )
 
 OPS = pathlib.Path(__file__).parents[2]
@@ -27,32 +29,21 @@ OPS = pathlib.Path(__file__).parents[2]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A line of the report.
+    """A line of the report."""
 
-    Attributes:
-      where: file and line of the code.
-      pattern: what stands there.
-      op: what computes it now; "" if it is as it was.
-      reason: why nothing took its place, or no more than this op.
-      advice: what to do about the reason, or "".
-    """
-
-    where: str
-    pattern: str
-    op: str
-    reason: str
-    advice: str
+    where: str  # file and line of the code
+    pattern: str  # what stands there
+    op: str  # what computes it now; "" if it is as it was
+    reason: str  # why nothing took its place, or no more than this op
+    advice: str  # what to do about the reason, or ""
 
 
 def table(entries: list[Entry]) -> str:
-    """Return the report, a line for each place in the code."""
     if not entries:
         return "nothing to replace: the trace has no product of ops.tensor_product"
     lines = [("where", "pattern", "computed by", "why not", "what to do")]
     lines += [(e.where, e.pattern, e.op or "as written", e.reason, e.advice) for e in entries]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(row.rstrip(" |") for row in rows)
+    return aligned(lines)
 
 
 NO_LINEAR = (
@@ -74,26 +65,24 @@ GRADIENT = (
 def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
     """Return the outputs of a traced function, computed by fused ops wherever one matches.
 
-    Args:
-      arrays: its arguments.
-      entries: to which a line for each match is added.
-      known: numbers that some of the arguments always have, by position.
+    A line for each match is added to `entries`; `known` are numbers that some of the arguments
+    always have, by position.
     """
     trace = Trace(closed, known or {})
-    replaced = _replacements(trace, entries)
+    ops = _ops(trace, entries)
 
     def bind(node: Node, given) -> list:
         return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
 
-    return outputs_of(trace, arrays, replaced, bind)
+    return outputs_of(trace, arrays, ops, bind)
 
 
-def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
+def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
+    """Return the ops that compute values of a trace, by value."""
     rows = RowPolynomials(trace)
     products = [n for n in range(len(trace.nodes)) if rows.is_product(n)]
     if not products:
         return {}
-    shared: dict = {}
     ops: dict[int, object] = {}
     reasons: dict[int, tuple[str, str]] = {}
     behind_of: dict[int, set[int]] = {}
@@ -109,37 +98,36 @@ def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
                 advice = advice or f"apply {between} after the sum"
                 between = f" ({between} between them)"
             reasons |= dict.fromkeys(behind, (f"{error}{between}", advice))
-    replaced = {value: _replacement(op, shared) for value, op in ops.items()}
-    needed = _without_twice(trace, ops, replaced)
+    values, nodes = _without_twice(trace, ops)
     fused: set[int] = set()
     for value, op in ops.items():
-        if value in replaced and value in needed:
+        if value in values:
             reason = NO_LINEAR if _goes_into_matmul(trace, value) else ("", "")
             entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, *reason))
             fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
-    for number in sorted(needed.nodes.intersection(products)):
+    for number in sorted(nodes.intersection(products)):
         reason = READ_ELSEWHERE if number in fused else reasons.get(number, NO_SUM)
         entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
-    gradients = [n for n in sorted(needed.nodes) if rows.is_gradient(n)]
+    gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)
         pattern = f"{many} product{'s' * (many > 1)} of a gradient"
         entries.append(Entry(where, pattern, "", *GRADIENT))
-    return replaced
+    return ops
 
 
-def _without_twice(trace: Trace, ops: dict, replaced: dict[int, Replacement]) -> Needed:
-    """Drop ops that compute what another one computes as well, and return which values are needed.
+def _without_twice(trace: Trace, ops: dict[int, object]) -> tuple[set[int], set[int]]:
+    """Drop ops that compute what another one computes too; return values and nodes still needed.
 
     Rows of a product that are read elsewhere too are computed twice: on a CPU that takes less time
     than to read them again.
     """
-    needed = needed_values(trace, replaced)
+    values, nodes = needed(trace, ops)
     for value in sorted(ops, reverse=True):
-        if value in needed and needed.intersection(ops[value].inside).intersection(replaced):
-            del replaced[value]
-            needed = needed_values(trace, replaced)
-    return needed
+        if value in values and values.intersection(ops[value].inside).intersection(ops):
+            del ops[value]
+            values, nodes = needed(trace, ops)
+    return values, nodes
 
 
 def _goes_into_matmul(trace: Trace, value: int) -> bool:
@@ -157,17 +145,8 @@ def _goes_into_matmul(trace: Trace, value: int) -> bool:
     return False
 
 
-MATCHERS = {"scatter-add": graphs.graph_products, "eqfuse_linear_form": layers.layers}
-"""By primitive: what matches the patterns that begin with it: [(value, what computes it)]."""
-
-
-def _replacement(op, shared: dict) -> Replacement:
-    inputs = op.inputs
-
-    def compute(*arrays):
-        return op.compute(dict(zip(inputs, arrays, strict=True)), shared)
-
-    return Replacement(inputs, compute)
+MATCHERS = {"scatter-add": layers.graph_products, "eqfuse_linear_form": layers.layers}
+"""By primitive: what matches the patterns that begin with it: [(value, op that computes it)]."""
 
 
 def _behind(trace: Trace, number: int, follow):
@@ -214,8 +193,7 @@ def _where(node: Node) -> str:
 def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
     """Return the outputs of an equation, the functions in it rewritten.
 
-    Args:
-      constants: those operands that are known numbers; None for the others.
+    `constants` has the operands that are known numbers, and None for the others.
     """
     with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
         name, params = eqn.primitive.name, dict(eqn.params)
@@ -244,5 +222,47 @@ def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):
 
 
 def _retraced(closed: ClosedJaxpr, entries: list[Entry], constants: list) -> ClosedJaxpr:
-    """Return a traced function, rewritten."""
     return jax.make_jaxpr(_function(closed, entries, constants))(*closed.in_avals)
+
+
+def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
+    """Compute a function by fused ops wherever it writes out what they compute.
+
+    The function is traced, with the shapes of its arguments, before anything differentiates it.
+    Where the trace gathers node features by an index array, multiplies them with features of edges
+    by `ops.tensor_product`, and sums the products to nodes by another index array, one
+    `ops.graph_tensor_product` takes their place, and with an `ops.Linear` and a gate behind it one
+    `TensorProductLinearGate`. What is between belongs to it: features of either end beside the
+    product or in a difference, channels on an axis, other orders of components, weights of channels
+    or irreps, constants, masks, a wider dtype for the sum. All else is computed as it was. Nothing
+    is replaced whose value could differ but by rounding.
+
+    What is returned is an ordinary JAX function: `jit`, `vmap`, `grad` of every order and control
+    flow work on it and in it. It is traced whenever it is called, so call it under `jit`. Wrap what
+    computes an energy or a layer, and differentiate what `fuse` returns: in a function that takes
+    a gradient itself, the gradient is traced already and stays as it is, as the report notes. In
+    a method of a flax module, JAX cannot trace; wrap its `apply` (Haiku: the `apply` of the
+    transformed function), or a function that calls an Equinox module. `init` stays as it is, and so
+    do the parameters.
+
+    Args:
+      function: of any arguments. Arrays in them (leaves of pytrees, such as an IrrepsArray's) are
+        traced; all other leaves are passed to it as they are.
+      report: print, whenever the function is traced, a table of what was replaced, by what, and
+        what was not, why, and what to do about it.
+    Returns:
+      The function. Without a `function`, a decorator.
+    """
+    if function is None:
+        return functools.partial(fuse, report=report)
+
+    @functools.wraps(function)
+    def fused(*args, **kwargs):
+        closed, arrays, result_of = traced(function, args, kwargs)
+        entries: list[Entry] = []
+        outputs = rewritten(closed, arrays, entries)
+        if report:
+            print(table(entries))
+        return result_of(outputs)
+
+    return fused

@@ -6,18 +6,20 @@ import dataclasses
 import functools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.ir.form import Role
 from eqfuse.ops.transforms.fuse.trace import (
+    FLOATS,
     MOST_TERMS,
     Gathered,
     Polynomial,
     TooLargeError,
     Trace,
+    computed,
     constant,
+    free_axes,
     gathered,
     summed,
     variable,
@@ -29,11 +31,7 @@ MOVES |= frozenset(["split", "squeeze", "copy", "rev", "gather"])
 
 
 class Unfit(ValueError):
-    """What is between a product and a sum is not of the kind that a form has.
-
-    Attributes:
-      advice: what to do about it, or "".
-    """
+    """What is between a product and a sum is not of the kind that a form has."""
 
     def __init__(self, reason: str, advice: str = ""):
         super().__init__(reason)
@@ -42,15 +40,10 @@ class Unfit(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFactor:
-    """An array of a trace as a factor of polynomials: a row each, [rows, ...], or one for all.
-
-    Attributes:
-      value: its number.
-      axis: which of its axes counts rows; None if all rows share it.
-    """
+    """An array of a trace as a factor of polynomials: a row each, [rows, ...], or one for all."""
 
     value: int
-    axis: int | None
+    axis: int | None  # which of its axes counts rows; None if all rows share it
 
 
 def row_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
@@ -66,11 +59,7 @@ class MovedRows:
         self._rows: dict = {}
 
     def of(self, value: int, axis: int | None) -> Polynomial:
-        """Return the rows of a value, which `axis` counts; None: one row for all.
-
-        Raises:
-          TooLargeError: too many terms.
-        """
+        """Return the rows of a value, which `axis` counts; None: one row for all."""
         key = value, axis
         if key not in self._rows:
             self._rows[key] = self._follow(value, axis)
@@ -140,10 +129,8 @@ class MovedRows:
         if own in d.start_index_map or sizes[own] != self._shape(node.inputs[0])[own]:
             return None
         sizes[own] = 1
-        params = node.params | {"slice_sizes": tuple(sizes), "fill_value": -1}
-        operand = self.of(node.inputs[0], own)
-        with jax.ensure_compile_time_eval():
-            labels = np.asarray(node.eqn.primitive.bind(operand.labels, indices, **params))
+        operand, params = self.of(node.inputs[0], own), {"slice_sizes": tuple(sizes)}
+        [labels] = computed(node, [operand.labels, indices], fill_value=-1, **params)
         return None if (labels < 0).any() else (operand, lambda _: labels)
 
     def _split(self, node, place, axis):
@@ -253,14 +240,10 @@ FOLLOWED = MOVES | ARITHMETIC | {"convert_element_type"}
 
 @dataclasses.dataclass(frozen=True)
 class ProductFactor:
-    """The output of a form over rows: the node of this number.
-
-    Attributes:
-      group: how many rows of the form, one after the other, are one row.
-    """
+    """The output of a form over rows: the node of this number."""
 
     node: int
-    group: int = 1
+    group: int = 1  # how many rows of the form, one after the other, are one row
 
 
 class RowPolynomials(MovedRows):
@@ -278,7 +261,6 @@ class RowPolynomials(MovedRows):
 
     @functools.cached_property
     def gathers(self) -> dict[int, tuple[Gathered, np.ndarray]]:
-        """Return the gathers of rows."""
         return gathers_of(self.trace)
 
     def starts(self, number: int) -> bool:
@@ -310,11 +292,9 @@ class RowPolynomials(MovedRows):
         made, _ = self.trace.producer[node.inputs[0]]
         shape, before = self._shape(node.outputs[0]), self._shape(node.inputs[0])
         is_grouped = len(shape) > 2 and shape[-1] == before[-1] and shape[0] != before[0]
-        return (
-            ProductFactor(made, math.prod(shape[1:-1]))
-            if is_grouped and self.is_product(made)
-            else None
-        )
+        if not is_grouped or not self.is_product(made):
+            return None
+        return ProductFactor(made, math.prod(shape[1:-1]))
 
     def grouped(self, value: int, group: int) -> Polynomial | None:
         """Return the rows of an operand of a product, `group` of them as one; None if unknown."""
@@ -329,26 +309,24 @@ class RowPolynomials(MovedRows):
             return None
         return self.of(source, 0).reshaped((1, group * size))
 
-    def is_product(self, number: int) -> bool:
-        """Return whether a node is a product of two operands over rows."""
-        node = self.trace.nodes[number]
-        if node.name != "eqfuse_form":
-            return False
-        form = node.params["form"]
-        roles = [o.role for o in form.inputs]
-        return not form.on_graph and len(form.outputs) == 1 and roles == [Role.LEFT, Role.RIGHT]
-
-    def is_gradient(self, number: int) -> bool:
-        """Return whether a node is the derivative of a product over rows."""
+    def _roles(self, number: int) -> list[Role]:
+        """Return the roles of the inputs of a form over rows; [] for other nodes."""
         node = self.trace.nodes[number]
         if node.name != "eqfuse_form" or node.params["form"].on_graph:
-            return False
-        return any(o.role is Role.OUTPUT for o in node.params["form"].inputs)
+            return []
+        return [o.role for o in node.params["form"].inputs]
+
+    def is_product(self, number: int) -> bool:
+        """Return whether a node is a product of two operands over rows."""
+        one = len(self.trace.nodes[number].outputs) == 1
+        return one and self._roles(number) == [Role.LEFT, Role.RIGHT]
+
+    def is_gradient(self, number: int) -> bool:
+        return Role.OUTPUT in self._roles(number)
 
     # arithmetic
 
     def _sides(self, node, axis):
-        """Return the operands of an elementwise primitive."""
         shape = self._shape(node.outputs[0])
         sides = []
         for v in node.inputs:
@@ -372,7 +350,7 @@ class RowPolynomials(MovedRows):
         """Follow to a wider dtype: all is computed in it."""
         narrow = self.trace.avals[node.inputs[0]].dtype
         wide = node.params["new_dtype"]
-        if not all(jnp.issubdtype(d, jnp.floating) for d in (narrow, wide)):
+        if not {narrow.name, wide.name} <= FLOATS:
             return None
         if jnp.promote_types(narrow, wide) != wide:
             return None
@@ -407,10 +385,7 @@ class RowPolynomials(MovedRows):
     def _dot_general(self, node, axis):
         (contract, batch) = node.params["dimension_numbers"]
         shapes = [self._shape(v) for v in node.inputs]
-        free = [
-            [n for n in range(len(s)) if n not in (*c, *b)]
-            for s, c, b in zip(shapes, contract, batch, strict=True)
-        ]
+        free = free_axes(node.params, shapes)
         num_batch, num_left = len(batch[0]), len(free[0])
         if axis < num_batch:
             axes = [batch[0][axis], batch[1][axis]]
@@ -433,8 +408,6 @@ class RowPolynomials(MovedRows):
             return None
         a = a.reshape(*common, *left, *[1] * len(right), *summed)
         b = b.reshape(*common, *[1] * len(left), *right, *summed)
-        a, b = (
-            operands[0].take(np.broadcast_to(a, shape)),
-            operands[1].take(np.broadcast_to(b, shape)),
-        )
+        a = operands[0].take(np.broadcast_to(a, shape))
+        b = operands[1].take(np.broadcast_to(b, shape))
         return (a * b).summed(math.prod(summed), (*common, *left, *right))

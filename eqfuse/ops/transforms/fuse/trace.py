@@ -17,6 +17,8 @@ LARGEST_CONSTANT = 1 << 16
 """Elements of an array that is folded at most."""
 ELEMENTWISE = frozenset(["mul", "add", "sub", "div", "neg", "sqrt", "rsqrt", "integer_pow"])
 ELEMENTWISE |= frozenset(["max", "min", "convert_element_type"])
+FLOATS = frozenset(["bfloat16", "float16", "float32", "float64"])
+"""Names of the dtypes whose arithmetic is followed; all others, such as random keys, are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,23 +39,16 @@ class Node:
 
 
 class Trace:
-    """The nodes of a traced function, in order; values are numbered.
+    """The nodes of a traced function, in an order in which they can be computed.
 
-    Attributes:
-      nodes: in an order in which they can be computed.
-      avals: of each value.
-      producer: of a value, the number of its node and its place among the outputs.
-      given: the values that are known from the start: constants of the trace (which may be
-        tracers of an outer transformation).
-      inputs, outputs: numbers of values.
+    Values are numbered. `known` are the numbers that some of the function's inputs always have.
     """
 
     def __init__(self, closed: ClosedJaxpr, known: dict[int, np.ndarray]):
-        """Read a traced function; `known` are the numbers that some of its inputs always have."""
         self.nodes: list[Node] = []
-        self.avals: list = []
-        self.producer: dict[int, tuple[int, int]] = {}
-        self.given: dict[int, object] = {}
+        self.avals: list = []  # of each value
+        self.producer: dict[int, tuple[int, int]] = {}  # number of the node, place of the output
+        self.given: dict[int, object] = {}  # constants, or tracers of an outer transformation
         self._literals: dict = {}
         self._known: dict = {}
         self._equal: dict[tuple, int] = {}
@@ -124,7 +119,10 @@ class Trace:
         return self._equal.setdefault((known.shape, str(known.dtype), known.tobytes()), value)
 
     def _fold(self, value: int) -> np.ndarray | None:
-        if not hasattr(self.avals[value], "size") or self.avals[value].size > LARGEST_CONSTANT:
+        aval = self.avals[value]
+        if not hasattr(aval, "size") or aval.size > LARGEST_CONSTANT:
+            return None
+        if jnp.issubdtype(aval.dtype, jax.dtypes.extended):  # a random key is no numpy array
             return None
         if value in self.given:
             given = self.given[value]
@@ -135,10 +133,7 @@ class Trace:
         arrays = [self.constant(v) for v in node.inputs]
         if any(a is None for a in arrays):
             return None
-        with jax.ensure_compile_time_eval():
-            results = node.eqn.primitive.bind(*map(jnp.asarray, arrays), **node.params)
-        results = results if node.eqn.primitive.multiple_results else [results]
-        return np.asarray(results[self.producer[value][1]])
+        return computed(node, arrays)[self.producer[value][1]]
 
     def uniform(self, value: int) -> np.ndarray | None:
         """Return the number that all elements of a value are, if it is known; None otherwise."""
@@ -156,8 +151,86 @@ class Trace:
         numbers = [self.uniform(v) for v in node.inputs]
         if any(n is None for n in numbers):
             return None
-        with jax.ensure_compile_time_eval():
-            return np.asarray(node.eqn.primitive.bind(*map(jnp.asarray, numbers), **node.params))
+        return computed(node, numbers)[0]
+
+
+def computed(node: Node, arrays, **params) -> list[np.ndarray]:
+    """Return the outputs of a node, computed from known arrays while JAX traces."""
+    with jax.ensure_compile_time_eval():
+        results = node.eqn.primitive.bind(*map(jnp.asarray, arrays), **node.params | params)
+    return list(map(np.asarray, results if node.eqn.primitive.multiple_results else [results]))
+
+
+def free_axes(params, shapes) -> list[list[int]]:
+    """Return the axes of the operands of a matmul that are neither contracted nor batch axes."""
+    sides = zip(shapes, *params["dimension_numbers"], strict=True)
+    return [[n for n in range(len(s)) if n not in (*c, *b)] for s, c, b in sides]
+
+
+def reads_rows(trace: Trace, node: Node) -> bool:
+    """Return whether a gather reads whole rows, by indices [..., 1]."""
+    d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
+    operand, indices = (trace.avals[v] for v in node.inputs)
+    return (
+        tuple(d.collapsed_slice_dims) == (0,) == tuple(d.start_index_map)
+        and not (d.operand_batching_dims or d.start_indices_batching_dims)
+        and tuple(sizes) == (1, *operand.shape[1:])
+        and indices.shape[-1:] == (1,)
+        and tuple(d.offset_dims) == tuple(indices.ndim - 1 + n for n in range(operand.ndim - 1))
+    )
+
+
+def adds_rows(trace: Trace, node: Node) -> bool:
+    """Return whether a scatter adds whole rows, by indices [..., 1]."""
+    d = node.params["dimension_numbers"]
+    start, indices, updates = (trace.avals[v] for v in node.inputs)
+    leading = indices.ndim - 1
+    return (
+        tuple(d.inserted_window_dims) == (0,) == tuple(d.scatter_dims_to_operand_dims)
+        and not (d.operand_batching_dims or d.scatter_indices_batching_dims)
+        and tuple(d.update_window_dims) == tuple(leading + n for n in range(start.ndim - 1))
+        and indices.shape[-1:] == (1,)
+        and tuple(updates.shape[leading:]) == tuple(start.shape[1:])
+    )
+
+
+def traced(function, args, kwargs) -> tuple[ClosedJaxpr, list, Callable]:
+    """Return a function's trace, the arrays among its arguments, and what makes outputs a result.
+
+    Leaves of arguments and results that are no arrays stay as they are.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+    arrays, result = [leaves[n] for n in places], []
+
+    def flat(*arrays):
+        full = list(leaves)
+        for n, array in zip(places, arrays, strict=True):
+            full[n] = array
+        args, kwargs = jax.tree.unflatten(tree, full)
+        others, tree_out = jax.tree.flatten(function(*args, **kwargs))
+        numbers = [n for n, o in enumerate(others) if isinstance(o, jax.Array | np.ndarray)]
+        outputs = [others[n] for n in numbers]
+        for n in numbers:
+            others[n] = None
+        result[:] = others, numbers, tree_out
+        return outputs
+
+    closed = jax.make_jaxpr(flat)(*arrays)
+
+    def result_of(outputs):
+        others, numbers, tree_out = result
+        for n, output in zip(numbers, outputs, strict=True):
+            others[n] = output
+        return jax.tree.unflatten(tree_out, others)
+
+    return closed, arrays, result_of
+
+
+def aligned(lines: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(row.rstrip(" |") for row in rows)
 
 
 def _key(eqn, inputs):
@@ -172,7 +245,6 @@ def _key(eqn, inputs):
 
 
 def has_functions(params) -> bool:
-    """Return whether an equation holds a function."""
     return any(
         hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr")
         for leaf in jax.tree.leaves(list(params.values()), is_leaf=lambda p: hasattr(p, "eqns"))
@@ -188,61 +260,37 @@ def _is_plain_jit(eqn) -> bool:
     return all(map(_jax_compat.is_unspecified, asked))
 
 
-@dataclasses.dataclass(frozen=True)
-class Replacement:
-    """What is computed in the place of a value.
+def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
+    """Return the outputs of a trace, some of whose values ops compute in the place of nodes.
 
-    Attributes:
-      inputs: the values that it reads.
-      compute: of their arrays, gives the array of the value.
+    `bind` gives the outputs of a node from its inputs.
     """
-
-    inputs: tuple[int, ...]
-    compute: Callable
-
-
-def outputs_of(trace: Trace, arrays, replaced: dict[int, Replacement], bind) -> list:
-    """Return the outputs of a trace.
-
-    Args:
-      arrays: its inputs.
-      replaced: by value; each takes the place of the node that makes it.
-      bind: (node, arrays) -> its outputs.
-    """
-    needed = needed_values(trace, replaced)
+    values, nodes = needed(trace, replaced)
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
+    shared: dict = {}
     for number, node in enumerate(trace.nodes):
-        wanted = [v for v in node.outputs if v in needed]
-        for v in wanted:
-            if v in replaced:
-                env[v] = replaced[v].compute(*(env[n] for n in replaced[v].inputs))
-        if number in needed.nodes:
+        for v in node.outputs:
+            if v in values and v in replaced:
+                env[v] = replaced[v].compute(env, shared)
+        if number in nodes:
             results = bind(node, [env[v] for v in node.inputs])
             env.update(zip(node.outputs, results, strict=True))
     return [env[v] for v in trace.outputs]
 
 
-class Needed(set):
-    """Values that are needed, and the nodes that are computed for them."""
-
-    def __init__(self, values):
-        super().__init__(values)
-        self.nodes: set[int] = set()
-
-
-def needed_values(trace: Trace, replaced) -> Needed:
-    """Return the values that the outputs need where some are replaced."""
-    needed = Needed(trace.outputs)
+def needed(trace: Trace, replaced) -> tuple[set[int], set[int]]:
+    """Return the values and the nodes that the outputs need where ops compute some values."""
+    values, nodes = set(trace.outputs), set()
     for number in reversed(range(len(trace.nodes))):
         node = trace.nodes[number]
-        wanted = [v for v in node.outputs if v in needed]
+        wanted = [v for v in node.outputs if v in values]
         for v in wanted:
             if v in replaced:
-                needed.update(replaced[v].inputs)
+                values.update(replaced[v].inputs)
         if node.eqn.effects or any(v not in replaced for v in wanted):
-            needed.nodes.add(number)
-            needed.update(node.inputs)
-    return needed
+            nodes.add(number)
+            values.update(node.inputs)
+    return values, nodes
 
 
 MOST_TERMS = 1 << 22
@@ -254,17 +302,11 @@ class TooLargeError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """Monomials of the same factors.
+    """Monomials of the same factors."""
 
-    Attributes:
-      place: [n], the element of the row that each adds to.
-      scale: [n] float64.
-      index: [n, factors], the element of each factor.
-    """
-
-    place: np.ndarray
-    scale: np.ndarray
-    index: np.ndarray
+    place: np.ndarray  # [n], the element of the row that each adds to
+    scale: np.ndarray  # [n] float64
+    index: np.ndarray  # [n, factors], the element of each factor
 
     def chosen(self, which) -> Terms:
         return Terms(self.place[which], self.scale[which], self.index[which])
@@ -272,14 +314,10 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """A row of `shape`, in which the axis that counts rows is 1.
-
-    Attributes:
-      terms: by their factors, a tuple of names of rows; () for constants.
-    """
+    """A row of `shape`, in which the axis that counts rows is 1."""
 
     shape: tuple[int, ...]
-    terms: dict[tuple, Terms]
+    terms: dict[tuple, Terms]  # by their factors, names of rows; () for constants
 
     @property
     def size(self) -> int:
@@ -335,7 +373,6 @@ def variable(name, shape: tuple[int, ...]) -> Polynomial:
 
 
 def constant(array: np.ndarray) -> Polynomial:
-    """Return a row of known numbers."""
     array = np.asarray(array)
     values = array.reshape(-1).astype(np.float64)
     place = np.flatnonzero(values)
@@ -386,21 +423,13 @@ def _product(key_a, a: Terms, key_b, b: Terms, size: int):
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """Rows of nodes, as an operand of each row.
+    """Rows of nodes, as an operand of each row; all but mode and fill are values of a trace."""
 
-    Attributes:
-      value: array [nodes, ...].
-      index: integers, [rows].
-      mode: of `jax.lax.gather`, by name.
-      fill: what a row out of range is made of, in mode FILL_OR_DROP.
-      rows: the value that is gathered, [rows, ...].
-    """
-
-    value: int
-    index: int
-    mode: str
-    fill: float | None
-    rows: int
+    value: int  # [nodes, ...]
+    index: int  # integers, [rows]
+    mode: str  # of `jax.lax.gather`
+    fill: float | None  # what a row out of range is made of, in mode FILL_OR_DROP
+    rows: int  # [rows, ...], what is gathered
 
 
 def _row_indices(trace: Trace, value: int) -> int | None:
@@ -422,26 +451,21 @@ def gathered(trace: Trace, number: int) -> Gathered | None:
     node = trace.nodes[number]
     if node.name != "gather":
         return None
-    p, operand = node.params, trace.avals[node.inputs[0]]
-    d = p["dimension_numbers"]
-    index = _row_indices(trace, node.inputs[1])
-    whole = tuple(p["slice_sizes"]) == (1, *operand.shape[1:])
-    plain = (tuple(d.collapsed_slice_dims), tuple(d.start_index_map)) == ((0,), (0,))
-    plain = plain and tuple(d.offset_dims) == tuple(range(1, operand.ndim))
-    plain = plain and not d.operand_batching_dims and not d.start_indices_batching_dims
-    if index is None or not whole or not plain or operand.shape[0] == 0:
+    operand, index = trace.avals[node.inputs[0]], _row_indices(trace, node.inputs[1])
+    if index is None or not reads_rows(trace, node) or operand.shape[0] == 0:
         return None
-    fill = p.get("fill_value")
-    fill = np.nan if fill is None else float(fill)
-    if not np.issubdtype(operand.dtype, np.inexact) and operand.dtype.name != "bfloat16":
+    if operand.dtype.name not in FLOATS:
         return None
-    fill = fill if _mode(p) == "FILL_OR_DROP" else None
-    return Gathered(node.inputs[0], index, _mode(p), fill, node.outputs[0])
+    fill, mode = None, _mode(node.params)
+    if mode == "FILL_OR_DROP":
+        fill = node.params["fill_value"]
+        fill = np.nan if fill is None else float(fill)
+    return Gathered(node.inputs[0], index, mode, fill, node.outputs[0])
 
 
 @dataclasses.dataclass(frozen=True)
 class Scatter:
-    """A sum of rows to nodes: start.at[index].add(updates)."""
+    """A sum of rows to nodes, start.at[index].add(updates), of values of a trace."""
 
     start: int
     index: int
@@ -455,13 +479,8 @@ def summed(trace: Trace, number: int) -> Scatter | None:
     if node.name != "scatter-add":
         return None
     start, indices, updates = node.inputs
-    d, shape = node.params["dimension_numbers"], trace.avals[start].shape
     index = _row_indices(trace, indices)
-    plain = tuple(d.update_window_dims) == tuple(range(1, len(shape)))
-    plain = plain and tuple(d.inserted_window_dims) == (0,) == tuple(d.scatter_dims_to_operand_dims)
-    plain = plain and not d.operand_batching_dims and not d.scatter_indices_batching_dims
-    whole = tuple(trace.avals[updates].shape[1:]) == tuple(shape[1:])
-    if index is None or not plain or not whole or shape[0] == 0:
+    if index is None or not adds_rows(trace, node) or trace.avals[start].shape[0] == 0:
         return None
     return Scatter(start, index, updates, _mode(node.params))
 

@@ -13,7 +13,14 @@ from eqfuse.ops.ir import program
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
 from eqfuse.ops.ir.linear import Weights
 from eqfuse.ops.ir.program import Array, Copy, Elementwise, FormStep, Number, Reduce, strides_of
-from eqfuse.ops.transforms.fuse.trace import LARGEST_CONSTANT, Node, Trace
+from eqfuse.ops.transforms.fuse.trace import (
+    LARGEST_CONSTANT,
+    Node,
+    Trace,
+    adds_rows,
+    free_axes,
+    reads_rows,
+)
 
 VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
 """What changes no element; on one device a reshard does not."""
@@ -65,13 +72,9 @@ def _number(trace: Trace, value: int):
 class Converter:
     """Turns nodes of a traced function into steps, one after the other.
 
-    Attributes:
-      dtype, backend: of the forms.
-      arrays, steps, indices: as in `ir.program.Program`, of what was turned so far.
-      inputs: the array of what is read from outside: of a value of the trace, or of an index array,
-        (its name, value of the index, size, limit); "order" and "offsets" are those of the sets of
-        weights that an index chooses.
-      numbers: of the values, an array, a `Number`, or None where it has no elements.
+    The inputs are arrays of what is read from outside: of a value of the trace, or of an index
+    array (its name, value of the index, size, limit); "order" and "offsets" are those of the sets
+    of weights that an index chooses.
     """
 
     def __init__(self, trace: Trace, dtype: str, backend: str):
@@ -80,14 +83,10 @@ class Converter:
         self.steps: list = []
         self.indices: list[tuple[int, str, int]] = []
         self.inputs: dict[object, int] = {}
-        self.numbers: dict[int, int | Number | None] = {}
+        self.numbers: dict[int, int | Number | None] = {}  # of values; None: it has no elements
 
     def convert(self, node: Node):
-        """Add the steps of a node.
-
-        Raises:
-          NoStepError: it is none, and why.
-        """
+        """Add the steps of a node, or raise NoStepError."""
         name = NAMES.get(node.name, node.name)
         if all(self.aval(v).size == 0 for v in node.outputs):
             self.numbers |= dict.fromkeys(node.outputs)
@@ -117,7 +116,6 @@ class Converter:
         return len(self.arrays) - 1
 
     def result(self, value: int) -> int:
-        """Return a new array for a value."""
         aval = self.aval(value)
         self.numbers[value] = self.new(aval.size, dtype_of(aval))
         return self.numbers[value]
@@ -317,10 +315,7 @@ class Converter:
         if any(dtype_of(self.aval(v)) != dtype for v in node.inputs) or "float" not in dtype:
             raise NoStepError("a matmul of other dtypes than one kind of floats")
         shapes = [self.aval(v).shape for v in node.inputs]
-        free = [
-            [n for n in range(len(shape)) if n not in (*c, *b)]
-            for shape, c, b in zip(shapes, contracted, batch, strict=True)
-        ]
+        free = free_axes(node.params, shapes)
         sizes = [shapes[0][n] for n in (*batch[0], *free[0])] + [shapes[1][n] for n in free[1]]
         over = [shapes[0][n] for n in contracted[0]]
         count = math.prod(sizes + over)
@@ -344,16 +339,8 @@ class Converter:
 
     def rule_gather(self, node: Node):
         source, index = node.inputs
-        dims, shape = node.params["dimension_numbers"], self.aval(source).shape
-        own = self.aval(index).shape
-        plain = (
-            dims.collapsed_slice_dims == (0,) == dims.start_index_map
-            and not dims.operand_batching_dims
-            and tuple(node.params["slice_sizes"][1:]) == shape[1:]
-            and self._is_list(index)
-            and dims.offset_dims == tuple(len(own) - 1 + n for n in range(len(shape) - 1))
-        )
-        if not plain:
+        shape = self.aval(source).shape
+        if not reads_rows(self.trace, node) or dtype_of(self.aval(index)) != "int32":
             raise NoStepError("gather of something else than rows")
         fill = None
         if node.params["mode"] == GatherScatterMode.FILL_OR_DROP:
@@ -366,25 +353,14 @@ class Converter:
 
     def rule_scatter_add(self, node: Node):
         start, index, updates = node.inputs
-        dims, shape = node.params["dimension_numbers"], self.aval(start).shape
-        leading = len(self.aval(index).shape) - 1
-        plain = (
-            dims.inserted_window_dims == (0,) == dims.scatter_dims_to_operand_dims
-            and not dims.operand_batching_dims
-            and dims.update_window_dims == tuple(leading + n for n in range(len(shape) - 1))
-            and self._is_list(index)
-            and self.aval(updates).shape[leading:] == shape[1:]
-        )
-        if not plain or dtype_of(self.aval(start)) == "bool":
+        shape, whole = self.aval(start).shape, adds_rows(self.trace, node)
+        whole = whole and dtype_of(self.aval(index)) == "int32"
+        if not whole or dtype_of(self.aval(start)) == "bool":
             raise NoStepError("scatter of something else than rows")
         clipped = node.params["mode"] == GatherScatterMode.CLIP
         reads = tuple(self.array(v) for v in (start, index, updates))
         write = self.result(node.outputs[0])
         self.steps.append(program.ScatterAdd(reads, write, math.prod(shape[1:]), clipped))
-
-    def _is_list(self, index: int) -> bool:
-        """Return whether indices choose one row each."""
-        return self.aval(index).shape[-1:] == (1,) and dtype_of(self.aval(index)) == "int32"
 
     # kernels
 

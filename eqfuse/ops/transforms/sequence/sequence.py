@@ -20,7 +20,7 @@ from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.ir.program import Number, Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
-from eqfuse.ops.transforms.fuse.trace import Node, Trace, needed_values
+from eqfuse.ops.transforms.fuse.trace import Node, Trace, aligned, needed, traced
 from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter, NoStepError
 
 KERNELS = (FORM, LINEAR_FORM)
@@ -34,48 +34,32 @@ PLACED = frozenset(("shard_map", "sharding_constraint"))
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Nodes that are computed together.
-
-    Attributes:
-      nodes: in order.
-      program: one native kernel for all of them; None where XLA computes them one by one.
-      inputs: what the kernel reads, by the keys of `Converter.inputs`.
-      outputs: the values that are its results.
-    """
+    """Nodes that are computed together, by one native kernel or, without a program, by XLA."""
 
     nodes: tuple[Node, ...]
     program: Program | None = None
-    inputs: tuple = ()
-    outputs: tuple[int, ...] = ()
+    inputs: tuple = ()  # what the kernel reads, by the keys of `Converter.inputs`
+    outputs: tuple[int, ...] = ()  # the values that are its results
 
 
 class Stages:
-    """A traced function as stages.
-
-    Attributes:
-      trace: its nodes.
-      stages: in the order in which they run.
-      reasons: why nodes are no steps, with how many.
-      backend: of the forms, one of `BACKENDS`; "" where there is none.
-      dtype: of the forms; "" where there is none.
-    """
+    """A traced function as stages; backend and dtype are those of its forms, "" without any."""
 
     def __init__(self, closed: ClosedJaxpr):
         self.trace = Trace(expanded(closed), {})
-        needed = needed_values(self.trace, {})
-        self._nodes = [n for k, n in enumerate(self.trace.nodes) if k in needed.nodes]
+        _, numbers = needed(self.trace, {})
+        self._nodes = [n for k, n in enumerate(self.trace.nodes) if k in numbers]
         of_kernels = [n for n in self._nodes if n.name in KERNELS]
         backends = [n.params["backend"] for n in of_kernels]
         self.backend = next((b for b in BACKENDS if b in backends), "")
         of_kernels = [n for n in of_kernels if n.params["backend"] == self.backend]
         dtypes = {str(self.trace.avals[n.inputs[0]].dtype) for n in of_kernels}
         self.dtype = next((d for d in ("float32", "float64") if d in dtypes), "")
-        self.reasons: collections.Counter[str] = collections.Counter()
+        self.reasons: collections.Counter[str] = collections.Counter()  # of nodes that are no steps
         self.stages = self._cut()
 
     @functools.cached_property
     def native(self) -> tuple[Stage, ...]:
-        """Return the stages that are one kernel each."""
         return tuple(s for s in self.stages if s.program is not None)
 
     def _cut(self) -> list[Stage]:
@@ -141,7 +125,6 @@ class Stages:
         return Converter(self.trace, self.dtype, self.backend)
 
     def _reason(self, node: Node) -> str:
-        """Return why a node is no step, or ""."""
         if node.eqn.effects:
             return f"{node.name} has effects"
         converter = self._converter()
@@ -216,7 +199,6 @@ def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def bind(eqn, arrays) -> list:
-    """Return the outputs of an equation, as JAX computes it."""
     if not arrays and eqn.primitive.name == "iota":  # a constant, and no operation
         with jax.ensure_compile_time_eval():
             return [eqn.primitive.bind(**eqn.params)]
@@ -229,10 +211,8 @@ def bind(eqn, arrays) -> list:
 class Sequence:
     """A traced function and its stages. Each is one of its own: equal only to itself.
 
-    Attributes:
-      closed: the trace; `tracers` of its constants are operands instead.
-      most: operations from which on it is computed as it is written; None for that of its backend.
-      log: is given a line where it turns out later that it is computed as it is written.
+    Constants that are `tracers` are operands. From `most` operations on, None for that of the
+    backend, it is computed as it is written; `log` gets a line where that turns out later.
     """
 
     def __init__(self, closed: ClosedJaxpr, most: float | None, log: Callable = lambda line: None):
@@ -262,7 +242,6 @@ class Sequence:
 
     @functools.cached_property
     def reason(self) -> str:
-        """Return why no kernel computes it, or ""."""
         if self.closed.effects:
             return "it has effects, such as a debug print"
         elements, backends, placed = _looked_through(self.closed.jaxpr)
@@ -283,16 +262,11 @@ class Sequence:
 
     @property
     def choice(self) -> str:
-        """Return a line about what computes it."""
         if self.reason:
             return f"as written: {self.reason}"
         steps = [len(s.program.in_loops.steps) for s in self.stages.native]
-        one, several = (
-            ("native call", "native calls")
-            if self.stages.backend == "llvm"
-            else ("launch", "launches")
-        )
-        calls = f"one {one}" if len(steps) == 1 else f"{len(steps)} {several}"
+        call, end = ("native call", "s") if self.stages.backend == "llvm" else ("launch", "es")
+        calls = f"one {call}" if len(steps) == 1 else f"{len(steps)} {call}{end}"
         return f"{calls} of {sum(steps)} steps"
 
     @property
@@ -308,9 +282,7 @@ class Sequence:
             lines.append((operations, f"a native call of {steps} steps", ""))
         reasons = sorted(self.stages.reasons.items())
         lines += [(str(count), "XLA", reason) for reason, count in reasons if reason]
-        widths = [max(len(line[n]) for line in lines) for n in range(3)]
-        rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join(row.rstrip() for row in rows)
+        return aligned(lines)
 
 
 def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
@@ -348,7 +320,6 @@ sequence_p = rules.defined_primitive("eqfuse_sequence", _transformed, _abstract)
 
 
 def run_sequence(*arrays, call: Sequence) -> list:
-    """Return the outputs of a function, stage by stage."""
     stages, trace = call.stages, call.stages.trace
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
     run = _native_call if stages.backend == "llvm" else _launch
@@ -382,7 +353,6 @@ def _given(env, key):
 
 
 def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
-    """Return the outputs of a program, flat, from one launch."""
     kernel = triton_program.generate(program, stages.dtype)
     shapes = [(program.arrays[n].size,) for n in program.outputs] + [(kernel.scratch,)]
     flat = [a.reshape(-1) for a in arrays]
@@ -391,7 +361,6 @@ def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
 
 
 def _native_call(program: Program, arrays, stages: Stages) -> list[jax.Array]:
-    """Return the outputs of a program, flat, from one native call."""
     module = native_program.generate(program, stages.dtype, machine.machine())
     indices = {n for n, _, _ in program.indices}
     shaped = [
@@ -478,26 +447,12 @@ def sequence(
         if mesh.explicit_axes or mesh.manual_axes:
             log("as written: inside shard_map, or on a mesh of explicit axes")
             return function(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-        arrays, structure = [leaves[n] for n in places], []
-
-        def flat(*arrays):
-            full = list(leaves)
-            for n, array in zip(places, arrays, strict=True):
-                full[n] = array
-            args, kwargs = jax.tree.unflatten(tree, full)
-            outputs, tree_out = jax.tree.flatten(function(*args, **kwargs))
-            structure.append(tree_out)
-            return outputs
-
-        traced = Sequence(jax.make_jaxpr(flat)(*arrays), most, log)
+        closed, arrays, result_of = traced(function, args, kwargs)
+        call = Sequence(closed, most, log)
         if report:
-            log(traced.choice if callable(report) else traced.table)
-        if traced.reason:
-            outputs = jaxpr_as_fun(traced.closed)(*traced.tracers, *arrays)
-        else:
-            outputs = sequence_p.bind(*traced.tracers, *arrays, call=traced)
-        return jax.tree.unflatten(structure[0], outputs)
+            log(call.choice if callable(report) else call.table)
+        if call.reason:
+            return result_of(jaxpr_as_fun(call.closed)(*call.tracers, *arrays))
+        return result_of(sequence_p.bind(*call.tracers, *arrays, call=call))
 
     return jax.jit(sequenced, **options)

@@ -252,6 +252,46 @@ def rolled(x, y, w):
     return to_nodes(e3nn.IrrepsArray(m.irreps, jnp.roll(m.array, 1, axis=0)))
 
 
+def dropped(m, key):
+    return to_nodes(m * (jax.random.uniform(key, (EDGES, 1)) < 0.7).astype(m.dtype))
+
+
+def key_of_each_node(x, y, w):
+    keys = jax.random.split(jax.random.key(2), NODES)[jnp.asarray(SENDERS)]
+    return to_nodes(weighted(x, y, w) * jax.vmap(lambda k: jax.random.uniform(k, (1,)))(keys))
+
+
+def key_behind_the_layer(x, y, w):
+    nodes = to_nodes(weighted(x, y, w))
+    keys = jax.vmap(jax.random.key)(jnp.zeros_like(nodes.array[:, 0]).astype(jnp.uint32))
+    return nodes * jax.vmap(lambda k: jax.random.uniform(k, (1,)))(keys)
+
+
+KEY, OLD_KEY = jax.random.key(1), jax.random.PRNGKey(1)
+QUARTER = jnp.full(PRODUCT.num_irreps, 0.25, jnp.float8_e4m3fn)
+TWO = jnp.full(PRODUCT.num_irreps, 2, jnp.int4)
+OTHER_DTYPES = {
+    "key made inside": lambda x, y, w: dropped(weighted(x, y, w), jax.random.key(0)),
+    "key closed over": lambda x, y, w: dropped(weighted(x, y, w), KEY),
+    "old key closed over": lambda x, y, w: dropped(weighted(x, y, w), OLD_KEY),
+    "key of each node": key_of_each_node,
+    "key behind the layer": key_behind_the_layer,
+    "float8": lambda x, y, w: to_nodes(weighted(x, y, w) * QUARTER.astype(w.dtype)),
+    "float8 of nodes": lambda x, y, w: to_nodes(
+        weighted(x, y, w) * x.astype(QUARTER.dtype)[jnp.asarray(SENDERS), :1].astype(w.dtype)
+    ),
+    "float8 of rows": lambda x, y, w: to_nodes(
+        weighted(x, y, w.astype(QUARTER.dtype).astype(w.dtype))
+    ),
+    "int4": lambda x, y, w: to_nodes(weighted(x, y, w) * TWO.astype(w.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_DTYPES)
+def test_random_keys_and_narrow_dtypes_pass_through(name):
+    assert_same(OTHER_DTYPES[name], arrays(), second=False)
+
+
 def largest(x, y, w):
     return jnp.maximum(jax.ops.segment_max(weighted(x, y, w).array, RECEIVERS, NODES), -9.0)
 

@@ -154,6 +154,7 @@ def gated_layer(name):
     def function(x, y, w, parameters):
         own = {n: p for n, p in parameters.items() if n.startswith("w")}
         z = mixed(to_nodes(weighted(x, y, w)) / 1.5, own, Z, force_irreps_out=True)
+        z = e3nn.IrrepsArray(Z, z.array)  # e3nn's gate leaves out 0o, which is known to be zero
         if name == "skip":
             return e3nn.gate(z + e3nn.IrrepsArray(Z, x[:, :1] * parameters["skip"]))
         if name == "skip of fewer irreps":

@@ -93,7 +93,7 @@ def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
 
 
 def gate(linear: Linear, activations: Activations) -> Gate:
-    """Return `e3nn.gate` of the row: its last scalars gate other irreps, the first are activated."""
+    """Return `e3nn.gate` of the row: the last scalars gate other irreps, the rest is activated."""
     blocks = list(enumerate(linear.irreps_out))
     vectors = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l > 0]
     if not vectors:

@@ -68,20 +68,17 @@ class Group:
 
 def groups(irreps, zero_flags, regroup: bool) -> list[Group]:
     """Return blocks as they are, or those of one irrep as one, sorted."""
-    blocks, offset = [], 0
-    for (mul, ir), zero in zip(irreps, zero_flags, strict=True):
-        blocks.append((ir, offset, mul, zero))
-        offset += mul * ir.dim
+    blocks = _irrep_blocks(irreps, zero_flags)
     if regroup:
-        blocks = [b for b in sorted(blocks, key=lambda b: b[0]) if b[2] > 0]
+        blocks = [b for b in sorted(blocks, key=lambda b: b[0]) if b[1].mul > 0]
     groups = []
-    for ir, offset, mul, zero in blocks:
+    for ir, s, zero in blocks:
         if regroup and groups and groups[-1].ir == ir:
             last = groups.pop()
-            pieces = (*last.pieces, Piece(offset, mul, last.mul, zero))
-            groups.append(Group(ir, last.mul + mul, pieces))
+            pieces = (*last.pieces, Piece(s.offset, s.mul, last.mul, zero))
+            groups.append(Group(ir, last.mul + s.mul, pieces))
         else:
-            groups.append(Group(ir, mul, (Piece(offset, mul, 0, zero),)))
+            groups.append(Group(ir, s.mul, (Piece(s.offset, s.mul, 0, zero),)))
     return groups
 
 
@@ -212,8 +209,7 @@ def tensor_product(
     weights; or not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the
     scalar of y gives before the rest of each block of the output.
     """
-    x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
-    y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
+    x_groups, y_groups = groups(irreps_x, zero_x, regroup), groups(irreps_y, zero_y, regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     first = (_scalar(irreps_y),) if scalar_first else ()
     blocks = _blocks(x_groups, y_groups, filter_ir_out, first)
@@ -438,7 +434,8 @@ def _channelwise(
     return product_of(form, irreps_out, zeros, regroup)
 
 
-def _irrep_blocks(irreps, zero_flags):
+def _irrep_blocks(irreps, zero_flags=None):
+    """Return (irrep, segment, whether it is zero) of each block of a row."""
     offset, blocks = 0, []
     for (mul, ir), zero in zip(irreps, zero_flags or (False,) * len(irreps), strict=True):
         blocks.append((ir, Segment(offset, mul, ir.dim, ir.dim), zero))
@@ -456,13 +453,11 @@ def _aligned(left, right):
 
 def _cut(blocks, mul: int):
     """Take the first `mul` channels off the first block."""
-    ir, segment, zero = blocks.pop(0)
-    if segment.mul > mul:
-        rest = dataclasses.replace(
-            segment, offset=segment.offset + mul * ir.dim, mul=segment.mul - mul
-        )
+    ir, s, zero = blocks.pop(0)
+    if s.mul > mul:
+        rest = Segment(s.offset + mul * ir.dim, s.mul - mul, ir.dim, ir.dim)
         blocks.insert(0, (ir, rest, zero))
-    return ir, dataclasses.replace(segment, mul=mul), zero
+    return ir, dataclasses.replace(s, mul=mul), zero
 
 
 ZERO = 1e-10
@@ -516,9 +511,8 @@ def _polynomials(irs, coefficients: np.ndarray):
 
 
 def _operand(name: str, irs, mul: int, role: Role) -> Operand:
-    starts = np.cumsum([0, *(mul * ir.dim for ir in irs)]).tolist()
-    segments = [Segment(s, mul, ir.dim, ir.dim) for s, ir in zip(starts, irs, strict=False)]
-    return Operand(name, starts[-1], tuple(segments), channels=True, role=role)
+    segments = tuple(segment for _, segment, _ in _irrep_blocks([(mul, ir) for ir in irs]))
+    return Operand(name, mul * sum(ir.dim for ir in irs), segments, channels=True, role=role)
 
 
 @functools.cache

@@ -54,15 +54,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class MatrixProduct:
-    """A term that adds to a block of rows: scale * weights * source.
+    """A term that adds to a block of rows: scale * weights * source."""
 
-    Attributes:
-      source: (operand, block), or None for a bias.
-      weights: "in" or "transposed", and the number of the input.
-    """
-
-    source: tuple[int, Block] | None
-    weights: tuple[str, int]
+    source: tuple[int, Block] | None  # (operand, block), or None for a bias
+    weights: tuple[str, int]  # "in" or "transposed", and the number of the input
     scale: float
 
 
@@ -346,11 +341,7 @@ class _WeightsEmitter:
         self.operands = {n: layouts.operand(f, n) for n in used}
 
     def add(self, first: str, last: str, num_lines: int, rows: tuple[str, str]) -> int:
-        """Add the sums over some rows to lines `first` to `last`.
-
-        Returns:
-          The vector operations of a row in all lines.
-        """
+        """Add the sums over some rows to lines `first` to `last`; return what a row costs."""
         f, together = self.f, min(num_lines, TOGETHER)
         whole = f.whole(first, last, together)
         with f.loop(whole, start=first, step=together) as lines:

@@ -10,26 +10,17 @@ from eqfuse.ops.ir.form import Index, Path
 class RowsEmitter:
     """Writes what a pass does for its units and rows besides arithmetic.
 
-    Args:
-      base: the arrays of the operands, by key.
-      arrays: the index arrays, by name.
-
-    Attributes:
-      own: where the rows of the operands of the current unit are, by key.
-      sums, marks: of outputs in `plan.sums`, their copies (`form.Sums`), and the marks of the
-        current part, whose copy is in `base`.
-      num_rows: rows of the form.
-      streamed: of packed outputs, whether (i1) their rows are written past the caches.
-      streamed_in_place: the same of outputs that groups of paths write directly.
+    `base` are the arrays of the operands, by key, and `arrays` the index arrays, by name.
     """
 
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
-        self.own: dict[Key, str] = {}
+        self.own: dict[Key, str] = {}  # rows of the operands of the current unit
+        # copies of outputs in `plan.sums`, and marks of the current part, whose copy is in `base`
         self.sums, self.marks = {}, {}
         self.num_rows = "%rows"
-        self.streamed: dict[Key, str] = {}
-        self.streamed_in_place: dict[Key, str] = {}
+        self.streamed: dict[Key, str] = {}  # whether (i1) packed outputs go past the caches
+        self.streamed_in_place: dict[Key, str] = {}  # and those that groups of paths write directly
 
     def begin_unit(self, unit: str, is_first: str = "1"):
         """Find the rows of the operands of a unit, copy what needs it, zero what is added to.

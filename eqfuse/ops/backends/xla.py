@@ -276,10 +276,9 @@ def activation(function: Callable | None, normalize: bool = True) -> Activation:
             f"activation {function!r} is not known to the kernels, which have "
             f"{', '.join(FUNCTIONS)}"
         )
-    name = names[function]
-    if not normalize or name == "identity":
-        return Activation(name, 1.0, parity(name))
-    scale = _normalization(name, bool(jax.config.jax_enable_x64))
+    name, scale = names[function], 1.0
+    if normalize and name != "identity":
+        scale = _normalization(name, bool(jax.config.jax_enable_x64))
     return Activation(name, scale, parity(name))
 
 

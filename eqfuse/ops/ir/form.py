@@ -183,7 +183,6 @@ class Multilinear:
         return tuple(n + o in touched for o in range(len(self.outputs)))
 
     def used_inputs(self) -> tuple[bool, ...]:
-        """Return which inputs are read."""
         touched = self.touched()
         return tuple(i in touched for i in range(len(self.inputs)))
 

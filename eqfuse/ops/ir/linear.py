@@ -298,16 +298,12 @@ def functional(
 
 def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:
     """Return e3nn's two normalisations of Linears as numbers, its configured ones for None."""
-    given = {
-        "path_normalization": path_normalization,
-        "gradient_normalization": gradient_normalization,
-    }
-    return {
-        name: ({"element": 0.0, "path": 1.0}[value] if isinstance(value, str) else float(value))
-        for name, value in (
-            (name, e3nn.config(name) if value is None else value) for name, value in given.items()
-        )
-    }
+    names, result = ("path_normalization", "gradient_normalization"), {}
+    for name, value in zip(names, (path_normalization, gradient_normalization), strict=True):
+        value = e3nn.config(name) if value is None else value
+        by_name = {"element": 0.0, "path": 1.0}
+        result[name] = by_name[value] if isinstance(value, str) else float(value)
+    return result
 
 
 @functools.cache

@@ -127,7 +127,7 @@ class Sums:
                 if layout.packed:
                     if not layout.covers_row():
                         f.zero(row, layout.operand.size * f.bytes)
-                    copies.unpack(f, layout, row, total)
+                    copies.call("unpack", f, layout, row, total)
         cost = 4 * size // layout.widest
         units = Units(Axis.NODES, count=UNITS)
         return Pass(name, f.text(), units, node_cost=cost, scratch=size * f.bytes)
@@ -239,7 +239,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
         for i, layout in copied.items():
             row = f.at(pointers[i][0], nodes.index, form.inputs[i].size * f.bytes)
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
-            copies.pack(f, layout, row, copy)
+            copies.call("pack", f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
     return Pass("pass_copy", f.text(), Units(Axis.NODES), node_cost=cost)
 

@@ -10,7 +10,7 @@ import functools
 import os
 
 from eqfuse.ops._processors import DEFAULT_CACHES
-from eqfuse.ops.backends.llvm.text import BYTES, STREAMED, Function
+from eqfuse.ops.backends.llvm.text import BYTES, Function
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
 
 
@@ -92,18 +92,11 @@ class Copies:
         self.dtype, self.widest = dtype, widest
         self.functions: dict[str, str] = {}
 
-    def pack(self, f: Function, layout: Layout, row: str, copy: str):
-        self._call(f, layout, row, copy, "pack")
+    def call(self, verb: str, f: Function, layout: Layout, row: str, copy: str):
+        """Call the functions that "pack" a row into its copy, or "unpack" or "stream" it back.
 
-    def unpack(self, f: Function, layout: Layout, row: str, copy: str):
-        self._call(f, layout, row, copy, "unpack")
-
-    def stream(self, f: Function, layout: Layout, row: str, copy: str):
-        """Do as `unpack`, past the caches; for a layout that `is_streamable`."""
-        self.functions["!0"] = STREAMED
-        self._call(f, layout, row, copy, "stream")
-
-    def _call(self, f: Function, layout: Layout, row: str, copy: str, verb: str):
+        "stream" goes past the caches, for a layout that `is_streamable`, and needs `STREAMED`.
+        """
         for number in layout.segments:
             s = layout.operand.segments[number]
             name = f"{verb}_{s.mul}x{s.dim}_{s.channel_stride}_{s.component_stride}"

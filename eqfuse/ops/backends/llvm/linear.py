@@ -187,7 +187,7 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
             size, width = layouts.linear_form.operands[n].size, layouts.copy_width(block)
             copy = f.at(target, rows.index, width * f.bytes)
             row_start = layouts.start(f, n, source, Place(rows.index, row))
-            layouts.copies.pack(f, layouts.layout(block, size), row_start, copy)
+            layouts.copies.call("pack", f, layouts.layout(block, size), row_start, copy)
             cost += 4 * width // layouts.widest
     return cost
 
@@ -271,7 +271,9 @@ class _RowsEmitter:
             size = self.linear_form.operands[n].size
             for r in chosen:
                 copy = f.at("%scratch", r * block.dim * stride * f.bytes)
-                self.layouts.copies.unpack(f, self.layouts.layout(block, size), self.rows[r], copy)
+                self.layouts.copies.call(
+                    "unpack", f, self.layouts.layout(block, size), self.rows[r], copy
+                )
         return cost
 
     def _add(self, block: Block, product: MatrixProduct, vectors: list[Lanes], sums: dict) -> dict:

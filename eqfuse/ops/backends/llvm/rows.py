@@ -38,7 +38,7 @@ class RowsEmitter:
             if key in self.plan.own_place:
                 copy = f.at("%scratch", self.plan.own_place[key])
                 if key[0] == "in":
-                    self.copies.pack(f, layout, row, copy)
+                    self.copies.call("pack", f, layout, row, copy)
                 else:
                     f.zero(copy, self.plan.scratch_size(*key), is_first)
                 self.own[key] = copy
@@ -82,7 +82,7 @@ class RowsEmitter:
                 copy = f.at("%scratch", self.plan.row_place[key])
                 copy = f.at(copy, b, self.plan.row_size[key])
                 if key[0] == "in":
-                    self.copies.pack(f, layout, pointer, copy)
+                    self.copies.call("pack", f, layout, pointer, copy)
                 pointer = copy
             if key[0] == "out" and (layout is None or self.plan.has_gaps(key)):
                 size = self.plan.row_size.get(key, operand.size * f.bytes)
@@ -159,7 +159,7 @@ class RowsEmitter:
                 layout = self.plan.layouts[key]
                 f.either(
                     self.streamed[key],
-                    functools.partial(self.copies.stream, f, layout, row, copy),
+                    functools.partial(self.copies.call, "stream", f, layout, row, copy),
                     functools.partial(self._finish, key, row, copy),
                 )
 
@@ -169,7 +169,7 @@ class RowsEmitter:
         if layout is not None:
             if not layout.covers_row():
                 f.zero(row, operand.size * f.bytes)
-            self.copies.unpack(f, layout, row, copy)
+            self.copies.call("unpack", f, layout, row, copy)
             return
         if not operand.is_whole:
             f.zero(row, operand.size * f.bytes)

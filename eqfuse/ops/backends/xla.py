@@ -25,16 +25,10 @@ PATHS = 32
 
 
 def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: int, dtype):
-    """Return the outputs of a form, by definition of the form.
+    """Return the outputs of a form, by definition of the form; sums are in float32 or better.
 
-    Args:
-      form: what to compute.
-      inputs: one array for each input, [num_rows, size], or [num_nodes, size] where it is indexed,
-        [1, size] where all rows share it.
-      senders, receivers: [num_rows] int32; None where no operand is indexed.
-      dtype: of the outputs; sums are in float32 or better.
-    Returns:
-      A list with one array for each output, [num_rows, size] or [num_nodes, size].
+    An array is [num_rows, size], [num_nodes, size] where it is indexed, or [1, size] where all rows
+    share it. `senders` and `receivers` are [num_rows] int32; None where no operand is indexed.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     rows_of = {Index.SENDER: senders, Index.RECEIVER: receivers}
@@ -99,11 +93,7 @@ def _write(operand: Operand, parts, num_rows: int, dtype):
 
 
 def _value(form: Form, path: Path, factors, dtype):
-    """Return the value of one path: [rows, mul, dim], or [rows, dim] without channels.
-
-    Args:
-      factors: [rows, mul, dim], or [rows, dim] without channels; one row where all share it.
-    """
+    """Return the value of a path; factors too are [rows or 1, mul, dim], or without channels."""
     output = form.outputs[path.output.operand]
     few = len(path.terms) <= TERMS
     channels = output.segments[path.output.segment].mul
@@ -201,11 +191,7 @@ def _einsum(form: Form, path: Path, factors, dtype):
 def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     """Return the outputs of a linear form, by definition.
 
-    Args:
-      arrays: one for each input.
-      index: [num_rows] int32, which set of weights a row takes; None where there is one set.
-    Returns:
-      An array for each output.
+    `index` [num_rows] int32 is the set of weights that a row takes; None where there is one set.
     """
     einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
@@ -275,7 +261,6 @@ _ALIASES = {jnp.tanh: "tanh", jax.nn.tanh: "tanh", jax.nn.swish: "silu", None: "
 
 
 def apply(act: Activation, x):
-    """Return the activation of an array."""
     return FUNCTIONS[act.name](x) * act.scale
 
 
@@ -284,21 +269,16 @@ class UnknownActivationError(ValueError):
 
 
 def activation(function: Callable | None, normalize: bool = True) -> Activation:
-    """Return the activation that kernels run for a JAX function, normalised as in e3nn-jax.
-
-    Raises:
-      UnknownActivationError: a function that kernels do not know, naming those that they do.
-    """
+    """Return the activation that kernels run for a JAX function, normalised as in e3nn-jax."""
     names = {f: name for name, f in FUNCTIONS.items()} | _ALIASES
     if function not in names:
         raise UnknownActivationError(
             f"activation {function!r} is not known to the kernels, which have "
             f"{', '.join(FUNCTIONS)}"
         )
-    name = names[function]
-    if not normalize or name == "identity":
-        return Activation(name, 1.0, parity(name))
-    scale = _normalization(name, bool(jax.config.jax_enable_x64))
+    name, scale = names[function], 1.0
+    if normalize and name != "identity":
+        scale = _normalization(name, bool(jax.config.jax_enable_x64))
     return Activation(name, scale, parity(name))
 
 
@@ -324,21 +304,12 @@ def parity(name: str) -> int:
 
 
 def scalar_activation(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
-    """Return `e3nn.scalar_activation` of a row; `functions` as there.
-
-    Raises:
-      UnknownActivationError: a function that kernels do not know.
-    """
+    """Return `e3nn.scalar_activation` of a row; `functions` as there."""
     return gates.scalar_activation(linear, _activations(functions, normalize_act))
 
 
 def gate(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
-    """Return `e3nn.gate` of a row; `functions` as there.
-
-    Raises:
-      UnknownActivationError: a function that kernels do not know.
-      ValueError: fewer scalars than irreps to gate.
-    """
+    """Return `e3nn.gate` of a row; `functions` as there."""
     return gates.gate(linear, _activations(functions, normalize_act))
 
 

@@ -42,7 +42,6 @@ class Index(enum.Enum):
 
     @property
     def is_node(self) -> bool:
-        """Return whether it is a node."""
         return self in (Index.SENDER, Index.RECEIVER)
 
     @property
@@ -58,7 +57,6 @@ class Index(enum.Enum):
         return "nodes" if self.is_node else "rows"
 
     def count(self, num_rows: int, num_nodes: int) -> int:
-        """Return rows of an operand."""
         return {Index.ROW: num_rows, Index.SHARED: 1}.get(self, num_nodes)
 
 
@@ -109,7 +107,6 @@ class Operand:
         return sum(s.mul * s.dim for s in self.segments) == self.size
 
     def shape(self, num_rows: int, num_nodes: int = 0) -> tuple[int, int]:
-        """Return the shape of its array."""
         return self.index.count(num_rows, num_nodes), self.size
 
     def __repr__(self):
@@ -131,11 +128,7 @@ class SegmentRef:
 class Path:
     """Products of components of some input segments, summed into one output segment.
 
-    Attributes:
-      factors: the input segments that are multiplied.
-      output: the output segment.
-      terms: ((components, coefficient), ...), with `components` one index for each factor, in
-        order, and one for the output.
+    `terms` are (components, coefficient): an index for each factor, in order, and the output's.
     """
 
     factors: tuple[SegmentRef, ...]
@@ -190,7 +183,6 @@ class Multilinear:
         return tuple(n + o in touched for o in range(len(self.outputs)))
 
     def used_inputs(self) -> tuple[bool, ...]:
-        """Return which inputs are read."""
         touched = self.touched()
         return tuple(i in touched for i in range(len(self.inputs)))
 
@@ -219,11 +211,7 @@ class Multilinear:
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Form(Multilinear):
-    """A sum of paths from inputs to outputs. See the module's docstring.
-
-    Raises:
-      ValueError: two operands of one name, or a path whose segments do not fit together.
-    """
+    """A sum of paths from inputs to outputs."""
 
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
@@ -350,11 +338,9 @@ class Form(Multilinear):
         return self._with(known + given, wanted, names).merged()
 
     def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
-        """Return the form of some operands, and of the paths that have no others.
+        """Return the form of the operands of these numbers, and of the paths with no others.
 
-        Args:
-          inputs, outputs: numbers of operands; this form's outputs are numbered after its inputs.
-          names: new names of some of them.
+        `names` are new names of some of them.
         """
         n, order = len(self.inputs), inputs + outputs
         place = {j: new for new, j in enumerate(order)}
@@ -422,11 +408,7 @@ def reductions(form: Form) -> dict[Index, list[int]]:
 
 
 def ordered_groups(form: Form) -> list[list[Path]]:
-    """Return paths in the order in which a kernel computes them, grouped by what they share.
-
-    Two paths are in one group if they come from paths of the original product that read the same
-    segments of its two factors.
-    """
+    """Return paths in a kernel's order, grouped by the segments that the original product reads."""
     groups = collections.OrderedDict()
     for path in sorted(form.paths, key=functools.partial(product_of, form)):
         groups.setdefault(product_of(form, path)[:2], []).append(path)

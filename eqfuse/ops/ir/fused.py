@@ -14,19 +14,13 @@ from eqfuse.ops.ir.linear import Linear
 class Fused:
     """What is fused. Operands: the form's inputs, the Linear's parameters, the skip if any.
 
-    Attributes:
-      form: the product; its one output is what the Linear reads.
-      linear: the Linear.
-      gate: what becomes of the pre-activation; None if nothing.
-      skip: whether a row [rows, linear.size_out] is added before the gate.
-
     The pre-activation z may be several arrays (`linear.cut`) if neither gate nor skip follows.
     """
 
-    form: Form
+    form: Form  # the product; its one output is what the Linear reads
     linear: Linear
     gate: Gate | None
-    skip: bool
+    skip: bool  # whether a row [rows, linear.size_out] is added before the gate
 
     @classmethod
     def build(cls, form: Form, linear: Linear, gate: Gate | None, skip: bool) -> "Fused":
@@ -40,10 +34,7 @@ class Fused:
 
     @property
     def summed(self) -> bool:
-        """Return whether the product is summed over the edges of a node.
-
-        Otherwise the output has rows.
-        """
+        """Return whether the product is summed over the edges of a node."""
         return self.form.outputs[0].index is Index.RECEIVER
 
     @property
@@ -86,7 +77,6 @@ class Fused:
 
     @property
     def outputs(self) -> list[str]:
-        """Return names of the outputs."""
         return [*([] if self.gate is None else ["out"]), *self.arrays]
 
     def cotangents(self, given) -> list[str]:

@@ -17,17 +17,11 @@ from eqfuse.ops.ir.linear import Block, Linear, Rows
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """f(x) / c, with f known to kernels.
-
-    Attributes:
-      name: of f.
-      scale: 1 / c, with c so that the result has unit second moment for normal x, or 1.
-      parity: 1 if f is even, -1 if it is odd, 0 if it is neither.
-    """
+    """f(x) / c, with f known to kernels."""
 
     name: str
-    scale: float
-    parity: int
+    scale: float  # 1 / c, with c so that the result has unit second moment for normal x, or 1
+    parity: int  # 1 if f is even, -1 if it is odd, 0 if it is neither
 
 
 IDENTITY = Activation("identity", 1.0, -1)
@@ -99,11 +93,7 @@ def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
 
 
 def gate(linear: Linear, activations: Activations) -> Gate:
-    """Return `e3nn.gate` of the row: its last scalars gate other irreps, the first are activated.
-
-    Raises:
-      ValueError: fewer scalars than irreps to gate.
-    """
+    """Return `e3nn.gate` of the row: the last scalars gate other irreps, the rest is activated."""
     blocks = list(enumerate(linear.irreps_out))
     vectors = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l > 0]
     if not vectors:
@@ -163,17 +153,11 @@ class ActivatedPart:
 
 @dataclasses.dataclass(frozen=True)
 class Activated:
-    """Derivatives of activations of parts of rows [rows, size], part by part side by side.
-
-    Attributes:
-      rows: what is read.
-      parts: of which scalars.
-      orders: a result each, [rows, scalars]: 0 for the activations, 1 for their slopes, and so on.
-    """
+    """Derivatives of activations of parts of rows [rows, size], part by part side by side."""
 
     rows: Rows
     parts: tuple[ActivatedPart, ...]
-    orders: tuple[int, ...] = (0,)
+    orders: tuple[int, ...] = (0,)  # of each result, [rows, scalars]: 0 activations, 1 slopes
 
     @property
     def inputs(self) -> tuple[Rows, ...]:
@@ -189,11 +173,9 @@ class Activated:
 
     @property
     def size(self) -> int:
-        """Return the number of activated scalars."""
         return sum(part.mul for part in self.parts)
 
     def of_orders(self, orders) -> Activated:
-        """Return the same with results of these orders."""
         return dataclasses.replace(self, orders=tuple(orders))
 
     def places(self) -> list[tuple[int, int, int]]:
@@ -247,17 +229,11 @@ def path_between(factors, output: SegmentRef, dims: tuple[int, ...]) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class GateForms:
-    """A gate as activations and forms.
+    """A gate as activations and forms."""
 
-    Attributes:
-      activated: of the rows of z.
-      value: (activations, z) -> out.
-      tangent: (slopes, activations, z, tangent of z) -> tangent of out.
-    """
-
-    activated: Activated
-    value: Form
-    tangent: Form
+    activated: Activated  # of the rows of z
+    value: Form  # (activations, z) -> out
+    tangent: Form  # (slopes, activations, z, tangent of z) -> tangent of out
 
 
 @functools.lru_cache(maxsize=256)

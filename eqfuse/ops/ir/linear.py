@@ -52,7 +52,7 @@ class BlockRef:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """One trilinear form; `x` is None for a bias. See the module's docstring."""
+    """One trilinear form; `x` is None for a bias."""
 
     x: BlockRef | None
     w: int
@@ -60,7 +60,6 @@ class Term:
     scale: float
 
     def operands(self) -> tuple[int, ...]:
-        """Return the numbers of its operands."""
         numbers = (self.w, self.z.operand)
         return numbers if self.x is None else (self.x.operand, *numbers)
 
@@ -72,20 +71,13 @@ class Term:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearForm(Multilinear):
-    """A sum of terms from inputs to outputs. See the module's docstring.
-
-    Attributes:
-      inputs, outputs: Rows or Weights.
-      terms: each reads two inputs (a bias one) and adds to one output.
-      num_sets: how many sets of weights rows choose from; 0 for one set for all rows.
-      input_precision: of the matmuls on a GPU: "ieee", "tf32x3" or "tf32".
-    """
+    """A sum of terms from inputs to outputs."""
 
     inputs: tuple[Rows | Weights, ...]
     outputs: tuple[Rows | Weights, ...]
-    terms: tuple[Term, ...]
-    num_sets: int = 0
-    input_precision: str = "ieee"
+    terms: tuple[Term, ...]  # each reads two inputs (a bias one) and adds to one output
+    num_sets: int = 0  # sets of weights that rows choose from; 0 for one set for all rows
+    input_precision: str = "ieee"  # of the matmuls on a GPU: "ieee", "tf32x3" or "tf32"
 
     @property
     def needs_integers(self) -> bool:
@@ -98,7 +90,6 @@ class LinearForm(Multilinear):
         return o - len(self.inputs)
 
     def shape(self, operand: Rows | Weights, num_rows: int) -> tuple[int, ...]:
-        """Return the shape of an operand's array."""
         if isinstance(operand, Rows):
             return num_rows, operand.size
         return (*((self.num_sets,) if self.num_sets else ()), *operand.shape)
@@ -242,13 +233,8 @@ class ParameterColumns:
 def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[ParameterColumns, ...]]:
     """Return the same Linear with its pre-activation as several arrays.
 
-    A block that belongs to two arrays becomes two blocks, and so do its parameters.
-
-    Args:
-      linear: a Linear whose pre-activation is one array.
-      sizes: of the arrays, each of whole channels; together those of the row.
-    Returns:
-      The Linear, and what its parameters are of those of the given one.
+    A block that belongs to two arrays becomes two blocks, and so do its parameters, each of which
+    is columns of one of the given Linear. `sizes` are of whole channels, together the whole row.
     """
     outputs, places = [], {}  # places: of a block, (array, block, first channel, last)
     stop = 0
@@ -292,12 +278,7 @@ def blocks(irreps) -> tuple[Block, ...]:
 def functional(
     irreps_in, irreps_out, biases, instructions=None, **options
 ) -> e3nn.FunctionalLinear:
-    """Return `e3nn.FunctionalLinear`, with errors that name what is wrong.
-
-    Raises:
-      ValueError: biases that are neither a bool nor one for each block of the output, or of irreps
-        that are no scalars; instructions that join no blocks, or blocks of different irreps.
-    """
+    """Return `e3nn.FunctionalLinear`, with errors that name what is wrong."""
     if not isinstance(biases, bool) and (
         not isinstance(biases, tuple | list)
         or len(biases) != len(irreps_out)
@@ -323,16 +304,12 @@ def functional(
 
 def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:
     """Return e3nn's two normalisations of Linears as numbers, its configured ones for None."""
-    given = {
-        "path_normalization": path_normalization,
-        "gradient_normalization": gradient_normalization,
-    }
-    return {
-        name: ({"element": 0.0, "path": 1.0}[value] if isinstance(value, str) else float(value))
-        for name, value in (
-            (name, e3nn.config(name) if value is None else value) for name, value in given.items()
-        )
-    }
+    names, result = ("path_normalization", "gradient_normalization"), {}
+    for name, value in zip(names, (path_normalization, gradient_normalization), strict=True):
+        value = e3nn.config(name) if value is None else value
+        by_name = {"element": 0.0, "path": 1.0}
+        result[name] = by_name[value] if isinstance(value, str) else float(value)
+    return result
 
 
 @functools.cache
@@ -352,9 +329,6 @@ def linear(
 
     The names of the parameters count the blocks of `numbered`, sorted irreps of which the row has
     some only; None: those of the row itself.
-
-    Raises:
-      ValueError: blocks of one irrep that are apart; `e3nn.IrrepsArray.regroup` joins them.
     """
     order = [ir for _, ir in irreps_in.simplify()]
     if len(set(order)) < len(order):
@@ -399,18 +373,11 @@ def linear(
 
 
 def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_out, **options):
-    """Return the Linear of a product's output, whose blocks of one irrep lie side by side.
+    """Return the Linear of a regrouped product's output, and all parameters of e3nn's, in order.
 
-    Args:
-      computed: irreps of the product that is computed, at least those that the Linear reads.
-      zero_flags: which of its blocks are zero by structure.
-      irreps: of what e3nn's Linear gets in the place of their result, sorted and merged; its
-        parameters are numbered by them. It may have blocks that are known to be zero.
-      irreps_out, options: see `linear`.
-    Returns:
-      The Linear; and e3nn's, with all parameters in order, also those of blocks that are zero.
-    Raises:
-      ValueError: a product that was not regrouped.
+    `computed` are the irreps of the product, at least those that the Linear reads; `zero_flags` say
+    which of its blocks are zero by structure. `irreps` are of what e3nn's Linear gets instead,
+    sorted and merged, also blocks that are zero; they number the parameters.
     """
     irs = [ir for _, ir in computed]
     if len(set(irs)) < len(irs):
@@ -421,11 +388,7 @@ def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_o
 
 
 def sum_of(linears) -> LinearForm:
-    """Add up Linears of several rows: inputs are the rows, then the parameters of each.
-
-    Raises:
-      ValueError: no Linear, or outputs or sets of weights that differ.
-    """
+    """Add up Linears of several rows: inputs are the rows, then the parameters of each."""
     first = linears[0]
     for other in linears[1:]:
         if other.irreps_out != first.irreps_out:

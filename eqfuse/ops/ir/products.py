@@ -32,17 +32,11 @@ class Product:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """Columns of an operand, [mul, dim], taken several times.
+    """Columns of an operand, taken several times."""
 
-    Attributes:
-      columns: their numbers.
-      times: how often.
-      axis: 0 repeats all of them, 1 every channel.
-    """
-
-    columns: np.ndarray
+    columns: np.ndarray  # their numbers, [mul, dim]
     times: int = 1
-    axis: int = 0
+    axis: int = 0  # 0 repeats all of them, 1 every channel
 
     @property
     def size(self) -> int:
@@ -69,26 +63,22 @@ class Group:
 
     @property
     def zero(self) -> bool:
-        """Return whether all of its blocks are zero by structure."""
         return all(p.zero for p in self.pieces)
 
 
 def groups(irreps, zero_flags, regroup: bool) -> list[Group]:
     """Return blocks as they are, or those of one irrep as one, sorted."""
-    blocks, offset = [], 0
-    for (mul, ir), zero in zip(irreps, zero_flags, strict=True):
-        blocks.append((ir, offset, mul, zero))
-        offset += mul * ir.dim
+    blocks = _irrep_blocks(irreps, zero_flags)
     if regroup:
-        blocks = [b for b in sorted(blocks, key=lambda b: b[0]) if b[2] > 0]
+        blocks = [b for b in sorted(blocks, key=lambda b: b[0]) if b[1].mul > 0]
     groups = []
-    for ir, offset, mul, zero in blocks:
+    for ir, s, zero in blocks:
         if regroup and groups and groups[-1].ir == ir:
             last = groups.pop()
-            pieces = (*last.pieces, Piece(offset, mul, last.mul, zero))
-            groups.append(Group(ir, last.mul + mul, pieces))
+            pieces = (*last.pieces, Piece(s.offset, s.mul, last.mul, zero))
+            groups.append(Group(ir, last.mul + s.mul, pieces))
         else:
-            groups.append(Group(ir, mul, (Piece(offset, mul, 0, zero),)))
+            groups.append(Group(ir, s.mul, (Piece(s.offset, s.mul, 0, zero),)))
     return groups
 
 
@@ -114,15 +104,7 @@ def coupling(
 
 
 def filled(known: Iterable[Segment], size: int, channels: bool) -> tuple[Segment, ...]:
-    """Return segments of a row, followed by others that hold the rest of it.
-
-    Args:
-      known: segments.
-      size: of the row.
-      channels: whether its operand has channels; then the others are of one component each.
-    Raises:
-      ValueError: segments that overlap.
-    """
+    """Return segments of a row, then others for the rest of it: with channels, of one component."""
     segments = list(known)
     free = np.ones(size, bool)
     for s in segments:
@@ -158,11 +140,7 @@ class Operands:
         self.paths.append(Path(refs, SegmentRef(0, self.ref(OUT, out).segment), terms))
 
     def form(self, *operands: tuple[int, int, bool, Index]) -> Form:
-        """Return the form of all paths.
-
-        Args:
-          operands: number, size, whether it has channels, and index of each, the output last.
-        """
+        """Return the form; an operand is (number, size, has channels, index), the output last."""
         *inputs, output = (self.operand(*of) for of in operands)
         return Form(tuple(inputs), (output,), tuple(self.paths)).merged()
 
@@ -171,7 +149,6 @@ class Operands:
         return SegmentRef(operand, known.setdefault(segment, len(known)))
 
     def operand(self, number, size, channels, index) -> Operand:
-        """Return the operand, with segments that were used and others for the rest of its row."""
         segments = filled(self.segments.get(number, {}), size, channels)
         name, role = NAMES[number]
         return Operand(name, size, segments, channels, index, role)
@@ -232,8 +209,7 @@ def tensor_product(
     weights; or not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the
     scalar of y gives before the rest of each block of the output.
     """
-    x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
-    y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
+    x_groups, y_groups = groups(irreps_x, zero_x, regroup), groups(irreps_y, zero_y, regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     first = (_scalar(irreps_y),) if scalar_first else ()
     blocks = _blocks(x_groups, y_groups, filter_ir_out, first)
@@ -311,7 +287,6 @@ def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:
 
 
 def _num_terms(blocks, normalization: str) -> int:
-    """Return terms of the product with the multiplicities of one side unrolled."""
     return sum(
         min(gx.mul, gy.mul) * len(coupling(gx.ir, gy.ir, ir, normalization))
         for ir, gx, gy in blocks
@@ -375,11 +350,7 @@ def elementwise_tensor_product(
     zero_x: tuple[bool, ...] | None = None,
     zero_y: tuple[bool, ...] | None = None,
 ) -> Product:
-    """Return the form of `e3nn.elementwise_tensor_product` (uuu): both operands per channel.
-
-    Raises:
-      ValueError: operands of different numbers of irreps.
-    """
+    """Return the form of `e3nn.elementwise_tensor_product` (uuu): both operands per channel."""
     if irreps_x.num_irreps != irreps_y.num_irreps:
         raise ValueError(
             "elementwise_tensor_product: the inputs must have the same number of irreps, "
@@ -405,9 +376,6 @@ def channelwise_tensor_product(
 
     `on_graph` reads y through the receivers. `weighted` adds a weight for each channel of each
     block of the output, one row for all, and adds up the blocks of an irrep.
-
-    Raises:
-      ValueError: blocks of different multiplicities.
     """
     if len({mul for mul, _ in (*irreps_x, *irreps_y)}) > 1:
         raise ValueError(
@@ -437,10 +405,7 @@ def _channelwise(
     y_index: Index = Index.ROW,
     weighted: bool = False,
 ) -> Product:
-    """Return the form of products, channel by channel, of (irrep, block of x, block of y).
-
-    Those of an irrep are added where they are weighted.
-    """
+    """Return the form of products of (irrep, block of x, block of y), channel by channel."""
     blocks = [b for b in blocks if filter_ir_out is None or b[0] in filter_ir_out]
     irreps_out = e3nn.Irreps([(x.mul, ir) for ir, (_, x, _), _ in blocks])
     slices = irreps_out.slices()
@@ -469,7 +434,8 @@ def _channelwise(
     return product_of(form, irreps_out, zeros, regroup)
 
 
-def _irrep_blocks(irreps, zero_flags):
+def _irrep_blocks(irreps, zero_flags=None):
+    """Return (irrep, segment, whether it is zero) of each block of a row."""
     offset, blocks = 0, []
     for (mul, ir), zero in zip(irreps, zero_flags or (False,) * len(irreps), strict=True):
         blocks.append((ir, Segment(offset, mul, ir.dim, ir.dim), zero))
@@ -487,13 +453,11 @@ def _aligned(left, right):
 
 def _cut(blocks, mul: int):
     """Take the first `mul` channels off the first block."""
-    ir, segment, zero = blocks.pop(0)
-    if segment.mul > mul:
-        rest = dataclasses.replace(
-            segment, offset=segment.offset + mul * ir.dim, mul=segment.mul - mul
-        )
+    ir, s, zero = blocks.pop(0)
+    if s.mul > mul:
+        rest = Segment(s.offset + mul * ir.dim, s.mul - mul, ir.dim, ir.dim)
         blocks.insert(0, (ir, rest, zero))
-    return ir, dataclasses.replace(segment, mul=mul), zero
+    return ir, dataclasses.replace(s, mul=mul), zero
 
 
 ZERO = 1e-10
@@ -501,10 +465,7 @@ ZERO = 1e-10
 
 
 def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
-    """Return symmetric maps of `degree` factors of irreps to one.
-
-    Their shape is [d, ..., d, number of maps x ir_out].
-    """
+    """Return symmetric maps of `degree` factors of irreps to one, [d, ..., d, maps x ir_out]."""
     irreps = e3nn.Irreps([(1, ir) for ir in irs])
     # e3nn-jax fails where there is no map at all; to the highest l there always is one
     top = max(irs, key=lambda ir: ir.l)
@@ -522,12 +483,7 @@ def basis(irs: tuple[e3nn.Irrep, ...], ir_out: e3nn.Irrep, degree: int) -> np.nd
 
 @functools.cache
 def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
-    """Return the form of a contraction: inputs x and w, output out, by rows.
-
-    Args:
-      irs, irs_out: irreps of x and of the output, each of `mul` channels.
-      mul, correlation: as in `symmetric_contraction`.
-    """
+    """Return the form of `symmetric_contraction`: inputs x and w, output out, by rows."""
     paths, number = [], 0
     for out, ir in enumerate(irs_out):
         for degree in range(1, correlation + 1):
@@ -544,10 +500,7 @@ def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
 
 
 def _polynomials(irs, coefficients: np.ndarray):
-    """Return terms of a map [d, ..., d, dim], by the blocks of x in increasing order.
-
-    Weights have one component.
-    """
+    """Return terms of a map [d, ..., d, dim], by the blocks of x in increasing order."""
     block = [(s, i) for s, ir in enumerate(irs) for i in range(ir.dim)]
     result = collections.defaultdict(collections.Counter)
     for *places, component in np.argwhere(abs(coefficients) > ZERO).tolist():
@@ -558,9 +511,8 @@ def _polynomials(irs, coefficients: np.ndarray):
 
 
 def _operand(name: str, irs, mul: int, role: Role) -> Operand:
-    starts = np.cumsum([0, *(mul * ir.dim for ir in irs)]).tolist()
-    segments = [Segment(s, mul, ir.dim, ir.dim) for s, ir in zip(starts, irs, strict=False)]
-    return Operand(name, starts[-1], tuple(segments), channels=True, role=role)
+    segments = tuple(segment for _, segment, _ in _irrep_blocks([(mul, ir) for ir in irs]))
+    return Operand(name, mul * sum(ir.dim for ir in irs), segments, channels=True, role=role)
 
 
 @functools.cache
@@ -569,33 +521,17 @@ def interpolation(widths: tuple[int, ...], order: int) -> Form:
 
         out_k[e, u] = sum over n:  weights[e, n] * table_k[interval[e], n, u]
 
-    Args:
-      widths: of the tables.
-      order: number of coefficients n of an interval.
-    Returns:
-      The form of the tables, [intervals, order * width] each, and the weights [rows, order].
+    Its inputs are the tables, [intervals, order * width] each, and the weights [rows, order].
     """
-    tables = tuple(
-        Operand(
-            f"table_{k}",
-            order * width,
-            (Segment(0, width, order, 1, width),),
-            channels=True,
-            index=Index.SENDER,
-            role=Role.LEFT,
-        )
-        for k, width in enumerate(widths)
-    )
-    weights = Operand(
-        "weights", order, (Segment(0, 1, order, order),), channels=False, role=Role.RIGHT
-    )
-    outputs = tuple(
-        Operand(f"out_{k}", width, (Segment(0, width, 1, 1),), channels=True, role=Role.OUTPUT)
-        for k, width in enumerate(widths)
-    )
+    tables, outputs, paths = [], [], []
     terms = tuple(((n, n, 0), 1.0) for n in range(order))
-    paths = tuple(
-        Path((SegmentRef(k, 0), SegmentRef(len(widths), 0)), SegmentRef(k, 0), terms)
-        for k in range(len(widths))
-    )
-    return Form((*tables, weights), outputs, paths)
+    for k, width in enumerate(widths):
+        table, out = (Segment(0, width, order, 1, width),), (Segment(0, width, 1, 1),)
+        size = order * width
+        tables.append(Operand(f"table_{k}", size, table, True, Index.SENDER, Role.LEFT))
+        outputs.append(Operand(f"out_{k}", width, out, True, role=Role.OUTPUT))
+        factors = SegmentRef(k, 0), SegmentRef(len(widths), 0)
+        paths.append(Path(factors, SegmentRef(k, 0), terms))
+    segments = (Segment(0, 1, order, order),)
+    weights = Operand("weights", order, segments, channels=False, role=Role.RIGHT)
+    return Form((*tables, weights), tuple(outputs), tuple(paths))

@@ -108,17 +108,12 @@ def merged_axes(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class Elementwise(_OneResult):
-    """One of `FUNCTIONS`, element by element.
-
-    Attributes:
-      reads: arrays of the size of what is written, or of one element; or numbers.
-      power: of "integer_pow".
-    """
+    """One of `FUNCTIONS`, element by element."""
 
     function: str
-    reads: tuple[int | Number, ...]
+    reads: tuple[int | Number, ...]  # arrays of the size of what is written, or of one element
     write: int
-    power: int = 0
+    power: int = 0  # of "integer_pow"
 
     def dtypes(self, arrays) -> list[str]:
         """Return the dtype of each operand; all but the first of "select" have the last one."""
@@ -150,11 +145,8 @@ class ElementwiseLoop:
     def emit(self, arrays, in_memory, load, number, apply, store):
         """Emit the functions: each array is loaded once, and stored if it is `in_memory`.
 
-        Args:
-          load: (array) to its value.
-          number: (number, dtype, function that reads it) to its value.
-          apply: (function, values, their dtype, dtype of the result, power) to the result.
-          store: of (array, value).
+        The others are functions of (array), (number, dtype, function that reads it),
+        (function, values, their dtype, dtype of the result, power) and (array, value).
         """
         values: dict[int, str] = {}
         for step in self.functions:
@@ -197,19 +189,14 @@ class Copy(_OneResult):
 
 @dataclasses.dataclass(frozen=True)
 class Reduce(_OneResult):
-    """A sum ("add"), "max", "min", "or" or "and" over some axes of an array.
-
-    Attributes:
-      sizes, strides: of the axes that stay, in the order of what is written.
-      sizes_over, strides_over: of those that it runs over.
-    """
+    """A sum ("add"), "max", "min", "or" or "and" over some axes of an array."""
 
     function: str
     reads: tuple[int]
     write: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # of the axes that stay, in the order of what is written
     strides: tuple[int, ...]
-    sizes_over: tuple[int, ...]
+    sizes_over: tuple[int, ...]  # of those that it runs over
     strides_over: tuple[int, ...]
 
     @property
@@ -260,12 +247,6 @@ class ScatterAdd(_OneResult):
 class FormStep:
     """A form, a linear form, or activations of scalars of rows.
 
-    Attributes:
-      operands: an array for each input.
-      writes: an array for each output.
-      indices: an array for each index array that it may need, by name.
-      num_rows, num_nodes: of a form; a linear form and activations have rows only.
-
     A program over rows is given its index arrays by name when it is called, and how many rows and
     nodes there are; `indices` and the two numbers are empty there.
     """
@@ -273,7 +254,7 @@ class FormStep:
     form: Form | LinearForm | Activated
     operands: tuple[int, ...]
     writes: tuple[int, ...]
-    indices: tuple[tuple[str, int], ...] = ()
+    indices: tuple[tuple[str, int], ...] = ()  # index arrays that it may need, by name
     num_rows: int = 0
     num_nodes: int = 0
 
@@ -292,10 +273,8 @@ ALIGNMENT = 64
 class Program:
     """Steps from the arrays `inputs` to the arrays `outputs`, in an order in which they can run.
 
-    Attributes:
-      arrays: what each number stands for.
-      indices: of inputs that are index arrays: number, name and limit. An index is less than the
-        limit; offsets end with it.
+    `indices` are number, name and limit of inputs that are index arrays. An index is less than the
+    limit; offsets end with it.
     """
 
     arrays: tuple[Array, ...]

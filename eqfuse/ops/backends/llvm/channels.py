@@ -78,13 +78,10 @@ def components_out(path: Path) -> list[Component]:
 
 
 class Contraction:
-    """Writes paths for one vector of channels of one row.
+    """Writes paths for one vector, of `lanes` channels, of one row.
 
-    Args:
-      f: the function to write into.
-      lanes: channels of the vector.
-      load: (operand, segment, component) of an input per channel to its value.
-      scalar: row of the table of numbers to its value in every lane.
+    `load` gives the value of (operand, segment, component) of an input, `scalar` that of a row of
+    the table of numbers, in every lane.
     """
 
     def __init__(self, form: Form, f: Function, lanes: int, scalars: Scalars, load, scalar):
@@ -131,7 +128,6 @@ class Contraction:
         return self.f.fma(self.sum_of_products(terms), value, total, self.lanes)
 
     def sum_of_products(self, terms: tuple[tuple[Component, ...], ...]) -> str:
-        """Return a sum of products of inputs."""
         *before, (*first, last) = terms
         if not before:
             return self.product(terms[0])
@@ -142,7 +138,6 @@ class Contraction:
         return self._known(terms, add)
 
     def product(self, names: tuple[Component, ...]) -> str:
-        """Return a product of inputs."""
         if len(names) == 1:
             return self._input(names[0])
         return self._known(names, lambda: self._multiply(self.product(names[:-1]), names[-1]))
@@ -213,16 +208,12 @@ class Contraction:
 
 
 class Groups:
-    """Writes groups of paths, each over the channels, and inside over the rows of a block.
-
-    Attributes:
-      groups: of paths, see `grouped`.
-      cost: vector operations of a row, so far.
-    """
+    """Writes groups of paths, each over the channels, and inside over the rows of a block."""
 
     def __init__(self, rows: RowsEmitter):
         self.plan, self.f, self.rows = rows.plan, rows.f, rows
         self.groups = grouped(self.plan)
+        # vector operations of a row, so far
         self.cost = len(self.plan.scalars.sums) // self.plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
         self._prefetched: set[tuple] = set()

@@ -33,11 +33,7 @@ UNITS = 64
 
 
 def is_cut(form: Form, is_long) -> bool:
-    """Return whether going by receivers moves less memory than one pass by sender and another.
-
-    Args:
-      is_long: of a number of channels, see `layout.Machine`.
-    """
+    """Return whether going by receivers moves less memory than one pass by sender and another."""
     operands = (*form.inputs, *form.outputs)
     if not all(is_long(s.mul) for o in operands if o.channels for s in o.segments):
         return False
@@ -59,10 +55,8 @@ def boundary(f: Function, unit: str, parts: int, pointers: dict[str, str] | None
     """Return the row, or on a graph the node, that a part starts at.
 
     The first half of the parts are twice as long as the others: no thread is left with a long one
-    at the end. On a graph their lengths are those of the edges, which nodes differ in.
-
-    Args:
-      pointers: the index arrays `NODE`, `ORDER` and `PTR` of a graph, whose nodes `%rows` counts.
+    at the end. On a graph their lengths are those of the edges, which nodes differ in; `pointers`
+    are then the index arrays `NODE`, `ORDER` and `PTR`, and `%rows` counts the nodes.
     """
     half = parts // 2
     share = f.minimum(f.times(unit, 2), f.plus(unit, half))
@@ -79,15 +73,11 @@ def boundary(f: Function, unit: str, parts: int, pointers: dict[str, str] | None
 
 
 class Sums:
-    """The copies of an output by sender, one for each part, and their marks.
-
-    Attributes:
-      width: elements for each node of the array that holds them: copies, then marks.
-    """
+    """The copies of an output by sender, one for each part, and their marks."""
 
     def __init__(self, layout: Layout, parts: int):
         self.layout, self.parts = layout, parts
-        self.width = parts * (layout.size + 1)
+        self.width = parts * (layout.size + 1)  # elements for each node: copies, then marks
 
     def places(self, f: Function, array: str, part: str) -> tuple[str, str]:
         """Return the addresses of the copy and the marks of a part; `%rows` counts the nodes."""
@@ -117,11 +107,7 @@ class Sums:
             f.store(f.add(here, there, n), places[0], n)
 
     def write_pass(self, name: str, array: str, result: str, copies: Copies, arguments) -> Pass:
-        """Return the pass that adds the copies up, in the order of the parts.
-
-        Args:
-          array, result: the keys of the copies and of the output among the arguments.
-        """
+        """Return the pass that adds the copies, by their key, up to the result, in order."""
         layout, size = self.layout, self.layout.size
         f = Function.of_pass(name, copies.dtype, layout.widest)
         array, result = arguments.load(f, *array), arguments.load(f, *result)
@@ -141,18 +127,14 @@ class Sums:
                 if layout.packed:
                     if not layout.covers_row():
                         f.zero(row, layout.operand.size * f.bytes)
-                    copies.unpack(f, layout, row, total)
+                    copies.call("unpack", f, layout, row, total)
         cost = 4 * size // layout.widest
         units = Units(Axis.NODES, count=UNITS)
         return Pass(name, f.text(), units, node_cost=cost, scratch=size * f.bytes)
 
 
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums) -> Pass:
-    """Return the pass that computes the outputs of a plan.
-
-    Args:
-      sums: of the outputs in `plan.sums`, their copies, as `Sums`.
-    """
+    """Return the pass that computes the outputs of a plan; `sums` are of those in `plan.sums`."""
     f = Function.of_pass(name, copies.dtype)
     base = {
         key: arguments.load(f, "copy" if plan.is_copied(key) else key[0], key[1])
@@ -200,8 +182,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums
 def generate(form: Form, dtype: str, machine: Machine, parts: int = 0) -> Module:
     """Return the module that computes a form on operands of one dtype, "float32" or "float64".
 
-    Args:
-      parts: copies of what is summed by sender, where going by receivers is worth that; or 0.
+    `parts` are copies of what is summed by sender, where going by receivers is worth that; or 0.
     """
     return write(form, dtype, machine, parts).module(dtype)
 
@@ -258,7 +239,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
         for i, layout in copied.items():
             row = f.at(pointers[i][0], nodes.index, form.inputs[i].size * f.bytes)
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
-            copies.pack(f, layout, row, copy)
+            copies.call("pack", f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
     return Pass("pass_copy", f.text(), Units(Axis.NODES), node_cost=cost)
 

@@ -106,10 +106,8 @@ class FunctionEmitter:
         if out == "bool":
             return self._compare("ne", [value, self.number(0, dtype)], dtype)
         if dtype in SUFFIX and out == "int32":
-            name = (
-                f"llvm.fptosi.sat.{suffix('i32', self.lanes)}.{suffix(SUFFIX[dtype], self.lanes)}"
-            )
-            return self._call(name, [value], dtype, out)
+            ends = suffix("i32", self.lanes), suffix(SUFFIX[dtype], self.lanes)
+            return self._call(f"llvm.fptosi.sat.{'.'.join(ends)}", [value], dtype, out)
         names = {"bool": "zext" if out == "int32" else "uitofp", "int32": "sitofp"}
         names |= {"float32": "fpext", "float64": "fptrunc"}
         return self.f.value(f"{names[dtype]} {self.type(dtype)} {value} to {self.type(out)}")
@@ -173,10 +171,8 @@ class FunctionEmitter:
         return lambda name, expression: variable(self._value(expression, dtype))
 
     def _power(self, a: str, power: int, dtype: str) -> str:
-        result, one = (
-            functions.power(variable(a), abs(power), self._let(dtype)),
-            self.number(1, dtype),
-        )
+        one = self.number(1, dtype)
+        result = functions.power(variable(a), abs(power), self._let(dtype))
         result = one if result is None else self._value(result, dtype)
         return self.binary("div", one, result, dtype) if power < 0 else result
 
@@ -269,11 +265,7 @@ def write(activated: Activated, dtype: str, machine: Machine) -> KernelPasses:
 
 
 def write_row(f: Function, activated: Activated, source: str, targets: list[str]) -> int:
-    """Write the activations of a row that starts at `source`, and return what they cost.
-
-    Args:
-      targets: where the rows of the results start, one for each order.
-    """
+    """Write the activations of a row, from `source` to a row of each order; return their cost."""
     cost = 0
     for part, (offset, mul, _) in zip(activated.parts, activated.places(), strict=True):
         read = f.at(source, part.offset, f.bytes)

@@ -73,13 +73,9 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
 class _RowProgramEmitter:
     """Writes the module of a program; its arrays are arguments, results, or in scratch memory.
 
-    Attributes:
-      arguments: the arrays that XLA hands over; local arrays and words follow them in the table.
-      local: of arrays of a block of rows, the place in scratch memory, and the bytes of a row.
-      block: rows that go through the program together.
-      scratch: bytes that a thread needs.
-      calls: the functions of the steps, the place of their scratch memory, and whether they take
-        nodes.
+    `local` has, of arrays of a block of rows, the place in scratch memory and the bytes of a row;
+    `calls` the functions of the steps, the place of their scratch memory, and whether they take
+    nodes.
     """
 
     def __init__(self, program: Program, machine: Machine, parts: int):
@@ -203,8 +199,7 @@ class _RowProgramEmitter:
         local = [k for k, n in enumerate(numbers) if n in self.program.local]
         layouts = Layouts(step.form, self.dtype, self.machine, local)
         for n, (_, block) in enumerate(layouts.packed):
-            width = layouts.copy_width(block) * BYTES[self.dtype]
-            self._add_local((f"copy of step {s}", n), width)
+            self._add_local((f"copy of step {s}", n), layouts.copy_width(block) * BYTES[self.dtype])
         numbers = layouts.arguments.numbers
         layouts.arguments.numbers = {key: self._number(s, step, key) for key in numbers}
         layouts.copies = self.copies

@@ -10,7 +10,7 @@ import functools
 import os
 
 from eqfuse.ops._processors import DEFAULT_CACHES
-from eqfuse.ops.backends.llvm.text import BYTES, STREAMED, Function
+from eqfuse.ops.backends.llvm.text import BYTES, Function
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
 
 
@@ -32,18 +32,12 @@ def vectors(mul: int, widest: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The places of the components of an operand with channels, in elements from its row.
-
-    Attributes:
-      segments: the segments in use.
-      packed: whether the row is a packed copy.
-      widest: lanes of the machine's vectors.
-    """
+    """The places of the components of an operand with channels, in elements from its row."""
 
     operand: Operand
-    segments: tuple[int, ...]
-    packed: bool
-    widest: int
+    segments: tuple[int, ...]  # those in use
+    packed: bool  # whether the row is a packed copy
+    widest: int  # lanes of the machine's vectors
 
     @classmethod
     def of(cls, operand: Operand, segments, widest: int) -> "Layout":
@@ -98,20 +92,11 @@ class Copies:
         self.dtype, self.widest = dtype, widest
         self.functions: dict[str, str] = {}
 
-    def pack(self, f: Function, layout: Layout, row: str, copy: str):
-        """Copy the row of an operand to its packed copy."""
-        self._call(f, layout, row, copy, "pack")
+    def call(self, verb: str, f: Function, layout: Layout, row: str, copy: str):
+        """Call the functions that "pack" a row into its copy, or "unpack" or "stream" it back.
 
-    def unpack(self, f: Function, layout: Layout, row: str, copy: str):
-        """Copy the packed copy back to the row."""
-        self._call(f, layout, row, copy, "unpack")
-
-    def stream(self, f: Function, layout: Layout, row: str, copy: str):
-        """Do as `unpack`, past the caches; for a layout that `is_streamable`."""
-        self.functions["!0"] = STREAMED
-        self._call(f, layout, row, copy, "stream")
-
-    def _call(self, f: Function, layout: Layout, row: str, copy: str, verb: str):
+        "stream" goes past the caches, for a layout that `is_streamable`, and needs `STREAMED`.
+        """
         for number in layout.segments:
             s = layout.operand.segments[number]
             name = f"{verb}_{s.mul}x{s.dim}_{s.channel_stride}_{s.component_stride}"
@@ -206,16 +191,11 @@ PARTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the generator needs to know of a processor, and the choices that follow.
-
-    Attributes:
-      vector_bytes, registers: of its vectors.
-      level2, level3: bytes of the caches of these levels that a core uses.
-    """
+    """What the generator needs to know of a processor, and the choices that follow."""
 
     vector_bytes: int
     registers: int
-    level2: int = DEFAULT_CACHES[0]
+    level2: int = DEFAULT_CACHES[0]  # bytes of the cache that a core uses
     level3: int = DEFAULT_CACHES[1]
 
     @property
@@ -335,37 +315,24 @@ Key = tuple[str, int]
 class Plan:
     """The operands of a pass, their layouts, and its scratch memory.
 
-    Args:
-      form, reduce_over, outputs: the outputs (numbers) of the form that this pass computes.
-      copied: inputs that an earlier pass has packed, with the layout of the copy.
-      dtype: "float32" or "float64".
-      local: operands whose rows lie in the order in which the pass takes them.
-      prefetches: whether a block asks for the rows of the next one that are gathered.
-      parts: into how many the units are cut where outputs belong to other nodes than the units.
-
-    Attributes:
-      paths: the paths to the outputs.
-      scalars: the numbers of a row.
-      layouts: of the operands with channels.
-      sums: outputs that belong to other nodes than the units, of which each part has a copy.
-      block: rows of a block.
-      scratch: bytes that a thread needs, at the places `own_place` (operands of a unit),
-        `row_place` (operands of the rows of a block), `table` (of the scalars), `pointers` (to the
-        rows that are read and written), `results` (to the rows of outputs in their arrays) and
-        `ahead` (to the rows of the next block that are prefetched).
+    `sums` are outputs that belong to other nodes than the units, of which each part has a copy.
+    A thread needs `scratch` bytes, at the places `own_place` (operands of a unit), `row_place`
+    (operands of the rows of a block), `table` (of the scalars), `pointers` (to the rows that are
+    read and written), `results` (to the rows of outputs in their arrays) and `ahead` (to the rows
+    of the next block that are prefetched).
     """
 
     def __init__(
         self,
         form: Form,
         reduce_over: Index,
-        outputs,
-        copied,
+        outputs,  # numbers of those that this pass computes
+        copied,  # inputs that an earlier pass has packed, with the layout of the copy
         machine: Machine,
         dtype: str,
-        local=(),
-        prefetches: bool = False,
-        parts: int = 0,
+        local=(),  # operands whose rows lie in the order in which the pass takes them
+        prefetches: bool = False,  # whether a block asks for gathered rows of the next one
+        parts: int = 0,  # of the units, where outputs belong to other nodes than these
     ):
         self.form, self.reduce_over, self.outputs = form, reduce_over, sorted(outputs)
         self.copied, self.local, self.parts = copied, frozenset(local), parts

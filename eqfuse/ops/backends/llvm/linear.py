@@ -54,15 +54,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class MatrixProduct:
-    """A term that adds to a block of rows: scale * weights * source.
+    """A term that adds to a block of rows: scale * weights * source."""
 
-    Attributes:
-      source: (operand, block), or None for a bias.
-      weights: "in" or "transposed", and the number of the input.
-    """
-
-    source: tuple[int, Block] | None
-    weights: tuple[str, int]
+    source: tuple[int, Block] | None  # (operand, block), or None for a bias
+    weights: tuple[str, int]  # "in" or "transposed", and the number of the input
     scale: float
 
 
@@ -192,7 +187,7 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
             size, width = layouts.linear_form.operands[n].size, layouts.copy_width(block)
             copy = f.at(target, rows.index, width * f.bytes)
             row_start = layouts.start(f, n, source, Place(rows.index, row))
-            layouts.copies.pack(f, layouts.layout(block, size), row_start, copy)
+            layouts.copies.call("pack", f, layouts.layout(block, size), row_start, copy)
             cost += 4 * width // layouts.widest
     return cost
 
@@ -276,7 +271,9 @@ class _RowsEmitter:
             size = self.linear_form.operands[n].size
             for r in chosen:
                 copy = f.at("%scratch", r * block.dim * stride * f.bytes)
-                self.layouts.copies.unpack(f, self.layouts.layout(block, size), self.rows[r], copy)
+                self.layouts.copies.call(
+                    "unpack", f, self.layouts.layout(block, size), self.rows[r], copy
+                )
         return cost
 
     def _add(self, block: Block, product: MatrixProduct, vectors: list[Lanes], sums: dict) -> dict:
@@ -346,11 +343,7 @@ class _WeightsEmitter:
         self.operands = {n: layouts.operand(f, n) for n in used}
 
     def add(self, first: str, last: str, num_lines: int, rows: tuple[str, str]) -> int:
-        """Add the sums over some rows to lines `first` to `last`.
-
-        Returns:
-          The vector operations of a row in all lines.
-        """
+        """Add the sums over some rows to lines `first` to `last`; return what a row costs."""
         f, together = self.f, min(num_lines, TOGETHER)
         whole = f.whole(first, last, together)
         with f.loop(whole, start=first, step=together) as lines:

@@ -114,10 +114,8 @@ def _runtime() -> dict[str, int]:
 
 @functools.cache
 def _linked_runtime() -> dict[str, int]:
-    from eqfuse.ops.backends.llvm.runtime import Runtime
-
     names = ("eqfuse_call", "eqfuse_enter", "eqfuse_limit", "eqfuse_active")
-    runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
+    runtime = handlers.Runtime(api_version(), large_pages=sys.platform == "linux")
     addresses = _link("eqfuse_runtime", runtime.text(), names, {})
     ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
     return addresses
@@ -139,10 +137,8 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
 def register(name: str, text: str) -> None:
     """Register a module's handler with XLA, and compile the module, once in a process.
 
-    A thread compiles; calls wait for it, see `runtime.page`.
-
-    Raises:
-      RuntimeError: the module was registered before and does not compile.
+    A thread compiles; calls wait for it, see `runtime.page`. A second call for a module that does
+    not compile raises RuntimeError.
     """
     with _lock:
         if name in _kernels:
@@ -162,11 +158,7 @@ def register(name: str, text: str) -> None:
 
 
 def finish() -> None:
-    """Wait until every kernel that was asked for is compiled.
-
-    Raises:
-      RuntimeError: one does not compile.
-    """
+    """Wait until every kernel that was asked for is compiled; RuntimeError if one does not."""
     for kernel in list(_kernels.values()):
         kernel.result()
 

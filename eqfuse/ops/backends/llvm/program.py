@@ -247,10 +247,7 @@ def generate(program: Program, dtype: str, machine: Machine, work: int = 0) -> M
     """Return the module that computes a program whose forms are of one dtype.
 
     Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size], and
-    scratch memory.
-
-    Args:
-      work: vector operations of a pass from which on it is shared out; 0 is `WORK_OF_A_THREAD`.
+    scratch memory. A pass of `work` vector operations is shared out; 0 is `WORK_OF_A_THREAD`.
     """
     return _ProgramEmitter(program, dtype, machine, work or WORK_OF_A_THREAD).module()
 

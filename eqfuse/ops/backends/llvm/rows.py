@@ -10,26 +10,17 @@ from eqfuse.ops.ir.form import Index, Path
 class RowsEmitter:
     """Writes what a pass does for its units and rows besides arithmetic.
 
-    Args:
-      base: the arrays of the operands, by key.
-      arrays: the index arrays, by name.
-
-    Attributes:
-      own: where the rows of the operands of the current unit are, by key.
-      sums, marks: of outputs in `plan.sums`, their copies (`form.Sums`), and the marks of the
-        current part, whose copy is in `base`.
-      num_rows: rows of the form.
-      streamed: of packed outputs, whether (i1) their rows are written past the caches.
-      streamed_in_place: the same of outputs that groups of paths write directly.
+    `base` are the arrays of the operands, by key, and `arrays` the index arrays, by name.
     """
 
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
-        self.own: dict[Key, str] = {}
+        self.own: dict[Key, str] = {}  # rows of the operands of the current unit
+        # copies of outputs in `plan.sums`, and marks of the current part, whose copy is in `base`
         self.sums, self.marks = {}, {}
         self.num_rows = "%rows"
-        self.streamed: dict[Key, str] = {}
-        self.streamed_in_place: dict[Key, str] = {}
+        self.streamed: dict[Key, str] = {}  # whether (i1) packed outputs go past the caches
+        self.streamed_in_place: dict[Key, str] = {}  # and those that groups of paths write directly
 
     def begin_unit(self, unit: str, is_first: str = "1"):
         """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
@@ -47,7 +38,7 @@ class RowsEmitter:
             if key in self.plan.own_place:
                 copy = f.at("%scratch", self.plan.own_place[key])
                 if key[0] == "in":
-                    self.copies.pack(f, layout, row, copy)
+                    self.copies.call("pack", f, layout, row, copy)
                 else:
                     f.zero(copy, self.plan.scratch_size(*key), is_first)
                 self.own[key] = copy
@@ -91,7 +82,7 @@ class RowsEmitter:
                 copy = f.at("%scratch", self.plan.row_place[key])
                 copy = f.at(copy, b, self.plan.row_size[key])
                 if key[0] == "in":
-                    self.copies.pack(f, layout, pointer, copy)
+                    self.copies.call("pack", f, layout, pointer, copy)
                 pointer = copy
             if key[0] == "out" and (layout is None or self.plan.has_gaps(key)):
                 size = self.plan.row_size.get(key, operand.size * f.bytes)
@@ -168,7 +159,7 @@ class RowsEmitter:
                 layout = self.plan.layouts[key]
                 f.either(
                     self.streamed[key],
-                    functools.partial(self.copies.stream, f, layout, row, copy),
+                    functools.partial(self.copies.call, "stream", f, layout, row, copy),
                     functools.partial(self._finish, key, row, copy),
                 )
 
@@ -178,7 +169,7 @@ class RowsEmitter:
         if layout is not None:
             if not layout.covers_row():
                 f.zero(row, operand.size * f.bytes)
-            self.copies.unpack(f, layout, row, copy)
+            self.copies.call("unpack", f, layout, row, copy)
             return
         if not operand.is_whole:
             f.zero(row, operand.size * f.bytes)

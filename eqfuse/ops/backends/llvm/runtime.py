@@ -121,11 +121,8 @@ class Runtime:
     """Builds the module that every kernel shares.
 
     `eqfuse_limit` is the most threads that kernels of this process use, `eqfuse_active` how many
-    they do.
-
-    Args:
-      version: of XLA's foreign function interface, major and minor.
-      large_pages: ask Linux for large pages where large results are written.
+    they do. `version` is that of XLA's foreign function interface; `large_pages` asks Linux for
+    them where large results are written.
     """
 
     def __init__(self, version: tuple[int, int], large_pages: bool):
@@ -524,15 +521,10 @@ def page() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class HandlerSlot:
-    """Where a handler finds its kernel.
+    """Where a handler finds its kernel."""
 
-    Attributes:
-      handler: address of the function that XLA calls.
-      address: of the slot's two words.
-    """
-
-    handler: int
-    address: int
+    handler: int  # address of the function that XLA calls
+    address: int  # of the slot's two words
 
     @classmethod
     def all_of(cls, tables: dict[str, int]) -> list["HandlerSlot"]:

@@ -51,20 +51,14 @@ class Loop:
 
 
 class Function:
-    """Writes the statements of one function.
+    """Writes the statements of one function: `define ...` without the brace is its header.
 
-    Args:
-      header: `define ...` without the brace.
-      dtype: of the floating point values, "float32" or "float64".
-      widest: lanes of a vector at most.
-
-    Attributes:
-      declared: the declarations of the functions that it calls, besides `declarations`.
+    A vector has at most `widest` lanes; floating point values are of `dtype`.
     """
 
     def __init__(self, header: str, dtype: str, widest: int = 1):
         self.header, self.dtype, self.widest = header, dtype, widest
-        self.declared: set[str] = set()
+        self.declared: set[str] = set()  # functions that it calls, besides `declarations`
         self.bytes = BYTES[dtype]
         self._lines: list[str] = ["entry:"]
         self._count = 0
@@ -278,21 +272,16 @@ INDEX_ROLES = {
 class Entry:
     """What the runtime checks of an array: [rows, width], or an index array [rows].
 
-    Attributes:
-      dtype, rank: of the array.
-      rows: what its rows are; -n where there are n, whatever the call.
-      width: elements of a row; of an index array of n rows, what its indices are less than, or
-        where its offsets end.
-      role: what it holds.
-      name: for errors.
+    The width of an index array of n rows is what its indices are less than, or where its offsets
+    end.
     """
 
     dtype: int
     rank: int
-    rows: int
+    rows: int  # what its rows are; -n where there are n, whatever the call
     width: int
-    role: int
-    name: str
+    role: int  # what it holds
+    name: str  # for errors
 
     @classmethod
     def of_index(cls, name: str, size: int = 0, limit: int = 0) -> "Entry":
@@ -306,17 +295,12 @@ class Arguments:
 
     Every pass of the kernel is given a table of pointers to them. Those that XLA hands over come
     first: the arguments, then the results. A kernel may add words of its own to the table.
-
-    Attributes:
-      numbers: the place of each array in the table.
-      entries: what the runtime checks of those that XLA hands over.
-      num_arguments: how many of these are arguments.
     """
 
     def __init__(self, dtype: str):
         self.dtype, self.num_arguments = DTYPES[dtype], 0
-        self.numbers: dict[tuple, int] = {}
-        self.entries: list[Entry] = []
+        self.numbers: dict[tuple, int] = {}  # places in the table
+        self.entries: list[Entry] = []  # of the arrays that XLA hands over
 
     def add(self, key: tuple, rows: int, width: int, name: str):
         """Add an array [rows, width]; see `Entry`."""
@@ -324,7 +308,6 @@ class Arguments:
         self.entries.append(Entry(self.dtype, 2, rows, width, DATA, name))
 
     def add_indices(self, names):
-        """Add index arrays."""
         for name in names:
             self.add_word(("index", name))
             self.entries.append(Entry.of_index(name))
@@ -338,11 +321,9 @@ class Arguments:
         self.numbers[key] = len(self.numbers)
 
     def place(self, f: Function, *key) -> str:
-        """Return the address of a word of the table."""
         return f.at("%buffers", self.numbers[key] * 8)
 
     def load(self, f: Function, *key) -> str:
-        """Return the pointer to an array."""
         return f.load_pointer(self.place(f, *key))
 
 
@@ -359,18 +340,14 @@ class Axis(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """The units of work of a pass.
+    """The units of work of a pass, along an axis.
 
-    Attributes:
-      axis: what they are cut along. A function is given how many of these there are for `rows` if
-        `count` is known.
-      size: rows of a unit, or units of a node.
-      count: how many there are, if the call does not decide it; otherwise 0.
+    A function is given how many rows or nodes there are for `rows` if `count` is known.
     """
 
     axis: Axis
-    size: int = 1
-    count: int = 0
+    size: int = 1  # rows of a unit, or units of a node
+    count: int = 0  # how many there are, if the call does not decide it
 
     def number(self, num_rows: int, num_nodes: int) -> int:
         """Return the number of units in a call, as the runtime counts them."""
@@ -386,21 +363,14 @@ class Units:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One function of a kernel.
-
-    Attributes:
-      name, text: of the function, which computes units `begin` to `end`.
-      units: what they are.
-      row_cost, node_cost: vector operations of a row, and of a node.
-      scratch: bytes of memory that a thread needs.
-    """
+    """One function of a kernel, which computes units `begin` to `end`."""
 
     name: str
     text: str
     units: Units
-    row_cost: int = 0
+    row_cost: int = 0  # vector operations
     node_cost: int = 0
-    scratch: int = 0
+    scratch: int = 0  # bytes of memory that a thread needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,18 +389,10 @@ class Module:
 
 @dataclasses.dataclass(frozen=True)
 class KernelPasses:
-    """The passes of a kernel, before they are put together.
-
-    Attributes:
-      arguments: the arrays that they are called with.
-      functions: the texts of functions that they call, by name.
-      passes: in the order in which they run.
-      index_arrays, copies: see `Module`.
-      declared: the declarations of the functions that they call.
-    """
+    """The passes of a kernel, in order, before they are put together to a `Module`."""
 
     arguments: Arguments
-    functions: dict[str, str]
+    functions: dict[str, str]  # the texts of functions that they call, by name
     passes: list[Pass]
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]

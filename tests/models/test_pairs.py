@@ -107,15 +107,10 @@ def test_a_density_divides_a(graph):
 
     def features(model, variables):
         """Return what the readout is given, a Linear of A."""
-        kept = model.apply(
-            variables,
-            graph.vectors,
-            graph.species,
-            graph.edges,
-            capture_intermediates=True,
-            mutable=True,
-        )[1]["intermediates"]
-        [h] = kept["layer_0"]["__call__"]
+        kept = {"capture_intermediates": True, "mutable": True}
+        arguments = graph.vectors, graph.species, graph.edges
+        _, state = jax.jit(lambda v: model.apply(v, *arguments, **kept))(variables)
+        [h] = state["intermediates"]["layer_0"]["__call__"]
         return h.array
 
     x = np.linalg.norm(graph.vectors, axis=1) / 3.0

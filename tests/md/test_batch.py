@@ -44,8 +44,7 @@ def test_structures_of_a_batch_move_as_alone(ensemble, run, frames, tmp_path):
     settings |= {"save_every": 20, "compressibility": 1.0, "log_every": 20}
     ends = md.run(run, source, frames="all", replicas=2, run=str(tmp_path / "all"), **settings)
     assert [len(atoms) for atoms in ends] == [8, 8, 4, 4]
-    alone = [1, 2] if ensemble == "npt" else range(4)
-    for k in alone:
+    for k in [2] if ensemble == "npt" else range(4):
         folder = tmp_path / f"alone{k}"
         end = md.run(run, frames[k // 2], seed=k, run=str(folder), **settings)
         np.testing.assert_allclose(ends[k].positions, end.positions, rtol=0, atol=1e-9)

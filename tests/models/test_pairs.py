@@ -50,8 +50,8 @@ def test_zbl_is_added_to_every_network(name, small_potential, make_graph):
     """Also where atoms without neighbours are bound to have no energy."""
     positions = np.array([[0.0, 0.0, 0.0], [0.0, 0.1, 0.5], [1.8, 0.0, 0.2]])
     graph = make_graph([(np.array([0, 1, 2]), positions, None)], CUTOFF)
-    plain = small_potential(name).clone(binds_within=CUTOFF)
-    variables = jax.jit(plain.init)(jax.random.key(0), graph.vectors, graph.species, graph.edges)
+    plain = small_potential(name, layers=1).clone(binds_within=CUTOFF)
+    variables = variables_of(plain, graph)
     zbl = ZBL.of(NUMBERS)
     without, with_zbl = (
         jax.jit(lambda v, p=p: predict(p, v, graph))(variables)
@@ -107,15 +107,10 @@ def test_a_density_divides_a(graph):
 
     def features(model, variables):
         """Return what the readout is given, a Linear of A."""
-        kept = model.apply(
-            variables,
-            graph.vectors,
-            graph.species,
-            graph.edges,
-            capture_intermediates=True,
-            mutable=True,
-        )[1]["intermediates"]
-        [h] = kept["layer_0"]["__call__"]
+        kept = {"capture_intermediates": True, "mutable": True}
+        arguments = graph.vectors, graph.species, graph.edges
+        _, state = jax.jit(lambda v: model.apply(v, *arguments, **kept))(variables)
+        [h] = state["intermediates"]["layer_0"]["__call__"]
         return h.array
 
     x = np.linalg.norm(graph.vectors, axis=1) / 3.0

@@ -10,18 +10,9 @@ from tests.models.networks import idle_parameters, variables_of
 from tests.models.settings_variants import NETWORKS
 from tests.ops import tiers
 
-QUICK = [
-    "allegro, product",
-    "allegro, spline",
-    "mace, nonlinear",
-    "mace, edges",
-    "nequip, so3",
-    "nequip, one-hot",
-    "nequip, skips",
-]
-ALL = tiers.slow_unless(QUICK, *NETWORKS)
-FEW = tiers.slow_unless(QUICK[1::2], *NETWORKS)
-"""One of each kind by default, where what is tested is alike in all."""
+ALL = tiers.slow_unless(["allegro, product", "mace, nonlinear", "nequip, skips"], *NETWORKS)
+FEW = tiers.slow_unless(["allegro, spline", "mace, edges", "nequip, one-hot"], *NETWORKS)
+"""One of each kind by default, and others than against e3nn-jax; all by `--run-slow`."""
 
 
 def network(name, irreps_out="0e", **others):

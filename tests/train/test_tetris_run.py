@@ -9,16 +9,11 @@ from eqfuse import data
 from eqfuse.train import load_run
 from eqfuse.train.main import main
 from eqfuse.train.tetris import ROTATION_TOLERANCE, demonstrate, logits
+from tests.ops import tiers
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        "nequip",
-        pytest.param("allegro", marks=pytest.mark.slow),
-        pytest.param("mace", marks=pytest.mark.slow),
-        "tetris",
-    ],
+    "model", tiers.slow_unless(["tetris"], "nequip", "allegro", "mace", "tetris")
 )
 def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     folder = tmp_path / "run"

@@ -23,7 +23,7 @@ ALLOWED = {
     "train": {"ops", "graph", "models", "data", "plots", "train"},
     "inference": {"graph", "ops", "data", "models", "train", "plots", "inference"},
     "certify": {"ops", "data", "train", "inference", "plots", "certify"},
-    "convert": {"ops", "graph", "data", "models", "train", "inference", "convert"},
+    "convert": {"ops", "graph", "data", "models", "train", "inference", "certify", "convert"},
     "md": {"ops", "data", "models", "train", "inference", "plots", "md"},
     "lammps": {"data", "models", "train", "inference", "lammps"},
     "export": {"ops", "train", "inference", "export"},

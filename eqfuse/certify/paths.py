@@ -147,7 +147,7 @@ def _jumps(subject, path, rows, noise: Rounding, row) -> list[Finding]:
     findings = []
     for kind, ends, last in zip(kinds, intervals, left, strict=True):
         unit, order = (("eV", 3), ("eV/Å", 2))[kind]
-        larger = max(1.0, np.abs(ends[:, 1 + kind]).max() / usual[kind])
+        larger = max(1.0, *(np.abs(ends[:, 1:]).max(axis=0) / usual))
         smooth = 4 * last[-3] / 4**order  # of two halvings
         limit = SIGMAS * sigmas[kind] * larger + smooth
         findings.append(Finding(last[-1], limit, unit, f"{path.name}, {ends[0, 0]:.3f} Å"))

@@ -65,9 +65,18 @@ def moved(atoms: ase.Atoms, change) -> ase.Atoms:
 
 
 def line(atoms: ase.Atoms, rng) -> list[ase.Atoms]:
-    """Return structures along a short line, of which `rounding` is measured."""
+    """Return structures along a short line, of which `rounding` is measured.
+
+    Cells are deformed too: to a single atom all displacements are translations.
+    """
     direction = rng.choice([-1.0, 1.0], (len(atoms), 3))
-    return [moved(atoms, k * _APART * direction) for k in range(_POINTS)]
+    strain = rng.choice([-1.0, 1.0], (3, 3)) / _REACH
+    strain = _APART * (strain + strain.T) / 2 * np.outer(atoms.pbc, atoms.pbc)
+    points = []
+    for k in range(_POINTS):
+        point = strained(atoms, k * strain) if atoms.pbc.any() else atoms
+        points.append(moved(point, k * _APART * direction))
+    return points
 
 
 def rounding(answers: list[Answer]) -> Rounding:

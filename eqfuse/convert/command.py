@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ase.data import chemical_symbols
 
+from eqfuse.certify import check
 from eqfuse.convert.check import compare
 from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
-from eqfuse.inference import check
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
 
@@ -61,7 +61,7 @@ def _check(options) -> int:
     except ConvertError as error:
         print(f"check      {error}", file=sys.stderr)
         print("without the program:")
-        code = check.main([options.run, "--backends"])  # with no other backend
+        code = check.main([options.run, "--backends", "--steps", "0"])
         return 2 if options.python else code
     return 0
 

@@ -179,7 +179,8 @@ def walks(paths, target):
         axes.set(xlabel="distance (Å)", ylabel=label)
         axes.set_yscale("symlog", linthresh=0.1)
         axes.grid(alpha=0.3, linewidth=0.5)
-    force.legend(frameon=False, fontsize="small")
+    handles, names = force.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(target, dpi=150)
 
 
@@ -195,7 +196,7 @@ def drifts(runs, target):
     for timestep, times, energies in runs:
         axes.plot(times, energies - energies[0], label=f"steps of {timestep:g} fs", linewidth=0.8)
     axes.set(xlabel="time (ps)", ylabel="change of energy (meV/atom)")
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     axes.grid(alpha=0.3, linewidth=0.5)
     figure.savefig(target, dpi=150)
 

@@ -25,10 +25,10 @@ from eqfuse.ops.backends.triton.text import (
     ArithmeticEmitter,
     DenseEmitter,
     Emitter,
-    component_name,
+    component_names,
     power_of_two,
 )
-from eqfuse.ops.ir.form import Form, Index, Operand, ordered_groups
+from eqfuse.ops.ir.form import Form, Index, Operand
 from eqfuse.ops.ir.linear import LinearForm, Weights
 from eqfuse.ops.ir.program import (
     Copy,
@@ -262,8 +262,8 @@ class FormEmitter(DenseEmitter):
     def _components(self, o: int):
         operand = self.form.outputs[o]
         for number, segment in enumerate(operand.segments):
-            for component in range(segment.dim):
-                yield component_name(operand, number, component), segment, component
+            for component, name in enumerate(component_names(operand, number)):
+                yield name, segment, component
 
     def _walk(self, part: Form, index: Index):
         order, offsets = index.edge_arrays
@@ -295,14 +295,7 @@ class FormEmitter(DenseEmitter):
             place, mask = self._place(operand, segment, component, present)
             self.emit(f"{name} = {self.loaded(f'{operand.name}_row + {place}', mask)}")
 
-        def accumulator(path):
-            operand, segment = self.form.outputs[path.output.operand], path.output.segment
-            return lambda component, expression: self.emit(
-                f"{component_name(operand, segment, component)} += {expression}"
-            )
-
-        arithmetic = ArithmeticEmitter(part, load, self.emit)
-        arithmetic.add_groups(ordered_groups(part), accumulator)
+        ArithmeticEmitter(part, load, self.emit).add_all()
 
     def _place(self, operand: Operand, segment, component: int, present: str):
         offset = segment.offset + component * segment.component_stride

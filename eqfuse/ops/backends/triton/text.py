@@ -210,14 +210,9 @@ class ArithmeticEmitter:
         factor = self._product([self._input(path.factors[p], 0) for p in scalars])
         factor = self._scaled(scale, factor)
         for index, value in values.items():
-            component = index[0] if index else 0
             sign = "-" if value.sign < 0 else ""
-            if not value.name:
-                accumulate(component, f"{sign}{factor}")
-            elif factor == "1.0":
-                accumulate(component, f"{sign}{value.name}")
-            else:
-                accumulate(component, f"{sign}{factor} * {value.name}")
+            names = [name for name in (factor, value.name) if name not in ("", "1.0")]
+            accumulate(index[0] if index else 0, sign + (" * ".join(names) or "1.0"))
 
     def _contract(self, terms):
         """Return a scale, and the sum over terms (names, index, coefficient) for each index."""
@@ -225,10 +220,8 @@ class ArithmeticEmitter:
         terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
         key = self._key(terms)
         if key not in self._memo:
-            if len(terms[0][0]) <= 2:
-                self._memo[key] = self._sums(terms)
-            else:
-                self._memo[key] = self._nested(terms)
+            add = self._sums if len(terms[0][0]) <= 2 else self._nested
+            self._memo[key] = add(terms)
         return scale, self._memo[key]
 
     @staticmethod
@@ -288,10 +281,7 @@ class ArithmeticEmitter:
             return "1.0"
         product = names[0]
         for n, name in enumerate(names[1:], start=2):
-            key = tuple(names[:n])
-            if key not in self._memo:
-                self._memo[key] = self._name(f"{product} * {name}")
-            product = self._memo[key]
+            product = self._once(tuple(names[:n]), f"{product} * {name}")
         return product
 
     def _scaled(self, scale: float, name: str) -> str:
@@ -299,9 +289,12 @@ class ArithmeticEmitter:
             return name
         if name == "1.0":
             return repr(scale)
-        key = (scale, name)
+        return self._once((scale, name), f"{scale!r} * {name}")
+
+    def _once(self, key, text: str) -> str:
+        """Return the variable that holds the value of `text`, written once in a group."""
         if key not in self._memo:
-            self._memo[key] = self._name(f"{scale!r} * {name}")
+            self._memo[key] = self._name(text)
         return self._memo[key]
 
     def _sum(self, parts) -> _Sum:

@@ -24,25 +24,11 @@ def interpret_count() -> int:
 
 
 def interpret(spec: KernelSpec, inputs, outputs, scalars=(), grid=(1,)) -> None:
-    """Run the kernel over `grid`, writing into `outputs`.
-
-    Args:
-      spec: the kernel.
-      inputs: numpy arrays, C-contiguous; bfloat16 from ml_dtypes.
-      outputs: numpy arrays, C-contiguous and writable. Fill them with NaN to see what is not
-        written.
-      scalars: one int for each name in `spec.scalars`.
-      grid: numbers of programs, one to three.
-    Raises:
-      ValueError: arrays or scalars that do not fit the kernel.
-      ImportError: triton is not installed.
-    """
+    """Run the kernel over `grid`, writing into `outputs`; arrays are NumPy's, C-contiguous."""
     global _count
     spec.check_call(inputs, outputs, scalars)
     if not all(a.flags.c_contiguous for a in (*inputs, *outputs)):
         raise ValueError(f"kernel {spec.name}: arrays must be C-contiguous")
-    if not all(a.flags.writeable for a in outputs):
-        raise ValueError(f"kernel {spec.name}: outputs must be writable")
     kernel = load(spec, purpose="interpret")
     arguments = (*map(_Buffer, inputs), *map(int, scalars), *map(_Buffer, outputs))
     with LANGUAGE_LOCK, _interpreting():
@@ -131,11 +117,7 @@ def _bfloat16_dot(dot):
 
 
 def _reduce_by_halves(self, values):
-    """Reduce tensors over an axis by halves.
-
-    The interpreter itself calls the combining function once for each element, which takes
-    milliseconds.
-    """
+    """Reduce by halves; the interpreter calls the combining function for each element, slowly."""
     axis, dtypes = self.axis, [value.dtype for value in values]
     arrays = [value.handle.data for value in values]
     while arrays[0].shape[axis] > 1:

@@ -1,7 +1,4 @@
-"""Lowerings of the primitives: kernels, or their definition.
-
-Forms over rows are partitioned over the devices here.
-"""
+"""Lowerings of the primitives, kernels or definitions; rows are partitioned over devices here."""
 
 from __future__ import annotations
 

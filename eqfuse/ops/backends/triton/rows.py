@@ -242,8 +242,7 @@ FACTORS = 160
 
 def unsupported_reason(fused: Fused, dtype: str) -> str:
     """Return why a forward kernel would spill most of what it holds, or ""."""
-    writer = _Forward(fused, dtype)
-    held = writer.factors_held()
+    held = _Forward(fused, dtype).factors_held()
     if held <= FACTORS:
         return ""
     return (

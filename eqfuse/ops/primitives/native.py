@@ -101,7 +101,7 @@ def by_rows(
 
 
 def has_steps(program: Program) -> bool:
-    """Return whether native kernels have all steps of a program."""
+    """Return True if native kernels have all steps of a program."""
     activated = (s.form for s in program.form_steps if isinstance(s.form, Activated))
     return all(map(functions.is_written, activated))
 
@@ -136,14 +136,14 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
     blocks = _blocks(jaxpr)
     steps = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "broadcast_in_dim" and not _is_variable(eqn.invars[0]):
+        if eqn.primitive.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal):
             constants[eqn.outvars[0]] = np.asarray(eqn.invars[0].val).item()
             continue
         form = _form(eqn, blocks)
         if form is None:
             return None
         reads, rest = eqn.invars[: len(form.inputs)], eqn.invars[len(form.inputs) :]
-        if any(not _is_variable(v) or v not in numbers for v in reads):
+        if any(isinstance(v, Literal) or v not in numbers for v in reads):
             return None
         if rest and rest != indices:
             return None
@@ -157,7 +157,7 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
                 array = dataclasses.replace(array, extent=Extent.NODES)
             if arrays.setdefault(numbers[v], array) != array:  # a sum of weights
                 return None
-    if not all(map(_is_variable, jaxpr.outvars)):
+    if any(isinstance(v, Literal) for v in jaxpr.outvars):
         return None
     passed = dict(zip(jaxpr.invars, read, strict=False))
     computed = [v for v in jaxpr.outvars if v not in constants and v not in passed]
@@ -191,10 +191,6 @@ def as_whole(program: Program, num_rows: int, num_nodes: int) -> Program:
     return Program(tuple(arrays), inputs, program.outputs, tuple(steps), indices)
 
 
-def _is_variable(v) -> bool:
-    return not isinstance(v, Literal)
-
-
 def _blocks(jaxpr) -> dict:
     """Return the blocks of the arrays that linear forms read or write as rows."""
     blocks = {}
@@ -215,7 +211,7 @@ def _form(eqn, blocks: dict):
     shapes = {v.aval.shape for v in operands}
     if eqn.primitive.name not in SUMS or len(shapes) > 1 or len(next(iter(shapes))) != 2:
         return None
-    known = {blocks[v] for v in operands if _is_variable(v) and v in blocks}
+    known = {blocks[v] for v in operands if not isinstance(v, Literal) and v in blocks}
     if len(known) > 1:
         return None
     return sum_form(eqn.outvars[0].aval.shape[1], *known)

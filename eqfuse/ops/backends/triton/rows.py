@@ -84,15 +84,12 @@ class RowEmitter(FusedEmitter):
             self.emit(f"{name}_first = {name}_ptr + {start}")
             self.emit(f"{name}_row = {'0' if of_node else f'inside * {size}'}")
 
-    @contextlib.contextmanager
     def all_channels(self):
-        """Write a loop over chunks of channels, if there are several."""
-        if self.chunks == 1:
-            self.emit("chunk = 0")
-            yield
-        else:
-            with self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):"):
-                yield
+        """Return a loop over chunks of channels, if there are several."""
+        if self.chunks > 1:
+            return self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):")
+        self.emit("chunk = 0")
+        return contextlib.nullcontext()
 
     def lanes(self, operands):
         """Write the channels of a chunk, [1, CHANNELS], and the mask `in_40` of segments of 40."""
@@ -184,14 +181,11 @@ class RowEmitter(FusedEmitter):
         more = f" + tl.cast({which}, tl.int64) * {math.prod(shape)}"
         return pointer + more if self.set_index else pointer
 
-    @contextlib.contextmanager
     def sets(self):
-        """Write a loop over the sets of weights, if there are several."""
+        """Return a loop over the sets of weights, if there are several."""
         if not self.fused.num_sets:
-            yield
-        else:
-            with self.block(f"for which in tl.range(0, {self.fused.num_sets}, num_stages=1):"):
-                yield
+            return contextlib.nullcontext()
+        return self.block(f"for which in tl.range(0, {self.fused.num_sets}, num_stages=1):")
 
     def of_set(self, left: str) -> str:
         """Return a factor of the rows that have the set `which` of weights, zero for others."""
@@ -409,17 +403,11 @@ class _Backward(RowEmitter):
             alone = len(groups) == 1
             owned = self.block(f"if share // {chunks} == {n}:")
             with contextlib.nullcontext() if alone else owned:
-                self._write(group, self._one_chunk() if chunks > 1 else self.all_channels())
+                self._write(group, chunks > 1)
         names = [o.name for o in form.outputs] if form else []
         outputs = dict.fromkeys([*names, *["dz"] * self.gated], self.dtype)
         inputs = [*self.parameters, *["z"] * self.gated, *self.given]
         return self.finished("fused_backward", "backward of", inputs, outputs, shares)
-
-    @contextlib.contextmanager
-    def _one_chunk(self):
-        """Write the chunk of channels of this program."""
-        self.emit(f"chunk = share % {self.chunks}")
-        yield
 
     def _groups(self) -> list[list[tuple[int, int]]]:
         """Return the segments (operand, segment) of the cotangents that each program writes."""
@@ -428,14 +416,16 @@ class _Backward(RowEmitter):
         units = [(o, s) for o, operand in enumerate(outputs) for s in range(len(operand.segments))]
         return packed(units, [outputs[o].segments[s].dim for o, s in units], most)
 
-    def _write(self, group, chunks):
-        """Write some segments of the operands' cotangents."""
+    def _write(self, group, one_chunk: bool):
+        """Write some segments of the operands' cotangents, all or one of the chunks of channels."""
         form, last = self.cotangents, len(self.cotangents.inputs) - 1
         with_channels = [(form.outputs[o], s) for o, s in group if form.outputs[o].channels]
         shared = [(form.outputs[o], s) for o, s in group if not form.outputs[o].channels]
         for pair in shared:
             self.clear(*pair)
-        with chunks:
+        if one_chunk:
+            self.emit(f"chunk = share % {self.chunks}")
+        with contextlib.nullcontext() if one_chunk else self.all_channels():
             self.lanes([*form.inputs, *form.outputs])
             for pair in with_channels:
                 self.clear(*pair)

@@ -85,7 +85,7 @@ def by_rows(
 ) -> list[jax.Array] | None:
     """Return the outputs of a program, block by block of rows; None if steps are faster alone."""
     parts = layer.num_parts(program, num_rows, num_nodes)
-    if not parts or not has_steps(program) or arrays[0].dtype.name not in ("float32", "float64"):
+    if not parts:
         return None
     module = layer.generate(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
@@ -98,12 +98,6 @@ def by_rows(
     results = native_p.bind(*inputs, module=module, shapes=tuple(results))
     outputs = zip((program.operands[n] for n in program.outputs), results, strict=False)
     return [r.reshape(o.shape) if isinstance(o, Weights) else r for o, r in outputs]
-
-
-def has_steps(program: Program) -> bool:
-    """Return True if native kernels have all steps of a program."""
-    activated = (s.form for s in program.form_steps if isinstance(s.form, Activated))
-    return all(map(functions.is_written, activated))
 
 
 FORMS = ("eqfuse_form", "eqfuse_linear_form", "eqfuse_activation")
@@ -224,13 +218,14 @@ def run_natively(function, arrays, call) -> list:
     """
     n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
     summed = call.fused.summed
-    found = traced(function, arrays, len(arrays) - n, summed)
-    if found is None or not (found.program.runs_by_rows or (summed and found.program.steps)):
-        return function(*arrays)
-    kernel = _whole if summed else by_rows
-    indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
-    operands = [arrays[k] for k in found.read]
-    results = kernel(found.program, operands, indices, call.num_rows, call.num_nodes)
+    found, results = traced(function, arrays, len(arrays) - n, summed), None
+    if found and (found.program.runs_by_rows or (summed and found.program.steps)):
+        forms = [step.form for step in found.program.form_steps]
+        if all(functions.is_written(f) for f in forms if isinstance(f, Activated)):
+            kernel = _whole if summed else by_rows
+            indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
+            operands = [arrays[k] for k in found.read]
+            results = kernel(found.program, operands, indices, call.num_rows, call.num_nodes)
     if results is None:
         return function(*arrays)
     shapes, results = jax.eval_shape(function, *arrays), iter(results)
@@ -245,13 +240,9 @@ def run_natively(function, arrays, call) -> list:
     return outputs
 
 
-def _whole(
-    program: Program, arrays, indices, num_rows: int, num_nodes: int
-) -> list[jax.Array] | None:
-    """Return the outputs of a program on a graph, step by step; None if there is no kernel."""
+def _whole(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
+    """Return the outputs of a program on a graph, step by step."""
     dtype = arrays[0].dtype.name
-    if dtype not in ("float32", "float64") or not has_steps(program):
-        return None
     full = as_whole(program, num_rows, num_nodes)
     module = native_program.generate(full, dtype, machine.machine(), runtime.WORK_OF_A_THREAD)
     inputs = [a.reshape(1, -1) for a in arrays] + [indices[n] for n in INDEX_ARRAYS]

@@ -242,11 +242,9 @@ def _without_coalesce(make_ttgir):
     """Return Triton's make_ttgir without the pass TritonGPUCoalesce, if there is such a pass.
 
     The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
-    the time of a large kernel of a form and finds one, which is the layout it started from: its
-    blocks hold one element per thread. A Linear's kernel, which is small, loads half as often with
-    it; a fused one less often too, but it takes up to twice the time to compile and more registers
-    (benchmarks/results/kernels.md). Leaving it out cannot change a result, only how memory is read.
-    The function is copied with its own `passes`, so that nobody else's kernels are touched.
+    the time of a large kernel of a form, and finds one. A fused kernel loads less often with it,
+    but takes up to twice the time to compile and more registers (benchmarks/results/kernels.md).
+    No result can change. The function is copied with its own `passes`, for these kernels alone.
     """
     passes = make_ttgir.__globals__.get("passes")
     if "add_coalesce" not in make_ttgir.__code__.co_names or not hasattr(passes, "ttgpuir"):

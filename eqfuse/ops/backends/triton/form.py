@@ -1,13 +1,12 @@
-"""A form as the text of one Triton kernel.
+"""A form as the text of one Triton kernel, in which a thread holds one channel.
 
-Two kinds. Over rows: a program computes a block of rows and channels. Over a graph: a program owns
-a node and a block of channels, walks the edges of that node in order, keeps the sums of the node in
-registers and stores them once; so nothing is added atomically and results are repeatable bit for
-bit. Every thread holds one channel, and the coefficients are literals.
+Over rows, a program computes a block of rows and channels. Over a graph, it owns a node, walks its
+edges in order and stores its sums once: nothing is added atomically, and results are repeatable.
 """
 
 import dataclasses
 import functools
+import math
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 from eqfuse.ops.backends.triton.text import (
@@ -514,7 +513,7 @@ def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -
     """Return the most values that a thread holds: those kept by the loop, and of a group."""
     kept, widest = set(), 0
     for group in groups:
-        local = set()
+        local, products = set(), 0
         for path in group:
             output = form.outputs[path.output.operand]
             size = output.segments[path.output.segment].dim
@@ -526,11 +525,7 @@ def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -
                 reused = operand.index is reduce_over or operand.role in (Role.LEFT, Role.RIGHT)
                 dim = operand.segments[ref.segment].dim
                 (kept if reused else local).add(("in", ref, dim))
-        products = max(_pairs(form, path) for path in group)
+            dims = sorted(form.inputs[s.operand].segments[s.segment].dim for s in path.factors)
+            products = max(products, math.prod(dims[-2:]))
         widest = max(widest, products + max((size for *_, size in local), default=0))
     return sum(size for *_, size in kept) + widest
-
-
-def _pairs(form: Form, path: Path) -> int:
-    dims = sorted(form.inputs[s.operand].segments[s.segment].dim for s in path.factors)
-    return dims[-1] * dims[-2] if len(dims) > 1 else dims[-1]

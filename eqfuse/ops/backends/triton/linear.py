@@ -1,10 +1,8 @@
 """A linear form as the text of one Triton kernel: a list of jobs, each with some of the programs.
 
-A job (`linear_plan`) is a block of an output. For rows it is a matmul, of whose result a program
-computes a tile: rows times components down, channels across. For weights it is a product of rows
-with rows; a program computes a tile of the matrix and walks the rows in order, all of them or one
-of a number of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable bit for
-bit.
+A job is a block of an output. For rows it is a matmul, of whose result a program computes a tile:
+rows times components down, channels across. For weights, a program computes a tile of the matrix
+and walks the rows in order, all or one of some parts, whose sums `reduction` adds, not atomically.
 """
 
 import dataclasses

@@ -1,9 +1,7 @@
 """A fused op on a graph as the text of two Triton kernels, in which a program owns a node.
 
-Forward: the program walks the edges of its node as the kernel of the product does and writes their
-sums; then it multiplies them by the matrices of the Linear, adds the skip, and applies the gate.
-Backward: it takes the cotangents of its node through the gate and the Linear, to that of the sums,
-from which the kernel of the product's backward goes on.
+Forward, it walks the edges as the kernel of the product does, writes their sums, and goes on with
+the Linear, the skip and the gate. Backward, it takes the cotangents back to that of the sums.
 """
 
 import dataclasses

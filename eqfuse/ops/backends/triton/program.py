@@ -1,8 +1,7 @@
 """A program that runs whole as one Triton kernel: one block takes its steps one after the other.
 
-Arrays between the steps lie in scratch memory, which an array leaves to others after its last use.
-Before a step that reads what another has written, or writes where another has read or written,
-stands a barrier: `barriers` decides where. Steps of equal text are one function.
+Arrays between the steps lie in scratch memory, which an array leaves to others after its last use;
+`barriers` decides where steps wait. Steps of equal text are one function.
 """
 
 import contextlib

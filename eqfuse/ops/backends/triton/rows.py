@@ -1,10 +1,8 @@
 """Kernels of a fused op over rows: a tile of rows, the product, and matmuls of it.
 
-A program has `ROWS` rows. A component of an operand, of the product or of the pre-activation is
-[ROWS, channels], so that a matmul is of one component, and its result has the components that
-arithmetic reads: nothing is stacked or taken apart. A tile has more channels than rows, since
-Triton gives the warps of several matmuls of such tiles other channels, and of others other rows,
-which are too few for them.
+A component of an operand, of the product or of the pre-activation is [ROWS, channels], so that a
+matmul is of one component: nothing is stacked or taken apart. A tile has more channels than rows,
+since Triton gives warps other channels of such tiles, and of others other rows, which are too few.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
 """From a JAX primitive to a kernel: one custom call on a GPU, the interpreter on a CPU.
 
-On a GPU the kernel comes from our own compilation (and its cache on disk) and is launched by the
-custom call that jaxlib's GPU plug-in registers for triton kernels: the one that jax-triton uses.
-Calling it directly needs no jax-triton, whose versions fit few versions of JAX and triton.
+The call is the one that jaxlib's GPU plug-in registers for jax-triton, which fits few versions.
 """
 
 from __future__ import annotations
@@ -38,10 +36,8 @@ def takes_cubins() -> bool:
 def gpu_kernel(library, compiled: CompiledKernel):
     """Return jaxlib's description of the kernel, and bytes that follow its serialised call.
 
-    jaxlib finds a kernel that it has loaded by its name and PTX. A cubin is handed over beside it,
-    and the PTX can then be any text that differs between kernels: a hash. For ROCm the text is the
-    name of a file, which jaxlib reads and deletes; so each lowering has a file of its own, and the
-    cache keeps its kernel.
+    jaxlib finds a kernel that it has loaded by its name and PTX, which is a hash beside a cubin.
+    For ROCm it is the name of a file, one for each lowering, which jaxlib reads and deletes.
     """
     capability, image = 0, b""
     if not compiled.target.startswith("sm_"):

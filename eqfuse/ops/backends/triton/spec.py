@@ -51,7 +51,6 @@ class KernelSpec:
         return cls(name, source.replace("def KERNEL(", f"def {name}("), *types)
 
     def to_json(self) -> str:
-        """Return one line of text, for another process."""
         return json.dumps(vars(self))
 
     @classmethod

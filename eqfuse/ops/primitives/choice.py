@@ -105,12 +105,8 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(whole, "fused: 'always' was asked for")
     if reason:
         return Choice(Kernels.APART, f"apart: {reason}")
-    if backend == "llvm":
-        return _auto_on_cpu(fused, num_rows)
-    return _auto_on_gpu(fused, num_rows, num_nodes, dtype)
-
-
-def _auto_on_cpu(fused: Fused, num_rows: int) -> Choice:
+    if backend != "llvm":
+        return _auto_on_gpu(fused, num_rows, num_nodes, dtype)
     if fused.summed:
         return Choice(Kernels.APART, "apart: the product is summed over the edges of each node")
     if num_rows < FEWEST_ROWS:

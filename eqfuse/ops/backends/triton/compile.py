@@ -288,8 +288,10 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
         scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
         return int(registers[1]), int(scratch[1])
     best = assemble(stages["ptx"])
+    threads = re.search(r"^\.(?:req|max)ntid (.*)$", stages["ptx"], re.M)[1]
+    threads = math.prod(map(int, threads.split(",")))
     for limit in _REGISTER_STEPS if best.spilled_bytes else ():
-        if limit <= best.registers or limit * _threads(stages["ptx"]) > _REGISTERS:
+        if limit <= best.registers or limit * threads > _REGISTERS:
             continue
         allowed = _with_register_limit(stages["ptx"], limit)
         result = assemble(allowed)
@@ -298,11 +300,6 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
             break
     stages["cubin"] = best.cubin
     return best.registers, best.spilled_bytes
-
-
-def _threads(ptx: str) -> int:
-    numbers = re.search(r"^\.(?:req|max)ntid (.*)$", ptx, re.M)[1]
-    return math.prod(int(n) for n in numbers.split(","))
 
 
 def _with_register_limit(ptx: str, limit: int) -> str:

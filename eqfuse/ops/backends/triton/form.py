@@ -202,16 +202,12 @@ class TaskEmitter(Emitter):
 
     # the kernel
 
-    def scalars(self) -> tuple[str, ...]:
-        if self.over_rows:
-            return ("num_rows",)
-        indices = {self.form.outputs[o].index for o in self.partial}
-        names = [("num_rows", Index.ROW in indices), ("num_nodes", indices - {Index.ROW})]
-        return tuple(name for name, needed in names if needed)
-
     def kernel(self) -> FormKernel:
         self.emit_all()
-        form, arrays, scalars = self.form, self.index_arrays(), self.scalars()
+        form, arrays = self.form, self.index_arrays()
+        indices = {form.outputs[o].index for o in self.partial}
+        scalars = ["num_rows"] * (self.over_rows or Index.ROW in indices)
+        scalars += ["num_nodes"] * (not self.over_rows and bool(indices - {Index.ROW}))
         before = [form.outputs[o].name for o in self.continued]
         names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
         names += [f"{name}_before_ptr" for name in before] + list(scalars)

@@ -7,6 +7,7 @@ runs and restores it after, so that the same process can compile the same kernel
 from __future__ import annotations
 
 import contextlib
+import types
 
 import ml_dtypes
 import numpy as np
@@ -69,12 +70,6 @@ class _Buffer:
 
     def copy_(self, _):
         return self
-
-
-class _AlreadyPatched:
-    @staticmethod
-    def restore():
-        pass
 
 
 def _interpreted(kernel):
@@ -142,7 +137,7 @@ def _interpreting():
             scope = scopes[id(function.__globals__)] = patch_language(function)
             # triton 3.6 with numpy >= 2.4: int() of an array of one element raises
             scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
-        return _AlreadyPatched
+        return types.SimpleNamespace(restore=lambda: None)  # at the end, see below
 
     builder = interpreter.InterpreterBuilder
     patches = (

@@ -20,17 +20,11 @@ from eqfuse.ops.ir.products import Product
 MODES = ("auto", "always", "never")
 _VARIABLE = "EQFUSE_FUSED"
 
-FEWEST_ROWS = 256
-"""Rows from which on one native kernel each way is faster than one for each part."""
-LARGE = 2**32
-"""Bytes of a product of all rows from which on it is computed in blocks, so that it need not fit
-into memory.
-"""
-BLOCK = 8192
-"""Rows at a time: predicted 5% slower than all at once, where 2,048 are 25% slower."""
+FEWEST_ROWS = 256  # from which on one native kernel each way is faster than one for each part
+LARGE = 2**32  # bytes of a product from which on it is computed in blocks, to fit into memory
+BLOCK = 8192  # rows at a time: predicted 5% slower than all at once, where 2,048 are 25% slower
 FEW_NODES = 135
-LIGHT = 32 * 2**20
-"""Bytes of matrices that the programs of all nodes read from a GPU's level-2 cache together."""
+LIGHT = 32 * 2**20  # bytes of matrices that the programs of all nodes read from a level-2 cache
 
 
 class Kernels(enum.Enum):
@@ -50,7 +44,7 @@ class Kernels(enum.Enum):
 
     @property
     def keeps_sums(self) -> bool:
-        """Return whether the sums of nodes are an output too, for the derivatives."""
+        """Tell that the sums of nodes are an output too, for the derivatives."""
         return self in (Kernels.NODES, Kernels.VALUE)
 
 
@@ -82,11 +76,7 @@ def resolve_fused(fused: str | None) -> str:
 
 
 def refuse(mode: str, reason: str) -> None:
-    """Refuse "always" where there is a reason against it.
-
-    Raises:
-      ValueError: giving it.
-    """
+    """Refuse "always" where there is a reason against it."""
     if mode == "always" and reason:
         raise ValueError(f"fused='always' cannot be done here: {reason}")
 
@@ -104,16 +94,7 @@ def fused_table() -> list[str]:
 
 
 def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:
-    """Choose the kernels of a fused op.
-
-    Args:
-      mode: one of `MODES`.
-      num_rows: rows, or edges of the graph.
-      num_nodes: of the graph.
-      dtype: of its operands.
-    Raises:
-      ValueError: "always" where there is no kernel of the whole op, saying why.
-    """
+    """Choose the kernels of a fused op; "always" is an error where there is no kernel of it."""
     if mode == "never":
         return Choice(Kernels.APART, "apart: fused='never' was asked for")
     if not fused.form.paths or not any(t.x is not None for t in fused.linear.linear_form.terms):
@@ -126,12 +107,8 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(whole, "fused: 'always' was asked for")
     if reason:
         return Choice(Kernels.APART, f"apart: {reason}")
-    if backend == "llvm":
-        return _auto_on_cpu(fused, num_rows)
-    return _auto_on_gpu(fused, num_rows, num_nodes, dtype)
-
-
-def _auto_on_cpu(fused: Fused, num_rows: int) -> Choice:
+    if backend != "llvm":
+        return _auto_on_gpu(fused, num_rows, num_nodes, dtype)
     if fused.summed:
         return Choice(Kernels.APART, "apart: the product is summed over the edges of each node")
     if num_rows < FEWEST_ROWS:

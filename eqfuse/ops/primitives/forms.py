@@ -1,9 +1,4 @@
-"""The form as a JAX primitive: one rule for each transformation, for every form.
-
-`evaluate` binds it. Its JVP is one call for all tangents, the transpose of that one call for all
-cotangents; both are forms again, so the rules of `multilinear` serve derivatives of any order,
-forward and reverse. Index arrays are those of `Edges`, absent for a form over rows.
-"""
+"""The form as a JAX primitive; its derivatives are forms again, by the rules of `multilinear`."""
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +15,10 @@ _jax_compat.require_devices_when_lowered(form_p)  # forms over rows are partitio
 
 
 def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) -> list[jax.Array]:
-    """Compute a form.
+    """Compute a form of arrays of one dtype; sums are in float32 or better.
 
-    Args:
-      form: what to compute.
-      inputs: an array for each of the form's inputs, [rows, size], or [num_nodes, size] for those
-        that are indexed by node, [1, size] for those that all rows share; all of one dtype:
-        float32, float64 or bfloat16.
-      edges: the rows, for a form on a graph.
-      backend: "xla", "llvm", "triton" or "triton-interpret".
-    Returns:
-      An array for each of the form's outputs, of the same dtype; sums in float32 or better.
-    Raises:
-      ValueError: arrays that do not fit the form.
+    They are [rows, size], [num_nodes, size] where indexed by node, [1, size] where all rows share
+    them. A form on a graph needs `edges`.
     """
     inputs = [jnp.asarray(a) for a in inputs]
     num_rows, num_nodes = _check(form, inputs, edges)
@@ -78,12 +64,12 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
             changed[i] = Index.SHARED
             arrays.append(array)
             continue
-        array = _broadcast(array, dim, size)
+        array = batching.bdim_at_front(array, dim, size)
         if operand.index is Index.SHARED:  # one for each member
             changed[i] = Index.ROW
             array = jnp.broadcast_to(array, (size, num_rows, operand.size))
         arrays.append(array.reshape(size * array.shape[1], operand.size))
-    indices = [_broadcast(a, d, size) for a, d in indices]
+    indices = [batching.bdim_at_front(a, d, size) for a, d in indices]
     if indices:
         indices = _batched_indices(indices, size, num_rows, num_nodes)
 
@@ -103,10 +89,9 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
 
 def _shared_by_members(form: Form, inputs) -> set[int]:
-    """Return which inputs are one row for all members of a batch.
+    """Return which inputs, pairs of an array and its batch axis, are one row for all members.
 
-    They are given as pairs of an array and its batch axis. Of inputs that need not be one row, none
-    is that would leave a path nothing that differs.
+    Of inputs that need not be one row, none is that would leave a path nothing that differs.
     """
     whole = {i for i, (array, dim) in enumerate(inputs) if dim is None and array.shape[0] == 1}
     shared = {i for i in whole if not form.inputs[i].index.is_node}
@@ -118,10 +103,7 @@ def _shared_by_members(form: Form, inputs) -> set[int]:
 
 
 def summed(compute, form: Form, inputs) -> list[jax.Array]:
-    """Return the outputs of a form by `compute`, which knows of no outputs of one row.
-
-    It gives what each row adds to them, in float32 or better, on the last axis but one.
-    """
+    """Return the outputs of a form by `compute`, which gives what each row adds to those of one."""
     shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.SHARED]
     if not shared:
         return compute(form, *inputs)
@@ -132,12 +114,6 @@ def summed(compute, form: Form, inputs) -> list[jax.Array]:
     for o in shared:
         outputs[o] = outputs[o].sum(axis=-2, keepdims=True)
     return [out.astype(dtype) for out in outputs]
-
-
-def _broadcast(array, dim, size):
-    if dim is None:
-        return jnp.broadcast_to(array, (size, *array.shape))
-    return jnp.moveaxis(array, dim, 0)
 
 
 def _batched_indices(indices, size, num_rows, num_nodes):

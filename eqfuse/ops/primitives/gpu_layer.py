@@ -1,11 +1,8 @@
-"""How a fused op runs on a GPU: its kernels over rows and of nodes, or blocks of rows.
-
-They stay in this layer since what no kernel computes is composed from the definitions of `layer`.
-"""
+"""How a fused op runs on a GPU: its kernels over rows and of nodes, or blocks of rows."""
 
 import dataclasses
 import functools
-import itertools
+from itertools import compress
 
 import jax
 import jax.numpy as jnp
@@ -22,25 +19,31 @@ from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call
 from eqfuse.ops.primitives.rules import definitions, split, vary_alike
 
-ROWS_OF_A_PART = 256
-"""The fewest rows that a program walks for its sum of gradients of parameters."""
-MOST_PARTS = 64
-"""The most such sums: each is an array of the size of all parameters."""
+ROWS_OF_A_PART = 256  # the fewest that a program walks for its sum of gradients of parameters
+MOST_PARTS = 64  # such sums: each is an array of the size of all parameters
 
 
 def _launch(call: Call, kernel, named: dict, count: int, sizes, *, scalars=()) -> list:
-    """Return the outputs [count, size] of a kernel, which is told the numbers `scalars`."""
+    """Return the outputs [count, size] of a kernel."""
     arrays, shapes = [named[name] for name in kernel.inputs], [(count, size) for size in sizes]
     programs = -(-count // kernel.rows) * kernel.shares
     return launch(kernel.spec, arrays, shapes, scalars, (programs,), call.backend)
 
 
 def rows_forward(*arrays, call: Call):
-    """Return the outputs, from one kernel; the arguments are those of `layer.fused_p`."""
+    """Return the outputs, from one kernel."""
     floats, integers = split(arrays, call.fused.num_floats)
     kernel = row_kernels.forward(call.fused, floats[0].dtype.name)
     named, n = call.fused.named(floats, integers), call.num_rows
     return _launch(call, kernel, named, n, call.fused.sizes, scalars=(n,))
+
+
+def _operands_of_backward(fused: Fused, arrays, given):
+    """Return floats, cotangents and integers, and all by the names that kernels use."""
+    floats, [z], cotangents, integers = split(arrays, fused.num_floats, 1, sum(given))
+    named = fused.named(floats, integers) | {"z": z}
+    named |= dict(zip(fused.cotangents(given), cotangents, strict=True))
+    return floats, cotangents, integers, named
 
 
 def rows_backward(*arrays, call: Call, wanted, given):
@@ -49,36 +52,31 @@ def rows_backward(*arrays, call: Call, wanted, given):
     One kernel for those of the product's inputs; those of nodes it writes for each row, and another
     sums them. One more, or two, for the gradients of the parameters.
     """
-    fused = call.fused
-    floats, [z], cotangents, integers = split(arrays, fused.num_floats, 1, sum(given))
+    fused, n = call.fused, call.num_rows
+    floats, dz, integers, named = _operands_of_backward(fused, arrays, given)
     of_inputs, of_parameters, of_skip = fused.operands(wanted)
-    names = fused.cotangents(given)
-    named = fused.named(floats, integers)
-    named |= {"z": z} | dict(zip(names, cotangents, strict=True))
-    gated = "ct_out" in names
-    dinputs, dz = [], list(cotangents)
+    gated, dtype = "ct_out" in named, floats[0].dtype.name
+    dinputs, gradients = [], []
     if any(of_inputs) or gated:
-        kernel = row_kernels.backward(fused, tuple(of_inputs), given, floats[0].dtype.name)
+        kernel = row_kernels.backward(fused, tuple(of_inputs), given, dtype)
         outputs = backward_form(fused.form, tuple(of_inputs)).outputs if any(of_inputs) else ()
         sizes = [o.size for o in outputs] + [fused.linear.size_out] * gated
-        n = call.num_rows
         results = _launch(call, kernel, named, n, sizes, scalars=(n,))
         dinputs = [
             _of_nodes(call, o.index, rows, integers) if o.index.is_node else rows
             for o, rows in zip(outputs, results, strict=False)
         ]
         dz = results[len(outputs) :] if gated else dz
-    gradients = []
     if any(of_parameters):
-        dz_named = named | {f"dz_{a}": d for a, d in zip(fused.arrays, dz, strict=True)}
-        gradients = _gradients(call, tuple(of_parameters), dz_named, floats[0].dtype.name)
+        named |= {f"dz_{a}": d for a, d in zip(fused.arrays, dz, strict=True)}
+        gradients = _gradients(call, tuple(of_parameters), named, dtype)
     return [*dinputs, *gradients, *(dz if of_skip else [])]
 
 
 def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     """Return the gradients of the wanted parameters, from the cotangent of the pre-activation."""
     linear_form = call.fused.linear.linear_form
-    weights = [w for w, is_wanted in zip(linear_form.inputs[1:], wanted, strict=True) if is_wanted]
+    weights = list(compress(linear_form.inputs[1:], wanted))
     parts = max(1, min(MOST_PARTS, call.num_rows // ROWS_OF_A_PART))
     kernel = row_kernels.gradients(call.fused, wanted, dtype, parts > 1)
     shapes = [linear_form.shape(w, call.num_rows) for w in weights]
@@ -109,22 +107,20 @@ def node_backward(*arrays, call: Call, wanted, given):
     One kernel for that of the sums, which writes that of the pre-activation too; the gradients of
     parameters are the Linear's.
     """
-    fused = call.fused
+    fused, composed = call.fused, definitions[layer.backward_p]
     [of_sums], of_parameters, of_skip = fused.operands(wanted)
     if not of_sums:
-        return definitions[layer.backward_p](*arrays, call=call, wanted=wanted, given=given)
-    floats, [z], cotangents, integers = split(arrays, fused.num_floats, 1, sum(given))
-    names = fused.cotangents(given)
-    gated = "ct_out" in names
-    named = fused.named(floats, integers)
-    named |= {"z": z} | dict(zip(names, cotangents, strict=True))
+        return composed(*arrays, call=call, wanted=wanted, given=given)
+    floats, cotangents, integers, named = _operands_of_backward(fused, arrays, given)
     kernel = node.backward(fused, given, floats[0].dtype.name, 4)
-    sizes = [floats[0].shape[1], *[fused.linear.size_out] * gated]
+    sizes = [floats[0].shape[1], *[fused.linear.size_out] * ("ct_out" in named)]
     dm, *dz = _launch(call, kernel, named, call.num_rows, sizes)
-    dz = dz or list(cotangents)
-    gradients = []
+    dz, gradients = dz or cotangents, []
     if any(of_parameters):
-        gradients = _composed_gradients(call, of_parameters, floats, dz, integers)
+        plain = dataclasses.replace(call, fused=Fused.build(fused.form, fused.linear, None, False))
+        operands = [*floats[: plain.fused.num_floats], dz[0], *dz, *integers]
+        wanted = (False, *of_parameters)
+        gradients = composed(*operands, call=plain, wanted=wanted, given=(True,) * len(dz))
     return [dm, *gradients, *(dz if of_skip else [])]
 
 
@@ -137,27 +133,18 @@ KERNELS = {
 }
 
 
-def _composed_gradients(call: Call, wanted, floats, dz, integers):
-    """Return the gradients of the wanted parameters, by the kernels of the Linear."""
-    fused = call.fused
-    plain = Fused.build(fused.form, fused.linear, None, False)
-    inputs, parameters, _ = fused.operands(floats)
-    wanted = (*(False for _ in inputs), *wanted)
-    call = dataclasses.replace(call, fused=plain)
-    given = (True,) * len(dz)
-    return layer.backward(call, wanted, given, [*inputs, *parameters], dz[0], dz, integers)
-
-
 def run_in_blocks(primitive: Primitive, arrays, call: Call, **params) -> list:
     """Evaluate a primitive of `layer` by its definition, in blocks of rows.
 
-    Args:
-      arrays, params: its operands and parameters.
+    Rows of a block have their own row of every node.
     """
     inputs, outputs = _indices(call, **params)
-    floats, [], integers = split(arrays, len(inputs), 0)
+    floats, integers = split(arrays, len(inputs))
     index, nodes = call.fused.split(integers)
     by_row = [] if index is None else [index]
+    form = call.fused.form
+    form = form.indexed({n: Index.ROW for n, o in enumerate(form.inputs) if o.index.is_node})
+    fused = dataclasses.replace(call.fused, form=form)
 
     def block(first, count: int):
         """Return the outputs of some rows, of those that each row adds to the sum of them all."""
@@ -170,9 +157,9 @@ def run_in_blocks(primitive: Primitive, arrays, call: Call, **params) -> list:
                 return array
             return array[rows(nodes[f"{index.value}s"])] if index.is_node else rows(array)
 
-        found = map(operand, floats, inputs)
-        found = [*found, *map(rows, by_row)]
-        return definitions[primitive](*found, call=_apart(call, count), **params)
+        found = [*map(operand, floats, inputs), *map(rows, by_row)]
+        part = Call(fused, count, 0, call.backend)
+        return definitions[primitive](*found, call=part, **params)
 
     results = _loop(call, block, outputs, floats)
     return [
@@ -208,32 +195,21 @@ def _loop(call: Call, block, outputs: list[Index], operands) -> list:
     return [t.astype(s.dtype) for t, s in zip(totals, shapes, strict=True)]
 
 
-def _apart(call: Call, count: int) -> Call:
-    """Return the call of the parts, on so many rows that have their own row of every node."""
-    form = call.fused.form
-    form = form.indexed({n: Index.ROW for n, o in enumerate(form.inputs) if o.index.is_node})
-    fused = dataclasses.replace(call.fused, form=form)
-    return Call(fused, count, 0, call.backend)
-
-
 def _indices(call: Call, wanted=None, given=(), active=None, reached=None):
     """Return the indices of the operands and of the outputs of a primitive of `layer`."""
     fused = call.fused
     floats = [o.index for o in fused.form.inputs]
     floats += [Index.SHARED] * len(fused.linear.parameters) + [Index.ROW] * fused.skip
 
-    def some(indices, which) -> list[Index]:
-        return list(itertools.compress(indices, which))
-
     if wanted is None:  # the op or its tangent
-        tangents = [] if active is None else [Index.ROW, *some(floats, active)]
+        tangents = [] if active is None else [Index.ROW, *compress(floats, active)]
         return floats + tangents, [Index.ROW] * len(fused.sizes)
-    operands, outputs = floats + [Index.ROW] * (1 + sum(given)), some(floats, wanted)
+    operands, outputs = floats + [Index.ROW] * (1 + sum(given)), list(compress(floats, wanted))
     if active is None:  # its backward
         return operands, outputs
     if reached is None:  # the tangent of that
-        return operands + some(operands, active), outputs
-    return operands + some(outputs, reached), some(operands, active)
+        return [*operands, *compress(operands, active)], outputs
+    return [*operands, *compress(outputs, reached)], list(compress(operands, active))
 
 
 def _of_nodes(call: Call, index: Index, rows, integers):

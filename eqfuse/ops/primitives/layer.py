@@ -1,19 +1,15 @@
-"""The fused op as JAX primitives, with their derivatives.
+"""The fused op as five JAX primitives, each a derivative of the one before.
 
-Five primitives, each a derivative of the one before: the op; its tangent, linear in the tangents;
-its backward, the transpose of the tangent; the tangent of the backward; and the transpose of that.
-On a CPU all but the tangents are one native kernel each. On a GPU the op and its backward are fused
-kernels, the others blocks of rows, or all are. Everything else is composed by JAX itself from the
-definitions here, so that no derivative is missing at any order.
-
-Where `choice` decides against them, an op is its definition from the start, kernels of the product
-and of the Linear: JAX keeps the product for the backward.
+What no kernel computes, JAX composes from the definitions here, at any order. Where `choice`
+decides against kernels of the whole, an op is its definition from the start: JAX keeps the product
+for the backward.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from itertools import compress
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +59,15 @@ def product(call: Call, form: Form, inputs, integers):
     return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
 
 
+def _product_tangent(call: Call, inputs, tangents, integers):
+    """Return the tangent of the product, from that of each input or None; None where it is zero."""
+    if call.fused.is_epilogue:
+        return tangents[0]
+    arrays = list(call.fused.split(integers)[1].values())
+    form = call.fused.form
+    return rules.bind_tangent(forms.form_p, form, inputs, tangents, arrays, call.counts)[0]
+
+
 def _apply_gate(call: Call, z):
     fused = call.fused
     if call.kernels is Kernels.NATIVE:
@@ -77,9 +82,30 @@ def _gate_tangent(call: Call, z, t_z):
     return jax.jvp(functools.partial(_apply_gate, call), (z,), (t_z,))[1]
 
 
-def forward(call: Call, floats, integers):
+def evaluate(call: Call, floats, integers):
+    """Return the gated row of a fused op, or the arrays of the pre-activation."""
+    if not call.num_rows or not call.num_output_rows:
+        call = dataclasses.replace(call, kernels=Kernels.APART)
+
+    def bound(*arrays):
+        compute = _fused if call.kernels is Kernels.APART else fused_p.bind
+        return compute(*rules.vary_alike(arrays), call=call)
+
+    out = "nodes" if call.fused.summed else "rows"
+    counted = [o.index.counted for o in call.fused.form.inputs]
+    counted += [None] * len(call.fused.linear.parameters) + [out] * call.fused.skip
+    names = [out] * len(call.sizes)
+    outputs = rules.with_auto_axes(bound, [*floats, *integers], counted, names)
+    return outputs[: len(call.fused.sizes) if call.fused.gate is None else 1]
+
+
+# the definitions, of the operands in one list: floats, z, tangents or cotangents, integers
+
+
+def _fused(*arrays, call):
     """Return out and z (only the arrays of z, where nothing follows it), part by part."""
     fused = call.fused
+    floats, integers = split(arrays, fused.num_floats)
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
@@ -92,24 +118,14 @@ def forward(call: Call, floats, integers):
     return [*gated, *arrays, *([m] if call.kernels.keeps_sums else [])]
 
 
-def product_tangent(call: Call, inputs, tangents, integers):
-    """Return the tangent of the product, from that of each input or None; None where it is zero."""
-    if call.fused.is_epilogue:
-        return tangents[0]
-    arrays = list(call.fused.split(integers)[1].values())
-    form = call.fused.form
-    return rules.bind_tangent(forms.form_p, form, inputs, tangents, arrays, call.counts)[0]
-
-
-def forward_tangent(call: Call, active, floats, z, tangents, integers):
+def _tangent(*arrays, call, active):
     """Return tangents of the outputs, linear in the tangents of the active operands."""
     fused = call.fused
+    floats, [z], tangents, integers = split(arrays, fused.num_floats, 1, sum(active))
     inputs, parameters, _ = fused.operands(floats)
-    tangents = iter(tangents)
-    given = [next(tangents) if a else None for a in active]
-    t_inputs, t_parameters, t_skip = fused.operands(given)
+    t_inputs, t_parameters, t_skip = fused.operands(_scattered(tangents, active))
     index, _ = fused.split(integers)
-    m, t_m = None, product_tangent(call, inputs, t_inputs, integers)
+    m, t_m = None, _product_tangent(call, inputs, t_inputs, integers)
     if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     results = rules.bind_tangent(
@@ -132,71 +148,28 @@ def forward_tangent(call: Call, active, floats, z, tangents, integers):
     return [_gate_tangent(call, z, *results), *results]
 
 
-def backward(call: Call, wanted, given, floats, z, cotangents, integers):
+def _backward(*arrays, call, wanted, given):
     """Return cotangents of the wanted operands, from the `given` ones of the outputs."""
+    floats, [z], cotangents, integers = split(arrays, call.fused.num_floats, 1, sum(given))
 
     def tangent(*tangents):
-        outputs = forward_tangent(call, wanted, floats, z, tangents, integers)
-        return [t for t, is_given in zip(outputs, given, strict=True) if is_given]
+        outputs = _tangent(*floats, z, *tangents, *integers, call=call, active=wanted)
+        return list(compress(outputs, given))
 
-    avals = [rules.abstract(f) for f, w in zip(floats, wanted, strict=True) if w]
-    return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
-
-
-def backward_tangent(call: Call, wanted, given, active, operands, tangents, integers):
-    """Return tangents of the backward, linear in those of active floats, z and cotangents."""
-    n = call.fused.num_floats
-
-    def restricted(*changed):
-        changed = iter(changed)
-        full = [next(changed) if a else x for x, a in zip(operands, active, strict=True)]
-        return backward(call, wanted, given, full[:n], full[n], full[n + 1 :], integers)
-
-    changed = [x for x, a in zip(operands, active, strict=True) if a]
-    return jax.jvp(restricted, changed, list(tangents))[1]
-
-
-def evaluate(call: Call, floats, integers):
-    """Return the output of a fused op: the gated row, or the pre-activation's arrays.
-
-    Args:
-      floats, integers: its operands, as in `Fused`.
-    """
-    if not call.num_rows or not call.num_output_rows:
-        call = dataclasses.replace(call, kernels=Kernels.APART)
-
-    def bound(*arrays):
-        compute = _fused if call.kernels is Kernels.APART else fused_p.bind
-        return compute(*rules.vary_alike(arrays), call=call)
-
-    out = "nodes" if call.fused.summed else "rows"
-    counted = [o.index.counted for o in call.fused.form.inputs]
-    counted += [None] * len(call.fused.linear.parameters) + [out] * call.fused.skip
-    names = [out] * len(call.sizes)
-    outputs = rules.with_auto_axes(bound, [*floats, *integers], counted, names)
-    return outputs[: len(call.fused.sizes) if call.fused.gate is None else 1]
-
-
-# the definitions, of the operands in one list
-
-
-def _fused(*arrays, call):
-    return forward(call, *split(arrays, call.fused.num_floats))
-
-
-def _tangent(*arrays, call, active):
-    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(active))
-    return forward_tangent(call, active, floats, z, *others)
-
-
-def _backward(*arrays, call, wanted, given):
-    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
-    return backward(call, wanted, given, floats, z, *others)
+    avals = map(rules.abstract, compress(floats, wanted))
+    return list(jax.linear_transpose(tangent, *avals)(cotangents))
 
 
 def _second(*arrays, call, wanted, given, active):
-    parts = split(arrays, len(active), sum(active))
-    return backward_tangent(call, wanted, given, active, *parts)
+    """Return tangents of the backward, linear in those of active floats, z and cotangents."""
+    operands, tangents, integers = split(arrays, len(active), sum(active))
+
+    def restricted(*changed):
+        changed = _scattered(changed, active)
+        full = [x if c is None else c for x, c in zip(operands, changed, strict=True)]
+        return _backward(*full, *integers, call=call, wanted=wanted, given=given)
+
+    return jax.jvp(restricted, list(compress(operands, active)), tangents)[1]
 
 
 def _double(*arrays, call, active, reached, **params):
@@ -205,10 +178,22 @@ def _double(*arrays, call, active, reached, **params):
 
     def tangent(*tangents):
         results = _second(*operands, *tangents, *integers, call=call, active=active, **params)
-        return [t for t, is_reached in zip(results, reached, strict=True) if is_reached]
+        return list(compress(results, reached))
 
-    avals = [rules.abstract(a) for a, is_active in zip(operands, active, strict=True) if is_active]
-    return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
+    avals = map(rules.abstract, compress(operands, active))
+    return list(jax.linear_transpose(tangent, *avals)(cotangents))
+
+
+def _scattered(values, chosen) -> list:
+    """Return the values at the places that are chosen, None at the others."""
+    values = iter(values)
+    return [next(values) if is_chosen else None for is_chosen in chosen]
+
+
+def _present(values) -> tuple[tuple[bool, ...], list]:
+    """Return which values are not None, and those."""
+    which = tuple(v is not None for v in values)
+    return which, list(compress(values, which))
 
 
 # their shapes
@@ -222,8 +207,7 @@ def _like(chosen: str):
     """Return the rule of outputs that are like the operands which a parameter chooses."""
 
     def rule(*arrays, **params):
-        pairs = zip(arrays, params[chosen], strict=False)
-        return [a.update(weak_type=False) for a, is_chosen in pairs if is_chosen]
+        return [a.update(weak_type=False) for a in compress(arrays, params[chosen])]
 
     return rule
 
@@ -237,15 +221,14 @@ def _summed_jvp(primals, tangents, *, call):
     *outputs, m = fused_p.bind(*primals, call=call)
     inputs, _, _ = fused.operands(primals[:n])
     t_inputs, t_parameters, t_skip = fused.operands(rules.given(tangents[:n]))
-    t_m = product_tangent(call, inputs, t_inputs, primals[n:])
-    changed = [t_m, *t_parameters, *([t_skip] if fused.skip else [])]
-    active = tuple(t is not None for t in changed)
+    t_m = _product_tangent(call, inputs, t_inputs, primals[n:])
+    active, changed = _present([t_m, *t_parameters, *([t_skip] if fused.skip else [])])
     floats = [m, *primals[len(inputs) : n]]
     index = primals[n:][: fused.num_sets > 0]
     kernels = Kernels.EPILOGUE if call.kernels is Kernels.NODES else Kernels.APART
     epilogue = Call(fused.epilogue, call.num_nodes, 0, call.backend, kernels)
-    arrays = [*floats, outputs[-1], *(t for t in changed if t is not None), *index]
-    t_outputs = tangent_p.bind(*rules.vary_alike(arrays), call=epilogue, active=active)
+    arrays = rules.vary_alike([*floats, outputs[-1], *changed, *index])
+    t_outputs = tangent_p.bind(*arrays, call=epilogue, active=active)
     t_m = ad.Zero(jax.typeof(m).to_tangent_aval()) if t_m is None else t_m
     return [*outputs, m], [*t_outputs, t_m]
 
@@ -255,9 +238,7 @@ def _fused_jvp(primals, tangents, *, call):
         return _summed_jvp(primals, tangents, call=call)
     n = call.fused.num_floats
     outputs = fused_p.bind(*primals, call=call)
-    tangents = rules.given(tangents[:n])
-    active = tuple(t is not None for t in tangents)
-    changed = [t for t in tangents if t is not None]
+    active, changed = _present(rules.given(tangents[:n]))
     arrays = rules.vary_alike([*primals[:n], outputs[-1], *changed, *primals[n:]])
     return outputs, tangent_p.bind(*arrays, call=call, active=active)
 
@@ -271,9 +252,7 @@ def _tangent_transpose(cotangents, *arrays, call, active):
         return rules.transpose_of(_tangent, cotangents, arrays, call=call, active=active)
     if call.fused.gate is None:  # its kernels take those of all arrays of the pre-activation
         cotangents = rules.instantiated(cotangents)
-    cotangents = rules.given(cotangents)
-    given = tuple(c is not None for c in cotangents)
-    cotangents = [c for c in cotangents if c is not None]
+    given, cotangents = _present(rules.given(cotangents))
     arrays = rules.vary_alike([*floats, z, *cotangents, *integers])
     results = backward_p.bind(*arrays, call=call, wanted=active, given=given)
     return [None] * (len(floats) + 1) + list(results) + [None] * len(integers)
@@ -290,7 +269,7 @@ def _backward_jvp(primals, tangents, *, call, wanted, given):
     active = tuple(active)
     if not any(active):
         return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
-    changed = [t for t, a in zip(tangents, active, strict=False) if a]
+    changed = compress(tangents, active)
     arrays = rules.vary_alike([*primals[:m], *changed, *primals[m:]])
     return outputs, second_p.bind(*arrays, active=active, **params)
 
@@ -300,9 +279,7 @@ def _second_transpose(cotangents, *arrays, call, wanted, given, active):
     operands, tangents, integers = split(arrays, len(active), sum(active))
     if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
         return rules.transpose_of(_second, cotangents, arrays, **params)
-    cotangents = rules.given(cotangents)
-    reached = tuple(c is not None for c in cotangents)
-    cotangents = [c for c in cotangents if c is not None]
+    reached, cotangents = _present(rules.given(cotangents))
     varied = rules.vary_alike([*operands, *cotangents, *integers])
     results = double_p.bind(*varied, reached=reached, **params)
     return [None] * len(operands) + results + [None] * len(integers)

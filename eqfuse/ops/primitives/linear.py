@@ -1,7 +1,4 @@
-"""The linear form as a JAX primitive, whose derivatives of every order are linear forms again.
-
-Their rules are those of `primitives.multilinear`, as for the form.
-"""
+"""The linear form as a JAX primitive, whose derivatives of every order are linear forms again."""
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +16,9 @@ linear_form_p = rules.multilinear_primitive("eqfuse_linear_form")
 def evaluate(
     linear_form: LinearForm, arrays, index, num_rows: int, backend: str
 ) -> list[jax.Array]:
-    """Compute a linear form.
+    """Compute a linear form of arrays of one dtype, [num_rows, size] or the shape of the weights.
 
-    Args:
-      linear form: what to compute.
-      arrays: one for each input, all of one dtype: [num_rows, size] or the shape of the weights.
-      index: [num_rows] int32, or None if the linear form has one set of weights.
-      backend: "triton" and "triton-interpret" run one kernel; all others the definition.
-    Returns:
-      An array for each output.
+    `index` is [num_rows] int32, or None if there is one set of weights.
     """
     assert len({a.dtype for a in arrays}) == 1, [a.dtype for a in arrays]
     integers = [] if index is None else [index]

@@ -1,7 +1,4 @@
-"""Lowerings of the primitives: kernels, or their definition.
-
-Forms over rows are partitioned over the devices here.
-"""
+"""Lowerings of the primitives, kernels or definitions; rows are partitioned over devices here."""
 
 from __future__ import annotations
 
@@ -121,10 +118,6 @@ for _primitive, _function in lowerings.items():
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))
 
 
-def _backend(params) -> str:
-    return params["call"].backend if "call" in params else params["backend"]
-
-
 def compile_ahead(function, *args, target: str | None = None, processes: int | None = None):
     """Compile all Triton kernels of `function` that are not in the cache, in parallel processes.
 
@@ -159,14 +152,18 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
 
 def _specs(jaxpr: Jaxpr):
     for equation in jaxpr.eqns:
-        if equation.primitive in lowerings and _backend(equation.params) == "triton":
-            lower = functools.partial(lowerings[equation.primitive], **equation.params)
-            avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-            yield from _specs(jax.make_jaxpr(lower)(*avals).jaxpr)
+        params = equation.params
+        if equation.primitive in lowerings:
+            backend = params["call"].backend if "call" in params else params["backend"]
+            if backend == "triton":
+                lower = functools.partial(lowerings[equation.primitive], **params)
+                avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+                yield from _specs(jax.make_jaxpr(lower)(*avals).jaxpr)
         if equation.primitive is launch_p:
-            yield equation.params["spec"]
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda p: isinstance(p, Jaxpr | ClosedJaxpr)
-        ):
-            if isinstance(inner, Jaxpr | ClosedJaxpr):
-                yield from _specs(getattr(inner, "jaxpr", inner))
+            yield params["spec"]
+
+        def is_jaxpr(value) -> bool:
+            return isinstance(value, Jaxpr | ClosedJaxpr)
+
+        for inner in filter(is_jaxpr, jax.tree.leaves(list(params.values()), is_leaf=is_jaxpr)):
+            yield from _specs(getattr(inner, "jaxpr", inner))

@@ -1,10 +1,10 @@
 """Native kernels inside a JAX computation: of a form, a linear form, or what a function computes.
 
-A definition of a fused op, or one of its derivatives, is traced to a `Program` of forms, linear
-forms and activations, which is one kernel, so that no derivative is written by hand.
+A definition of a fused op or of a derivative is traced to a `Program`, which is one kernel.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +29,7 @@ native_p.multiple_results = True
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
-    """Return the outputs of a form, computed by its native kernel.
-
-    Args:
-      form: what to compute; at least one path and one row.
-      inputs: an array for each input of the form, of one dtype. float16 and bfloat16 are computed
-        in float32.
-      indices: the index arrays by name.
-    """
+    """Return the outputs of a form of one path and one row at least; 16 bits are widened."""
     dtype = inputs[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
     row = max((o.size for o in form.outputs if o.index is Index.ROW), default=0) * wide.itemsize
@@ -54,12 +47,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
 
 
 def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Array]:
-    """Return the outputs of a linear form, computed by its native kernel.
-
-    The arguments are those of the definition.
-
-    Matrices of 256 x 256 and more for scalars, of 512 x 512 and more for others, are XLA's.
-    """
+    """Return the outputs of a linear form, by its native kernel; large matrices are XLA's."""
     if is_wide(linear_form):
         return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
     dtype = arrays[0].dtype
@@ -95,17 +83,9 @@ def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Ar
 def by_rows(
     program: Program, arrays, indices, num_rows: int, num_nodes: int
 ) -> list[jax.Array] | None:
-    """Return the outputs of a program, computed by its native kernel, block by block of rows.
-
-    Args:
-      program: what to compute; one that `runs_by_rows`.
-      arrays: an array for each input, of one dtype, float32 or float64.
-      indices: the index arrays by name.
-    Returns:
-      None where its steps are faster alone.
-    """
+    """Return the outputs of a program, block by block of rows; None if steps are faster alone."""
     parts = layer.num_parts(program, num_rows, num_nodes)
-    if not parts or not has_steps(program) or arrays[0].dtype.name not in ("float32", "float64"):
+    if not parts:
         return None
     module = layer.generate(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
@@ -120,45 +100,24 @@ def by_rows(
     return [r.reshape(o.shape) if isinstance(o, Weights) else r for o, r in outputs]
 
 
-def has_steps(program: Program) -> bool:
-    """Return whether native kernels have all steps of a program."""
-    activated = (s.form for s in program.form_steps if isinstance(s.form, Activated))
-    return all(map(functions.is_written, activated))
-
-
 FORMS = ("eqfuse_form", "eqfuse_linear_form", "eqfuse_activation")
 SUMS = ("add", "add_any")
 
 
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """The program that a function computes.
-
-    Attributes:
-      read: the numbers of the arguments that are its inputs.
-      constants: the number that each output of the function is everywhere, or None.
-      passed: the argument that each output of the function is, or None. The program computes, in
-        order, what is neither.
-    """
+class Traced(NamedTuple):
+    """The program that a function computes: in order, the outputs that are not known without it."""
 
     program: Program
-    read: tuple[int, ...]
-    constants: tuple[float | None, ...]
-    passed: tuple[int | None, ...]
+    read: tuple[int, ...]  # the numbers of the arguments that are its inputs
+    constants: tuple[float | None, ...]  # the number that each output is everywhere, or None
+    passed: tuple[int | None, ...]  # the argument that each output is, or None
 
 
 def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Traced | None:
-    """Return the program of forms and linear forms that a function computes, and what it reads.
+    """Return the program of forms, linear forms and sums that a function computes, or None.
 
-    Sums of two arrays of rows are forms as well.
-
-    Args:
-      function: of arrays; returns a list of arrays.
-      arguments: its arguments, of which the last `num_integers` are index arrays, which go to every
-        form on a graph unchanged.
-      of_nodes: whether the rows of what is not on the graph are nodes.
-    Returns:
-      None where the function computes anything else.
+    The last `num_integers` arguments are index arrays, which go to every form on a graph unchanged;
+    with `of_nodes`, the rows of what is not on the graph are nodes.
     """
     closed = jax.make_jaxpr(function)(*(jax.typeof(a) for a in arguments))
     num_floats = len(arguments) - num_integers
@@ -171,14 +130,14 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
     blocks = _blocks(jaxpr)
     steps = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "broadcast_in_dim" and not _is_variable(eqn.invars[0]):
+        if eqn.primitive.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal):
             constants[eqn.outvars[0]] = np.asarray(eqn.invars[0].val).item()
             continue
         form = _form(eqn, blocks)
         if form is None:
             return None
         reads, rest = eqn.invars[: len(form.inputs)], eqn.invars[len(form.inputs) :]
-        if any(not _is_variable(v) or v not in numbers for v in reads):
+        if any(isinstance(v, Literal) or v not in numbers for v in reads):
             return None
         if rest and rest != indices:
             return None
@@ -192,7 +151,7 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
                 array = dataclasses.replace(array, extent=Extent.NODES)
             if arrays.setdefault(numbers[v], array) != array:  # a sum of weights
                 return None
-    if not all(map(_is_variable, jaxpr.outvars)):
+    if any(isinstance(v, Literal) for v in jaxpr.outvars):
         return None
     passed = dict(zip(jaxpr.invars, read, strict=False))
     computed = [v for v in jaxpr.outvars if v not in constants and v not in passed]
@@ -226,10 +185,6 @@ def as_whole(program: Program, num_rows: int, num_nodes: int) -> Program:
     return Program(tuple(arrays), inputs, program.outputs, tuple(steps), indices)
 
 
-def _is_variable(v) -> bool:
-    return not isinstance(v, Literal)
-
-
 def _blocks(jaxpr) -> dict:
     """Return the blocks of the arrays that linear forms read or write as rows."""
     blocks = {}
@@ -243,39 +198,34 @@ def _blocks(jaxpr) -> dict:
 
 
 def _form(eqn, blocks: dict):
-    """Return the form that an equation computes; None where it is none.
-
-    Args:
-      blocks: see `_blocks`.
-    """
+    """Return the form that an equation computes; None where it is none."""
     if eqn.primitive.name in FORMS:
         return eqn.params["form"]
     operands = (*eqn.invars, *eqn.outvars)
     shapes = {v.aval.shape for v in operands}
     if eqn.primitive.name not in SUMS or len(shapes) > 1 or len(next(iter(shapes))) != 2:
         return None
-    known = {blocks[v] for v in operands if _is_variable(v) and v in blocks}
+    known = {blocks[v] for v in operands if not isinstance(v, Literal) and v in blocks}
     if len(known) > 1:
         return None
     return sum_form(eqn.outvars[0].aval.shape[1], *known)
 
 
 def run_natively(function, arrays, call) -> list:
-    """Evaluate a function of arrays by one kernel where it is a program.
+    """Evaluate the definition of a `layer.Call` by one kernel where it is a program.
 
-    Args:
-      function: of floating point arrays and, for a form on a graph, the index arrays.
-      call: the `layer.Call` that it is a definition of.
+    Its arguments are floating point arrays and, for a form on a graph, the index arrays.
     """
     n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
     summed = call.fused.summed
-    found = traced(function, arrays, len(arrays) - n, summed)
-    if found is None or not (found.program.runs_by_rows or (summed and found.program.steps)):
-        return function(*arrays)
-    kernel = _whole if summed else by_rows
-    indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
-    operands = [arrays[k] for k in found.read]
-    results = kernel(found.program, operands, indices, call.num_rows, call.num_nodes)
+    found, results = traced(function, arrays, len(arrays) - n, summed), None
+    if found and (found.program.runs_by_rows or (summed and found.program.steps)):
+        forms = [step.form for step in found.program.form_steps]
+        if all(functions.is_written(f) for f in forms if isinstance(f, Activated)):
+            kernel = _whole if summed else by_rows
+            indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
+            operands = [arrays[k] for k in found.read]
+            results = kernel(found.program, operands, indices, call.num_rows, call.num_nodes)
     if results is None:
         return function(*arrays)
     shapes, results = jax.eval_shape(function, *arrays), iter(results)
@@ -290,13 +240,9 @@ def run_natively(function, arrays, call) -> list:
     return outputs
 
 
-def _whole(
-    program: Program, arrays, indices, num_rows: int, num_nodes: int
-) -> list[jax.Array] | None:
-    """Return the outputs of a program on a graph, step by step; as `by_rows`."""
+def _whole(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
+    """Return the outputs of a program on a graph, step by step."""
     dtype = arrays[0].dtype.name
-    if dtype not in ("float32", "float64") or not has_steps(program):
-        return None
     full = as_whole(program, num_rows, num_nodes)
     module = native_program.generate(full, dtype, machine.machine(), runtime.WORK_OF_A_THREAD)
     inputs = [a.reshape(1, -1) for a in arrays] + [indices[n] for n in INDEX_ARRAYS]

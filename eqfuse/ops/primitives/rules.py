@@ -16,22 +16,11 @@ from jax.sharding import PartitionSpec
 from eqfuse import _jax_compat
 from eqfuse.ops.ir.form import Multilinear
 
-STATIC = (
-    "form",
-    "num_rows",
-    "num_nodes",
-    "backend",
-    "call",
-    "active",
-    "wanted",
-    "given",
-    "reached",
-)
-"""Parameters of primitives."""
+STATIC = "form", "num_rows", "num_nodes", "backend", "call", "active", "wanted", "given", "reached"
 
 
 def compiled(primitive):
-    """Return the rule for calls outside `jit`: compiled once for each call and shapes."""
+    """Return the rule for calls outside `jit`, compiled once for each call and shapes."""
 
     @functools.partial(jax.jit, static_argnames=STATIC)
     def bind(*arrays, **params):
@@ -46,16 +35,7 @@ def compiled(primitive):
 
 
 def defined_primitive(name: str, function, abstract, *, jvp=None, transpose=None) -> Primitive:
-    """Make a primitive that has a definition, from which every rule follows that is not given.
-
-    Only its lowering is registered elsewhere, in `lowering`.
-
-    Args:
-      name: of the primitive.
-      function: the definition, of arrays and static parameters; returns a list of arrays.
-      abstract: the abstract evaluation.
-      jvp, transpose: rules in the place of those of the definition.
-    """
+    """Make a primitive whose rules, but for those given, follow from its definition `function`."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compiled(primitive))
@@ -135,11 +115,8 @@ def batch_of(function):
 def with_auto_axes(function, arrays, inputs, outputs) -> list[jax.Array]:
     """Return `function(*arrays)`, within which the compiler shards explicit axes of a mesh.
 
-    Args:
-      function: gives a list of arrays.
-      inputs: what the leading axis of each of the first arrays counts (anything hashable), or None.
-      outputs: the same for each result; its leading axis is sharded as that of an array with the
-        same, and no other axis is.
+    `inputs` and `outputs` say what leading axes count (anything hashable), or None; that of a
+    result is sharded as that of an array with the same, and no other axis is.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.explicit_axes or mesh.manual_axes:  # JAX has no way from manual axes to these
@@ -164,10 +141,7 @@ def vary_alike(arrays):
 
 
 def multilinear_primitive(name: str) -> Primitive:
-    """Return a primitive with rules for eager calls, JVP, transpose and dead code.
-
-    Its parameter `form` is an `ir.form.Multilinear`; the others say how many rows there are.
-    """
+    """Return a primitive of a `Multilinear` form with all rules but batching and lowering."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compiled(primitive))
@@ -178,39 +152,20 @@ def multilinear_primitive(name: str) -> Primitive:
 
 
 def bind_reached(primitive, form: Multilinear, arrays, integers, params) -> list:
-    """Return the outputs that anything adds to, from the inputs that something reads.
-
-    Args:
-      primitive: see `multilinear_primitive`.
-      form: what to compute.
-      arrays: one for each of its inputs; None where nothing reads it.
-      integers: what follows them, if the form needs it.
-      params: the other parameters of the primitive.
-    Returns:
-      An array for each output, None for one that is zero.
-    """
+    """Return a form's outputs, None for one that is zero, from the inputs that something reads."""
     reached = form.reached()
     if not any(reached):
         return [None] * len(reached)
     form = form.restrict(reached)
     used = form.used_inputs()
-    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
+    arrays = list(itertools.compress(arrays, used))
     arrays += integers if form.needs_integers else ()
-    results = primitive.bind(*vary_alike(arrays), form=form.drop_inputs(used), **params)
-    results = iter(results)
+    results = iter(primitive.bind(*vary_alike(arrays), form=form.drop_inputs(used), **params))
     return [next(results) if is_reached else None for is_reached in reached]
 
 
 def bind_tangent(primitive, form: Multilinear, arrays, tangents, integers, params) -> list:
-    """Return the tangents of a form's outputs, None where they are zero.
-
-    Args:
-      primitive, params: see `bind_reached`.
-      form: whose derivative it is.
-      arrays: its inputs; those that the tangent does not depend on may be None.
-      tangents: of each input, or None for zero.
-      integers: what follows the inputs.
-    """
+    """Return the tangents of a form's outputs, from those of its inputs; None where one is zero."""
     derivative = form.jvp(tuple(t is not None for t in tangents))
     arrays = [*arrays, *(t for t in tangents if t is not None)]
     return bind_reached(primitive, derivative, arrays, integers, params)
@@ -240,10 +195,11 @@ def _transpose(primitive, cotangents, *arrays, form, **params):
     values += [c for c in cotangents if c is not None]
     transposed = form.transpose(linear, tuple(c is not None for c in cotangents))
     values = iter(bind_reached(primitive, transposed, values, integers, params))
-    results = []
-    for a, is_linear in zip(inputs, linear, strict=True):
-        value = next(values) if is_linear else None
-        results.append(ad.Zero(a.aval) if is_linear and value is None else value)
+    results = [next(values) if is_linear else None for is_linear in linear]
+    results = [
+        ad.Zero(a.aval) if is_linear and value is None else value
+        for a, is_linear, value in zip(inputs, linear, results, strict=True)
+    ]
     return results + [None] * len(integers)
 
 
@@ -260,36 +216,25 @@ def _dce(used_outputs, *rest):
     used = form.used_inputs() if any(form.used_inputs()) else (True,) * n
     form = form.drop_inputs(used)
     keep = [*used, *[form.needs_integers] * (len(eqn.invars) - n)]
-    new = eqn.replace(
-        invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
-        outvars=[v for v, k in zip(eqn.outvars, used_outputs, strict=True) if k],
-        params={**eqn.params, "form": form},
+    invars, outvars = (
+        itertools.compress(eqn.invars, keep),
+        itertools.compress(eqn.outvars, used_outputs),
     )
-    return keep, new
+    return keep, eqn.replace(
+        invars=list(invars), outvars=list(outvars), params={**eqn.params, "form": form}
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchAxes:
-    """Leading axes as rows.
-
-    Where some are sharded on a mesh of explicit axes, these come first: the rows of a device are
-    its own then, whatever the order of the axes.
-
-    Attributes:
-      shape: sizes of the axes.
-      spec: the mesh axes that each is sharded over, or None.
-    """
+    """Leading axes as rows; sharded axes come first, so that the rows of a device are its own."""
 
     shape: tuple[int, ...]
-    spec: tuple
+    spec: tuple  # the explicit axes of a mesh that each is sharded over, or None
 
     @classmethod
     def of(cls, shape, arrays) -> "BatchAxes":
-        """Return the axes `shape`, sharded as those of the arrays.
-
-        Args:
-          arrays: [..., n], whose leading axes broadcast to `shape`.
-        """
+        """Return the axes `shape`, sharded as those of arrays [..., n] that broadcast to them."""
         spec, taken = [None] * len(shape), set()
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.explicit_axes and not mesh.manual_axes:
@@ -303,21 +248,14 @@ class BatchAxes:
 
     @property
     def count(self) -> int:
-        """Return the number of rows."""
         return math.prod(self.shape)
 
     @functools.cached_property
     def _order(self) -> list[int]:
-        """Return the axes as rows have them, those that change slowest first."""
         return sorted(range(len(self.shape)), key=lambda n: self.spec[n] is None)
 
     def rows(self, array, others: int = 1):
-        """Return [rows, n], or [rows] without other axes.
-
-        Args:
-          array: [..., *others], whose leading axes broadcast to the shape.
-          others: how many axes are no leading ones; several become one.
-        """
+        """Return an array [..., *others], whose leading axes broadcast, as [rows, n] or [rows]."""
         rest = array.shape[array.ndim - others :]
         array = jnp.broadcast_to(array, (*self.shape, *rest))
         shape = (self.count, math.prod(rest)) if others else (self.count,)
@@ -340,7 +278,6 @@ class BatchAxes:
 
 
 def _names(axes) -> tuple[str, ...]:
-    """Return the mesh axes that an array's axis is sharded over."""
     if axes is None:
         return ()
     return axes if isinstance(axes, tuple) else (axes,)

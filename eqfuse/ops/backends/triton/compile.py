@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -11,7 +12,6 @@ import linecache
 import math
 import os
 import pathlib
-import queue
 import re
 import subprocess
 import sys
@@ -20,6 +20,7 @@ import threading
 import time
 import types
 import warnings
+from typing import NamedTuple
 
 import eqfuse
 from eqfuse.ops import _cache, _processors
@@ -35,9 +36,8 @@ _XLA_OLDEST, _XLA_EXCLUDED = (11, 8, 0), (12, 3, 103)
 _NVCC = ("nvidia/cu13", "nvidia/cuda_nvcc")
 
 
-@dataclasses.dataclass(frozen=True)
-class Assembled:
-    """What ptxas makes of a kernel: registers and bytes spilled of each thread, machine code."""
+class Assembled(NamedTuple):
+    """Registers and bytes spilled of each thread, and machine code: what ptxas makes of PTX."""
 
     registers: int
     spilled_bytes: int
@@ -45,21 +45,13 @@ class Assembled:
 
 
 def ptx_version(target: str) -> int | None:
-    """Return the version of PTX that is written for "sm_90" or its like, 87 for 8.7.
-
-    For an unknown target it is None, which leaves the version to triton.
-    """
+    """Return the version of PTX that is written, 87 for 8.7; None for an unknown target."""
     capability = int(target.removeprefix("sm_"))
     return 87 if capability <= 100 else _PTX_VERSIONS.get(capability)
 
 
 def assemble(ptx: str) -> Assembled:
-    """Assemble PTX for the target that it names.
-
-    Raises:
-      ImportError: triton, which brings ptxas, is not installed.
-      RuntimeError: ptxas refuses it, with its message.
-    """
+    """Assemble PTX for the target that it names, by triton's ptxas."""
     name = re.search(r"^\.target (\w+)", ptx, re.M)[1]
     run, cubin = _run(of_triton(name), name, ptx, "-v")
     if run.returncode:
@@ -99,14 +91,10 @@ def version(program: pathlib.Path) -> tuple[int, ...] | None:
 
 
 def found_by_xla(plugin: pathlib.Path) -> pathlib.Path | None:
-    """Return the ptxas that XLA will find, or None.
+    """Return the ptxas that XLA will find, or None, given the folder of JAX's CUDA plug-in.
 
     It looks where XLA does (`FindCudaExecutable` of xla/stream_executor/cuda, as it logs it with
-    TF_CPP_VMODULE=subprocess_compilation=2): in bin of the current folder, in PATH, in
-    /usr/local/cuda, and in NVIDIA's packages.
-
-    Args:
-      plugin: the folder of JAX's CUDA plug-in.
+    TF_CPP_VMODULE=subprocess_compilation=2).
     """
     packages = [above / name for above in (plugin.parent, plugin.parent.parent) for name in _NVCC]
     folders = [pathlib.Path(name) for name in os.environ.get("PATH", "").split(os.pathsep)]
@@ -160,28 +148,18 @@ def load(spec: KernelSpec, purpose: str = "compile"):
     """Return the kernel as a triton JITFunction, the same object for the same purpose.
 
     The interpreter writes into the globals of what it runs, so it asks with its own purpose.
-
-    Raises:
-      ImportError: triton is not installed.
-      ValueError: the source does not define the kernel.
     """
     with _SOURCE_LOCK:
         if (spec, purpose) not in _LOADED:
-            _LOADED[spec, purpose] = _execute(spec)
+            path = str(source_file(spec))
+            # triton asks `inspect` for the source; without a time stamp linecache never reads the
+            # file again, so that what is compiled is the spec's text whatever becomes of the file
+            linecache.cache[path] = (len(spec.source), None, spec.source.splitlines(True), path)
+            module = types.ModuleType(spec.name)
+            module.__file__ = path
+            exec(compile(spec.source, path, "exec"), module.__dict__)
+            _LOADED[spec, purpose] = module.__dict__[spec.name]
         return _LOADED[spec, purpose]
-
-
-def _execute(spec: KernelSpec):
-    path = str(source_file(spec))
-    # triton asks `inspect` for the source; without a time stamp linecache never reads the file
-    # again, so that what is compiled is the text of the spec whatever becomes of the file
-    linecache.cache[path] = (len(spec.source), None, spec.source.splitlines(True), path)
-    module = types.ModuleType(spec.name)
-    module.__file__ = path
-    exec(compile(spec.source, path, "exec"), module.__dict__)
-    if spec.name not in module.__dict__:
-        raise ValueError(f"the source of kernel {spec.name} does not define it; see {path}")
-    return module.__dict__[spec.name]
 
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
@@ -193,11 +171,7 @@ _REGISTERS = 65536  # of a processor, for all threads of a program
 
 
 def gpu_target(name: str):
-    """Return Triton's description of "sm_80", "sm_90", "gfx942" and their like.
-
-    Raises:
-      ValueError: a name that is neither, or of a GPU for which jaxlib cannot launch.
-    """
+    """Return Triton's description of "sm_80", "sm_90", "gfx942" and their like."""
     from triton.backends.compiler import GPUTarget
 
     if re.fullmatch(r"sm_\d{2,3}", name):
@@ -221,14 +195,7 @@ def compile_options(spec: KernelSpec, target: str) -> dict:
 
 
 def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], dict]:
-    """Return all stages of the compilation up to PTX ("ptx") or machine code ("amdgcn", "hsaco").
-
-    Returns:
-      The text (or bytes) of each stage by name, and triton's metadata ("name", "shared", ...).
-    Raises:
-      ImportError: triton is not installed.
-      triton.CompilationError: the source is not a kernel.
-    """
+    """Return the text or bytes of each stage by name, up to "ptx" or "hsaco", and metadata."""
     import triton
     from triton._C.libtriton import ir
     from triton.backends.compiler import Language
@@ -247,10 +214,6 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
         if kind.startswith("*")
     }
     names = [parameter.name for parameter in kernel.params]
-    if len(names) != len(spec.parameter_types):
-        raise ValueError(
-            f"kernel {spec.name} has {len(names)} parameters, its spec {len(spec.parameter_types)}"
-        )
     signature = dict(zip(names, spec.parameter_types, strict=True))
     source = ASTSource(kernel, signature, constexprs={}, attrs=attributes)
     context = ir.context()
@@ -279,11 +242,9 @@ def _without_coalesce(make_ttgir):
     """Return Triton's make_ttgir without the pass TritonGPUCoalesce, if there is such a pass.
 
     The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
-    the time of a large kernel of a form and finds one, which is the layout it started from: its
-    blocks hold one element per thread. A Linear's kernel, which is small, loads half as often with
-    it; a fused one less often too, but it takes up to twice the time to compile and more registers
-    (benchmarks/results/kernels.md). Leaving it out cannot change a result, only how memory is read.
-    The function is copied with its own `passes`, so that nobody else's kernels are touched.
+    the time of a large kernel of a form, and finds one. A fused kernel loads less often with it,
+    but takes up to twice the time to compile and more registers (benchmarks/results/kernels.md).
+    No result can change. The function is copied with its own `passes`, for these kernels alone.
     """
     passes = make_ttgir.__globals__.get("passes")
     if "add_coalesce" not in make_ttgir.__code__.co_names or not hasattr(passes, "ttgpuir"):
@@ -317,10 +278,9 @@ def _without_lines(ptx: str) -> str:
 def resources(stages: dict[str, object]) -> tuple[int, int]:
     """Return registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
 
-    PTX is assembled, to "cubin" in `stages`.
-    PTX that spills is given, in `stages`, the fewest registers with which it does not: ptxas spills
-    a few bytes where that lets more programs run at once, which costs our kernels more. All threads
-    of a program must find their registers on one processor; ptxas does not see to that.
+    PTX is assembled, to "cubin" in `stages`; PTX that spills is given the fewest registers with
+    which it does not: ptxas spills a few bytes where that lets more programs run at once, which
+    costs our kernels more. It does not see to it that a processor has so many registers.
     """
     if "ptx" not in stages:
         text = stages["amdgcn"]
@@ -328,8 +288,10 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
         scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
         return int(registers[1]), int(scratch[1])
     best = assemble(stages["ptx"])
+    threads = re.search(r"^\.(?:req|max)ntid (.*)$", stages["ptx"], re.M)[1]
+    threads = math.prod(map(int, threads.split(",")))
     for limit in _REGISTER_STEPS if best.spilled_bytes else ():
-        if limit <= best.registers or limit * _threads(stages["ptx"]) > _REGISTERS:
+        if limit <= best.registers or limit * threads > _REGISTERS:
             continue
         allowed = _with_register_limit(stages["ptx"], limit)
         result = assemble(allowed)
@@ -340,109 +302,54 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
     return best.registers, best.spilled_bytes
 
 
-def _threads(ptx: str) -> int:
-    """Return the threads of a program."""
-    numbers = re.search(r"^\.(?:req|max)ntid (.*)$", ptx, re.M)[1]
-    return math.prod(int(n) for n in numbers.split(","))
-
-
 def _with_register_limit(ptx: str, limit: int) -> str:
-    """Return PTX that grants its kernel more registers, so that ptxas does not spill."""
-    return re.sub(
-        r"^\.(?:req|max)ntid .*$",
-        lambda line: f"{line[0]}\n.maxnreg {limit}",
-        ptx,
-        count=1,
-        flags=re.M,
-    )
+    pattern = re.compile(r"^\.(?:req|max)ntid .*$", re.M)
+    return pattern.sub(lambda line: f"{line[0]}\n.maxnreg {limit}", ptx, count=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel for one target.
+    """A kernel for one target."""
 
-    Attributes:
-      entry: name of the function in the binary.
-      target: "sm_90", "gfx942" or their like.
-      assembly: PTX text, or AMD assembly.
-      binary: machine code: NVIDIA's cubin, of which registers and spills are, or AMD's code object.
-      registers: per thread.
-      spilled_bytes: per thread, stores plus loads; for AMD the scratch memory.
-      num_warps: of a program: those of the spec, or more where fewer would spill.
-      shared_bytes: per program.
-      compile_seconds: what it took when it was compiled.
-      from_disk: whether this process found it on disk.
-    """
-
-    entry: str
-    target: str
-    assembly: str
-    binary: bytes
-    registers: int
-    spilled_bytes: int
-    num_warps: int
-    shared_bytes: int
-    compile_seconds: float
-    from_disk: bool
+    entry: str  # name of the function in the binary
+    target: str  # "sm_90", "gfx942" or their like
+    assembly: str  # PTX or AMD's
+    binary: bytes  # cubin, of which registers and spills are, or AMD's code object
+    registers: int  # per thread
+    spilled_bytes: int  # per thread, stores plus loads; for AMD the scratch memory
+    num_warps: int  # of a program: those of the spec, or more where fewer would spill
+    shared_bytes: int  # per program
+    compile_seconds: float  # what it took when it was compiled
+    from_disk: bool  # whether this process found it on disk
 
 
-@dataclasses.dataclass(frozen=True)
-class CompileCounts:
-    """How often this process compiled a kernel, had it in memory, and read it from disk."""
-
-    compiled: int = 0
-    in_memory: int = 0
-    on_disk: int = 0
-
-
-MOST_WARPS = 8
-"""Warps of a program up to which more are tried where fewer spill."""
+MOST_WARPS = 8  # of a program up to which more are tried where fewer spill
 
 _LOCK = threading.RLock()
 _KERNELS: dict[tuple[KernelSpec, str], CompiledKernel] = {}
-_counts = CompileCounts()
-
-
-def compile_counts() -> CompileCounts:
-    """Return the counts since this process began; those of `compile_many`'s workers included."""
-    return _counts
-
-
-def _count(name: str) -> None:
-    global _counts
-    _counts = dataclasses.replace(_counts, **{name: getattr(_counts, name) + 1})
+COUNTS: collections.Counter[str] = collections.Counter()
+"""How often a kernel was "compiled" (by workers too), and found "in_memory" and "on_disk"."""
 
 
 def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
-    """Return the kernel for `target` ("sm_80", "gfx942", ...), compiled if it is not yet.
-
-    Raises:
-      ImportError: triton is not installed.
-      ValueError: an unknown target.
-      triton.CompilationError: the source is not a kernel.
-    """
+    """Return the kernel for `target` ("sm_80", "gfx942", ...), compiled if it is not yet."""
     with _LOCK:
-        if result := _KERNELS.get((spec, target)):
-            _count("in_memory")
-            return result
         return find(spec, target) or _compile(spec, target)
 
 
 def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
-    """Return the kernel from memory or disk, or None.
-
-    `compiled_elsewhere` counts a worker's kernel.
-    """
+    """Return the kernel from memory or disk, or None; a worker's kernel is `compiled_elsewhere`."""
     with _LOCK:
         if result := _KERNELS.get((spec, target)):
-            _count("in_memory")
+            COUNTS["in_memory"] += 1
             return result
         value = _cache.read_entry(*_place(spec, target))
         if value is None:
             return None
-        kernel = _from_json(value, from_disk=not compiled_elsewhere)
-        _count("compiled" if compiled_elsewhere else "on_disk")
-        return _keep(spec, kernel)
+        COUNTS["compiled" if compiled_elsewhere else "on_disk"] += 1
+        binary = base64.b64decode(value["binary"])
+        value |= {"binary": binary, "from_disk": not compiled_elsewhere}
+        return _keep(spec, CompiledKernel(**value))
 
 
 def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
@@ -456,7 +363,7 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
         kernel = min(kernel, other, key=lambda k: k.spilled_bytes)
     path, key = _place(spec, target)
     _cache.write_entry(path, key, _to_json(kernel))
-    _count("compiled")
+    COUNTS["compiled"] += 1
     return _keep(spec, kernel)
 
 
@@ -512,78 +419,41 @@ def _to_json(kernel: CompiledKernel) -> dict:
     return {**vars(kernel), "binary": base64.b64encode(kernel.binary).decode()}
 
 
-def _from_json(value: dict, from_disk: bool) -> CompiledKernel:
-    binary = base64.b64decode(value["binary"])
-    return CompiledKernel(**{**value, "binary": binary, "from_disk": from_disk})
-
-
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 
 
 def compile_many(specs, target: str, processes: int | None = None) -> list[CompiledKernel]:
-    """Compile the kernels that are neither in memory nor on disk, in parallel.
+    """Return the compiled kernels; those that are neither in memory nor on disk, in parallel.
 
     The workers are fresh interpreters that import neither JAX nor the caller's script, so this may
     be called from anywhere, a script without `if __name__ == "__main__"` included.
-
-    Args:
-      specs: kernels; equal ones are compiled once.
-      target: "sm_80", "sm_90", "gfx942" or their like.
-      processes: workers; as many as there are processors if None.
-    Returns:
-      One compiled kernel for each of `specs`, in order.
-    Raises:
-      RuntimeError: a kernel that does not compile, with the compiler's message.
     """
     specs = list(specs)
     missing = [spec for spec in dict.fromkeys(specs) if find(spec, target) is None]
     missing.sort(key=lambda spec: len(spec.source), reverse=True)
     count = min(len(missing), processes or _processors.usable())
     if count > 1:
-        _run_workers(missing, target, count)
-    result = {spec: find(spec, target, compiled_elsewhere=True) for spec in missing}
-    result = {spec: kernel for spec, kernel in result.items() if kernel is not None}
-    return [result.get(spec) or compile_kernel(spec, target) for spec in specs]
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            parts = (missing[n::count] for n in range(count))
+            errors = list(pool.map(lambda part: _run_worker(part, target), parts))
+        if any(errors):
+            raise RuntimeError("\n".join(filter(None, errors)))
+    for spec in missing:
+        find(spec, target, compiled_elsewhere=True)
+    return [compile_kernel(spec, target) for spec in specs]
 
 
-def _run_workers(specs: list[KernelSpec], target: str, count: int) -> None:
-    tasks: queue.SimpleQueue[KernelSpec] = queue.SimpleQueue()
-    for spec in specs:
-        tasks.put(spec)
-    with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        errors = list(pool.map(lambda _: _feed_worker(tasks, target), range(count)))
-    if any(errors):
-        raise RuntimeError("\n".join(filter(None, errors)))
-
-
-def _feed_worker(tasks, target: str) -> str:
-    """Give one worker a kernel at a time until none is left; return what went wrong, or ""."""
-    environment = {**os.environ, "EQFUSE_CACHE_DIR": str(_cache.cache_folder("compiled").parent)}
-    command = [sys.executable, str(_WORKER), str(pathlib.Path(eqfuse.__file__).parent), target]
-    with (
-        tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
-        ) as worker,
-    ):
-        while True:
-            try:
-                spec = tasks.get_nowait()
-            except queue.Empty:
-                worker.stdin.close()
-                return ""
-            try:
-                worker.stdin.write(spec.to_json() + "\n")
-                worker.stdin.flush()
-                answer = worker.stdout.readline()
-            except BrokenPipeError:
-                answer = ""
-            if answer.strip() != spec.name:
-                worker.kill()
-                log.seek(0)
-                return f"kernel {spec.name} did not compile for {target}:\n{log.read()[-4000:]}"
+def _run_worker(specs: list[KernelSpec], target: str) -> str:
+    """Compile kernels in another process, and return what went wrong, or ""."""
+    run = subprocess.run(
+        [sys.executable, str(_WORKER), str(pathlib.Path(eqfuse.__file__).parent), target],
+        input="\n".join(spec.to_json() for spec in specs),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "EQFUSE_CACHE_DIR": str(_cache.cache_folder("compiled").parent)},
+    )
+    if not run.returncode:
+        return ""
+    failed = next((s for s in specs if not _place(s, target)[0].exists()), specs[-1])
+    return f"kernel {failed.name} did not compile for {target}:\n{run.stdout[-4000:]}"

@@ -14,18 +14,12 @@ from eqfuse.ops.ir.linear import Block
 
 @dataclasses.dataclass(frozen=True)
 class FusedKernel:
-    """A kernel of a fused op and what it is called with.
-
-    Attributes:
-      inputs: names of its inputs: operands of the op and index arrays.
-      shares: how many programs have the same rows, some of the work each.
-      rows: how many one program has.
-    """
+    """A kernel of a fused op and what it is called with."""
 
     spec: KernelSpec
-    inputs: tuple[str, ...]
-    shares: int = 1
-    rows: int = 1
+    inputs: tuple[str, ...]  # names of operands of the op and index arrays
+    shares: int = 1  # programs that have the same rows, some of the work each
+    rows: int = 1  # of one program
 
 
 class FusedEmitter(DenseEmitter):
@@ -33,16 +27,16 @@ class FusedEmitter(DenseEmitter):
 
     An emitter has the methods `column(start)`, which returns the numbers of the columns of a tile
     of the gate, and `mask_of(v, mul)`: which elements of it a part of so many columns has.
-
-    Args:
-      fused: the op.
-      dtype: of its operands, a numpy name.
-      row: the variable of the rows that a program has.
-      columns: how many columns the gate has at a time.
-      warps: of a program.
     """
 
-    def __init__(self, fused: Fused, dtype: str, row: str, columns: int, warps: int):
+    def __init__(
+        self,
+        fused: Fused,
+        dtype: str,
+        row: str,  # the variable of the rows that a program has
+        columns: int,  # of the gate, at a time
+        warps: int,
+    ):
         super().__init__(dtype, fused.linear.linear_form.input_precision)
         self.fused, self.form, self.linear = fused, fused.form, fused.linear
         self.row, self.columns, self.warps = row, columns, warps

@@ -1,48 +1,40 @@
-"""A form as the text of one Triton kernel.
+"""A form as the text of one Triton kernel, in which a thread holds one channel.
 
-Two kinds. Over rows: a program computes a block of rows and channels. Over a graph: a program owns
-a node and a block of channels, walks the edges of that node in order, keeps the sums of the node in
-registers and stores them once; so nothing is added atomically and results are repeatable bit for
-bit. Every thread holds one channel, and the coefficients are literals.
+Over rows, a program computes a block of rows and channels. Over a graph, it owns a node, walks its
+edges in order and stores its sums once: nothing is added atomically, and results are repeatable.
 """
 
 import dataclasses
 import functools
+import math
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
-from eqfuse.ops.backends.triton.text import ArithmeticEmitter, Emitter, component_name, program
+from eqfuse.ops.backends.triton.text import (
+    ArithmeticEmitter,
+    Emitter,
+    component_names,
+    power_of_two,
+    program,
+)
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, ordered_groups, reductions
 
 WARP = 32
-THREADS = 256
-"""Threads of a program at most: they can have 255 registers each."""
+THREADS = 256  # of a program at most: they can have 255 registers each
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The part of a form that one kernel computes.
+    """The part of a form that one kernel computes; segments are pairs (output, segment)."""
 
-    Attributes:
-      form: the whole form.
-      groups: the paths of this kernel, in groups that share values.
-      reduce_over: whose edges are summed, ROW where each row is an output.
-      accumulated: segments (output, segment) that earlier kernels have written, to be added to.
-      zero_segments: segments that no kernel has paths for, to be filled with zeros here.
-      shared: outputs that several kernels add to, kept in float32 or better until all have.
-      dtype: of the operands, a numpy name.
-      edge_lanes: edges that a program has at a time, if that many threads may be: a power of two.
-      all_channels: whether a program has every channel, where several would have them otherwise.
-    """
-
-    form: Form
-    groups: tuple[tuple[Path, ...], ...]
-    reduce_over: Index
-    accumulated: frozenset[tuple[int, int]]
-    zero_segments: frozenset[tuple[int, int]]
-    shared: frozenset[int]
-    dtype: str
-    edge_lanes: int = 1
-    all_channels: bool = False
+    form: Form  # whole
+    groups: tuple[tuple[Path, ...], ...]  # the paths of this kernel, which share values in a group
+    reduce_over: Index  # whose edges are summed, ROW where each row is an output
+    accumulated: frozenset[tuple[int, int]]  # segments that earlier kernels have written, added to
+    zero_segments: frozenset[tuple[int, int]]  # for which no kernel has paths: zeros, here
+    shared: frozenset[int]  # outputs that several kernels add to, in float32 or better until then
+    dtype: str  # of the operands, a numpy name
+    edge_lanes: int = 1  # edges of a program at a time, if threads allow it: a power of two
+    all_channels: bool = False  # of one program, where several would have them otherwise
 
     @property
     def written(self) -> set[tuple[int, int]]:
@@ -54,22 +46,20 @@ class Task:
 def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
     """Return channels of a program and the number of such blocks, one if channels are summed."""
     widest = THREADS if reduces_channels else 128  # a thread each
-    block = min(max(1 << (form.max_mul - 1).bit_length(), 1), widest)
+    block = min(power_of_two(form.max_mul), widest)
     return block, -(-form.max_mul // block)
 
 
-ADDED = 16
-"""Sums that edge lanes add at a time, at most: each takes shared memory."""
+ADDED = 16  # sums that edge lanes add at a time, at most: each takes shared memory
 
 
 @dataclasses.dataclass(frozen=True)
 class FormKernel:
     """A kernel that computes some outputs of a form.
 
-    It is called with the form's inputs `inputs`, the index arrays `index_arrays`, the outputs so
-    far of `continued`, the scalars, and writes the form's outputs `outputs`. An output in `partial`
-    has a leading axis of `channel_blocks`, to be summed. Outputs that are not finished are in
-    float32 or better.
+    It is called with `inputs`, `index_arrays`, the outputs so far of `continued`, and the scalars.
+    An output in `partial` has a leading axis of `channel_blocks`, to be summed. Outputs that are
+    not finished are in float32 or better.
     """
 
     spec: KernelSpec
@@ -94,28 +84,24 @@ class TaskEmitter(Emitter):
         super().__init__()
         self.task, self.form = task, task.form
         self.real = "tl.float64" if task.dtype == "float64" else "tl.float32"
-        written = task.written
-        self.outputs = tuple(sorted({o for o, _ in written}))
-        self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.accumulated}))
+        written = {o for o, _ in task.written}
+        self.outputs = tuple(sorted(written))
+        self.continued = tuple(sorted(written & {o for o, _ in task.accumulated}))
         reduces = task.all_channels or any(not self.form.outputs[o].channels for o in self.outputs)
         self.lanes, self.channel_blocks = blocks(self.form, reduces)
         self.partial = tuple(
             o for o in self.outputs if self.channel_blocks > 1 and not self.form.outputs[o].channels
         )
-        over_rows = task.reduce_over is Index.ROW
-        if not over_rows:
+        self.over_rows = task.reduce_over is Index.ROW
+        if not self.over_rows:
             self.lanes = max(self.lanes, WARP)
-        self.rows = max(1, 4 * WARP // self.lanes) if over_rows else 1
-        self.edges = 1 if over_rows else max(1, min(task.edge_lanes, THREADS // self.lanes))
-        self.leading = self.rows if over_rows else self.edges
-        self.two_axes = over_rows or self.edges > 1
+        self.rows = max(1, 4 * WARP // self.lanes) if self.over_rows else 1
+        self.edges = 1 if self.over_rows else max(1, min(task.edge_lanes, THREADS // self.lanes))
+        self.leading = self.rows if self.over_rows else self.edges
+        self.two_axes = self.over_rows or self.edges > 1
         self.shape = f"[{self.leading}, {self.lanes}]" if self.two_axes else f"[{self.lanes}]"
         self.inputs = tuple(sorted({s.operand for g in task.groups for p in g for s in p.factors}))
         self.adders: set[int] = set()
-
-    @property
-    def over_rows(self) -> bool:
-        return self.task.reduce_over is Index.ROW
 
     def index_arrays(self) -> tuple[str, ...]:
         """Return the index arrays from an edge to rows of operands, and the edge order."""
@@ -129,7 +115,10 @@ class TaskEmitter(Emitter):
 
     def _masks(self):
         present = "present & " if self.over_rows else ""
-        for mul in sorted(filter(self._masked, self._muls())):
+        operands = [self.form.inputs[i] for i in self.inputs]
+        operands += [self.form.outputs[o] for o in self.outputs]
+        muls = {s.mul for o in operands if o.channels for s in o.segments}
+        for mul in sorted(filter(self._masked, muls)):
             self.emit(f"in_{mul} = {present}(lane < {mul})")
 
     def _mask(self, operand: Operand, mul: int | None) -> str:
@@ -145,15 +134,8 @@ class TaskEmitter(Emitter):
         """Return whether some lanes of some program have no channel of a segment of `mul`."""
         return self.over_rows or mul != self.lanes * self.channel_blocks
 
-    def _muls(self):
-        operands = [self.form.inputs[i] for i in self.inputs]
-        operands += [self.form.outputs[o] for o in self.outputs]
-        return {s.mul for o in operands if o.channels for s in o.segments}
-
     def _components(self, o: int, segment: int) -> list[str]:
-        operand = self.form.outputs[o]
-        dim = operand.segments[segment].dim
-        return [component_name(operand, segment, component) for component in range(dim)]
+        return component_names(self.form.outputs[o], segment)
 
     def _reduce(self, names: list[str], axis: int, keep_dims: bool = False):
         """Sum variables over an axis."""
@@ -200,8 +182,7 @@ class TaskEmitter(Emitter):
                 row = f"{operand.name}_before_row"
                 self._load(operand, segment, component, f"before_{component}", row)
             self.emit("tl.debug_barrier()")
-        for component in range(segment.dim):
-            name = component_name(operand, number, component)
+        for component, name in enumerate(self._components(o, number)):
             place, mask = self._place(operand, segment, component)
             if not has_value:
                 rows = 1 if self._owned(operand) else self.leading
@@ -221,17 +202,12 @@ class TaskEmitter(Emitter):
 
     # the kernel
 
-    def scalars(self) -> tuple[str, ...]:
-        if self.over_rows:
-            return ("num_rows",)
-        indices = {self.form.outputs[o].index for o in self.partial}
-        names = [("num_rows", Index.ROW in indices), ("num_nodes", indices - {Index.ROW})]
-        return tuple(name for name, needed in names if needed)
-
     def kernel(self) -> FormKernel:
-        """Return the kernel of the task."""
         self.emit_all()
-        form, arrays, scalars = self.form, self.index_arrays(), self.scalars()
+        form, arrays = self.form, self.index_arrays()
+        indices = {form.outputs[o].index for o in self.partial}
+        scalars = ["num_rows"] * (self.over_rows or Index.ROW in indices)
+        scalars += ["num_nodes"] * (not self.over_rows and bool(indices - {Index.ROW}))
         before = [form.outputs[o].name for o in self.continued]
         names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
         names += [f"{name}_before_ptr" for name in before] + list(scalars)
@@ -308,8 +284,8 @@ class TaskEmitter(Emitter):
             if operand.index is reduce_over:
                 self._row_of(operand)
                 for number, segment in enumerate(operand.segments):
-                    for component in range(segment.dim) if (i, number) in used else ():
-                        name = component_name(operand, number, component)
+                    names = component_names(operand, number) if (i, number) in used else []
+                    for component, name in enumerate(names):
                         self._load(operand, segment, component, name)
         for o in self.outputs:
             operand = self.form.outputs[o]
@@ -356,11 +332,9 @@ class TaskEmitter(Emitter):
             self.emit(f"later_row = {self._fetch(order, '', 2)}")
 
     def _accumulators(self, o: int):
-        operand = self.form.outputs[o]
-        for number, segment in enumerate(operand.segments):
+        for number in range(len(self.form.outputs[o].segments)):
             if (o, number) in self.task.written - self.task.zero_segments:
-                for component in range(segment.dim):
-                    yield component_name(operand, number, component)
+                yield from self._components(o, number)
 
     def _edge(self, in_loop):
         """Write the work of one row: loads, sums, and the outputs of the row itself."""
@@ -376,13 +350,10 @@ class TaskEmitter(Emitter):
         for number, group in enumerate(self.task.groups):
             last.update({(p.output.operand, p.output.segment): number for p in group})
         arithmetic = ArithmeticEmitter(form, self._load, self.emit)
-        arithmetic.loaded(
-            component_name(form.inputs[i], number, component)
-            for i in self.inputs
-            if not in_loop(form.inputs[i])
-            for number, segment in enumerate(form.inputs[i].segments)
-            for component in range(segment.dim)
-        )
+        for i in self.inputs:
+            if not in_loop(form.inputs[i]):
+                for number in range(len(form.inputs[i].segments)):
+                    arithmetic.loaded(component_names(form.inputs[i], number))
         assigned = (
             set()
             if self.over_rows
@@ -390,11 +361,12 @@ class TaskEmitter(Emitter):
         )
         for number, group in enumerate(self.task.groups):
             arithmetic.new_group()
-            for path in sorted(group, key=lambda p: self._vectors(p)):
+            for path in sorted(group, key=self._vectors):
                 arithmetic.add_path(path, self._accumulator(path, assigned))
             for (o, segment), when in last.items():
                 if when == number and o in per_row and form.outputs[o].channels:
-                    self._finish(o, segment, assigned)
+                    self._define(o, segment, assigned)
+                    self._store(o, segment)
         whole = [(o, s) for o, s in last if o in per_row and not form.outputs[o].channels]
         self._add_channels(whole, assigned)
         for o, segment in whole:
@@ -410,22 +382,19 @@ class TaskEmitter(Emitter):
 
     def _accumulator(self, path: Path, assigned: set[str]):
         operand = self.form.outputs[path.output.operand]
+        names = component_names(operand, path.output.segment)
         factors = [self.form.inputs[ref.operand] for ref in path.factors]
         # no factor of the node is zero where there is no edge
         absent = self.edges > 1 and self._owned(operand) and any(map(self._owned, factors))
 
         def accumulate(component: int, expression: str):
-            name = component_name(operand, path.output.segment, component)
+            name = names[component]
             if absent:
                 expression = f"tl.where(present, {expression}, 0.0)"
             self.emit(f"{name} {'+=' if name in assigned else '='} {expression}")
             assigned.add(name)
 
         return accumulate
-
-    def _finish(self, o: int, segment: int, assigned: set[str]):
-        self._define(o, segment, assigned)
-        self._store(o, segment)
 
     def _define(self, o: int, segment: int, assigned: set[str]):
         """Set the components to zero that no path adds to."""
@@ -434,10 +403,7 @@ class TaskEmitter(Emitter):
                 self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
 
     def _add_channels(self, segments, assigned: set[str]):
-        """Sum components of segments (output, segment) over channels in one reduction.
-
-        Each reduction has barriers of its own.
-        """
+        """Sum components of segments over channels in one reduction: each has its barriers."""
         for o, segment in segments:
             self._define(o, segment, assigned)
         names = [name for segment in segments for name in self._components(*segment)]
@@ -447,31 +413,21 @@ class TaskEmitter(Emitter):
         self._reduce(names, *((1, True) if self.two_axes else (0,)))
 
 
+# of a thread at most, by our estimate: no kernel of `benchmarks.products` spills then. It leaves
+# out addresses, and in float64 the coefficients, which take registers there
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
-"""Registers of a thread at most, by our estimate: no kernel of `benchmarks.products` spills then.
-
-The estimate leaves out addresses, and in float64 the coefficients, which take registers there.
-"""
-
+# of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill
 TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
-"""Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
-
-TERMS_OF_A_WALK = 2100
-"""Terms of a kernel that walks edges, at most: one of 2,118 spills on sm_90."""
-
-SIDE_BY_SIDE = 1700
-"""Terms of a kernel that has several edges at a time, at most: of 2,358, some spill."""
-
-THREADS_AT_ONCE = 2**15
-"""Threads that a GPU of 128 multiprocessors runs at once, if each has as many registers as it may.
-"""
+TERMS_OF_A_WALK = 2100  # of a kernel that walks edges, at most: one of 2,118 spills on sm_90
+SIDE_BY_SIDE = 1700  # of a kernel that has several edges at a time, at most: of 2,358, some spill
+THREADS_AT_ONCE = 2**15  # of a GPU of 128 multiprocessors, each with as many registers as it may
 
 
 def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
     """Return the number of edges of a node that a program has at a time: several on a small graph.
 
-    As many as leave each lane two edges on the mean, if all programs still run at once: a small
-    graph does not fill a GPU, and takes as long as one program.
+    A small graph takes as long as one program: each lane has two edges on the mean, if all programs
+    still run at once.
     """
     threads, count = blocks(form, reduces_channels=True)
     threads = max(threads, WARP) * count * num_nodes
@@ -492,28 +448,21 @@ def unsupported_reason(form: Form, dtype: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ...]:
-    """Return the kernels that together compute a form in one dtype, in the order to run.
-
-    Args:
-      form: what to compute; at least one output.
-      dtype: "float32", "float64", "bfloat16" or "float16".
-      edge_lanes: edges of a node that a program has at a time, at most; a power of two.
-    """
+    """Return the kernels that together compute a form in one dtype, in the order to run."""
     return tuple(TaskEmitter(task).kernel() for task in tasks(form, dtype, edge_lanes))
 
 
 @functools.lru_cache(maxsize=1024)
 def tasks(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Task, ...]:
-    """Return the tasks of the kernels of a form; the arguments are those of `kernels`."""
+    """Return the tasks of the kernels of a form."""
     found, accumulated = [], set()
     for reduce_over, outputs in reductions(form).items():
         part = [p for p in form.paths if p.output.operand in outputs]
         groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
         chunks = _chunks(form, reduce_over, groups, dtype)
         touched = {(p.output.operand, p.output.segment) for p in part}
-        zero_segments = {
-            (o, s) for o in outputs for s in range(len(form.outputs[o].segments))
-        } - touched
+        every = {(o, s) for o in outputs for s in range(len(form.outputs[o].segments))}
+        zero_segments = every - touched
         writers = [{p.output.operand for group in chunk for p in group} for chunk in chunks]
         writers[0] |= {o for o, _ in zero_segments}
         shared = frozenset(o for o in outputs if sum(o in written for written in writers) > 1)
@@ -528,7 +477,7 @@ def tasks(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Task, ...]:
 
 
 def _chunks(form: Form, reduce_over: Index, groups, dtype: str):
-    """Return groups of paths in runs that fit one kernel."""
+    """Return groups of paths in runs that fit one kernel each."""
     width = 2 if dtype == "float64" else 1
     most = min(TERMS[dtype], TERMS_OF_A_WALK) if reduce_over.is_node else TERMS[dtype]
     chunks, current = [], []
@@ -560,7 +509,7 @@ def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -
     """Return the most values that a thread holds: those kept by the loop, and of a group."""
     kept, widest = set(), 0
     for group in groups:
-        local = set()
+        local, products = set(), 0
         for path in group:
             output = form.outputs[path.output.operand]
             size = output.segments[path.output.segment].dim
@@ -572,11 +521,7 @@ def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -
                 reused = operand.index is reduce_over or operand.role in (Role.LEFT, Role.RIGHT)
                 dim = operand.segments[ref.segment].dim
                 (kept if reused else local).add(("in", ref, dim))
-        products = max(_pairs(form, path) for path in group)
+            dims = sorted(form.inputs[s.operand].segments[s.segment].dim for s in path.factors)
+            products = max(products, math.prod(dims[-2:]))
         widest = max(widest, products + max((size for *_, size in local), default=0))
     return sum(size for *_, size in kept) + widest
-
-
-def _pairs(form: Form, path: Path) -> int:
-    dims = sorted(form.inputs[s.operand].segments[s.segment].dim for s in path.factors)
-    return dims[-1] * dims[-2] if len(dims) > 1 else dims[-1]

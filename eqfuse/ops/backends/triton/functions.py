@@ -10,12 +10,10 @@ from eqfuse.ops.ir.gate import Activation
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", **COMPARED}
 
-BETWEEN = frozenset((*OPERATORS, "max", "min"))
-"""Functions of two operands, one of which may be a number that is written out."""
+BETWEEN = frozenset((*OPERATORS, "max", "min"))  # one operand may be a number that is written out
 
 
 def literal(value: float, dtype: str) -> str:
-    """Return a number as text."""
     if dtype == "bool":
         return "True" if value else "False"
     if dtype == "int32":
@@ -92,24 +90,18 @@ TEXTS |= {
 
 
 class FunctionEmitter:
-    """Writes functions of values that are named.
-
-    Args:
-      emitter: where their statements go.
-    """
+    """Writes functions of values that are named, with statements of an emitter."""
 
     def __init__(self, emitter: Emitter):
         self.emitter, self._names = emitter, 0
 
     def name(self, text: str) -> str:
-        """Return a variable that holds the value of `text`."""
         self._names += 1
         name = f"f{self._names}"
         self.emitter.emit(f"{name} = {text}")
         return name
 
     def number(self, value: float, dtype: str, function: str) -> str:
-        """Return a number that a function reads, as text."""
         return (literal if function in BETWEEN else constant)(value, dtype)
 
     def apply(self, function: str, values: list[str], dtype: str, out: str, power: int) -> str:
@@ -159,7 +151,6 @@ class FunctionEmitter:
 
     @staticmethod
     def _one(a: str, dtype: str) -> str:
-        """Return ones, as many as there are numbers in a."""
         return f"tl.where({a} == {a}, 1, 1).to(tl.{dtype})"
 
     def _sqrt(self, a: str, dtype: str) -> str:

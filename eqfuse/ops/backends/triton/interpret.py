@@ -7,6 +7,7 @@ runs and restores it after, so that the same process can compile the same kernel
 from __future__ import annotations
 
 import contextlib
+import types
 
 import ml_dtypes
 import numpy as np
@@ -24,25 +25,11 @@ def interpret_count() -> int:
 
 
 def interpret(spec: KernelSpec, inputs, outputs, scalars=(), grid=(1,)) -> None:
-    """Run the kernel over `grid`, writing into `outputs`.
-
-    Args:
-      spec: the kernel.
-      inputs: numpy arrays, C-contiguous; bfloat16 from ml_dtypes.
-      outputs: numpy arrays, C-contiguous and writable. Fill them with NaN to see what is not
-        written.
-      scalars: one int for each name in `spec.scalars`.
-      grid: numbers of programs, one to three.
-    Raises:
-      ValueError: arrays or scalars that do not fit the kernel.
-      ImportError: triton is not installed.
-    """
+    """Run the kernel over `grid`, writing into `outputs`; arrays are NumPy's, C-contiguous."""
     global _count
     spec.check_call(inputs, outputs, scalars)
     if not all(a.flags.c_contiguous for a in (*inputs, *outputs)):
         raise ValueError(f"kernel {spec.name}: arrays must be C-contiguous")
-    if not all(a.flags.writeable for a in outputs):
-        raise ValueError(f"kernel {spec.name}: outputs must be writable")
     kernel = load(spec, purpose="interpret")
     arguments = (*map(_Buffer, inputs), *map(int, scalars), *map(_Buffer, outputs))
     with LANGUAGE_LOCK, _interpreting():
@@ -85,12 +72,6 @@ class _Buffer:
         return self
 
 
-class _AlreadyPatched:
-    @staticmethod
-    def restore():
-        pass
-
-
 def _interpreted(kernel):
     from triton.runtime import interpreter
 
@@ -131,11 +112,7 @@ def _bfloat16_dot(dot):
 
 
 def _reduce_by_halves(self, values):
-    """Reduce tensors over an axis by halves.
-
-    The interpreter itself calls the combining function once for each element, which takes
-    milliseconds.
-    """
+    """Reduce by halves; the interpreter calls the combining function for each element, slowly."""
     axis, dtypes = self.axis, [value.dtype for value in values]
     arrays = [value.handle.data for value in values]
     while arrays[0].shape[axis] > 1:
@@ -160,7 +137,7 @@ def _interpreting():
             scope = scopes[id(function.__globals__)] = patch_language(function)
             # triton 3.6 with numpy >= 2.4: int() of an array of one element raises
             scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
-        return _AlreadyPatched
+        return types.SimpleNamespace(restore=lambda: None)  # at the end, see below
 
     builder = interpreter.InterpreterBuilder
     patches = (

@@ -1,14 +1,14 @@
 """A linear form as the text of one Triton kernel: a list of jobs, each with some of the programs.
 
-A job (`linear_plan`) is a block of an output. For rows it is a matmul, of whose result a program
-computes a tile: rows times components down, channels across. For weights it is a product of rows
-with rows; a program computes a tile of the matrix and walks the rows in order, all of them or one
-of a number of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable bit for
-bit.
+A job is a block of an output. For rows it is a matmul, of whose result a program computes a tile:
+rows times components down, channels across. For weights, a program computes a tile of the matrix
+and walks the rows in order, all or one of some parts, whose sums `reduction` adds, not atomically.
 """
 
 import dataclasses
 import functools
+import math
+from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import SLICE, WARPS, DenseEmitter, power_of_two
@@ -16,20 +16,17 @@ from eqfuse.ops.ir.linear import BlockRef, LinearForm, Rows, Term, Weights
 
 TILE = 32
 WIDE_TILE = 64
-MANY_PROGRAMS, DEEP_PROGRAMS = 264, 128
-"""Programs of wide tiles from which on tiles are wide: two for each multiprocessor of an H100; of
-sums of at least `DEEP` terms about one, since most of their time is in reads of shared memory.
-"""
-DEEP = 96
+# programs of wide tiles from which on tiles are wide: two for each multiprocessor of an H100; of
+# sums of at least `DEEP` terms about one, since most of their time is in reads of shared memory
+MANY_PROGRAMS, DEEP_PROGRAMS, DEEP = 264, 128, 96
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A block of an output and the terms that add to it; for weights, block is 0."""
 
     output: int
     block: int
-    terms: tuple[Term, ...]
+    terms: list[Term]
 
 
 def jobs(linear_form: LinearForm) -> list[Job]:
@@ -39,17 +36,10 @@ def jobs(linear_form: LinearForm) -> list[Job]:
         for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
             result[o, b] = []
     for term in linear_form.terms:
-        o = linear_form.output_of(term)
-        result[o, _output_block(linear_form, term)].append(term)
-    return [Job(o, b, tuple(terms)) for (o, b), terms in result.items()]
-
-
-def _output_block(linear_form: LinearForm, term: Term) -> int:
-    n = len(linear_form.inputs)
-    for slot in (term.x, term.z):
-        if slot is not None and slot.operand >= n:
-            return slot.block
-    return 0
+        slots = (s for s in (term.x, term.z) if s and s.operand >= len(linear_form.inputs))
+        block = next((slot.block for slot in slots), 0)
+        result[linear_form.output_of(term), block].append(term)
+    return [Job(o, b, terms) for (o, b), terms in result.items()]
 
 
 def side(size: int, widest: int) -> int:
@@ -94,29 +84,22 @@ def _programs(linear_form: LinearForm, job: Job, num_rows: int, num_parts: int, 
     return -(-num_rows * block.dim // tile) * -(-block.mul // side(block.mul, tile))
 
 
+# warps of a program of narrow tiles: a thread has 4 by 4 elements, and reads 8 for a term. And of
+# matmuls of TF32 and of 16 bits: with more, Triton takes instructions of an H100 that want both
+# factors with their terms side by side, and what is stored for them meets in one bank
 FEW_WARPS = 2
-"""Warps of a program of narrow tiles: a thread has 4 by 4 elements, and reads 8 for a term. And of
-matmuls of TF32 and of 16 bits: with more, Triton takes instructions of an H100 that want both
-factors with their terms side by side, and what is stored for them in shared memory meets in one
-bank.
-"""
-TOGETHER = 2
-"""Slices at once in a narrow tile, at most: half as often its warps, which are few, wait."""
-TURNED = 4
-"""Slices of a transposed matrix at once, at most: a thread loads 16 bytes of a row."""
-REDUCED = 128
-"""Sums of parts that a program of `reduction` has: few, such that there are many programs."""
-AT_ONCE = 8
-"""Parts that are on the way at the same time."""
+TOGETHER = 2  # slices at once in a narrow tile, at most: its warps, which are few, wait less often
+TURNED = 4  # slices of a transposed matrix at once, at most: a thread loads 16 bytes of a row
+REDUCED = 128  # sums of parts that a program of `reduction` has: few, so that programs are many
+AT_ONCE = 8  # parts that are on the way at the same time
 
 
 @functools.lru_cache(maxsize=512)
 def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TILE) -> KernelSpec:
     """Return the kernel of a linear form, with tiles of at most so many rows and columns.
 
-    Called with the inputs, the index of the sets of weights if there are several, the scalars
-    num_rows and num_parts, and the outputs; with `partial`, weights are [num_parts, ...] sums in
-    float32 or better.
+    It reads the inputs and the index of sets, if there are several; with `partial`, weights are
+    [num_parts, ...] sums in float32 or better.
     """
     text = DenseEmitter(dtype, linear_form.input_precision)
     text.emit("program = tl.program_id(0)")
@@ -192,7 +175,7 @@ class JobEmitter:
         w = f"a{term.w}_ptr"
         shape = linear_form.inputs[term.w].shape
         if linear_form.num_sets:
-            w += f" + set * {_size(shape)}"
+            w += f" + set * {math.prod(shape)}"
         if term.x is None:
             bias = t.load(f"{w} + v", f"inside & (k < 1) & (v < {mul})")
             t.emit(f"total += {_scaled(term.scale, bias)}")
@@ -221,9 +204,8 @@ class JobEmitter:
     def _add_turned(self, term: Term, x: str, w: str, block, mul: int, count: int):
         """Add z times w transposed, so many slices at once.
 
-        A thread loads neighbours of a row of w, and the threads beside it those of other rows.
-        There is a matmul for the first of them, one for the second, and so on, each of a matrix
-        that lies in shared memory as threads read it: in another bank for each.
+        A thread loads neighbours of a row of w: there is a matmul for the first of them, one for
+        the second, and so on, each of a matrix that lies in another bank for each thread.
         """
         t = self.text
         u = f"at + {count} * tl.arange(0, {SLICE})" + "[{}] + " + f"tl.arange(0, {count})"
@@ -256,7 +238,7 @@ class JobEmitter:
             t.emit(f"total = tl.zeros([{height}, {width}], {t.real})")
             for term in self.job.terms:
                 self._add_rows(term, shape)
-            place = f"(part.to(tl.int64) * {sets} + set) * {_size(shape)}"
+            place = f"(part.to(tl.int64) * {sets} + set) * {math.prod(shape)}"
             place += f" + u * {shape[1]} + v" if len(shape) == 2 else " + u + v"
             mask = f"v < {shape[-1]}"
             mask = f"(u < {shape[0]}) & ({mask})" if len(shape) == 2 else mask
@@ -291,15 +273,9 @@ class JobEmitter:
         """Return rows and components by channels [1, ...], of a slice of rows."""
         rows = self.linear_form.inputs[slot.operand]
         block = rows.blocks[slot.block]
-        place = (
-            f"row[:, None] * {rows.size} + {block.offset} + {channel} * {block.dim} + k[:, None]"
-        )
-        mask = f"inside[:, None] & ({channel} < {mul})"
-        return self.text.factor(f"a{slot.operand}_ptr + {place}", mask)
-
-
-def _size(shape) -> int:
-    return shape[0] if len(shape) == 1 else shape[0] * shape[1]
+        place = f"{block.offset} + {channel} * {block.dim} + k[:, None]"
+        address = f"a{slot.operand}_ptr + row[:, None] * {rows.size} + {place}"
+        return self.text.factor(address, f"inside[:, None] & ({channel} < {mul})")
 
 
 def _scaled(scale: float, text: str) -> str:

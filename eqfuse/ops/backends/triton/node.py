@@ -1,9 +1,7 @@
 """A fused op on a graph as the text of two Triton kernels, in which a program owns a node.
 
-Forward: the program walks the edges of its node as the kernel of the product does and writes their
-sums; then it multiplies them by the matrices of the Linear, adds the skip, and applies the gate.
-Backward: it takes the cotangents of its node through the gate and the Linear, to that of the sums,
-from which the kernel of the product's backward goes on.
+Forward, it walks the edges as the kernel of the product does, writes their sums, and goes on with
+the Linear, the skip and the gate. Backward, it takes the cotangents back to that of the sums.
 """
 
 import dataclasses
@@ -25,12 +23,9 @@ from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.gate import Part
 from eqfuse.ops.ir.linear import Term
 
-COLUMNS = WARP
-"""Columns of a tile of a matrix: those that a warp loads at once."""
-MOST_ROWS = 16
-"""Rows of a tile for each warp, at most: loads that a thread has on the way."""
-SUMS = 48
-"""Sums of rows that a thread has, at most."""
+COLUMNS = WARP  # of a tile of a matrix: those that a warp loads at once
+MOST_ROWS = 16  # of a tile for each warp: loads that a thread has on the way
+SUMS = 48  # of rows that a thread has, at most
 
 
 class NodeEmitter(FusedEmitter):
@@ -42,7 +37,6 @@ class NodeEmitter(FusedEmitter):
         super().__init__(fused, dtype, "node", columns, max(1, threads // WARP))
 
     def read_set(self):
-        """Read which set of weights the node has, if there are several."""
         if self.fused.num_sets:
             self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
 
@@ -52,10 +46,7 @@ class NodeEmitter(FusedEmitter):
         return f"{pointer} + set_index * {math.prod(shape)}" if self.set_index else pointer
 
     def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
-        """Return a loop over `mul` columns, and where in a turn of it each tile begins.
-
-        Some tiles share the loads of the row of `dim` components that they are multiplied with.
-        """
+        """Return a loop over `mul` columns, and where in a turn each tile begins."""
         starts = range(0, mul, self.columns)[: 4 if dim == 1 else 2]
         step = len(starts) * self.columns
         return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", list(starts)
@@ -67,12 +58,9 @@ class NodeEmitter(FusedEmitter):
         return f"{v} < {mul}"
 
     def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
-        """Return scale * row times a matrix, [columns] for each tile and component.
+        """Return scale * row times a matrix of `size` rows, [columns] for each tile and component.
 
-        Args:
-          row: called with the numbers of rows of the matrix and a component, gives an address.
-          matrix: called with the numbers of rows and the start of a tile, gives the tile.
-          size: rows of the matrix.
+        `row(u, component)` is an address, and `matrix(u, start)` a tile, of the rows u.
         """
         rows = SUMS // (dim * len(starts))
         rows = min(MOST_ROWS, max(1, power_of_two(rows + 1) // 2)) * self.warps
@@ -97,9 +85,9 @@ class NodeEmitter(FusedEmitter):
             every, reduced = ", ".join(some), ", ".join(f"{name}_sum" for name in some)
             if len(some) == 1:
                 self.emit(f"{reduced} = tl.sum({every}, 0)")
-                continue
-            self.sums.add(len(some))
-            self.emit(f"{reduced} = tl.reduce(({every}), 0, add_{len(some)})")
+            else:
+                self.sums.add(len(some))
+                self.emit(f"{reduced} = tl.reduce(({every}), 0, add_{len(some)})")
         scaled = "" if scale == 1.0 else f"{scale!r} * "
         return [[self.name(f"{scaled}{name}_sum") for name in sums] for sums in totals]
 
@@ -146,12 +134,9 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
 
 @functools.lru_cache(maxsize=256)
 def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> FusedKernel:
-    """Return the kernel that writes the cotangent of the sums, `dm`, of an op that only mixes.
+    """Return the kernel that writes the cotangent of the sums, `dm`, of an epilogue.
 
     With a cotangent of the gated row it writes that of the pre-activation too, `dz`.
-
-    Args:
-      given: which cotangents of the outputs there are.
     """
     names = fused.cotangents(given)
     lanes = max(WARP, power_of_two(fused.form.max_mul))
@@ -178,24 +163,22 @@ def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> FusedKerne
 
 def _write_mixed(t: NodeEmitter, part: Part):
     """Write a block of the pre-activation: the Linear of the sums, bias and skip."""
-    loop, starts = t.column_groups(part.mul, t.linear.blocks_out[part.block].dim)
+    dim = t.linear.blocks_out[part.block].dim
+    loop, starts = t.column_groups(part.mul, dim)
     with t.block(loop):
         places = [Place(t, part, t.column(start)) for start in starts]
-        added = [_added(t, place) for place in places]
-        for place, values, more in zip(places, _mixed(t, part, starts), added, strict=True):
-            for k, (value, terms) in enumerate(zip(values, more, strict=True)):
-                place.store(place.of_z("", k), " + ".join([value, *terms]))
-
-
-def _added(t: NodeEmitter, place: Place) -> list[list[str]]:
-    """Return the terms that are added to each component: bias and skip."""
-    terms: list[list[str]] = [[] for _ in range(place.block.dim)]
-    for bias in t.linear.biases(place.part.block):
-        terms[0].append(place.load(f"{t.weights(bias)} + {place.v}"))
-    if t.fused.skip:
-        for k, more in enumerate(terms):
-            more.append(place.load(place.of_z("skip", k)))
-    return terms
+        added = []
+        for place in places:
+            terms: list[list[str]] = [[] for _ in range(dim)]
+            for bias in t.linear.biases(part.block):
+                terms[0].append(place.load(f"{t.weights(bias)} + {place.v}"))
+            if t.fused.skip:
+                for k, more in enumerate(terms):
+                    more.append(place.load(place.of_z("skip", k)))
+            added.append(terms)
+        for place, values, terms in zip(places, _mixed(t, part, starts), added, strict=True):
+            for k, (value, more) in enumerate(zip(values, terms, strict=True)):
+                place.store(place.of_z("", k), " + ".join([value, *more]))
 
 
 def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
@@ -224,8 +207,8 @@ def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
     loop, starts = t.column_groups(block.mul, block.dim)
     with t.block(loop):
         results = []
-        for term in (term for term in t.linear.linear_form.terms if term.x is not None):
-            if term.x.block != number:
+        for term in t.linear.linear_form.terms:
+            if term.x is None or term.x.block != number:
                 continue
             whole = t.linear.block_of(term)
             width = t.linear.blocks_out[whole].mul

@@ -9,7 +9,6 @@ from jax.interpreters import mlir
 
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton import linear
-from eqfuse.ops.backends.triton.form import FormKernel
 from eqfuse.ops.backends.triton.runtime import lower_gpu, lower_interpret
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir.form import Form
@@ -28,16 +27,9 @@ launch_p.multiple_results = True
 def launch(
     spec: KernelSpec, arrays, shapes, scalars, grid: tuple[int, ...], backend: str, aliases=()
 ):
-    """Run a kernel.
+    """Run a kernel on arrays and scalars; return outputs of these shapes.
 
-    Args:
-      spec: the kernel.
-      arrays: its inputs, in order.
-      shapes: of its outputs, whose dtypes are those of the spec.
-      scalars: one int for each of `spec.scalars`.
-      grid: how many programs along each axis.
-      backend: "triton", or "triton-interpret".
-      aliases: pairs (input, output) that are one array: the kernel adds to what is there.
+    `aliases` are pairs (input, output) that are one array: the kernel adds to what is there.
     """
     return launch_p.bind(
         *arrays,
@@ -60,8 +52,7 @@ def _abstract(*arrays, spec, shapes, **params):
 
 def _lower(ctx, *operands, spec, shapes, scalars, grid, backend, aliases):
     lower = lower_gpu if backend == "triton" else lower_interpret
-    avals = ctx.avals_in, ctx.avals_out
-    return lower(ctx, spec, operands, *avals, scalars, grid, aliases=aliases)
+    return lower(ctx, spec, operands, scalars, grid, aliases)
 
 
 def _lower_cpu(ctx, *operands, backend, **params):
@@ -76,14 +67,7 @@ for _platform in ("cuda", "rocm"):
 
 
 def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    """Return the outputs of a form, computed by its kernels.
-
-    Args:
-      form: what to compute.
-      inputs: an array for each input of the form.
-      indices: the index arrays by name.
-      backend: "triton", or "triton-interpret" to interpret those kernels on a CPU.
-    """
+    """Return the outputs of a form, computed by its kernels; `indices` are arrays by name."""
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
     dtype = inputs[0].dtype.name
@@ -94,10 +78,14 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend
         aliases = tuple(
             (len(arrays) + n, kernel.outputs.index(o)) for n, o in enumerate(kernel.continued)
         )
+        shapes = (form.outputs[o].shape(num_rows, num_nodes) for o in kernel.outputs)
         written = launch(
             kernel.spec,
             [*arrays, *(results[o] for o in kernel.continued)],
-            [_shape(form, kernel, o, num_rows, num_nodes) for o in kernel.outputs],
+            [
+                (kernel.channel_blocks, *shape) if o in kernel.partial else shape
+                for o, shape in zip(kernel.outputs, shapes, strict=True)
+            ],
             [sizes[name] for name in kernel.spec.scalars],
             kernel.grid(num_rows, num_nodes),
             backend,
@@ -109,15 +97,8 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend
     return [a.astype(inputs[0].dtype) for a in whole]
 
 
-def _shape(form: Form, kernel: FormKernel, output: int, num_rows: int, num_nodes: int):
-    shape = form.outputs[output].shape(num_rows, num_nodes)
-    return (kernel.channel_blocks, *shape) if output in kernel.partial else shape
-
-
-ROWS_OF_A_PART = 128
-"""The fewest rows that a program walks for its sum of a gradient of weights."""
-MOST_PARTS = 256
-"""The most such sums; fewer where they would take more memory than the linear form reads."""
+ROWS_OF_A_PART = 128  # the fewest that a program walks for its sum of a gradient of weights
+MOST_PARTS = 256  # such sums; fewer where they would take more memory than the linear form reads
 
 
 def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:

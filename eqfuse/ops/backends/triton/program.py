@@ -1,8 +1,7 @@
 """A program that runs whole as one Triton kernel: one block takes its steps one after the other.
 
-Arrays between the steps lie in scratch memory, which an array leaves to others after its last use.
-Before a step that reads what another has written, or writes where another has read or written,
-stands a barrier: `barriers` decides where. Steps of equal text are one function.
+Arrays between the steps lie in scratch memory, which an array leaves to others after its last use;
+`barriers` decides where steps wait. Steps of equal text are one function.
 """
 
 import contextlib
@@ -11,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import math
+from typing import NamedTuple
 
 from eqfuse.ops.backends.triton import linear
 from eqfuse.ops.backends.triton.functions import (
@@ -25,10 +25,10 @@ from eqfuse.ops.backends.triton.text import (
     ArithmeticEmitter,
     DenseEmitter,
     Emitter,
-    component_name,
+    component_names,
     power_of_two,
 )
-from eqfuse.ops.ir.form import Form, Index, Operand, ordered_groups
+from eqfuse.ops.ir.form import Form, Index, Operand
 from eqfuse.ops.ir.linear import LinearForm, Weights
 from eqfuse.ops.ir.program import (
     Copy,
@@ -42,11 +42,12 @@ from eqfuse.ops.ir.program import (
     Step,
 )
 
+# dtypes in memory
 STORED = {"bool": "int32", "int32": "int32", "float32": "float32", "float64": "float64"}
-"""Dtypes in memory."""
-
-REDUCED = 64
-"""Elements of a sum that are added side by side, at most."""
+REDUCED = 64  # elements of a sum that are added side by side, at most
+MOST_CHANNELS = 128
+TILE = 64
+WARPS = 8
 
 
 @contextlib.contextmanager
@@ -62,12 +63,11 @@ def elements(t: Emitter, size: int, threads: int, width: int = 0):
         yield
 
 
-def place(index: str, axes) -> str:
-    """Return the offset of the element that is read at `index`, a number in the order of the axes.
-
-    Args:
-      axes: (size, stride, ...) of each axis, neighbours joined.
-    """
+def place(
+    index: str,
+    axes,  # (size, stride, ...) of each, neighbours joined
+) -> str:
+    """Return the offset of the element at `index`, a number in the order of the axes."""
     parts, after = [], math.prod(size for size, *_ in axes)
     for n, (size, stride, *_) in enumerate(axes):
         after //= size
@@ -111,8 +111,7 @@ def _loaded(address: str, dtype: str, other: str = "0") -> str:
 def write_copy(t: Emitter, step: Copy, arrays, names: dict[int, str], threads: int) -> list[int]:
     """Write a copy, with sizes and strides as arguments, so that one function serves many.
 
-    Returns:
-      The numbers that it is called with behind the pointers: `n0`, `n1`, ...
+    They are the numbers `n0`, `n1`, ..., with which it is called behind the pointers.
     """
     dtype = arrays[step.write].dtype
     [read] = step.reads
@@ -214,25 +213,11 @@ WRITERS = {
     Gather: write_gather,
     ScatterAdd: write_scatter_add,
 }
-"""By the kind of step that is no form, with the names of the pointers to arrays in memory.
-
-They return the numbers that the step's function is called with behind the pointers.
-"""
-
-
-MOST_CHANNELS = 128
-TILE = 64
+"""By the kind of step that is no form; `names` are the pointers to arrays in memory."""
 
 
 class FormEmitter(DenseEmitter):
-    """Writes a form; pointers have the names of operands and of index arrays.
-
-    Args:
-      form: what to compute.
-      dtype: of its operands.
-      num_rows, num_nodes: how many there are.
-      threads: of the block.
-    """
+    """Writes a form; pointers have the names of operands and of index arrays."""
 
     def __init__(self, form: Form, dtype: str, num_rows: int, num_nodes: int, threads: int):
         super().__init__(dtype)
@@ -241,7 +226,6 @@ class FormEmitter(DenseEmitter):
         self.rows = max(1, threads // self.channels)
 
     def emit_all(self):
-        """Write all outputs, those of one kind of row together."""
         for index in dict.fromkeys(o.index for o in self.form.outputs):
             written = [o for o, operand in enumerate(self.form.outputs) if operand.index is index]
             paths = tuple(p for p in self.form.paths if p.output.operand in written)
@@ -251,10 +235,9 @@ class FormEmitter(DenseEmitter):
                 self.emit(f"own = (first + tl.arange(0, {self.rows}))[:, None]")
                 self.emit(f"owned = own < {count}")
                 self.emit(f"lane = tl.arange(0, {self.channels})[None, :]")
-                for o in written:
-                    for name, _, _ in self._components(o):
-                        zeros = f"tl.zeros([{self.rows}, {self.channels}], {self.real})"
-                        self.emit(f"{name} = {zeros}")
+                zeros = f"tl.zeros([{self.rows}, {self.channels}], {self.real})"
+                for name, _, _ in itertools.chain(*map(self._components, written)):
+                    self.emit(f"{name} = {zeros}")
                 self._walk(part, index) if index.is_node else self._add(part, "own", "owned")
                 for o in written:
                     self._store(o)
@@ -262,8 +245,8 @@ class FormEmitter(DenseEmitter):
     def _components(self, o: int):
         operand = self.form.outputs[o]
         for number, segment in enumerate(operand.segments):
-            for component in range(segment.dim):
-                yield component_name(operand, number, component), segment, component
+            for component, name in enumerate(component_names(operand, number)):
+                yield name, segment, component
 
     def _walk(self, part: Form, index: Index):
         order, offsets = index.edge_arrays
@@ -295,14 +278,7 @@ class FormEmitter(DenseEmitter):
             place, mask = self._place(operand, segment, component, present)
             self.emit(f"{name} = {self.loaded(f'{operand.name}_row + {place}', mask)}")
 
-        def accumulator(path):
-            operand, segment = self.form.outputs[path.output.operand], path.output.segment
-            return lambda component, expression: self.emit(
-                f"{component_name(operand, segment, component)} += {expression}"
-            )
-
-        arithmetic = ArithmeticEmitter(part, load, self.emit)
-        arithmetic.add_groups(ordered_groups(part), accumulator)
+        ArithmeticEmitter(part, load, self.emit).add_all()
 
     def _place(self, operand: Operand, segment, component: int, present: str):
         offset = segment.offset + component * segment.component_stride
@@ -326,8 +302,7 @@ class _Job(linear.JobEmitter):
     """Writes a job whose programs are the turns of a loop."""
 
     def together(self, size: int, most: int) -> int:
-        """Return 1: a sequence is long to compile."""
-        return 1
+        return 1  # a sequence is long to compile
 
     @contextlib.contextmanager
     def _mine(self, count: str):
@@ -349,21 +324,12 @@ def emit_linear(form: LinearForm, dtype: str, num_rows: int) -> DenseEmitter:
     return text
 
 
-WARPS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class ProgramKernel:
-    """The kernel of a program: called with its inputs, writes its outputs and scratch memory.
-
-    Attributes:
-      scratch: elements of scratch memory, of the dtype of the forms.
-      guarded: the numbers of the steps that a barrier stands before.
-    """
+class ProgramKernel(NamedTuple):
+    """The kernel of a program: called with its inputs, writes its outputs and scratch memory."""
 
     spec: KernelSpec
-    scratch: int
-    guarded: frozenset[int]
+    scratch: int  # elements of scratch memory, of the dtype of the forms
+    guarded: frozenset[int]  # the numbers of the steps that a barrier stands before
 
 
 def cost(program: Program) -> int:

@@ -1,16 +1,15 @@
 """Kernels of a fused op over rows: a tile of rows, the product, and matmuls of it.
 
-A program has `ROWS` rows. A component of an operand, of the product or of the pre-activation is
-[ROWS, channels], so that a matmul is of one component, and its result has the components that
-arithmetic reads: nothing is stacked or taken apart. A tile has more channels than rows, since
-Triton gives the warps of several matmuls of such tiles other channels, and of others other rows,
-which are too few for them.
+A component of an operand, of the product or of the pre-activation is [ROWS, channels], so that a
+matmul is of one component: nothing is stacked or taken apart. A tile has more channels than rows,
+since Triton gives warps other channels of such tiles, and of others other rows, which are too few.
 """
 
 import contextlib
-import dataclasses
 import functools
+import itertools
 import math
+from dataclasses import replace
 
 from eqfuse.ops.backends.triton.epilogue import (
     FusedEmitter,
@@ -18,53 +17,39 @@ from eqfuse.ops.backends.triton.epilogue import (
     write_cotangent,
     write_gated,
 )
-from eqfuse.ops.backends.triton.text import (
-    SLICE,
-    ArithmeticEmitter,
-    component_name,
-    power_of_two,
-)
-from eqfuse.ops.ir.form import Form, Index, ordered_groups
+from eqfuse.ops.backends.triton.text import SLICE, ArithmeticEmitter, component_names, power_of_two
+from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.fused import Fused, backward_form
 from eqfuse.ops.ir.gate import Part, Tile
 from eqfuse.ops.ir.linear import Term
 
-ROWS = 16
-"""Rows of a tile: those of one instruction of the matrix unit."""
-WIDTHS = 32, 64
-"""Columns of a tile that is a matmul's result, of few channels and of many."""
+ROWS = 16  # of a tile: those of one instruction of the matrix unit
+WIDTHS = 32, 64  # columns of a tile that is a matmul's result, of few channels and of many
+# a thread has four elements of [ROWS, 8], the fewest of the matrix unit
 COLUMNS_OF_A_WARP = 8
-"""Columns of a warp: a thread has four elements of [ROWS, 8], the fewest of the matrix unit."""
 
 
 class RowEmitter(FusedEmitter):
-    """Writes a fused kernel over rows.
+    """Writes a fused kernel over rows."""
 
-    Args:
-      fused, dtype: as in `FusedEmitter`.
-      channels: of the product, at a time.
-      width: columns of a matmul's result.
-
-    Attributes:
-      out: the output of the product.
-      integers: the inputs that are int32.
-    """
-
-    def __init__(self, fused: Fused, dtype: str, channels: int, width: int):
+    def __init__(
+        self,
+        fused: Fused,
+        dtype: str,
+        channels: int,  # of the product, at a time
+        width: int,  # columns of a matmul's result
+    ):
         super().__init__(fused, dtype, "row", WIDTHS[0], width // COLUMNS_OF_A_WARP)
-        self.rows, self.channels, self.width = ROWS, channels, width
+        self.channels, self.width = channels, width
         self.chunks = -(-self.form.max_mul // channels)
         [self.out] = self.form.outputs
         self.integers = self.set_index + ["receivers"] * self.form.on_graph
 
-    def inputs(self, *others: str) -> list[str]:
-        """Return operands of the product, `others`, and index arrays."""
-        return [*(o.name for o in self.form.inputs), *others, *self.integers]
-
-    def finished(self, stem, note, inputs, outputs: dict, shares, *more: str) -> FusedKernel:
-        """Return the kernel of the lines so far, of the scalars `num_rows` and more."""
+    def finished(self, stem, note, inputs, outputs: dict, shares, *scalars: str) -> FusedKernel:
+        """Return the kernel of the lines so far, which reads the product's inputs and `inputs`."""
         note = f"{note}\n{self.form!r}\nmixed to {self.linear.irreps_out}"
-        scalars = "num_rows", *more
+        inputs = [*(o.name for o in self.form.inputs), *inputs, *self.integers]
+        scalars = "num_rows", *scalars
         return self.kernel(stem, note, inputs, self.integers, outputs, scalars, shares, ROWS)
 
     # rows and channels
@@ -76,12 +61,11 @@ class RowEmitter(FusedEmitter):
         """
         self.emit("program = tl.program_id(0)")
         self.emit(f"share = program % {shares}")
-        self.rows_from(f"program // {shares} * {self.rows}", "num_rows")
+        self.rows_from(f"program // {shares} * {ROWS}", "num_rows")
 
     def rows_from(self, first: str, stop: str):
-        """Write which rows a tile has."""
         self.emit(f"first = {first}")
-        self.emit(f"inside = tl.arange(0, {self.rows})[:, None]")
+        self.emit(f"inside = tl.arange(0, {ROWS})[:, None]")
         self.emit(f"present = inside < {stop} - first")
         self.emit(f"inside = tl.minimum(inside, {stop} - 1 - first)")
         self.emit("row = first.to(tl.int64) + inside")
@@ -91,7 +75,6 @@ class RowEmitter(FusedEmitter):
             self.emit("node = tl.load(receivers_ptr + row).to(tl.int64)")
 
     def row_pointers(self, operands):
-        """Write where the first row of a tile begins, and offsets of its rows from there."""
         for operand in operands:
             name, size = operand.name, operand.size
             of_node = operand.index is Index.RECEIVER
@@ -99,35 +82,27 @@ class RowEmitter(FusedEmitter):
             self.emit(f"{name}_first = {name}_ptr + {start}")
             self.emit(f"{name}_row = {'0' if of_node else f'inside * {size}'}")
 
-    @contextlib.contextmanager
     def all_channels(self):
-        """Write a loop over chunks of channels, if there are several; see `lanes`."""
-        if self.chunks == 1:
-            self.emit("chunk = 0")
-            yield
-        else:
-            with self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):"):
-                yield
+        """Return a loop over chunks of channels, if there are several."""
+        if self.chunks > 1:
+            return self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):")
+        self.emit("chunk = 0")
+        return contextlib.nullcontext()
 
     def lanes(self, operands):
-        """Write the channels of a chunk, [1, CHANNELS], and which channels operands have.
-
-        The mask of segments of 40 channels is `in_40`.
-        """
+        """Write the channels of a chunk, [1, CHANNELS], and the mask `in_40` of segments of 40."""
         self.emit(f"lane = (chunk * {self.channels} + tl.arange(0, {self.channels}))[None, :]")
         for mul in sorted({s.mul for o in operands if o.channels for s in o.segments}):
             if not self.fills(mul):
                 self.emit(f"in_{mul} = lane < {mul}")
 
     def fills(self, mul: int) -> bool:
-        """Return whether segments of so many channels have all channels of all chunks."""
         return mul == self.chunks * self.channels
 
     def apart(self, number: int):
-        """Return a block of its own, which always runs, for what one segment of the product takes.
+        """Return a block, which always runs, for what one segment of the product takes.
 
-        Compilers compute a value where it is used: without blocks they add up all segments at the
-        end, and keep the factors until then. What a block adds to a sum is computed in it.
+        Without blocks, compilers add up all segments at the end, and keep the factors until then.
         """
         return self.block(f"if num_rows != {-1 - number}:")
 
@@ -142,50 +117,35 @@ class RowEmitter(FusedEmitter):
         mask = "" if self.fills(segment.mul) else f"in_{segment.mul}"
         return f"{start} + lane * {segment.channel_stride})", mask
 
-    def load_component(self, operand, segment, component, name):
-        """Write the load of a component, as `ArithmeticEmitter` asks for it."""
-        address, mask = self.place(operand, segment, component)
-        self.emit(f"{name} = {self.widened(self.loaded_where(address, mask))}")
-
     def loaded_where(self, address: str, *masks: str) -> str:
-        """Return the text of what lies there, zero where a mask is not true; "" is no mask."""
+        """Return a load, zero where a mask is not true; "" is no mask."""
         mask = " & ".join(f"({m})" for m in masks if m)
         return f"tl.load({address}, mask={mask}, other=0.0)" if mask else f"tl.load({address})"
 
-    def zeros(self, *shape: int) -> str:
-        return f"tl.zeros([{', '.join(map(str, shape))}], {self.real})"
+    def zeros(self, height: int, width: int) -> str:
+        return f"tl.zeros([{height}, {width}], {self.real})"
 
     def arithmetic(self, form: Form, paths, given=()):
-        """Add what paths of a form compute to variables, the components of its outputs.
+        """Add what paths compute to the components of outputs; those `given` are variables."""
 
-        Args:
-          given: components of inputs that are variables already.
-        """
-        part = Form(form.inputs, form.outputs, tuple(paths))
-        emitter = ArithmeticEmitter(part, self.load_component, self.emit)
+        def load(operand, segment, component, name):
+            address, mask = self.place(operand, segment, component)
+            self.emit(f"{name} = {self.widened(self.loaded_where(address, mask))}")
+
+        emitter = ArithmeticEmitter(replace(form, paths=tuple(paths)), load, self.emit)
         emitter.loaded(given)
+        emitter.add_all()
 
-        def accumulator(path):
-            operand = part.outputs[path.output.operand]
-
-            def accumulate(component, expression):
-                name = component_name(operand, path.output.segment, component)
-                self.emit(f"{name} += {expression}")
-
-            return accumulate
-
-        emitter.add_groups(ordered_groups(part), accumulator)
-
-    def names_of(self, operand, segment: int) -> list[str]:
-        """Return the variables of the components of a segment."""
-        dim = operand.segments[segment].dim
-        return [component_name(operand, segment, k) for k in range(dim)]
+    def clear(self, operand, segment: int) -> list[str]:
+        """Set the components of a segment to zero, [ROWS, CHANNELS], and return their names."""
+        names = component_names(operand, segment)
+        for name in names:
+            self.emit(f"{name} = {self.zeros(ROWS, self.channels)}")
+        return names
 
     def product(self, segment: int) -> list[str]:
         """Return the components of a segment of the product, [ROWS, CHANNELS]."""
-        names = self.names_of(self.out, segment)
-        for name in names:
-            self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
+        names = self.clear(self.out, segment)
         paths = [p for p in self.form.paths if p.output.segment == segment]
         self.arithmetic(self.form, paths)
         return names
@@ -219,21 +179,17 @@ class RowEmitter(FusedEmitter):
         more = f" + tl.cast({which}, tl.int64) * {math.prod(shape)}"
         return pointer + more if self.set_index else pointer
 
-    @contextlib.contextmanager
     def sets(self):
-        """Write a loop over the sets of weights, if rows choose one of several."""
+        """Return a loop over the sets of weights, if there are several."""
         if not self.fused.num_sets:
-            yield
-        else:
-            with self.block(f"for which in tl.range(0, {self.fused.num_sets}, num_stages=1):"):
-                yield
+            return contextlib.nullcontext()
+        return self.block(f"for which in tl.range(0, {self.fused.num_sets}, num_stages=1):")
 
     def of_set(self, left: str) -> str:
         """Return a factor of the rows that have the set `which` of weights, zero for others."""
         return f"tl.where(set_index == which, {left}, 0.0)" if self.fused.num_sets else left
 
     def add_dot(self, total: str, left: str, right: str):
-        """Add a matmul of factors to `total`."""
         if self.dtype != self.wide:
             left = f"({left}).to(tl.{self.dtype})"
         self.emit(
@@ -244,7 +200,6 @@ class RowEmitter(FusedEmitter):
     # the pre-activation
 
     def dim(self, part: Part) -> int:
-        """Return components of a part."""
         return self.linear.blocks_out[part.block].dim
 
     def column(self, start: int) -> str:
@@ -254,23 +209,32 @@ class RowEmitter(FusedEmitter):
         return f"present & ({v} < {mul})"
 
 
-def width_for(mul: int) -> int:
+def width_for(muls) -> int:
     """Return the columns of tiles for so many channels."""
-    return min(max(power_of_two(mul), WIDTHS[0]), WIDTHS[-1])
+    return min(max(power_of_two(max(muls)), WIDTHS[0]), WIDTHS[-1])
 
 
-SUMS = 96
-"""Sums of the pre-activation that a thread has, at most; one in float64 counts twice."""
+def packed(units, sizes, most: int) -> list[list]:
+    """Return units in order, in lists of a size of at most `most`, or of one."""
+    result, total = [], 0
+    for unit, size in zip(units, sizes, strict=True):
+        if not result or total + size > most:
+            result.append([])
+            total = 0
+        total += size
+        result[-1].append(unit)
+    return result
+
+
+SUMS = 96  # of the pre-activation or of gradients that a thread has, at most; float64 counts twice
+# that a thread may hold beside them: with 160 it spills 640 bytes at most, with 224 up to 16 kB
+# for an H100
 FACTORS = 160
-"""Factors that a thread may hold beside them: with 160 it spills 640 bytes at most, with 224 up to
-16 kB for an H100.
-"""
 
 
 def unsupported_reason(fused: Fused, dtype: str) -> str:
     """Return why a forward kernel would spill most of what it holds, or ""."""
-    writer = _Forward(fused, dtype)
-    held = writer.factors_held()
+    held = _Forward(fused, dtype).factors_held()
     if held <= FACTORS:
         return ""
     return (
@@ -282,16 +246,14 @@ def unsupported_reason(fused: Fused, dtype: str) -> str:
 @functools.lru_cache(maxsize=256)
 def forward(fused: Fused, dtype: str) -> FusedKernel:
     """Return the kernel of a fused op: writes out, and z too if there is a gate."""
-    return _Forward(fused, dtype).kernel_of_all()
+    return _Forward(fused, dtype).whole_kernel()
 
 
 class _Forward(RowEmitter):
     def __init__(self, fused: Fused, dtype: str):
-        width = width_for(max(b.mul for b in fused.linear.blocks_out))
-        super().__init__(fused, dtype, SLICE, width)
+        super().__init__(fused, dtype, SLICE, width_for(b.mul for b in fused.linear.blocks_out))
 
-    def kernel_of_all(self) -> FusedKernel:
-        """Return the whole text."""
+    def whole_kernel(self) -> FusedKernel:
         shares = self._shares()
         self.begin(len(shares))
         self.row_pointers(self.form.inputs)
@@ -303,40 +265,35 @@ class _Forward(RowEmitter):
                     self.emit("tl.debug_barrier()")
                 for tile in tiles:
                     write_gated(self, tile)
-        inputs = self.inputs(*self.parameters, *["skip"] * self.fused.skip)
+        inputs = [*self.parameters, *["skip"] * self.fused.skip]
         outputs = dict.fromkeys(self.fused.outputs, self.dtype)
         return self.finished("fused", "product, Linear and gate of", inputs, outputs, len(shares))
 
     def _shares(self) -> list[tuple[list[Part], list[Tile]]]:
         """Return the parts of the pre-activation, and the tiles of the gate, of each program."""
-        blocks, shares, sums = self.linear.blocks_out, [], 0
+        blocks = self.linear.blocks_out
         if self.fused.gate is None:
             whole = [Part(n, 0, block.mul) for n, block in enumerate(blocks)]
             units = [([part], []) for w in whole for part in w.cut(self.width)]
         else:
             tiles = [t for w in self.fused.gate.tiles for t in w.cut(self.dim(w.part), self.width)]
             units = [([t.part, *([t.gate] if t.gate else [])], [t]) for t in tiles]
-        for parts, tiles in units:
-            elements = sum(self.dim(p) for p in parts) * self.rows * self.width
-            more = elements // (32 * self.warps) * (2 if self.dtype == "float64" else 1)
-            if not shares or sums + more > SUMS:
-                shares.append(([], []))
-                sums = 0
-            sums += more
-            shares[-1][0].extend(parts)
-            shares[-1][1].extend(tiles)
-        return shares
+        sums = ROWS * self.width // (32 * self.warps) * (2 if self.dtype == "float64" else 1)
+        sizes = [sum(map(self.dim, parts)) * sums for parts, _ in units]
+        return [
+            ([p for parts, _ in share for p in parts], [t for _, tiles in share for t in tiles])
+            for share in packed(units, sizes, SUMS)
+        ]
 
     def factors_held(self) -> int:
         """Return the number of factors that a thread holds for matmuls outside the matrix unit.
 
-        Where several matrices read a segment of the product, all its components are held: of each,
-        two rows of a tile.
+        Of each component of a segment that several matrices read, it holds two rows of a tile.
         """
         if self.dtype != "float32" or self.input_precision != "ieee":
             return 0
         components = [
-            len(self.names_of(self.out, segment)) * len({term.scale for _, term in pairs})
+            self.out.segments[segment].dim * len({term.scale for _, term in pairs})
             for parts, _ in self._shares()
             for segment in self.segments()
             if len(pairs := self._pairs(segment, parts)) > 1
@@ -353,10 +310,9 @@ class _Forward(RowEmitter):
         ]
 
     def _write(self, parts: list[Part]):
-        """Write parts of the pre-activation."""
         z = {p: [f"z_{p.block}_{p.first}_{k}" for k in range(self.dim(p))] for p in parts}
-        for name in (name for names in z.values() for name in names):
-            self.emit(f"{name} = {self.zeros(self.rows, self.width)}")
+        for name in itertools.chain(*z.values()):
+            self.emit(f"{name} = {self.zeros(ROWS, self.width)}")
         with self.all_channels():
             self.lanes(self.form.inputs)
             for segment in self.segments():
@@ -390,46 +346,42 @@ class _Forward(RowEmitter):
 
     def _finish(self, part: Part, names: list[str]):
         """Add bias and skip to a part of the pre-activation, and write it."""
-        v, linear = f"tl.arange(0, {self.width})[None, :]", self.linear
+        v = f"tl.arange(0, {self.width})[None, :]"
         mask = f"present & ({v} < {part.mul})"
-        for term in linear.biases(part.block):
+        for term in self.linear.biases(part.block):
             bias = self.load(f"{self.parameter(term, 'set_index')} + {part.first} + {v}", mask)
             self.emit(f"{names[0]} += {bias}")
-        block, (array, size) = linear.blocks_out[part.block], self.array_of(part.block)
+        block, (array, size) = self.linear.blocks_out[part.block], self.array_of(part.block)
         for k, name in enumerate(names):
-            place = (
-                f"row * {size} + {block.offset + part.first * block.dim + k} + {v} * {block.dim}"
-            )
+            offset = block.offset + part.first * block.dim + k
+            place = f"row * {size} + {offset} + {v} * {block.dim}"
             if self.fused.skip:
                 self.emit(f"{name} += {self.load(f'skip_ptr + {place}', mask)}")
             self.emit(f"tl.store({array}_ptr + {place}, {name}, mask={mask})")
 
 
+# components of the operands' cotangents that a program sums, at most; in float64 half as many
 COMPONENTS = 28
-"""Components of the operands' cotangents that a program sums, at most; in float64 half as many."""
 
 
 @functools.lru_cache(maxsize=256)
 def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
-    """Return the kernel of the backward; with a cotangent of the gated row, it writes dz last.
+    """Return the kernel of the `wanted` cotangents of the product's inputs, and of dz with a gate.
 
-    Args:
-      wanted: the cotangents of which of the product's inputs it writes.
-      given: which cotangents of the outputs there are.
+    `given` says which cotangents of the outputs there are.
     """
-    return _Backward(fused, wanted, given, dtype).kernel_of_all()
+    return _Backward(fused, wanted, given, dtype).whole_kernel()
 
 
 class _Backward(RowEmitter):
     def __init__(self, fused: Fused, wanted, given, dtype: str):
-        width = width_for(fused.form.max_mul)
+        width = width_for([fused.form.max_mul])
         super().__init__(fused, dtype, width, width)
         self.cotangents = backward_form(fused.form, wanted) if any(wanted) else None
         self.given = fused.cotangents(given)
         self.gated = "ct_out" in self.given
 
-    def kernel_of_all(self) -> FusedKernel:
-        """Return the whole text."""
+    def whole_kernel(self) -> FusedKernel:
         form = self.cotangents
         groups = self._groups() if form else []
         # what is summed over channels, and what the gate makes, is whole in a program
@@ -444,93 +396,71 @@ class _Backward(RowEmitter):
         if form:
             self.row_pointers(form.inputs[:-1])
             # those of nodes are summed by another kernel
-            self.row_pointers(dataclasses.replace(o, index=Index.ROW) for o in form.outputs)
+            self.row_pointers(replace(o, index=Index.ROW) for o in form.outputs)
         for n, group in enumerate(groups):
             alone = len(groups) == 1
             owned = self.block(f"if share // {chunks} == {n}:")
             with contextlib.nullcontext() if alone else owned:
-                self._write(group, self._one_chunk() if chunks > 1 else self.all_channels())
+                self._write(group, chunks > 1)
         names = [o.name for o in form.outputs] if form else []
         outputs = dict.fromkeys([*names, *["dz"] * self.gated], self.dtype)
-        inputs = self.inputs(*self.parameters, *["z"] * self.gated, *self.given)
+        inputs = [*self.parameters, *["z"] * self.gated, *self.given]
         return self.finished("fused_backward", "backward of", inputs, outputs, shares)
-
-    @contextlib.contextmanager
-    def _one_chunk(self):
-        """Write the chunk of channels of this program."""
-        self.emit(f"chunk = share % {self.chunks}")
-        yield
 
     def _groups(self) -> list[list[tuple[int, int]]]:
         """Return the segments (operand, segment) of the cotangents that each program writes."""
         most = COMPONENTS // (2 if self.dtype == "float64" else 1)
-        groups, components = [], 0
-        for o, operand in enumerate(self.cotangents.outputs):
-            for s, segment in enumerate(operand.segments):
-                if not groups or components + segment.dim > most:
-                    groups.append([])
-                    components = 0
-                components += segment.dim
-                groups[-1].append((o, s))
-        return groups
-
-    def _write(self, group, chunks):
-        """Write some segments of the operands' cotangents."""
         outputs = self.cotangents.outputs
-        with_channels = [(o, s) for o, s in group if outputs[o].channels]
-        shared = [(o, s) for o, s in group if not outputs[o].channels]
-        self._clear(shared)
-        with chunks:
-            self.lanes([*self.cotangents.inputs, *outputs])
-            self._clear(with_channels)
+        units = [(o, s) for o, operand in enumerate(outputs) for s in range(len(operand.segments))]
+        return packed(units, [outputs[o].segments[s].dim for o, s in units], most)
+
+    def _write(self, group, one_chunk: bool):
+        """Write some segments of the operands' cotangents, all or one of the chunks of channels."""
+        form, last = self.cotangents, len(self.cotangents.inputs) - 1
+        with_channels = [(form.outputs[o], s) for o, s in group if form.outputs[o].channels]
+        shared = [(form.outputs[o], s) for o, s in group if not form.outputs[o].channels]
+        for pair in shared:
+            self.clear(*pair)
+        if one_chunk:
+            self.emit(f"chunk = share % {self.chunks}")
+        with contextlib.nullcontext() if one_chunk else self.all_channels():
+            self.lanes([*form.inputs, *form.outputs])
+            for pair in with_channels:
+                self.clear(*pair)
             for segment in self.segments():
-                self._add_segment(segment, group)
-            for o, s in with_channels:
-                self._store(o, s)
-        for o, s in shared:
-            for name in self.names_of(outputs[o], s):
+                paths = [
+                    p
+                    for p in form.paths
+                    if (p.output.operand, p.output.segment) in group
+                    and any(f.operand == last and f.segment == segment for f in p.factors)
+                ]
+                if paths:
+                    with self.apart(segment):
+                        self.arithmetic(form, paths, self._through_linear(segment))
+            for pair in with_channels:
+                self._store(*pair)
+        for operand, s in shared:
+            for name in component_names(operand, s):
                 self.emit(f"{name} = tl.sum({name}, axis=1, keep_dims=True)")
-            self._store(o, s)
+            self._store(operand, s)
 
-    def _clear(self, segments):
-        for o, s in segments:
-            for name in self.names_of(self.cotangents.outputs[o], s):
-                self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
-
-    def _store(self, o: int, s: int):
-        operand = self.cotangents.outputs[o]
-        segment = operand.segments[s]
-        for k in range(segment.dim):
-            address, mask = self.place(operand, segment, k)
+    def _store(self, operand, s: int):
+        for k, name in enumerate(component_names(operand, s)):
+            address, mask = self.place(operand, operand.segments[s], k)
             mask = f"present & {mask}" if mask else "present"
-            self.emit(f"tl.store({address}, {component_name(operand, s, k)}, mask={mask})")
-
-    def _add_segment(self, segment: int, group):
-        """Add what comes through a segment of the product."""
-        form = self.cotangents
-        last = len(form.inputs) - 1
-        paths = [
-            p
-            for p in form.paths
-            if (p.output.operand, p.output.segment) in group
-            and any(f.operand == last and f.segment == segment for f in p.factors)
-        ]
-        if paths:
-            with self.apart(segment):
-                names = self._through_linear(segment)
-                self.arithmetic(form, paths, names)
+            self.emit(f"tl.store({address}, {name}, mask={mask})")
 
     def _through_linear(self, segment: int) -> list[str]:
         """Return the cotangents of the components of a segment of the product."""
-        names, s = self.names_of(self.cotangents.inputs[-1], segment), self.out.segments[segment]
-        linear, started = self.linear, False
+        names = component_names(self.cotangents.inputs[-1], segment)
+        s, linear = self.out.segments[segment], self.linear
         self.emit("u = tl.trans(lane)")
-        for term in self.terms_of(segment):
+        for count, term in enumerate(self.terms_of(segment)):
             number = linear.block_of(term)
             block, (array, size) = linear.blocks_out[number], self.array_of(number)
             pointer = "dz" if self.gated else f"ct_{array}"
             first, step = self.rows_of(segment, term)
-            totals = [self.name(self.zeros(self.rows, self.channels)) for _ in names]
+            totals = [self.name(self.zeros(ROWS, self.channels)) for _ in names]
             with self.block(f"for at in tl.range(0, {block.mul}, {SLICE}, num_stages=1):"):
                 self.emit(f"v = (at + tl.arange(0, {SLICE}))[None, :]")
                 place = f"inside * {size} + {block.offset} + v * {block.dim}"
@@ -549,51 +479,29 @@ class _Backward(RowEmitter):
                     for total, left in zip(totals, lefts, strict=True):
                         self.add_dot(total, self.of_set(left), matrix)
             for name, total in zip(names, totals, strict=True):
-                more = f" + {name}" if started else ""
+                more = f" + {name}" if count else ""
                 self.emit(f"{name} = {term.scale!r} * {total}{more}")
-            started = True
         return names
-
-
-GRADIENT_SUMS = 96
-"""Sums of gradients that a thread has, at most; one in float64 counts twice."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a program computes: of one segment of the product, or of biases, gradients of columns.
-
-    Attributes:
-      segment: of the product; None of biases.
-      columns: matrices or biases, and some of their columns each.
-    """
-
-    segment: int | None
-    columns: tuple[tuple[Term, Part], ...]
 
 
 @functools.lru_cache(maxsize=256)
 def gradients(fused: Fused, wanted, dtype: str, partial: bool = False) -> FusedKernel:
     """Return the kernel of the wanted parameters' gradients, of dz: that of the pre-activation.
 
-    It is called with num_rows and num_parts, and has `shares` programs for each part of the rows.
-
-    Args:
-      wanted: of which parameters, one at least.
-      partial: whether they are [num_parts, ...] sums, in float32 or better.
+    It is called with num_rows and num_parts, and has `shares` programs for each part of the rows;
+    with `partial`, gradients are [num_parts, ...] sums, in float32 or better.
     """
-    return _Gradients(fused, wanted, dtype).kernel_of_all(partial)
+    return _Gradients(fused, wanted, dtype).whole_kernel(partial)
 
 
 class _Gradients(RowEmitter):
     def __init__(self, fused: Fused, wanted, dtype: str):
-        width = width_for(max(b.mul for b in fused.linear.blocks_out))
+        width = width_for(b.mul for b in fused.linear.blocks_out)
         # fewer channels than columns, so that warps have other columns, as in `RowEmitter`
         super().__init__(fused, dtype, width // 2, width)
         self.wanted = wanted
 
-    def kernel_of_all(self, partial: bool) -> FusedKernel:
-        """Return the whole text."""
+    def whole_kernel(self, partial: bool) -> FusedKernel:
         jobs, count = self._jobs(), max(1, self.fused.num_sets)
         self.emit("program = tl.program_id(0)")
         self.emit(f"job = program % {len(jobs)}")
@@ -607,39 +515,39 @@ class _Gradients(RowEmitter):
         self.emit("end = tl.minimum(begin + rows, num_rows)")
         for n, job in enumerate(jobs):
             with self.block(f"if job == {n}:"):
-                self._write(job)
-        inputs = self.inputs(*(f"dz_{a}" for a in self.fused.arrays))
+                self._write(*job)
+        inputs = [f"dz_{a}" for a in self.fused.arrays]
         real = self.wide if partial else self.dtype
         outputs = {f"dp{n}": real for n, is_wanted in enumerate(self.wanted) if is_wanted}
         shares = len(jobs) * self.chunks * count
         stem, note = "fused_gradients", "gradients of"
         return self.finished(stem, note, inputs, outputs, shares, "num_parts")
 
-    def _jobs(self) -> list[Job]:
-        """Return the jobs of the programs, also for segments that no path adds to."""
-        linear = self.linear
-        most = GRADIENT_SUMS * 32 * self.warps // (2 if self.dtype == "float64" else 1)
+    def _jobs(self) -> list[tuple[int | None, list[tuple[Term, Part]]]]:
+        """Return each program's segment of the product, None of biases, and its columns.
+
+        Also for segments that no path adds to. Columns are matrices or biases, and a part of each.
+        """
+        most = SUMS * 32 * self.warps // (2 if self.dtype == "float64" else 1)
         most //= self.width * self.channels
-        jobs = [Job(None, c) for c in self._columns(linear.linear_form.terms, 1, biases=True)]
-        for n in range(len(self.out.segments)):
-            jobs += [Job(n, c) for c in self._columns(self.terms_of(n), most)]
+        biases = [t for t in self.linear.linear_form.terms if t.x is None]
+        of_segments = [(n, self.terms_of(n), most) for n in range(len(self.out.segments))]
+        jobs = []
+        for segment, terms, count in [(None, biases, 1), *of_segments]:
+            found = [
+                (term, part)
+                for term in terms
+                if self.wanted[term.w - 1]
+                for number in [self.linear.block_of(term)]
+                for part in Part(number, 0, self.linear.blocks_out[number].mul).cut(self.width)
+            ]
+            jobs += [(segment, found[n : n + count]) for n in range(0, len(found), count)]
         return jobs
 
-    def _columns(self, terms, most: int, biases: bool = False):
-        """Return columns of the wanted parameters, so many parts of them for each job."""
-        found = [
-            (term, part)
-            for term in terms
-            if self.wanted[term.w - 1] and (term.x is None) == biases
-            for number in [self.linear.block_of(term)]
-            for part in Part(number, 0, self.linear.blocks_out[number].mul).cut(self.width)
-        ]
-        return [tuple(found[n : n + most]) for n in range(0, len(found), most)]
-
-    def _write(self, job: Job):
+    def _write(self, segment: int | None, columns: list[tuple[Term, Part]]):
         """Write the loop over tiles of rows, and the store of the sums."""
-        totals = [f"total_{n}" for n in range(len(job.columns))]
-        height = self.channels if job.segment is not None else self.rows
+        totals = [f"total_{n}" for n in range(len(columns))]
+        height = self.channels if segment is not None else ROWS
         for total in totals:
             self.emit(f"{total} = {self.zeros(height, self.width)}")
         self.lanes(self.form.inputs)
@@ -649,11 +557,19 @@ class _Gradients(RowEmitter):
             self.emit("keep = present")
             if self.fused.num_sets:
                 self.emit("keep = keep & (set_index == which)")
-            if job.segment is None:
-                self._add_rows(job, totals)
+            if segment is None:
+                for (_, part), total in zip(columns, totals, strict=True):
+                    value = self.widened(self._cotangent(part, 0))
+                    self.emit(f"{total} += tl.where(keep, {value}, 0.0)")
             else:
-                self._add_products(job, totals)
-        self._store(job, totals)
+                self.row_pointers(self.form.inputs)
+                mul = self.out.segments[segment].mul
+                for k, component in enumerate(self.product(segment)):
+                    value = self.name(f"tl.where(keep & (lane < {mul}), {component}, 0.0)")
+                    for (_, part), total in zip(columns, totals, strict=True):
+                        self.add_dot(total, f"tl.trans({value})", self._cotangent(part, k))
+        for (term, part), total in zip(columns, totals, strict=True):
+            self._store(segment, term, part, total)
 
     def _cotangent(self, part: Part, k: int) -> str:
         """Return a component of a part of the pre-activation's cotangent, [ROWS, WIDTH]."""
@@ -662,39 +578,17 @@ class _Gradients(RowEmitter):
         place = f"dz_{array}_ptr + row * {size} + {offset} + v * {block.dim}"
         return self.factor(place, f"v < {part.mul}")
 
-    def _add_rows(self, job: Job, totals):
-        """Add the cotangents of biases."""
-        for (_, part), total in zip(job.columns, totals, strict=True):
-            value = self.widened(self._cotangent(part, 0))
-            self.emit(f"{total} += tl.where(keep, {value}, 0.0)")
-
-    def _add_products(self, job: Job, totals):
-        """Add products of a segment with cotangents, summed over the rows of a tile."""
-        self.row_pointers(self.form.inputs)
-        mul = self.out.segments[job.segment].mul
-        for k, component in enumerate(self.product(job.segment)):
-            value = self.name(f"tl.where(keep & (lane < {mul}), {component}, 0.0)")
-            for (_, part), total in zip(job.columns, totals, strict=True):
-                self.add_dot(total, f"tl.trans({value})", self._cotangent(part, k))
-
-    def _store(self, job: Job, totals):
-        count = max(1, self.fused.num_sets)
-        for (term, part), total in zip(job.columns, totals, strict=True):
-            shape = self.linear.parameters[term.w - 1].shape
-            place = (
-                f"dp{term.w - 1}_ptr + (part.to(tl.int64) * {count} + which) * {math.prod(shape)}"
-            )
-            if job.segment is None:
-                self.emit(f"{total} = tl.sum({total}, axis=0, keep_dims=True)")
-                place, mask = (
-                    f"{place} + {part.first} + v",
-                    f"v < tl.where(chunk == 0, {part.mul}, 0)",
-                )
-            else:
-                first, step = self.rows_of(job.segment, term)
-                self.emit("u = tl.trans(lane)")
-                place = f"{place} + ({first} + u * {step}) * {shape[1]} + {part.first} + v"
-                mul = self.out.segments[job.segment].mul
-                mask = f"(u < {mul}) & (v < {part.mul})"
-            scaled = total if term.scale == 1.0 else f"{term.scale!r} * {total}"
-            self.emit(f"tl.store({place}, {scaled}, mask={mask})")
+    def _store(self, segment: int | None, term: Term, part: Part, total: str):
+        count, shape = max(1, self.fused.num_sets), self.linear.parameters[term.w - 1].shape
+        place = f"dp{term.w - 1}_ptr + (part.to(tl.int64) * {count} + which) * {math.prod(shape)}"
+        if segment is None:
+            self.emit(f"{total} = tl.sum({total}, axis=0, keep_dims=True)")
+            place = f"{place} + {part.first} + v"
+            mask = f"v < tl.where(chunk == 0, {part.mul}, 0)"
+        else:
+            first, step = self.rows_of(segment, term)
+            self.emit("u = tl.trans(lane)")
+            place = f"{place} + ({first} + u * {step}) * {shape[1]} + {part.first} + v"
+            mask = f"(u < {self.out.segments[segment].mul}) & (v < {part.mul})"
+        scaled = total if term.scale == 1.0 else f"{term.scale!r} * {total}"
+        self.emit(f"tl.store({place}, {scaled}, mask={mask})")

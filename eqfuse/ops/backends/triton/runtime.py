@@ -1,8 +1,6 @@
 """From a JAX primitive to a kernel: one custom call on a GPU, the interpreter on a CPU.
 
-On a GPU the kernel comes from our own compilation (and its cache on disk) and is launched by the
-custom call that jaxlib's GPU plug-in registers for triton kernels: the one that jax-triton uses.
-Calling it directly needs no jax-triton, whose versions fit few versions of JAX and triton.
+The call is the one that jaxlib's GPU plug-in registers for jax-triton, which fits few versions.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import shutil
 import tempfile
 import zlib
 
-import jax
 import jaxlib
 import numpy as np
 from jax import ffi
@@ -32,21 +29,21 @@ _FIRST_WITH_IMAGES = (0, 11, 1)
 
 
 def takes_cubins() -> bool:
-    """Return whether jaxlib loads a cubin that it is given; it assembles PTX itself before."""
+    """Return True for a jaxlib that loads a cubin; an older one assembles PTX itself."""
     return jaxlib.version.__version_info__ >= _FIRST_WITH_IMAGES
 
 
 def gpu_kernel(library, compiled: CompiledKernel):
     """Return jaxlib's description of the kernel, and bytes that follow its serialised call.
 
-    jaxlib finds a kernel that it has loaded by its name and PTX. A cubin is handed over beside it,
-    and the PTX can then be any text that differs between kernels: a hash. For ROCm the text is the
-    name of a file, which jaxlib reads and deletes; so each lowering has a file of its own, and the
-    cache keeps its kernel.
+    jaxlib finds a kernel that it has loaded by its name and PTX, which is a hash beside a cubin.
+    For ROCm it is the name of a file, one for each lowering, which jaxlib reads and deletes.
     """
     capability, image = 0, b""
     if not compiled.target.startswith("sm_"):
-        text = _file_for_one_launch(compiled)
+        handle, text = tempfile.mkstemp(".hsaco", f"{compiled.entry}-", _folder())
+        with open(handle, "wb") as file:
+            file.write(compiled.binary)
     else:
         capability = int(compiled.target.removeprefix("sm_"))
         text = compiled.assembly
@@ -60,10 +57,9 @@ def gpu_kernel(library, compiled: CompiledKernel):
 
 
 def _image(compiled: CompiledKernel) -> bytes:
-    """Return the field `module_image` of the kernel in a serialised TritonAnyKernelCall.
+    """Return a serialised TritonAnyKernelCall with nothing but the field `module_image`.
 
-    jaxlib's Python interface cannot set it. Two messages in a row are merged by protobuf's rules,
-    so this is the call with nothing but that field.
+    jaxlib's Python interface cannot set it; protobuf merges two messages in a row.
     """
     image = _field(1, compiled.binary) + _field(2, compiled.entry.encode())
     image += _varint(3 << 3) + _varint(compiled.shared_bytes)
@@ -82,13 +78,6 @@ def _varint(value: int) -> bytes:
     return bytes([*groups, value])
 
 
-def _file_for_one_launch(compiled: CompiledKernel) -> str:
-    handle, name = tempfile.mkstemp(".hsaco", f"{compiled.entry}-", _folder())
-    with open(handle, "wb") as file:
-        file.write(compiled.binary)
-    return name
-
-
 @functools.cache
 def _folder() -> str:
     folder = tempfile.mkdtemp(prefix="eqfuse-")
@@ -100,11 +89,7 @@ _ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py assumes the 
 
 
 def gpu_library():
-    """Return jaxlib's bindings for launching triton kernels.
-
-    Raises:
-      RuntimeError: jaxlib has no GPU plug-in.
-    """
+    """Return jaxlib's bindings for launching triton kernels."""
     from jaxlib import gpu_triton
 
     if not hasattr(gpu_triton, "TritonKernel"):
@@ -116,12 +101,7 @@ def gpu_library():
 
 
 def target_of(ctx: mlir.LoweringRuleContext) -> str:
-    """Return the target of the devices that are lowered for, which need not be present.
-
-    Raises:
-      RuntimeError: no GPU is present, and the lowering is not for the devices of a topology.
-      ValueError: GPUs of several targets.
-    """
+    """Return the target of the devices that are lowered for, which need not be present."""
     client = ctx.module_context.backend
     if client is not None and (name := common_target(client.devices())):
         return name
@@ -140,10 +120,11 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
 def common_target(devices) -> str | None:
     """Return the one target of all GPUs among the devices, such as "sm_90"; None if there is none.
 
-    Raises:
-      ValueError: GPUs of several targets, naming them: kernels are compiled for one.
+    Kernels are compiled for one, so GPUs of several targets are refused.
     """
-    kinds = {name: device.device_kind for device in devices if (name := device_target(device))}
+    gpus = [device for device in devices if device.platform != "cpu"]
+    targets = {_target_name(str(gpu.compute_capability)): gpu.device_kind for gpu in gpus}
+    kinds = {name: kind for name, kind in targets.items() if name}
     if len(kinds) > 1:
         result = ", ".join(f"{kind} ({name})" for name, kind in kinds.items())
         raise ValueError(
@@ -153,52 +134,31 @@ def common_target(devices) -> str | None:
     return next(iter(kinds), None)
 
 
-def device_target(device: jax.Device) -> str | None:
-    """Return the target of a device, such as "sm_90"; None for a CPU."""
-    return None if device.platform == "cpu" else _target_name(str(device.compute_capability))
-
-
 def _target_name(capability: str) -> str | None:
     if number := re.fullmatch(r"(\d+)\.(\d)", capability):
         return f"sm_{number[1]}{number[2]}"
     return capability.split(":")[0] if capability.startswith("gfx") else None
 
 
-def lower_gpu(
-    ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid, target=None, aliases=()
-):
+def lower_gpu(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
     """Launch the kernel on CUDA or ROCm: one custom call.
 
-    Args:
-      ctx: context of the lowering rule.
-      spec: the kernel.
-      operands: MLIR values of the inputs, in order.
-      avals_in, avals_out: their abstract values, and those of the outputs.
-      scalars: one int for each name in `spec.scalars`.
-      grid: numbers of programs, one to three, none of them zero.
-      target: "sm_90", "gfx942" or their like; that of the devices that are lowered for if None.
-      aliases: pairs (input, output) of arrays that share their memory, so that what the kernel
-        does not write of the output keeps the input's value.
-    Returns:
-      MLIR values of the outputs.
-    Raises:
-      ValueError: operands or scalars that do not fit the kernel, or a grid that cannot run.
-      RuntimeError: no GPU plug-in, or a target that is not known.
+    `aliases` are pairs (input, output) of arrays that share their memory, so that what the kernel
+    does not write of the output keeps the input's value.
     """
-    spec.check_call(avals_in, avals_out, scalars)
+    spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
     library = gpu_library()
-    compiled = compile_kernel(spec, target or target_of(ctx))
+    compiled = compile_kernel(spec, target_of(ctx))
     parameters = [
-        *(library.create_array_parameter(0, _ALIGNMENT) for _ in avals_in),
+        *(library.create_array_parameter(0, _ALIGNMENT) for _ in ctx.avals_in),
         *(library.create_scalar_parameter(int(value), "i32") for value in scalars),
-        *(library.create_array_parameter(0, _ALIGNMENT) for _ in avals_out),
+        *(library.create_array_parameter(0, _ALIGNMENT) for _ in ctx.avals_out),
     ]
     kernel, image = gpu_kernel(library, compiled)
     call = library.TritonKernelCall(kernel, *_grid_of_three(spec, grid), parameters)
     rule = ffi.ffi_lowering(
         "triton_kernel_call_ffi", api_version=4, operand_output_aliases=dict(aliases)
     )
-    ctx = ctx.replace(avals_in=list(avals_in), avals_out=list(avals_out))
     return rule(ctx, *operands, opaque=zlib.compress(call.to_proto(spec.name, b"") + image))
 
 
@@ -213,52 +173,44 @@ def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:
     return sizes
 
 
-def lower_interpret(
-    ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid, aliases=()
-):
-    """Run the kernel in Triton's interpreter, on a CPU; arguments and results as for `lower_gpu`.
+def lower_interpret(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
+    """Run the kernel in Triton's interpreter, on a CPU, as `lower_gpu` does on a GPU.
 
     Outputs of floating type are filled with NaN first, so that an element that the kernel fails to
-    write is seen.
+    write is seen. Those of float64 leave the callback as pairs of int32, which JAX does not narrow:
+    it may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not hold.
     """
-    spec.check_call(avals_in, avals_out, scalars)
+    spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
+    avals_in, avals_out = list(ctx.avals_in), list(ctx.avals_out)
 
     def call(*inputs):
         outputs = [_poisoned(aval) for aval in avals_out]
         for i, o in aliases:
             outputs[o][...] = inputs[i]
         interpret(spec, [np.ascontiguousarray(a) for a in inputs], outputs, scalars, grid)
-        return [_halves(a) if a.dtype == np.float64 else a for a in outputs]
+        return [
+            a.view(np.int32).reshape(*a.shape, 2) if a.dtype == np.float64 else a for a in outputs
+        ]
 
     returned = [
         a.update(shape=(*a.shape, 2), dtype=np.dtype(np.int32)) if a.dtype == np.float64 else a
         for a in avals_out
     ]
-    ctx = ctx.replace(avals_in=list(avals_in), avals_out=returned)
+    ctx = ctx.replace(avals_out=returned)
     results, _, keepalive = mlir.emit_python_callback(
-        ctx, call, None, list(operands), list(avals_in), returned, has_side_effect=False
+        ctx, call, None, list(operands), avals_in, returned, has_side_effect=False
     )
     if keepalive is not None:
         ctx.module_context.add_keepalive(keepalive)
-    return [
-        _whole(result, aval.shape) if aval.dtype == np.float64 else result
-        for aval, result in zip(avals_out, results, strict=True)
-    ]
 
+    def whole(aval, value):
+        if aval.dtype != np.float64:
+            return value
+        return stablehlo.bitcast_convert(
+            ir.RankedTensorType.get(aval.shape, ir.F64Type.get()), value
+        )
 
-def _halves(array):
-    """Return float64 as pairs of int32, which JAX does not narrow.
-
-    A callback may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not
-    hold, and JAX would take its result for float32.
-    """
-    return array.view(np.int32).reshape(*array.shape, 2)
-
-
-def _whole(value, shape):
-    """Return the inverse of `_halves`, on an MLIR value."""
-    float64 = ir.RankedTensorType.get(shape, ir.F64Type.get())
-    return stablehlo.bitcast_convert(float64, value)
+    return list(map(whole, avals_out, results))
 
 
 def _poisoned(aval):

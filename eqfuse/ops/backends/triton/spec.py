@@ -16,16 +16,10 @@ TRITON_TYPES = {
     "int32": "*i32",
     "int64": "*i64",
 }
-_PLACEHOLDER = "KERNEL"
-_SCALAR_LIMIT = 2**31
 
 
 def pointer_type(dtype) -> str:
-    """Return Triton's name of a pointer to `dtype`, such as "*fp32" for float32.
-
-    Raises:
-      ValueError: a dtype that kernels do not read or write.
-    """
+    """Return Triton's name of a pointer to `dtype`, such as "*fp32" for float32."""
     name = getattr(dtype, "name", None) or str(dtype)
     if name not in TRITON_TYPES:
         raise ValueError(f"kernels take arrays of {', '.join(TRITON_TYPES)}, not of {name}")
@@ -34,50 +28,29 @@ def pointer_type(dtype) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """One @triton.jit function, called as name(*inputs, *scalars, *outputs), without constexprs.
+    """One @triton.jit function, called as name(*inputs, *scalars, *outputs), without constexprs."""
 
-    Attributes:
-      name: name of the function, unique for its source (`build` makes one).
-      source: text of a Python module that imports triton and defines the function.
-      input_types, output_types: pointer types in the order of the parameters, such as "*fp32".
-      scalars: names of the int32 parameters between the inputs and the outputs.
-      num_warps: warps of a program.
-      coalesce: whether triton may give a thread neighbouring elements, which it loads at once.
-    """
-
-    name: str
-    source: str
-    input_types: tuple[str, ...]
+    name: str  # of the function, unique for its source (`build` makes one)
+    source: str  # of a Python module that imports triton and defines the function
+    input_types: tuple[str, ...]  # pointers in the order of the parameters, such as "*fp32"
     output_types: tuple[str, ...]
-    scalars: tuple[str, ...] = ()
-    num_warps: int = 1
-    coalesce: bool = False
-
-    def __post_init__(self):
-        if not self.name.isidentifier():
-            raise ValueError(f"kernel name {self.name!r} is not a Python identifier")
-        unknown = {*self.input_types, *self.output_types} - set(TRITON_TYPES.values())
-        if unknown:
-            raise ValueError(f"kernel {self.name}: unknown pointer types {sorted(unknown)}")
+    scalars: tuple[str, ...] = ()  # names of the int32 parameters between inputs and outputs
+    num_warps: int = 1  # of a program
+    coalesce: bool = False  # triton may give a thread neighbouring elements, loaded at once
 
     @classmethod
     def build(
         cls, stem: str, source: str, input_types, output_types, scalars=(), num_warps: int = 1
     ) -> KernelSpec:
-        """Return a spec named `stem` and a hash; in `source` the function is called KERNEL.
-
-        Raises:
-          ValueError: a source without `def KERNEL(`, or a type that is unknown.
-        """
-        if f"def {_PLACEHOLDER}(" not in source:
-            raise ValueError(f"the source of kernel {stem!r} defines no function {_PLACEHOLDER}")
+        """Return a spec named `stem` and a hash; in `source` the function is called KERNEL."""
+        if "def KERNEL(" not in source:
+            raise ValueError(f"the source of kernel {stem!r} defines no function KERNEL")
         types = (tuple(input_types), tuple(output_types), tuple(scalars), num_warps)
         digest = hashlib.sha256(repr((source, types)).encode()).hexdigest()[:16]
         name = f"{stem}_{digest}"
-        return cls(name, source.replace(f"def {_PLACEHOLDER}(", f"def {name}("), *types)
+        return cls(name, source.replace("def KERNEL(", f"def {name}("), *types)
 
     def to_json(self) -> str:
-        """Return one line of text, for another process."""
         return json.dumps(vars(self))
 
     @classmethod
@@ -98,11 +71,7 @@ class KernelSpec:
         return (*self.input_types, *("i32" for _ in self.scalars), *self.output_types)
 
     def check_call(self, inputs, outputs, scalars) -> None:
-        """Refuse arrays (anything with dtype) and scalars that the kernel was not made for.
-
-        Raises:
-          ValueError: wrong number or dtype of arrays, wrong number or size of scalars.
-        """
+        """Refuse arrays (anything with dtype) and scalars that the kernel was not made for."""
         for what, arrays, types in (
             ("inputs", inputs, self.input_types),
             ("outputs", outputs, self.output_types),
@@ -115,5 +84,5 @@ class KernelSpec:
                 f"kernel {self.name} wants scalars {self.scalars}, got {tuple(scalars)}"
             )
         for name, value in zip(self.scalars, scalars, strict=True):
-            if not -_SCALAR_LIMIT <= value < _SCALAR_LIMIT:
+            if not -(2**31) <= value < 2**31:
                 raise ValueError(f"kernel {self.name}: scalar {name} = {value} is not an int32")

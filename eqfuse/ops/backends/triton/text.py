@@ -2,11 +2,11 @@
 
 import collections
 import contextlib
-import dataclasses
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
-from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef
+from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef, ordered_groups
 
 SLICE = 16
 """Terms of one matmul: as few as Triton takes, since each is code, and loops are not."""
@@ -23,10 +23,15 @@ def component_name(operand: Operand, segment: int, component: int) -> str:
     return f"{operand.name}_{segment}_{component}"
 
 
-def program(note: str, names: list[str], lines: list[str], sums: Iterable[int] = ()) -> str:
-    """Return the source of a kernel of the parameters `names`, with a note above it.
+def component_names(operand: Operand, segment: int) -> list[str]:
+    """Return the variables that hold the components of a segment."""
+    return [component_name(operand, segment, k) for k in range(operand.segments[segment].dim)]
 
-    Before it stand functions `add_N` that add N values to N others, for each N of `sums`.
+
+def program(note: str, names: list[str], lines: list[str], sums: Iterable[int] = ()) -> str:
+    """Return the source of a kernel of the parameters `names`, after `add_N` for each N of `sums`.
+
+    `add_N` adds N values to N others, for reductions.
     """
     return "\n".join(
         [
@@ -71,12 +76,7 @@ class Emitter:
 
 
 class DenseEmitter(Emitter):
-    """Collects the lines of one dense kernel.
-
-    Args:
-      dtype: of the operands, a numpy name.
-      input_precision: of matmuls in float32, as `tl.dot` names it.
-    """
+    """Collects the lines of one dense kernel; `input_precision` is that of matmuls in float32."""
 
     def __init__(self, dtype: str, input_precision: str = "ieee"):
         super().__init__()
@@ -103,10 +103,7 @@ class DenseEmitter(Emitter):
         return self.block(f"for at in tl.range(0, {size}, {count * SLICE}, num_stages=1):")
 
     def parts(self, tensor: str, count: int) -> list[str]:
-        """Return variables for tensor[..., k] of each k less than `count`, a power of two.
-
-        Their order is not that of k, but the same for all tensors.
-        """
+        """Return tensor[..., k] of all k below a power of two, in one order for all tensors."""
         if count == 1:
             return [tensor]
         shape = f"[{tensor}.shape[0], {tensor}.shape[1], {count // 2}, 2]"
@@ -125,10 +122,7 @@ class DenseEmitter(Emitter):
         return self.name(self.loaded(address, mask))
 
     def factor(self, address: str, mask: str) -> str:
-        """Return a variable that holds what lies there, zero where masked, in its own precision.
-
-        It is a factor of matmuls: the matrix unit multiplies 16-bit numbers, and adds in float32.
-        """
+        """Return a variable like `load`, in its own precision: a factor of matmuls, which widen."""
         return self.name(f"tl.load({address}, mask={mask}, other=0.0)")
 
     def widened(self, name: str) -> str:
@@ -146,17 +140,9 @@ class DenseEmitter(Emitter):
     def spec(
         self, stem: str, note: str, inputs, integers, scalars, outputs, warps: int = WARPS, sums=()
     ) -> KernelSpec:
-        """Return the kernel with these parameters and the lines written so far.
+        """Return the kernel of the lines so far; `outputs` are dtypes by name.
 
-        Args:
-          stem: of its name.
-          note: a comment above it.
-          inputs: names of its inputs; the pointer of `a` is called `a_ptr`.
-          integers: those that are int32.
-          scalars: names of scalars.
-          outputs: the dtype of each output by its name.
-          warps: of a program.
-          sums: see `program`.
+        The pointer of an input or output `a` is called `a_ptr`; `integers` are the int32 inputs.
         """
         names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
         source = program(note, names, self.lines, sums)
@@ -165,9 +151,8 @@ class DenseEmitter(Emitter):
         return KernelSpec.build(stem, source, types, results, scalars, warps)
 
 
-@dataclasses.dataclass
-class _Sum:
-    """A linear combination of named values, kept as text once it is needed."""
+class _Sum(NamedTuple):
+    """A value with a sign; "" is one."""
 
     sign: float
     name: str
@@ -176,11 +161,8 @@ class _Sum:
 class ArithmeticEmitter:
     """Writes the statements of a form, one group of paths at a time.
 
-    Args:
-      form: what to compute.
-      load: called with (operand, segment, component, name) when an input component is first used;
-        it writes the statement that defines `name`.
-      emit: called with each statement.
+    `load(operand, segment, component, name)` writes the statement that defines a component of an
+    input when it is first used.
     """
 
     def __init__(self, form: Form, load, emit):
@@ -197,15 +179,15 @@ class ArithmeticEmitter:
         """Forget the values that only one group shares."""
         self._memo.clear()
 
-    def add_groups(self, groups, accumulator):
-        """Add groups of paths; `accumulator(path)` is what `add_path` calls for a path."""
-        for group in groups:
+    def add_all(self):
+        """Add all paths to variables, the components of the outputs."""
+        for group in ordered_groups(self.form):
             self.new_group()
             for path in group:
-                self.add_path(path, accumulator(path))
+                names = component_names(self.form.outputs[path.output.operand], path.output.segment)
+                self.add_path(path, lambda k, value, to=names: self._emit(f"{to[k]} += {value}"))
 
-    def input(self, ref: SegmentRef, component: int) -> str:
-        """Return the name of a component of an input, loaded if it is not yet."""
+    def _input(self, ref: SegmentRef, component: int) -> str:
         operand = self.form.inputs[ref.operand]
         name = component_name(operand, ref.segment, component)
         if name not in self._loaded:
@@ -222,20 +204,15 @@ class ArithmeticEmitter:
         out = self.form.outputs[path.output.operand].segments[path.output.segment]
         terms = []
         for components, value in path.terms:
-            names = tuple(self.input(path.factors[p], components[p]) for p in vectors)
+            names = tuple(self._input(path.factors[p], components[p]) for p in vectors)
             terms.append((names, components[-1:] if out.dim > 1 else (), value))
         scale, values = self._contract(terms)
-        factor = self._product([self.input(path.factors[p], 0) for p in scalars])
+        factor = self._product([self._input(path.factors[p], 0) for p in scalars])
         factor = self._scaled(scale, factor)
         for index, value in values.items():
-            component = index[0] if index else 0
             sign = "-" if value.sign < 0 else ""
-            if not value.name:
-                accumulate(component, f"{sign}{factor}")
-            elif factor == "1.0":
-                accumulate(component, f"{sign}{value.name}")
-            else:
-                accumulate(component, f"{sign}{factor} * {value.name}")
+            names = [name for name in (factor, value.name) if name not in ("", "1.0")]
+            accumulate(index[0] if index else 0, sign + (" * ".join(names) or "1.0"))
 
     def _contract(self, terms):
         """Return a scale, and the sum over terms (names, index, coefficient) for each index."""
@@ -243,10 +220,8 @@ class ArithmeticEmitter:
         terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
         key = self._key(terms)
         if key not in self._memo:
-            if len(terms[0][0]) <= 2:
-                self._memo[key] = self._sums(terms)
-            else:
-                self._memo[key] = self._nested(terms)
+            add = self._sums if len(terms[0][0]) <= 2 else self._nested
+            self._memo[key] = add(terms)
         return scale, self._memo[key]
 
     @staticmethod
@@ -306,10 +281,7 @@ class ArithmeticEmitter:
             return "1.0"
         product = names[0]
         for n, name in enumerate(names[1:], start=2):
-            key = tuple(names[:n])
-            if key not in self._memo:
-                self._memo[key] = self._name(f"{product} * {name}")
-            product = self._memo[key]
+            product = self._once(tuple(names[:n]), f"{product} * {name}")
         return product
 
     def _scaled(self, scale: float, name: str) -> str:
@@ -317,9 +289,12 @@ class ArithmeticEmitter:
             return name
         if name == "1.0":
             return repr(scale)
-        key = (scale, name)
+        return self._once((scale, name), f"{scale!r} * {name}")
+
+    def _once(self, key, text: str) -> str:
+        """Return the variable that holds the value of `text`, written once in a group."""
         if key not in self._memo:
-            self._memo[key] = self._name(f"{scale!r} * {name}")
+            self._memo[key] = self._name(text)
         return self._memo[key]
 
     def _sum(self, parts) -> _Sum:

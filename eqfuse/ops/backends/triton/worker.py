@@ -1,7 +1,4 @@
-"""A worker of `compile_many`: kernels as lines of JSON in, their names out once they are on disk.
-
-Run as a file, with the folder of the package and the target as arguments.
-"""
+"""A worker of `compile_many`, run as a file: it compiles the kernels of its input to disk."""
 
 import os
 import sys
@@ -9,9 +6,7 @@ import types
 
 
 def main(package: str, target: str) -> None:
-    """Compile what comes in until the input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what triton prints must not be taken for an answer
+    """Compile kernels, one line of JSON each; `package` is the folder of eqfuse."""
     # the packages without their __init__, which would spend seconds on importing JAX
     for name in ("eqfuse", "eqfuse.ops"):
         module = sys.modules[name] = types.ModuleType(name)
@@ -22,9 +17,7 @@ def main(package: str, target: str) -> None:
     from eqfuse.ops.backends.triton.spec import KernelSpec
 
     for line in sys.stdin:
-        spec = KernelSpec.from_json(line)
-        compile_kernel(spec, target)
-        print(spec.name, file=answers, flush=True)
+        compile_kernel(KernelSpec.from_json(line), target)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def _abstract(array, row_start):
 def _lower(lower, ctx, *operands):
     rows, width = ctx.avals_out[0].shape
     kernel = spec(ctx.avals_in[0].dtype)
-    return lower(ctx, kernel, operands, ctx.avals_in, ctx.avals_out, (width,), (rows,))
+    return lower(ctx, kernel, operands, (width,), (rows,))
 
 
 mlir.register_lowering(row_sum_p, functools.partial(_lower, lower_interpret), platform="cpu")

@@ -1,5 +1,6 @@
 """A kernel's way from source text to interpreted results and compiled code."""
 
+import collections
 import concurrent.futures
 import pathlib
 import runpy
@@ -26,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "_KERNELS", {})
-    monkeypatch.setattr(compile, "_counts", compile.CompileCounts())
+    monkeypatch.setattr(compile, "COUNTS", collections.Counter())
     monkeypatch.setattr(compile, "_LOADED", {})
     return tmp_path
 
@@ -165,10 +166,10 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     from eqfuse.ops.backends.triton import compile
 
     layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
-    assert compile.compile_counts() == compile.CompileCounts(compiled=1, in_memory=9)
+    assert compile.COUNTS == {"compiled": 1, "in_memory": 9}
     compile._KERNELS.clear()
     again = compile.compile_kernel(spec(), "sm_90")
-    assert compile.compile_counts() == compile.CompileCounts(compiled=1, in_memory=9, on_disk=1)
+    assert compile.COUNTS == {"compiled": 1, "in_memory": 9, "on_disk": 1}
     assert again.from_disk
     assert not layers[0].from_disk
     assert again.assembly == layers[0].assembly
@@ -177,11 +178,11 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     entry.write_text(entry.read_text().replace(".target sm_90a", ".target sm_80a"))
     compile._KERNELS.clear()
     assert compile.compile_kernel(spec(), "sm_90").assembly == layers[0].assembly
-    assert compile.compile_counts().compiled == 2
+    assert compile.COUNTS["compiled"] == 2
     monkeypatch.setattr(compile, "REVISION", "another")
     compile._KERNELS.clear()
     compile.compile_kernel(spec(), "sm_90")
-    assert compile.compile_counts().compiled == 3
+    assert compile.COUNTS["compiled"] == 3
 
 
 def test_second_process_compiles_nothing(folder):
@@ -191,10 +192,10 @@ def test_second_process_compiles_nothing(folder):
     compile_kernel(spec(), "sm_90")
     program = (
         "import sys\n"
-        "from eqfuse.ops.backends.triton.compile import compile_counts, compile_kernel\n"
+        "from eqfuse.ops.backends.triton.compile import COUNTS, compile_kernel\n"
         "from eqfuse.ops.backends.triton.spec import KernelSpec\n"
         "compile_kernel(KernelSpec.from_json(sys.stdin.read()), 'sm_90')\n"
-        "print(compile_counts())\n"
+        "print(dict(COUNTS))\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", program],
@@ -203,7 +204,7 @@ def test_second_process_compiles_nothing(folder):
         text=True,
         check=True,
     )
-    assert run.stdout.strip() == "CompileCounts(compiled=0, in_memory=0, on_disk=1)"
+    assert run.stdout.strip() == "{'on_disk': 1}"
 
 
 def test_many_kernels_compile_in_processes(folder):
@@ -214,10 +215,10 @@ def test_many_kernels_compile_in_processes(folder):
     specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
     kernels = compile_many([*specs, *specs], "sm_90", processes=2)
     assert [k.entry for k in kernels] == [s.name for s in (*specs, *specs)]
-    assert compile.compile_counts().compiled == 2
-    assert compile.compile_counts().on_disk == 0
+    assert compile.COUNTS["compiled"] == 2
+    assert compile.COUNTS["on_disk"] == 0
     compile_many(specs, "sm_90")
-    assert compile.compile_counts().compiled == 2
+    assert compile.COUNTS["compiled"] == 2
 
 
 def test_workers_report_what_the_compiler_says(folder):

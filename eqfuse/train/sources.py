@@ -131,7 +131,7 @@ class MoleculeData:
         return {str(name): float(weight) for name, weight in weights.items()}
 
     def check_data(self, dataset, structures, validation) -> list[str]:
-        """Return the probable faults of the data, for warnings; `data.check=strict` refuses them."""
+        """Return probable faults of the data, for warnings; `data.check=strict` refuses them."""
         return []
 
     def missing_label(self, name: str) -> str:

@@ -21,22 +21,15 @@ _NEVER, _MOST = -1, 2**31 - 1  # a large step frees more than _MOST, 2 GB
 
 
 def keep_freed_memory() -> bool:
-    """Keep all that is freed, in one arena that is never trimmed.
+    """Keep all that is freed, in one arena that is never trimmed; return False without glibc.
 
     It is for a process whose work is the training, before its threads start.
-
-    Returns:
-      Whether it is done; False where the C library is not glibc.
     """
     return _set({_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER})
 
 
 def keep_memory() -> bool:
-    """Keep up to 2 GB of what is freed, unless variables of the environment set these thresholds.
-
-    Returns:
-      Whether it is done.
-    """
+    """Keep up to 2 GB of what is freed, unless the environment sets it; return False where not."""
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         return False
     return _set({_MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
@@ -68,10 +61,7 @@ def keep_programs() -> pathlib.Path | None:
     They are kept in a folder of the cache that only this user can enter, apart for each processor,
     number of cores and version of jaxlib: a program is compiled for these. Where they are to be
     kept elsewhere (JAX_COMPILATION_CACHE_DIR) or not at all (JAX_ENABLE_COMPILATION_CACHE=false),
-    this does nothing.
-
-    Returns:
-      The folder, or None if nothing was done.
+    this does nothing and returns None.
     """
     import jax
 

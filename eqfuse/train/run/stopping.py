@@ -62,7 +62,7 @@ class StopRequest:
             with contextlib.suppress(OSError):
                 text = "stopping after this step; once more stops at once"
                 print(text, file=sys.stderr, flush=True)
-        elif signum in (signal.SIGINT, signal.SIGTERM):  # a terminal that closes may send others
+        elif signum in (signal.SIGINT, signal.SIGTERM):  # a closed terminal may send two
             raise KeyboardInterrupt
 
     def _leave_closed_terminals(self):

@@ -101,12 +101,7 @@ SECONDS = 5.0
 
 
 def reported(items: Iterable, what: str) -> Iterator:
-    """Yield the items; every few seconds, print to stderr how many there were.
-
-    Args:
-      items: that take long to come.
-      what: has become of them, such as "frames read".
-    """
+    """Yield the items; every few seconds, print how many there were, such as 8 "frames read"."""
     start = last = time.monotonic()
     count = 0
     for count, item in enumerate(items, start=1):

@@ -36,7 +36,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     Returns the dataset, and the network that the run starts from, for the `elements` of the run.
     """
     settings, training = config.data, config.training
-    structures, validation = weighted(settings, settings.read(), settings.read_validation())
+    structures, validation = weighted(settings, settings.read(), settings.read("val_path"))
     require_labels(training, settings, without_isolated_atoms(structures))
     references = settings.read_reference_energies()
     if start is not None:
@@ -64,7 +64,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         messages += more
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
-    dataset = _with_test(dataset, settings.read_test())
+    dataset = _with_test(dataset, settings.read("test"))
     if config.resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)
     for message in messages:

@@ -138,17 +138,12 @@ class MoleculeData:
         """Return the advice for a label (energy, forces or stress) that no frame has."""
         return f"no {name}"
 
-    def read(self) -> list:
-        """Return the training structures, in eV and Å; public sets are downloaded."""
-        return import_data().read_embedded(self.name)
+    def read(self, part: str = "path") -> list | None:
+        """Return the structures, in eV and Å, of `data.path`, `val_path` or `test`, or None.
 
-    def read_validation(self) -> list | None:
-        """Return the structures of `data.val_path`; None without one."""
-        return None
-
-    def read_test(self) -> list | None:
-        """Return the structures of `data.test`; None without one."""
-        return None
+        Public sets are downloaded.
+        """
+        return import_data().read_embedded(self.name) if part == "path" else None
 
     def read_reference_energies(self) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
@@ -269,25 +264,16 @@ class FileData(MoleculeData):
             return super().missing_label(name)
         return missing_label(matching(self.path)[0], name, self._keys())
 
-    def read(self) -> list:
-        if self.path is None:
-            return self._download()
-        self._check_apart()
-        return self._read_all("path")
-
-    def read_validation(self) -> list | None:
-        return self._read_all("val_path")
-
-    def read_test(self) -> list | None:
-        return self._read_all("test")
-
-    def _read_all(self, name: str):
+    def read(self, part: str = "path") -> list | None:
         """Read the files of a setting; keep their frames on disk where `store` asks for it."""
-        if getattr(self, name) is None:
-            return None
-        files = matching(getattr(self, name))
+        path = getattr(self, part)
+        if path is None:
+            return self._download() if part == "path" else None
+        if part == "path":
+            self._check_apart()
+        files = matching(path)
         if missing := [file for file in files if _is_missing(file)]:
-            raise import_data().DataError(f"no such file: {missing[0]}; check data.{name}")
+            raise import_data().DataError(f"no such file: {missing[0]}; check data.{part}")
         size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
         if self.store == "on" or (self.store == "auto" and size > _LARGE):
             from eqfuse.data.store import store_structures

@@ -98,7 +98,7 @@ def read_extxyz(
     units: Units | None = None,
     require_labels: bool = True,
 ) -> list[Structure]:
-    """Read every frame of an extended XYZ file, whatever its name, as `read_structures` does."""
+    """Read a file as extended XYZ (see `iterate_extxyz`), whatever its name; see `read_structures`."""
     how = {"keys": keys, "units": units, "require_labels": require_labels}
     return read_structures(path, format="extxyz", **how)
 

@@ -248,10 +248,6 @@ class Batcher:
         return -(-len(self.samples) // self.batch_size)
 
     @property
-    def num_shapes(self) -> int:
-        return len(self.shapes)
-
-    @property
     def padding_waste(self) -> Waste:
         """Return the fraction of epoch 0, shuffled, that is padding."""
         room = np.array([self.shapes[k][:2] for k in self._fits(0, shuffle=True)]).sum(axis=0)

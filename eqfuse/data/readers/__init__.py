@@ -98,7 +98,7 @@ def read_extxyz(
     units: Units | None = None,
     require_labels: bool = True,
 ) -> list[Structure]:
-    """Read a file as extended XYZ (see `iterate_extxyz`), whatever its name; see `read_structures`."""
+    """Read a file as extended XYZ (see `iterate_extxyz`), else as `read_structures` does."""
     how = {"keys": keys, "units": units, "require_labels": require_labels}
     return read_structures(path, format="extxyz", **how)
 

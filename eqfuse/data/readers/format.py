@@ -127,13 +127,8 @@ def named(
 ) -> Iterator[Structure]:
     """Yield the structures of frames, with their origins, which errors name.
 
-    Args:
-      frames: of the file.
-      path: the file.
-      structure: makes a structure of a frame and an origin.
-      numbers: of the frames in the file; None for 0, 1, 2, ...
-    Raises:
-      DataError: what it raises, after the file and the number of the frame.
+    `structure` makes one of a frame and its origin; `numbers` of the frames are 0, 1, 2, ... if
+    None are given.
     """
     numbers = itertools.count() if numbers is None else numbers
     for number, frame in zip(numbers, frames, strict=False):

@@ -1,10 +1,4 @@
-"""The devices of a run: how it is spread over them, the precision of matmuls, and a trace.
-
-They are those of this process, or of several processes on several hosts.
-
-Each device has a part of every batch, the same parameters and the same optimiser state; the sums of
-errors and the gradients are added up over the devices (data parallel training).
-"""
+"""The devices of a run, of one or several processes: data parallel training, precision, traces."""
 
 import contextlib
 import os
@@ -32,8 +26,9 @@ WARM_UP, STEPS = 3, 5
 class Devices:
     """The devices of a run; make one with `find_devices`.
 
-    They are two or more, of all processes, those of a process next to each other; None for one
-    device, and programs that know of no others.
+    Each has a part of every batch, the same parameters and the same optimiser state. They are two
+    or more, of all processes, those of a process next to each other; None for one device, and
+    programs that know of no others.
     """
 
     def __init__(self, devices: list | None = None):

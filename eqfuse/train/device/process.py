@@ -1,10 +1,8 @@
 """Settings of a whole process: it keeps the memory it frees and the programs it compiles.
 
-XLA allocates the arrays of a program anew in each call, 0.1 to 1 GB for a training step. By default
-glibc takes large blocks from the system and gives them back at once, and the system clears and maps
-every page again: a quarter to a half of the time of a training step, and a third of an evaluation
-of 1,000 atoms (28,000 edges) on two cores. Since all of this is for a whole process, no import
-does it.
+XLA allocates its arrays anew in each call, and by default glibc gives large blocks back to the
+system at once, which clears and maps every page again: a quarter to a half of the time of a
+training step on two cores. Since all of this is for a whole process, no import does it.
 """
 
 import contextlib

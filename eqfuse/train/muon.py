@@ -136,7 +136,7 @@ def _with_zeros(stack, shape: tuple[int, int]):
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether the last two axes of a parameter are a matrix from channels to channels."""
+    """Test whether the last two axes of a parameter are a matrix from channels to channels."""
     linear = name == "kernel" or name.startswith("w[")
     return linear and len(shape) >= 2 and min(shape[-2:]) > 1
 

@@ -146,7 +146,7 @@ class LearningRate:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether the plateau has brought the learning rate below `min_lr`."""
+        """Test whether the plateau has brought the learning rate below `min_lr`."""
         plateau = self._settings.schedule == "plateau"
         return plateau and self._settings.lr * self._scale < self._settings.min_lr
 
@@ -178,7 +178,7 @@ class Limits:
 
     @property
     def time_is_up(self) -> bool:
-        """Return whether only the time of the last validation is left."""
+        """Test whether only the time of the last validation is left."""
         return self.elapsed >= self.seconds - self.reserved
 
     def start(self, elapsed: float = 0.0):

@@ -109,17 +109,17 @@ class MoleculeData:
 
     @property
     def origin(self) -> str:
-        """Return where the structures are from, for people."""
+        """Return the origin of the structures, for people."""
         return f"{self.name}, embedded"
 
     @property
     def validation_origin(self) -> str | None:
-        """Return where those that validate are from; None: from the same."""
+        """Return the origin of those that validate; None for the same."""
         return None
 
     @property
     def references_origin(self) -> str | None:
-        """Return where the reference energies are from; None: from the structures."""
+        """Return the origin of the reference energies; None for the structures."""
         return self.reference_energies
 
     def type_weights(self) -> dict[str, float]:

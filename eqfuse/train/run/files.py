@@ -80,7 +80,7 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
 
 
 def has_checkpoint(folder, name: str) -> bool:
-    """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
+    """Test whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
     path = Path(folder).expanduser() / "checkpoints"
     return any(os.path.lexists(path / file) for file in FILES[name])
 

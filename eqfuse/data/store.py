@@ -105,15 +105,12 @@ def samples_of(
     references: Mapping[int, float] | None,
 ) -> Sequence[Sample]:
     """Return samples of structures, see `prepare_samples`; of stored ones, with lists on disk."""
-    indices = None
+    every, indices = structures, range(len(structures))
     if isinstance(structures, Subset):
-        structures, indices = structures.items, structures.indices
-    if not isinstance(structures, StoredStructures):
-        if indices is not None:
-            structures = [structures[int(i)] for i in indices]
-        return prepare_samples(structures, cutoff, species, references)
-    indices = range(len(structures)) if indices is None else indices
-    return StoredSamples(structures, lists_of(structures, cutoff), indices, species, references)
+        every, indices = structures.items, structures.indices
+    if not isinstance(every, StoredStructures):
+        return prepare_samples(list(structures), cutoff, species, references)
+    return StoredSamples(every, lists_of(every, cutoff), indices, species, references)
 
 
 def lists_of(structures: "StoredStructures", cutoff: float) -> Path:
@@ -385,7 +382,6 @@ def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
 
 @contextlib.contextmanager
 def _written(folder: Path, *names: str) -> Iterator[dict[str, BinaryIO]]:
-    """Open files of a folder for writing."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(open(folder / name, "wb")) for name in names}
 
@@ -399,12 +395,10 @@ def _mapped(path: Path, dtype, shape: tuple[int, ...] = ()) -> np.ndarray:
 
 
 def _slices(starts: np.ndarray, counts: np.ndarray) -> list[slice]:
-    """Return the slices of ranges."""
     return list(map(slice, starts.tolist(), (starts + counts).tolist()))
 
 
 def _pieces(array: np.ndarray, of: list[slice]) -> np.ndarray:
-    """Return slices of an array, one after the other."""
     return np.concatenate([array[piece] for piece in of] or [array[:0]])
 
 

@@ -7,7 +7,7 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.structures import LABELS, Structure, count_labelled
 
-_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
 _UNKNOWN = {"energy": np.nan, "forces": np.full(3, np.nan), "stress": np.full((3, 3), np.nan)}
 
 
@@ -65,6 +65,6 @@ def _row(group: str, frames, atoms, errors: dict, labelled: dict) -> dict:
     row = {"group": group, "frames": int(frames), "atoms": int(atoms)}
     for name in labelled:
         error, some = 1e3 * np.asarray(errors[name]), len(errors[name]) > 0
-        row[f"{name}_mae_{_UNITS[name]}"] = float(np.abs(error).mean()) if some else None
-        row[f"{name}_rmse_{_UNITS[name]}"] = float(np.sqrt((error**2).mean())) if some else None
+        row[f"{name}_mae_{UNITS[name]}"] = float(np.abs(error).mean()) if some else None
+        row[f"{name}_rmse_{UNITS[name]}"] = float(np.sqrt((error**2).mean())) if some else None
     return row | {f"{name}_frames": int(count) for name, count in labelled.items()}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.data import Labels
+from eqfuse.data.error_table import UNITS
 from eqfuse.graph import Graph
 from eqfuse.models import Prediction
 from eqfuse.train.schedule import MoleculeTraining
@@ -119,14 +120,11 @@ class Loss:
         return total / self.force_scale**2
 
 
-_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
-
-
 def best_of(row: dict, criterion: str) -> float:
     """Return the number in a row of metrics.csv that the best network has the lowest of."""
     if criterion == "loss":
         return row["val_loss"]
-    return row[f"val_{criterion}_{_UNITS[criterion.partition('_')[0]]}"]
+    return row[f"val_{criterion}_{UNITS[criterion.partition('_')[0]]}"]
 
 
 class Errors:
@@ -149,6 +147,6 @@ class Errors:
         row = {}
         for name, (count, absolute, square, *_) in self.sums.items():
             mean, mean_square = (s / count if count else math.nan for s in (absolute, square))
-            row[f"{name}_mae_{_UNITS[name]}"] = 1e3 * mean
-            row[f"{name}_rmse_{_UNITS[name]}"] = 1e3 * mean_square**0.5
+            row[f"{name}_mae_{UNITS[name]}"] = 1e3 * mean
+            row[f"{name}_rmse_{UNITS[name]}"] = 1e3 * mean_square**0.5
         return row

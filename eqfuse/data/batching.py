@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from eqfuse.data.lazy import Mapped
 from eqfuse.data.samples import Columns, Sample, Samples
 from eqfuse.data.structures import DataError, Weights
 from eqfuse.graph import Graph
@@ -269,10 +268,10 @@ class Batcher:
             ]
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
-    def groups(self, epoch: int = 0, shuffle: bool = True) -> Sequence[np.ndarray]:
+    def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
         """Return the numbers of the samples in each batch of an epoch."""
         order, size = self._order(epoch, shuffle), self.batch_size
-        return Mapped(lambda first, _: order[first : first + size], range(0, len(order), size))
+        return [order[first : first + size] for first in range(0, len(order), size)]
 
     def _order(self, epoch: int, shuffle: bool) -> np.ndarray:
         count = len(self.samples)

@@ -41,19 +41,6 @@ class Subset(Lazy):
         return self.items[int(self.indices[k])]
 
 
-class Mapped(Lazy):
-    """What a function makes of each item of a sequence, and of its number."""
-
-    def __init__(self, function: Callable, items: Sequence):
-        self.function, self.items = function, items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def item(self, k: int):
-        return self.function(self.items[k], k)
-
-
 class Joined(Lazy):
     """Items of several sequences, one after the other."""
 

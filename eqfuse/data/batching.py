@@ -1,13 +1,12 @@
 """Batches of a few fixed shapes, for which few programs are compiled."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from eqfuse.data.lazy import Mapped
 from eqfuse.data.samples import Columns, Sample, Samples
 from eqfuse.data.structures import DataError, Weights
 from eqfuse.graph import Graph
@@ -37,17 +36,10 @@ _WORTH_A_SHAPE = 0.9
 def choose_shapes(
     sizes: np.ndarray, batch_size: int, max_shapes: int, parts: int = 1
 ) -> tuple[Shape, ...]:
-    """Return shapes for batches of samples, from the sizes of the samples alone.
+    """Return ascending shapes for batches of samples, from their numbers of atoms and edges alone.
 
-    The largest holds any batch, the others the batches that are likely.
-
-    Args:
-      sizes: [n_samples, 2], atoms and edges of each.
-      batch_size: samples in a part of a batch, at most.
-      max_shapes: largest number of shapes.
-      parts: number of parts of a batch, which all have the shape of the largest part.
-    Returns:
-      At least one, ascending.
+    The largest holds any batch, the others the batches that are likely. All parts of a batch, of
+    `batch_size` samples at most, have the shape of the largest part.
     """
     largest = np.sort(sizes, axis=0)[-batch_size:].sum(axis=0)
     rng = np.random.Generator(np.random.PCG64(0))
@@ -85,8 +77,8 @@ class Labels:
       energy: [n_graphs] eV, relative to the reference energies (subtracted in float64).
       forces: [n_nodes, 3] eV/Å.
       stress: [n_graphs, 3, 3] eV/Å^3.
-      energy_mask, stress_mask: [n_graphs] bool, True where the label is known.
-      forces_mask: [n_nodes] bool, True where the label is known.
+      energy_mask, forces_mask, stress_mask: [n_graphs], [n_nodes] or [n_graphs] bool, True where
+        the label is known.
       num_atoms: [n_graphs] int32; 1 for padding graphs, so that it can divide.
       weights: of the squared errors, [n_graphs], [n_nodes] and [n_graphs]; None where all are one.
     """
@@ -158,8 +150,7 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
     Returns:
-      numpy arrays of that shape: graph, and labels without weights in eV, eV/Å and eV/Å^3, zero in
-      the padding.
+      numpy arrays of that shape; the labels have no weights.
     Raises:
       DataError: samples that do not fit the shape.
     """
@@ -256,23 +247,10 @@ class Batcher:
         return -(-len(self.samples) // self.batch_size)
 
     @property
-    def num_shapes(self) -> int:
-        return len(self.shapes)
-
-    @property
     def padding_waste(self) -> Waste:
         """Return the fraction of epoch 0, shuffled, that is padding."""
         room = np.array([self.shapes[k][:2] for k in self._fits(0, shuffle=True)]).sum(axis=0)
         return Waste(*(1 - self._sizes.sum(axis=0) / (self._parts * room)).tolist())
-
-    def used_shapes(self, epochs: Iterable[int] = (0,), shuffle: bool = True) -> set[Shape]:
-        """Return the shapes that occur in some epochs; one program is compiled for each."""
-        used = set()
-        for epoch in epochs:
-            used |= set(self._fits(epoch, shuffle).tolist())
-            if len(used) == len(self.shapes):
-                break
-        return {self.shapes[k] for k in used}
 
     def batches(self, epoch: int = 0, shuffle: bool = True, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of one epoch from number `start` on.
@@ -290,10 +268,10 @@ class Batcher:
             ]
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
-    def groups(self, epoch: int = 0, shuffle: bool = True) -> Sequence[np.ndarray]:
+    def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
         """Return the numbers of the samples in each batch of an epoch."""
         order, size = self._order(epoch, shuffle), self.batch_size
-        return Mapped(lambda first, _: order[first : first + size], range(0, len(order), size))
+        return [order[first : first + size] for first in range(0, len(order), size)]
 
     def _order(self, epoch: int, shuffle: bool) -> np.ndarray:
         count = len(self.samples)
@@ -323,10 +301,8 @@ class Batcher:
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:
     """Return a permutation [count] that is the same on every platform.
 
-    Args:
-      count: how many.
-      entropy: non-negative integers, such as (seed, epoch).
-      stream: keeps uses of the same entropy independent.
+    `entropy` are non-negative integers, such as (seed, epoch); `stream` keeps uses of the same ones
+    independent.
     """
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(stream,))))
     # NumPy fixes the bits of PCG64 and of uniform doubles for longer than those of `permutation`.

@@ -25,10 +25,8 @@ def find_problems(
 ) -> list[str]:
     """Return the probable problems of data, a sentence each.
 
-    Args:
-      dataset: made of the structures, and of test structures, which are compared with the others.
-      structures: in the order of the file, whose neighbours may be frames of a trajectory.
-      validation: those that were given for validation, if any.
+    The dataset is made of the structures, which are in the order of the file, and of test
+    structures, which are compared with the others.
     """
     frames = without_isolated_atoms(Joined(structures, validation or ()))
     samples, sets = Joined(dataset.train, dataset.val), (dataset.train, dataset.val, dataset.test)
@@ -184,16 +182,10 @@ def number_of(sample: Sample, atom: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Distances:
-    """What the checks need of the distances of all samples.
+    """The nearest distances of all samples, and sums that do not depend on the order of atoms."""
 
-    Attributes:
-      nearest: [n_samples] float32, Å, inf where no atoms are within the cutoff.
-      sums: [n_samples, 3] float32, sums over atoms and pairs, which do not depend on the order of
-        the atoms.
-    """
-
-    nearest: np.ndarray
-    sums: np.ndarray
+    nearest: np.ndarray  # [n_samples] float32, Å, inf where no atoms are within the cutoff
+    sums: np.ndarray  # [n_samples, 3] float32, over atoms and pairs
 
     @classmethod
     def of(cls, samples: Sequence[Sample], cutoff: float) -> "Distances":
@@ -233,12 +225,7 @@ def duplicates(
     """Find structures that occur twice, also rotated, mirrored or with atoms in another order.
 
     Structures are the same here if they have the same elements and the same distances up to the
-    cutoff.
-
-    Args:
-      samples: those of training, validation and test, one after the other.
-      sizes: the numbers of these.
-      distances: of the samples.
+    cutoff. `sizes` are the numbers of training, validation and test samples, one after the other.
     """
     pairs = _same(samples, distances)
     sets = defaultdict(list)
@@ -310,12 +297,7 @@ def _same_distances(a: Sample, b: Sample) -> bool:
 
 
 def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -> Iterator[str]:
-    """Find fitted reference energies that the training structures do not determine.
-
-    Args:
-      dataset: made of the structures.
-      structures: all that were read.
-    """
+    """Find fitted reference energies that the training structures do not determine."""
     train = selected(chosen(structures, dataset.train_indices), lambda s: s.energy is not None)
     if not (dataset.references_fitted and train):
         return
@@ -343,7 +325,7 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
 
 
 def _loose(counts: np.ndarray) -> np.ndarray:
-    """Return for each element whether some change of its reference energy changes no total."""
+    """Test for each element whether some change of its reference energy changes no total."""
     _, singular, rows = np.linalg.svd(counts, full_matrices=True)
     rank = int((singular > 1e-10 * singular.max()).sum())
     return (np.abs(rows[rank:]) > 1e-8).any(axis=0)

@@ -71,11 +71,9 @@ def _explained(ratio: float, atoms: list[int]) -> str:
     per_atom = {1 / n: "energies are per atom, and totals are needed" for n in atoms}
     near = sorted((abs(np.log(ratio / f)), text) for f, text in (_FACTORS | per_atom).items())
     texts = [text for distance, text in near if distance < 0.25]
-    return (
-        f"probably {' (or: '.join(texts[:2])}{')' if len(texts) > 1 else ''}"
-        if texts
-        else ("they are in different units, or of different methods")
-    )
+    if not texts:
+        return "they are in different units, or of different methods"
+    return f"probably {' (or: '.join(texts[:2])}{')' if len(texts) > 1 else ''}"
 
 
 def _groups(structures: Sequence[Structure]) -> list[list[Structure]]:
@@ -177,11 +175,6 @@ def _usual(z1: int, z2: int) -> tuple[float, float] | None:
     return (0.25, 25.0) if {low, high} <= _D_METALS else None
 
 
-def _is_usual(stiffness: float, z1: int, z2: int) -> bool:
-    low, high = _usual(z1, z2)
-    return low < stiffness < high
-
-
 def springs(structures: Sequence[Structure]) -> Iterator[str]:
     """Find forces that push where bonds are stretched, or of a size that bonds do not have.
 
@@ -212,10 +205,11 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
     # Bonds of hydrogen vary least; others are averaged over single and multiple ones.
     known = [k for k in np.flatnonzero(certain) if _usual(*names[k])]
     known = [k for k in known if 1 in names[k]] or known
-    odd = [k for k in known if not _is_usual(abs(stiffness[k]), *names[k])]
+    usual = {k: _usual(*names[k]) for k in known}
+    odd = [k for k, (low, high) in usual.items() if not low < abs(stiffness[k]) < high]
     if len(odd) > len(known) / 2:
         k = max(odd, key=lambda k: abs(stiffness[k]) / error[k])
-        low, high = _usual(*names[k])
+        low, high = usual[k]
         few = abs(stiffness[k]) < low
         unit = "Hartree/Å or Hartree/Bohr" if few else "kcal/mol/Å, kJ/mol/Å or kJ/mol/nm"
         yield (

@@ -133,14 +133,7 @@ class Dataset:
         structures: Sequence[Structure],
         validation: Sequence[Structure] | None = None,
     ) -> "Dataset":
-        """Return this dataset with energies relative to other reference energies.
-
-        Args:
-          references: atomic number -> eV.
-          structures, validation: those that it was built of.
-        Raises:
-          DataError: an element without a reference energy.
-        """
+        """Return this dataset, built of these structures, with other reference energies, eV."""
 
         def moved(samples, indices, frames):
             if isinstance(samples, StoredSamples):
@@ -173,9 +166,8 @@ class Dataset:
     def force_outliers(self) -> list[tuple[Sample, int, float]]:
         """Return training samples with a force component above 20 times the 95th percentile.
 
-        Returns:
-          for each, the sample, the number of the atom in its structure and the component, eV/Å; []
-          where nearly all forces are zero.
+        With each are the number of the atom in its structure and the component, eV/Å. There are
+        none where nearly all forces are zero.
         """
         outliers = []
         for number in self._outlier_numbers:
@@ -229,11 +221,7 @@ class Dataset:
 
 
 def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the structures, and those of the isolated atoms among them.
-
-    Raises:
-      DataError: there are isolated atoms only.
-    """
+    """Return the indices of the structures, and those of the isolated atoms among them."""
     isolated = flags(structures, lambda s: s.is_isolated_atom)
     if len(isolated) and isolated.all():
         raise DataError(
@@ -276,17 +264,9 @@ def split_indices(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return random disjoint indices for training and validation, which depend on the seed.
 
-    Args:
-      count: number of structures.
-      train_size, val_size: a number of structures (int), or a fraction of them (float from 0 to
-        1, rounded down); `train_size` None takes all that validation leaves, `val_size` None takes
-        none for validation. The validation structures depend on the seed and `val_size` only, not
-        on `train_size`.
-      seed: non-negative.
-    Returns:
-      training and validation indices, in random order.
-    Raises:
-      DataError: an empty split, more structures than there are, a negative size or seed.
+    A size is a number of structures (int), or a fraction of them (float from 0 to 1, rounded down);
+    `train_size` None takes all that validation leaves, `val_size` None takes none for validation.
+    The validation structures depend on the seed and `val_size` only, not on `train_size`.
     """
     if seed < 0:
         raise DataError(f"the seed must be at least 0, got {seed}")

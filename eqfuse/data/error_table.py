@@ -7,20 +7,16 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.structures import LABELS, Structure, count_labelled
 
-_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
 _UNKNOWN = {"energy": np.nan, "forces": np.full(3, np.nan), "stress": np.full((3, 3), np.nan)}
 
 
 def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[dict]:
     """Return MAE and RMSE for all structures, each config_type and (forces only) each element.
 
-    Args:
-      structures: whose labels may be missing; errors are over those that are known.
-      predicted: predictions for these structures, in order, with energy (eV), forces and stress.
-    Returns:
-      a row for each group: its name, numbers of frames and atoms, errors of energies in meV/atom,
-      of forces in meV/Å and, if any structure has one, of stress in meV/Å^3, None where a group has
-      no such labels of its own; and for each of these labels the number of frames that have it.
+    The row of a group has its name, numbers of frames and atoms, errors over the known labels, of
+    energies in meV/atom, of forces in meV/Å and, if any structure has one, of stress in meV/Å^3,
+    None where it has no such labels of its own; and the number of frames that have each label.
     """
     pairs = list(zip(structures, predicted, strict=True))
     quantities = [n for n in LABELS if n != "stress" or count_labelled(structures, n)]
@@ -69,6 +65,6 @@ def _row(group: str, frames, atoms, errors: dict, labelled: dict) -> dict:
     row = {"group": group, "frames": int(frames), "atoms": int(atoms)}
     for name in labelled:
         error, some = 1e3 * np.asarray(errors[name]), len(errors[name]) > 0
-        row[f"{name}_mae_{_UNITS[name]}"] = float(np.abs(error).mean()) if some else None
-        row[f"{name}_rmse_{_UNITS[name]}"] = float(np.sqrt((error**2).mean())) if some else None
+        row[f"{name}_mae_{UNITS[name]}"] = float(np.abs(error).mean()) if some else None
+        row[f"{name}_rmse_{UNITS[name]}"] = float(np.sqrt((error**2).mean())) if some else None
     return row | {f"{name}_frames": int(count) for name, count in labelled.items()}

@@ -41,19 +41,6 @@ class Subset(Lazy):
         return self.items[int(self.indices[k])]
 
 
-class Mapped(Lazy):
-    """What a function makes of each item of a sequence, and of its number."""
-
-    def __init__(self, function: Callable, items: Sequence):
-        self.function, self.items = function, items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def item(self, k: int):
-        return self.function(self.items[k], k)
-
-
 class Joined(Lazy):
     """Items of several sequences, one after the other."""
 
@@ -101,12 +88,7 @@ SECONDS = 5.0
 
 
 def reported(items: Iterable, what: str) -> Iterator:
-    """Yield the items; every few seconds, print to stderr how many there were.
-
-    Args:
-      items: that take long to come.
-      what: has become of them, such as "frames read".
-    """
+    """Yield the items; every few seconds, print how many there were, such as 8 "frames read"."""
     start = last = time.monotonic()
     count = 0
     for count, item in enumerate(items, start=1):

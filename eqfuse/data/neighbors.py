@@ -87,14 +87,8 @@ def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray
     Atoms that are connected by edges, directly or through others, are moved by lattice vectors,
     each to the image next to a neighbour, and then together by their mean. All numbers are small
     then, and most shifts zero, however large the cell and wherever the atoms are in it. Atoms that
-    no edges connect lose their distances: only the vectors of edges keep a meaning.
-
-    Args:
-      positions: [n_atoms, 3] Å.
-      senders, receivers: [n_edges], both directions of each pair; see `neighbor_list`.
-      shifts: [n_edges, 3] Å.
-    Returns:
-      offsets [n_atoms, 3] and moved shifts [n_edges, 3], float64 in Å.
+    no edges connect lose their distances: only the vectors of edges keep a meaning. Returns the
+    offsets and the moved shifts, float64.
     """
     count = len(positions)
     edges = scipy.sparse.coo_array((np.ones(len(senders)), (receivers, senders)), (count, count))
@@ -111,8 +105,7 @@ def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray
 def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarray:
     """Return lattice vectors [n_atoms, 3] that move each atom near the one before it in a tree.
 
-    Args:
-      part: [n_atoms], the connected part that each atom is in; it keeps the place of its first.
+    Each connected `part` keeps the place of its first atom.
     """
     count = len(positions)
     firsts = np.unique(part, return_index=True)[1]
@@ -150,11 +143,7 @@ def _extent(points, cell, pbc) -> np.ndarray:
 
 
 def _require_together(points, cell, pbc, cutoff: float) -> None:
-    """Refuse points for which vesin would divide by zero, which ends the process, or need hours.
-
-    Raises:
-      FlownApartError: points in too many boxes.
-    """
+    """Refuse points for which vesin would divide by zero, which ends the process, or need hours."""
     extent = _extent(points, cell, pbc)
     with np.errstate(over="ignore", invalid="ignore"):  # cells of 1e154 Å and more
         boxes = np.maximum(np.floor(extent / cutoff), 1)
@@ -177,9 +166,6 @@ def _require_few_pairs(points, cell, pbc, cutoff: float) -> None:
 
     Along lattice vectors shorter than twice the cutoff, the density of the images is that of the
     lattice; along other directions, atoms are counted in boxes as wide as the cutoff.
-
-    Raises:
-      DataError: too many pairs.
     """
     lengths = _extent(points, cell, pbc)
     lengths[~pbc] = np.maximum(lengths[~pbc], 1)
@@ -210,15 +196,8 @@ def spatial_order(positions, cell, pbc, cutoff: float) -> np.ndarray:
     """Return the atoms along a space-filling curve (Z-order); few atoms keep their order.
 
     A kernel reads the features of all neighbours of an atom; those of the atom before are mostly
-    the same, and still in the cache.
+    the same, and still in the cache. Atoms in a box of a quarter of the cutoff keep their order.
 
-    Args:
-      positions: [n_atoms, 3] Å, in or out of the cell.
-      cell: [3, 3] Å, rows are lattice vectors.
-      pbc: [3] bool, the periodic directions.
-      cutoff: Å; atoms in a box of a quarter of it keep their order.
-    Returns:
-      [n_atoms] int64, a permutation.
     References: Morton 1966, A computer oriented geodetic data base (IBM technical report).
     """
     count = len(positions)
@@ -239,12 +218,7 @@ def spatial_order(positions, cell, pbc, cutoff: float) -> np.ndarray:
 
 
 def renumbered(order, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a neighbour list for atoms in another order, sorted by receiver, then sender.
-
-    Args:
-      order: [n_atoms], the atoms in their new order.
-      senders, receivers, shifts: see `eqfuse.data.neighbor_list`.
-    """
+    """Return a neighbour list for atoms in another order, sorted by receiver, then sender."""
     number = np.empty(len(order), np.int32)
     number[order] = np.arange(len(order), dtype=np.int32)
     senders, receivers = number[senders], number[receivers]

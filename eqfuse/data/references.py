@@ -46,16 +46,7 @@ def isolated_atom_energies(
 
 
 def energies_of_atoms(atoms: Iterable[Structure]) -> dict[int, float]:
-    """Return the energy of each element from single atoms.
-
-    Args:
-      atoms: with energies, eV, and origins, for messages.
-    Returns:
-      atomic number -> energy in eV, sorted by atomic number.
-    Raises:
-      DataError: an atom without an energy, an element given twice with different energies; of two
-        that differ by rounding the first is taken.
-    """
+    """Return the energy of each element from single atoms, of two equal ones the first."""
     energies: dict[int, float] = {}
     for atom in atoms:
         if atom.energy is None:
@@ -92,14 +83,7 @@ def fit_reference_energies(structures: Sequence[Structure]) -> dict[int, float]:
 def fit_energies_of_atoms(
     numbers: Iterable[np.ndarray], energies: Iterable[float]
 ) -> dict[int, float]:
-    """Return the fit of `fit_reference_energies` for lists of atomic numbers.
-
-    Args:
-      numbers: atomic numbers of each structure.
-      energies: of each structure, eV.
-    Returns:
-      atomic number -> energy in eV, sorted by atomic number.
-    """
+    """Return the fit of `fit_reference_energies` for the atomic numbers of each structure."""
     table, which = compositions(numbers)
     species = np.flatnonzero(table.any(axis=0))
     counts = table[:, species].astype(np.float64)
@@ -117,13 +101,9 @@ def fit_energies_of_atoms(
 
 
 def compositions(numbers: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the compositions that occur, and which of them each structure has.
+    """Return the compositions that occur, [n, MAX_ATOMIC_NUMBER + 1] int32, and that of each.
 
-    Args:
-      numbers: atomic numbers of each structure.
-    Returns:
-      numbers of atoms by composition and atomic number, [n, MAX_ATOMIC_NUMBER + 1] int32; the
-      number of its composition for each structure, [n_structures].
+    `numbers` are the atomic numbers of each structure.
     """
     size = MAX_ATOMIC_NUMBER + 1
     known: dict[bytes, int] = {}
@@ -133,13 +113,7 @@ def compositions(numbers: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
 
 
 def subtract(structure: Structure, references: Mapping[int, float]) -> float | None:
-    """Return the energy of a structure relative to its atoms' reference energies, eV, in float64.
-
-    Returns:
-      None where the structure has no energy.
-    Raises:
-      DataError: an element without a reference energy.
-    """
+    """Return the energy of a structure relative to its atoms' references, eV; None without one."""
     require_references(structure.numbers, references)
     if structure.energy is None:
         return None
@@ -148,14 +122,7 @@ def subtract(structure: Structure, references: Mapping[int, float]) -> float | N
 
 
 def require_references(numbers: np.ndarray, references: Mapping[int, float]) -> None:
-    """Refuse an element without a reference energy.
-
-    Args:
-      numbers: atomic numbers.
-      references: atomic number -> eV.
-    Raises:
-      DataError: there is one.
-    """
+    """Refuse an element without a reference energy."""
     missing = sorted(set(numbers.tolist()) - set(references))
     if missing:
         raise DataError(
@@ -167,13 +134,7 @@ def require_references(numbers: np.ndarray, references: Mapping[int, float]) -> 
 
 
 def fitted_references(train, val, species) -> dict[int, float]:
-    """Return reference energies fitted to the training structures that have an energy.
-
-    Without any they are zero.
-
-    Raises:
-      DataError: an element that none of these has, with the first structure that has it.
-    """
+    """Return reference energies fitted to training structures with energies; zeros without any."""
     with_energy = selected(train, lambda s: s.energy is not None)
     if not with_energy:
         return dict.fromkeys(species, 0.0)

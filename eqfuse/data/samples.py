@@ -67,31 +67,22 @@ class Sample:
 class Columns:
     """The arrays of samples, one sample after the other; see `eqfuse.data.Sample` for their units.
 
-    Attributes:
-      num_atoms, num_edges: [n_samples] int64.
-      positions: [n_atoms, 3].
-      species: [n_atoms].
-      senders, receivers: [n_edges], numbers of atoms in their sample.
-      shifts: [n_edges, 3].
-      cells: [n_samples, 3, 3].
-      energy: [n_samples]; forces: [n_atoms, 3]; stress: [n_samples, 3, 3]; zero where unknown.
-      known: [n_samples, 3] bool, which of these labels are known.
-      weights: [n_samples, 3], of these labels.
+    Labels are zero where they are unknown.
     """
 
-    num_atoms: np.ndarray
-    num_edges: np.ndarray
-    positions: np.ndarray
-    species: np.ndarray
-    senders: np.ndarray
-    receivers: np.ndarray
-    shifts: np.ndarray
-    cells: np.ndarray
-    energy: np.ndarray
-    forces: np.ndarray
-    stress: np.ndarray
-    known: np.ndarray
-    weights: np.ndarray
+    num_atoms: np.ndarray  # [n_samples] int64
+    num_edges: np.ndarray  # [n_samples] int64
+    positions: np.ndarray  # [n_atoms, 3]
+    species: np.ndarray  # [n_atoms]
+    senders: np.ndarray  # [n_edges], numbers of atoms in their sample
+    receivers: np.ndarray  # [n_edges]
+    shifts: np.ndarray  # [n_edges, 3]
+    cells: np.ndarray  # [n_samples, 3, 3]
+    energy: np.ndarray  # [n_samples]
+    forces: np.ndarray  # [n_atoms, 3]
+    stress: np.ndarray  # [n_samples, 3, 3]
+    known: np.ndarray  # [n_samples, 3] bool, which of these labels are known
+    weights: np.ndarray  # [n_samples, 3], of these labels
 
 
 class Samples(tuple):
@@ -144,11 +135,7 @@ def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:
 
 
 def species_index(numbers, species: Sequence[int]) -> np.ndarray:
-    """Return the index of each atomic number in a sorted table of species, [n_atoms] int32.
-
-    Raises:
-      DataError: an element that is not in the table, by name.
-    """
+    """Return the index of each atomic number in a sorted table of species, [n_atoms] int32."""
     table = np.asarray(species)
     numbers = np.asarray(numbers)
     unknown = sorted(set(numbers.tolist()) - set(table.tolist()))
@@ -167,16 +154,9 @@ def prepare_samples(
     species: Sequence[int],
     references: Mapping[int, float] | None,
 ) -> Samples:
-    """Return samples of structures, in their order.
+    """Return samples of structures, in their order, for the sorted atomic numbers of a model.
 
-    Args:
-      structures: whose labels may be missing.
-      cutoff: Å.
-      species: sorted atomic numbers of the model.
-      references: atomic number -> eV; None to leave out all labels, as for a prediction.
-    Raises:
-      DataError: atoms at the same place, an element that is not among the species or has no
-        reference energy.
+    Without reference energies, eV, they have no labels, as for a prediction.
     """
     samples = []
     for structure in with_origins(structures):
@@ -211,16 +191,7 @@ def _sample(structure: Structure, cutoff, species, references) -> Sample:
 
 
 def arranged(structure: Structure, cutoff: float):
-    """Return the order of the atoms, their positions, and the neighbour list, as samples have them.
-
-    Args:
-      structure: whose labels are not used.
-      cutoff: Å.
-    Returns:
-      order [n_atoms], positions [n_atoms, 3], senders, receivers [n_edges], shifts [n_edges, 3].
-    Raises:
-      DataError: see `eqfuse.data.neighbor_list`.
-    """
+    """Return order, positions, senders, receivers and shifts of a structure as in a sample."""
     positions, cell = structure.positions, structure.cell
     senders, receivers, shifts = neighbor_list(positions, cell, structure.pbc, cutoff)
     order = spatial_order(positions, cell, structure.pbc, cutoff)

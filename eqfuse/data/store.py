@@ -81,12 +81,8 @@ def store_structures(
 ) -> "StoredStructures":
     """Return the structures of files, which are read once and kept on disk.
 
-    Args:
-      paths: the files.
-      format, keys: see `eqfuse.data.read_structures`.
-      folder: where they are kept; None for `store` in the folder of downloads.
-    Raises:
-      DataError: a file that cannot be read; nothing is kept then.
+    They are in `folder`, or in `store` in the folder of downloads; nothing is kept of files of
+    which one cannot be read. For format and keys see `eqfuse.data.read_structures`.
     """
     key = hashlib.sha256(repr((_VERSION, format, tuple(keys))).encode())
     for path in paths:
@@ -108,34 +104,17 @@ def samples_of(
     species: Sequence[int],
     references: Mapping[int, float] | None,
 ) -> Sequence[Sample]:
-    """Return samples of structures; of stored ones, with neighbour lists on disk.
-
-    Args:
-      structures: in memory, or all or some of `store_structures`.
-      cutoff, species, references: see `prepare_samples`.
-    Raises:
-      DataError: see `prepare_samples`.
-    """
-    indices = None
+    """Return samples of structures, see `prepare_samples`; of stored ones, with lists on disk."""
+    every, indices = structures, range(len(structures))
     if isinstance(structures, Subset):
-        structures, indices = structures.items, structures.indices
-    if not isinstance(structures, StoredStructures):
-        if indices is not None:
-            structures = [structures[int(i)] for i in indices]
-        return prepare_samples(structures, cutoff, species, references)
-    indices = range(len(structures)) if indices is None else indices
-    return StoredSamples(structures, lists_of(structures, cutoff), indices, species, references)
+        every, indices = structures.items, structures.indices
+    if not isinstance(every, StoredStructures):
+        return prepare_samples(list(structures), cutoff, species, references)
+    return StoredSamples(every, lists_of(every, cutoff), indices, species, references)
 
 
 def lists_of(structures: "StoredStructures", cutoff: float) -> Path:
-    """Return the folder of the neighbour lists of stored structures, which are made once.
-
-    Args:
-      structures: all that are stored.
-      cutoff: Å.
-    Raises:
-      DataError: see `eqfuse.data.neighbor_list`; nothing is kept then.
-    """
+    """Return the folder of the neighbour lists of stored structures, which are made once."""
     folder = structures.folder / f"lists-{float(cutoff)!r}"
     return _made(folder, lambda to: write_lists(to, structures, cutoff))
 
@@ -174,27 +153,20 @@ def _alone(folder: Path):
 
 
 class StoredStructures(Lazy):
-    """The structures that `write_frames` wrote; each is a few views of files.
-
-    Args:
-      folder: where they are.
-      by_type: see `weighted`.
-    Attributes:
-      frames: [n_frames] records, see `_FRAME`.
-      factors: of the weights, by the number of the config_type; the last is that of none.
-      numbers, positions, forces: of all atoms, [n], [n, 3] Å, [n, 3] eV/Å (zero where unknown).
-    """
+    """The structures that `write_frames` wrote; each is a few views of files."""
 
     def __init__(self, folder: Path, by_type: Mapping[str, float] | None = None):
         self.folder = Path(folder)
         names = json.loads((self.folder / "names.json").read_text("utf-8"))
         self._files, self._types = names["files"], names["config_types"]
-        self.frames = _mapped(self.folder / "frames", _FRAME)
+        self.frames = _mapped(self.folder / "frames", _FRAME)  # [n_frames]
+        # of all atoms, [n], [n, 3] Å, [n, 3] eV/Å (zero where unknown)
         self.numbers, self.positions, self.forces = (
             _mapped(self.folder / name, *kind) for name, kind in _ATOMS.items()
         )
         kinds = *self._types, None  # whose number is -1
         self._isolated = np.array([is_isolated_atom(kind) for kind in kinds])
+        # of the weights, by the number of the config_type
         self.factors = np.array([(by_type or {}).get(k or DEFAULT_TYPE, 1.0) for k in kinds])
 
     def weighted(self, by_type: Mapping[str, float]) -> "StoredStructures":
@@ -247,25 +219,15 @@ class StoredStructures(Lazy):
 
 
 class StoredSamples(Lazy):
-    """Samples of stored structures with stored neighbour lists; each is a few views of files.
-
-    Args:
-      structures: all that are stored.
-      folder: of their neighbour lists.
-      indices: numbers of the structures that are samples, in their order.
-      species: sorted atomic numbers of the model.
-      references: atomic number -> eV; None to leave out all labels.
-    Raises:
-      DataError: an element that is not among the species or has no reference energy.
-    """
+    """Samples of stored structures with stored neighbour lists; each is a few views of files."""
 
     def __init__(
         self,
-        structures: StoredStructures,
-        folder: Path,
-        indices: Sequence[int],
-        species: Sequence[int],
-        references: Mapping[int, float] | None,
+        structures: StoredStructures,  # all that are stored
+        folder: Path,  # of their neighbour lists
+        indices: Sequence[int],  # of those that are samples, in their order
+        species: Sequence[int],  # sorted atomic numbers of the model
+        references: Mapping[int, float] | None,  # eV; None to leave out all labels
     ):
         self.structures, self.folder = structures, folder
         self.indices = np.asarray(indices, np.int64)
@@ -390,14 +352,7 @@ def _or_zero(values: np.ndarray, known: np.ndarray, counts: np.ndarray | None = 
 
 
 def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
-    """Write the structures of files to a folder, while they are read.
-
-    Args:
-      folder: that exists.
-      files: structures by the name of their file.
-    Raises:
-      DataError: a file without structures; what reading them raises.
-    """
+    """Write structures, by the name of their file, to a folder, while they are read."""
     types: dict[str, int] = {}
     start = 0
     with _written(folder, "frames", *_ATOMS) as outputs:
@@ -427,7 +382,6 @@ def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
 
 @contextlib.contextmanager
 def _written(folder: Path, *names: str) -> Iterator[dict[str, BinaryIO]]:
-    """Open files of a folder for writing."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(open(folder / name, "wb")) for name in names}
 
@@ -441,25 +395,18 @@ def _mapped(path: Path, dtype, shape: tuple[int, ...] = ()) -> np.ndarray:
 
 
 def _slices(starts: np.ndarray, counts: np.ndarray) -> list[slice]:
-    """Return the slices of ranges."""
     return list(map(slice, starts.tolist(), (starts + counts).tolist()))
 
 
 def _pieces(array: np.ndarray, of: list[slice]) -> np.ndarray:
-    """Return slices of an array, one after the other."""
     return np.concatenate([array[piece] for piece in of] or [array[:0]])
 
 
 def write_lists(folder: Path, structures: StoredStructures, cutoff: float, workers=None) -> None:
     """Write the neighbour lists of structures to a folder.
 
-    Args:
-      folder: that exists.
-      structures: of which lists are made.
-      cutoff: Å.
-      workers: number of processes; None for one for each core, or none for few structures.
-    Raises:
-      DataError: see `eqfuse.data.neighbor_list`; names the structure.
+    There are as many processes as `workers`; without it, one for each core, or one for few
+    structures.
     """
     count = len(structures)
     if workers is None:

@@ -18,13 +18,7 @@ class FlownApartError(DataError):
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return a number and what is counted: "1 frame has", "2 frames have".
-
-    Args:
-      count: how many there are.
-      one: what follows 1.
-      many: what follows other numbers; None for `one` with an s.
-    """
+    """Return a number and what is counted: "1 frame", "2 frames" (`one` with an s)."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
@@ -173,13 +167,8 @@ class Structure:
 
 
 def with_origins(structures: Sequence[Structure], name: str = "structure") -> Sequence[Structure]:
-    """Return structures that all have an origin: `name` and a number from 0 where they have none.
-
-    Args:
-      structures: in memory; those on disk have origins.
-      name: for messages.
-    """
-    if isinstance(structures, Lazy):
+    """Return structures that all have an origin, by default `name` and a number from 0."""
+    if isinstance(structures, Lazy):  # on disk, with origins
         return structures
     return [
         s if s.origin else Structure.unchecked(**vars(s) | {"origin": f"{name} {k}"})
@@ -190,15 +179,10 @@ def with_origins(structures: Sequence[Structure], name: str = "structure") -> Se
 def weighted_by_type(
     structures: Sequence[Structure], by_type: Mapping[str, float]
 ) -> Sequence[Structure]:
-    """Return the structures with weights that depend on their config_type.
+    """Return the structures with weights multiplied by those of their config_type, if it has one.
 
-    Args:
-      structures: whose own weights are multiplied.
-      by_type: weight of each config_type; "Default" for structures without one, as in mace. 1 for
-        those that are not named.
+    "Default" is that of structures without one, as in mace.
     """
-    if not by_type:
-        return structures
     if hasattr(structures, "weighted"):  # on disk
         return structures.weighted(by_type)
 

@@ -13,35 +13,21 @@ ALIGNMENT = 256
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """How a tree of arrays of one dtype lies in one array, zeros between its leaves.
-
-    Attributes:
-      tree: the tree's structure.
-      names: of its leaves, the last key of each.
-      shapes: of its leaves.
-      order: numbers of the leaves, as they lie in the array.
-      starts: where each leaf begins.
-      size: of the array.
-      dtype: of all of them.
-    """
+    """The layout of a tree of arrays of one dtype in one array, zeros between its leaves."""
 
     tree: jax.tree_util.PyTreeDef
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...]
-    starts: tuple[int, ...]
-    size: int
+    names: tuple[str, ...]  # of its leaves, the last key of each
+    shapes: tuple[tuple[int, ...], ...]  # of its leaves
+    order: tuple[int, ...]  # numbers of the leaves, as they lie in the array
+    starts: tuple[int, ...]  # of each leaf
+    size: int  # of the array
     dtype: jnp.dtype
 
     @classmethod
     def of(cls, tree, place: Callable = lambda name, shape: 0) -> "Flat":
         """Return the layout of a tree of arrays or jax.ShapeDtypeStructs.
 
-        Args:
-          tree: of one dtype.
-          place: name and shape of a leaf to what the leaves are sorted by.
-        Raises:
-          ValueError: leaves of several dtypes, or none.
+        `place` takes name and shape of a leaf to what the leaves are sorted by.
         """
         paths, structure = jax.tree_util.tree_flatten_with_path(tree)
         names = tuple(str(getattr(path[-1], "key", "")) if path else "" for path, _ in paths)

@@ -25,28 +25,17 @@ _ALL_STEPS = "all steps done"
 
 @dataclasses.dataclass
 class Position:
-    """How far a run is, besides the state of its training; an interrupted run continues there.
+    """How far a run is, besides the state of its training; an interrupted run continues there."""
 
-    Attributes:
-      epoch: the current one, from 1; 0 is the validation of a network that was trained before.
-      batch: how many of its batches are done.
-      unvalidated: steps since the last validation that was due.
-      error_sums, loss_sum: of the batches of these steps; see `Errors`.
-      best: lowest validation error so far, by the criterion of `training.best`.
-      second_since: the first step of the second stage, or None.
-      elapsed: s.
-      learning_rate: see `LearningRate.to_plain`.
-    """
-
-    epoch: int = 1
-    batch: int = 0
-    unvalidated: int = 0
-    error_sums: dict = dataclasses.field(default_factory=dict)
-    loss_sum: float = 0.0
-    best: float = math.inf
-    second_since: int | None = None
-    elapsed: float = 0.0
-    learning_rate: dict = dataclasses.field(default_factory=dict)
+    epoch: int = 1  # 0 is the validation of a network that was trained before
+    batch: int = 0  # how many batches of the epoch are done
+    unvalidated: int = 0  # steps since the last validation that was due
+    error_sums: dict = dataclasses.field(default_factory=dict)  # of these steps, see `Errors`
+    loss_sum: float = 0.0  # of these steps
+    best: float = math.inf  # lowest validation error so far, by `training.best`
+    second_since: int | None = None  # the first step of the second stage
+    elapsed: float = 0.0  # s
+    learning_rate: dict = dataclasses.field(default_factory=dict)  # see `LearningRate.to_plain`
 
     def validated(self, ends_epoch: bool) -> "Position":
         """Return the position after a validation that was due; maybe that of the next epoch."""
@@ -59,10 +48,7 @@ class Position:
 
 
 class Fit:
-    """Trains a potential; `run` does it.
-
-    A `pretrained` network is validated first, as epoch 0. Callbacks get every line of metrics.csv.
-    """
+    """Trains a potential; a `pretrained` network is validated first, as epoch 0."""
 
     def __init__(
         self,
@@ -88,12 +74,7 @@ class Fit:
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached, and return the last state.
 
-        `resume` is state and position of an interrupted run to continue, as they were offered to
-        the checkpoints.
-
-        Raises:
-          TrainingFailed: the loss is not finite.
-          Interrupted: by a signal, the checkpoint being written.
+        `resume` is state and position of an interrupted run, as they were offered to checkpoints.
         """
         state, at = self._compiled.initial(), Position(epoch=self._first_epoch)
         if resume is not None:
@@ -151,7 +132,7 @@ class Fit:
         return state
 
     def _validation_is_due(self, step: int, at: Position) -> bool:
-        """Return whether a step ends an epoch, or as many steps as `validate_every`."""
+        """Test whether a step ends an epoch, or as many steps as `validate_every`."""
         every = self._settings.validate_every
         if at.epoch == 0:
             return True

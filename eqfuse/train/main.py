@@ -17,13 +17,7 @@ from eqfuse.train.tetris_settings import TETRIS, asks_for_tetris
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the arguments ask for.
-
-    Args:
-      arguments: settings such as "layers=3"; None for those of the command line.
-    Returns:
-      0 done; 1 the training failed; 2 settings or data refused; 128 + signal if interrupted.
-    """
+    """Run what the arguments, or the command line, ask for; return the code of `exit_code`."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "--help" in arguments or "-h" in arguments:
         print(help_text())
@@ -43,11 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _configs(arguments: list[str]) -> list[RunSettings]:
-    """Return the configurations of the runs that the arguments ask for, all checked.
-
-    Raises:
-      ConfigError: arguments that are refused, or a folder for several runs that exists.
-    """
+    """Return the configurations of the runs that the arguments ask for, all checked."""
     arguments, runs = sweep(arguments)
     if not runs:
         return [_config(arguments)]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.data import Labels
+from eqfuse.data.error_table import UNITS
 from eqfuse.graph import Graph
 from eqfuse.models import Prediction
 from eqfuse.train.schedule import MoleculeTraining
@@ -20,14 +21,8 @@ def error_sums(
     """Sum the errors of one batch over the known labels.
 
     The energy's error is per atom (eV/atom), the forces' per component (eV/Å), the stress's per
-    component (eV/Å^3).
-
-    Args:
-      prediction, labels, graph: of the batch.
-      penalty: what the loss sums up, see `Loss.penalty`; None for the squares.
-    Returns:
-      {quantity: [3] array of count, sum of |error|, sum of error^2}, or [4] with the sum of
-      weight * penalty if there is one or the labels have weights; stress only if predicted.
+    component (eV/Å^3). For each quantity the sums are [3]: count, |error| and error^2; or [4] with
+    weight * penalty (see `Loss.penalty`, None for the squares) if there is either.
     """
     errors = {
         "energy": (prediction.energy - labels.energy) / labels.num_atoms,
@@ -83,22 +78,16 @@ class Loss:
     The mean is over the known labels; w are the weights of the structures, see `Labels`. It is a
     pytree of its numbers, so that a compiled step is the same for others.
 
-    Attributes:
-      energy, forces, stress: weights for errors in eV/atom, eV/Å and eV/Å^3.
-      force_scale: eV/Å, the RMS of the training forces.
-      kind: the penalty: "mse", the square; "huber", which is linear for errors above `delta`;
-        "universal", the same with a lower threshold where the reference force is large.
-      delta: threshold in the unit of the error.
     References: mace's losses of these names, which are half of ours before the division: for
       "universal" Batatia et al. 2023, arXiv:2401.00096.
     """
 
-    energy: float
+    energy: float  # the weights, for errors in eV/atom, eV/Å and eV/Å^3
     forces: float
     stress: float
-    force_scale: float
-    kind: str = "mse"
-    delta: float = 0.01
+    force_scale: float  # eV/Å, the RMS of the training forces
+    kind: str = "mse"  # the penalty, see `MoleculeTraining.loss`
+    delta: float = 0.01  # threshold in the unit of the error
 
     @classmethod
     def of(cls, settings: MoleculeTraining, force_scale: float) -> "Loss":
@@ -131,24 +120,17 @@ class Loss:
         return total / self.force_scale**2
 
 
-_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
-
-
 def best_of(row: dict, criterion: str) -> float:
     """Return the number in a row of metrics.csv that the best network has the lowest of."""
     if criterion == "loss":
         return row["val_loss"]
-    return row[f"val_{criterion}_{_UNITS[criterion.partition('_')[0]]}"]
+    return row[f"val_{criterion}_{UNITS[criterion.partition('_')[0]]}"]
 
 
 class Errors:
-    """Error sums accumulated over an epoch, in float64 on the host.
+    """Error sums accumulated over an epoch, in float64 on the host."""
 
-    Args:
-      sums: those of the part of the epoch that is done; None to begin.
-    """
-
-    def __init__(self, sums: dict | None = None):
+    def __init__(self, sums: dict | None = None):  # of the part of the epoch that is done
         self.sums = dict(sums or {})
 
     def add(self, sums: dict):
@@ -165,6 +147,6 @@ class Errors:
         row = {}
         for name, (count, absolute, square, *_) in self.sums.items():
             mean, mean_square = (s / count if count else math.nan for s in (absolute, square))
-            row[f"{name}_mae_{_UNITS[name]}"] = 1e3 * mean
-            row[f"{name}_rmse_{_UNITS[name]}"] = 1e3 * mean_square**0.5
+            row[f"{name}_mae_{UNITS[name]}"] = 1e3 * mean
+            row[f"{name}_rmse_{UNITS[name]}"] = 1e3 * mean_square**0.5
         return row

@@ -33,18 +33,10 @@ from eqfuse.train.step import Compiled, initial_parameters
 def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
     """Read the data of a run, split and reference them; print warnings.
 
-    Args:
-      config: of the run.
-      start: the network that the run starts from, if any.
-    Returns:
-      The dataset, and the network; with `elements=data` for the elements of the data only.
-    Raises:
-      data.DataError: a file, split or element that cannot be used.
-      ConfigError: a weight for labels that no frame has, or for an unknown config_type; elements
-        or reference energies that do not fit the network.
+    Returns the dataset, and the network that the run starts from, for the `elements` of the run.
     """
     settings, training = config.data, config.training
-    structures, validation = weighted(settings, settings.read(), settings.read_validation())
+    structures, validation = weighted(settings, settings.read(), settings.read("val_path"))
     require_labels(training, settings, without_isolated_atoms(structures))
     references = settings.read_reference_energies()
     if start is not None:
@@ -72,7 +64,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         messages += more
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
-    dataset = _with_test(dataset, settings.read_test())
+    dataset = _with_test(dataset, settings.read("test"))
     if config.resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)
     for message in messages:
@@ -131,9 +123,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
       devices: which share every batch.
       callbacks: called as it goes, besides those of `config.loggers`.
     Raises:
-      data.DataError, ConfigError: data or settings refused.
-      TrainingFailed: the loss is not finite; the last good checkpoint stays.
-      Interrupted: by Ctrl-C; the checkpoint is written.
+      data.DataError, ConfigError, TrainingFailed, Interrupted: see `exit_code`; the last good
+        checkpoint stays.
     """
     name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
     with devices.together():
@@ -214,11 +205,7 @@ def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batche
 def weighted(
     settings: MoleculeData, structures: Sequence[Structure], validation: Sequence[Structure] | None
 ):
-    """Return the structures with the weights of their config_type.
-
-    Raises:
-      ConfigError: a weight of a config_type that no structure has.
-    """
+    """Return the structures with the weights of their config_type."""
     weights = settings.type_weights()
     if not weights:
         return structures, validation

@@ -49,14 +49,10 @@ def muon(flat: Flat, spared: float | None = None) -> optax.GradientTransformatio
     Updates and state are those of `optax.contrib.muon`, which multiplies matrices of each shape
     by themselves and so launches several times as many kernels on a GPU.
 
-    Args:
-      flat: how the parameters lie in the one array that is optimized, of `Flat.of(params, place)`.
-      spared: operations with zeros that a stack of matrices less is worth; None for none on a CPU
-        and `SPARED` elsewhere.
-    Returns:
-      What to add to that array, for a learning rate of one.
-    Raises:
-      ValueError: they lie otherwise.
+    The parameters lie in one array as `Flat.of(params, place)` says; its update is for a learning
+    rate of one. `spared` are operations with zeros that a stack of matrices less is worth; None for
+    none on a CPU and `SPARED` elsewhere.
+
     References: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks";
       Liu et al. 2025, arXiv:2502.16982 (the factor); Koker and Smidt 2025, arXiv:2508.16067
       (an equivariant potential trained with it).
@@ -140,7 +136,7 @@ def _with_zeros(stack, shape: tuple[int, int]):
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether the last two axes of a parameter are a matrix from channels to channels."""
+    """Test whether the last two axes of a parameter are a matrix from channels to channels."""
     linear = name == "kernel" or name.startswith("w[")
     return linear and len(shape) >= 2 and min(shape[-2:]) > 1
 
@@ -191,24 +187,15 @@ class Stacks:
 
     The transpose of an orthogonal matrix is orthogonal, so tall matrices are transposed; rows and
     columns of zeros stay zero, so smaller ones are padded.
-
-    Attributes:
-      blocks: of all matrices, as they lie in the array.
-      shapes: rows and columns that the matrices of each are padded to.
-      others: elements before them, of all other parameters.
     """
 
-    blocks: list[_Block]
-    shapes: list[tuple[int, int]]
-    others: int
+    blocks: list[_Block]  # of all matrices, as they lie in the array
+    shapes: list[tuple[int, int]]  # rows and columns that the matrices of each are padded to
+    others: int  # elements before them, of all other parameters
 
     @classmethod
     def of(cls, flat: Flat) -> "Stacks":
-        """Return that of an array which `place` has laid out.
-
-        Raises:
-          ValueError: it lies otherwise.
-        """
+        """Return that of an array which `place` has laid out."""
         places = [place(flat.names[n], flat.shapes[n]) for n in flat.order]
         if places != sorted(places):
             raise ValueError("Muon needs a layout with matrices last: Flat.of(params, place)")
@@ -257,13 +244,10 @@ class Stacks:
 def merged(
     counts: dict[tuple[int, int], int], spared: float | None = None
 ) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return the shapes that are padded to one, the cheapest first, while all cost little.
+    """Return the shapes that are padded to one stack, by rows and columns, while all cost little.
 
-    Args:
-      counts: of matrices, by rows and columns.
-      spared: operations that a stack less is worth; None for `PADDING` of all, together.
-    Returns:
-      Rows and columns of each stack, to the shapes in it.
+    `counts` are of matrices by rows and columns, and `spared` operations that a stack less is
+    worth; None for `PADDING` of all, together.
     """
 
     def operations(shape, members):

@@ -72,9 +72,6 @@ def trained_of(params, freeze: str | None):
 
     `freeze` has names of parameters or of the modules above them, as in
     `params["params"]["model"]`, with a slash between; `*` stands for anything; several with commas.
-
-    Raises:
-      ConfigError: a name that matches none, or no parameter left.
     """
     patterns = [] if freeze is None else [text.strip() for text in freeze.split(",")]
     used = set()

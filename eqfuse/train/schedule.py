@@ -94,12 +94,8 @@ def average_decay(ema_decay: float, step: int, since: int | None) -> float:
     """Return the part of the averaged parameters that stays in a step.
 
     It rises to `ema_decay` as (2 + step) / (11 + step), so that the random initial parameters are
-    soon forgotten. In the second stage all parameters since it began have the same weight.
+    soon forgotten. In the second stage all parameters `since` it began have the same weight.
 
-    Args:
-      ema_decay: of `MoleculeTraining`.
-      step: from 0.
-      since: the first step of the second stage, or None.
     References: Izmailov et al. 2018, arXiv:1803.05407 (the second).
     """
     if since is not None:
@@ -150,21 +146,15 @@ class LearningRate:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether the plateau has brought the learning rate below `min_lr`."""
+        """Test whether the plateau has brought the learning rate below `min_lr`."""
         plateau = self._settings.schedule == "plateau"
         return plateau and self._settings.lr * self._scale < self._settings.min_lr
 
 
 class Limits:
-    """How long a run may take, in steps and in time.
+    """The limits of a run in steps and in time; 100 epochs if none is given.
 
-    Args:
-      steps_per_epoch: batches in an epoch.
-      steps, epochs, max_minutes: the limits, None for none; 100 epochs if there is none at all.
-    Attributes:
-      steps: in all; math.inf where only the time is limited.
-      elapsed: s from the start to the last `clock` of the main process.
-      reserved: s that are kept for the last validation.
+    `elapsed` are seconds from the start to the last `clock` of the main process.
     """
 
     def __init__(
@@ -179,7 +169,7 @@ class Limits:
         by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
         self.steps = min(by_epochs, steps or math.inf)
         self.seconds = 60.0 * (max_minutes or math.inf)
-        self.reserved = 0.0
+        self.reserved = 0.0  # s, kept for the last validation
         self.start()
 
     def reserve(self, seconds: float):
@@ -188,7 +178,7 @@ class Limits:
 
     @property
     def time_is_up(self) -> bool:
-        """Return whether only the time of the last validation is left."""
+        """Test whether only the time of the last validation is left."""
         return self.elapsed >= self.seconds - self.reserved
 
     def start(self, elapsed: float = 0.0):

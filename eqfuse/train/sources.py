@@ -41,13 +41,13 @@ def _references(value: str) -> str:
 
 
 def _is_missing(path: str) -> bool:
-    """Return whether there is no such file; all else that is wrong with it, its reader says."""
+    """Return True for no such file; all else that is wrong with it, its reader says."""
     try:
         os.stat(path)
     except FileNotFoundError:
         return True
     except (OSError, ValueError):
-        return False
+        pass
     return False
 
 
@@ -75,13 +75,7 @@ def _atomic_number(element) -> int | None:
 
 @dataclasses.dataclass
 class MoleculeData:
-    """Structures with energies and forces; embedded unless a subclass reads them elsewhere.
-
-    Attributes:
-      origin: where the structures are from, for people.
-      validation_origin: where those that validate are from; None: from the same.
-      references_origin: where the reference energies are from; None: from the structures.
-    """
+    """Structures with energies and forces; embedded unless a subclass reads them elsewhere."""
 
     name: str = ""
     train: float | None = setting(
@@ -115,22 +109,21 @@ class MoleculeData:
 
     @property
     def origin(self) -> str:
+        """Return the origin of the structures, for people."""
         return f"{self.name}, embedded"
 
     @property
     def validation_origin(self) -> str | None:
+        """Return the origin of those that validate; None for the same."""
         return None
 
     @property
     def references_origin(self) -> str | None:
+        """Return the origin of the reference energies; None for the structures."""
         return self.reference_energies
 
     def type_weights(self) -> dict[str, float]:
-        """Return the weights of frames by config_type.
-
-        Raises:
-          ConfigError: a setting that is no mapping from names to weights.
-        """
+        """Return the weights of frames by config_type, or refuse the setting."""
         text = self.config_type_weights
         weights = _numbers(text, 0)
         need = "names and finite weights, zero or more, such as '{bulk: 1, surface: 2.5}'"
@@ -138,41 +131,22 @@ class MoleculeData:
         return {str(name): float(weight) for name, weight in weights.items()}
 
     def check_data(self, dataset, structures, validation) -> list[str]:
-        """Return the probable faults of the data, for warnings; none of embedded data.
-
-        Args:
-          dataset, structures, validation: see `eqfuse.data.checks.find_problems`.
-        Raises:
-          data.DataError: `data.check=strict`, and something is; it is printed.
-        """
+        """Return probable faults of the data, for warnings; `data.check=strict` refuses them."""
         return []
 
     def missing_label(self, name: str) -> str:
         """Return the advice for a label (energy, forces or stress) that no frame has."""
         return f"no {name}"
 
-    def read(self) -> list:
-        """Return the training structures, in eV and Å; public sets are downloaded.
+    def read(self, part: str = "path") -> list | None:
+        """Return the structures, in eV and Å, of `data.path`, `val_path` or `test`, or None.
 
-        Raises:
-          data.DataError: a file that cannot be read or downloaded, or that is to validate.
+        Public sets are downloaded.
         """
-        return import_data().read_embedded(self.name)
-
-    def read_validation(self) -> list | None:
-        """Return the structures of `data.val_path`; None without one."""
-        return None
-
-    def read_test(self) -> list | None:
-        """Return the structures of `data.test`; None without one."""
-        return None
+        return import_data().read_embedded(self.name) if part == "path" else None
 
     def read_reference_energies(self) -> dict[int, float] | str | None:
-        """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them.
-
-        Raises:
-          data.DataError: a file that cannot be read or downloaded.
-        """
+        """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
         if self.reference_energies == AVERAGE:
             return AVERAGE
         if typed := self._typed_references():
@@ -186,11 +160,7 @@ class MoleculeData:
         return None if path is None else import_data().isolated_atom_energies(path, energy_key=key)
 
     def _typed_references(self) -> dict[int, float]:
-        """Return energies that are given as a mapping, eV by atomic number; {} for none.
-
-        Raises:
-          ConfigError: it is none from elements to energies.
-        """
+        """Return energies that are given as a mapping, eV by atomic number; {} for none."""
         text = self.reference_energies
         if text is None or not text.startswith("{"):
             return {}
@@ -294,23 +264,16 @@ class FileData(MoleculeData):
             return super().missing_label(name)
         return missing_label(matching(self.path)[0], name, self._keys())
 
-    def read(self) -> list:
-        if self.path is None:
-            return self._download()
-        self._check_apart()
-        return self._read_all("path")
-
-    def read_validation(self) -> list | None:
-        return None if self.val_path is None else self._read_all("val_path")
-
-    def read_test(self) -> list | None:
-        return None if self.test is None else self._read_all("test")
-
-    def _read_all(self, name: str):
+    def read(self, part: str = "path") -> list | None:
         """Read the files of a setting; keep their frames on disk where `store` asks for it."""
-        files = matching(getattr(self, name))
+        path = getattr(self, part)
+        if path is None:
+            return self._download() if part == "path" else None
+        if part == "path":
+            self._check_apart()
+        files = matching(path)
         if missing := [file for file in files if _is_missing(file)]:
-            raise import_data().DataError(f"no such file: {missing[0]}; check data.{name}")
+            raise import_data().DataError(f"no such file: {missing[0]}; check data.{part}")
         size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
         if self.store == "on" or (self.store == "auto" and size > _LARGE):
             from eqfuse.data.store import store_structures
@@ -359,16 +322,7 @@ class ExtxyzData(FileData):
 
 
 def matching(path: str) -> list[str]:
-    """Return the file of this name or, if there is none, the files that it matches as a pattern.
-
-    Args:
-      path: `*` and `?` stand for letters of a name, `**` for folders within folders; several with
-        commas between them.
-    Returns:
-      names, sorted for each pattern.
-    Raises:
-      data.DataError: a pattern that no file matches.
-    """
+    """Return the file of this name or, if there is none, those of the patterns (with commas)."""
     if os.path.exists(path):
         return [path]
     if "," in path:
@@ -381,12 +335,6 @@ def matching(path: str) -> list[str]:
             f"no file matches {path}; check the pattern (data.path, data.val or data.test)"
         )
     return matches
-
-
-def described(path: str) -> str:
-    """Return a file, or a pattern with the number of files that match."""
-    files = matching(path)
-    return path if files == [path] else f"{path}: {len(files)} files"
 
 
 @dataclasses.dataclass

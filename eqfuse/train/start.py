@@ -35,27 +35,16 @@ OTHER_ENERGIES = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A network with its parameters, and what it was trained with.
+    """A network with its parameters, and what it was trained with."""
 
-    Attributes:
-      params: its variables, numpy arrays.
-      metadata: of its checkpoint, see `load_run`.
-      resumed: whether it is the run itself, which goes on.
-      config: of the run that starts from it.
-    """
-
-    params: dict
-    metadata: dict
-    resumed: bool
-    config: Config
+    params: dict  # numpy arrays
+    metadata: dict  # of its checkpoint, see `load_run`
+    resumed: bool  # it is the run itself, which goes on
+    config: Config  # of the run that starts from it
 
     @classmethod
     def read(cls, config: Config) -> "Start | None":
-        """Return that of `start_from=`; of a resumed run, that in its own folder; None without.
-
-        Raises:
-          CheckpointError: no readable checkpoint.
-        """
+        """Return that of `start_from=`; of a resumed run, that in its own folder; None without."""
         if config.start_from is None:
             return None
         resumed = config.resume is not None and has_checkpoint(config.resume, "last")
@@ -74,10 +63,6 @@ class Start:
         """Return the network, with `elements=data` for these elements only.
 
         With `elements=add` it is for its own and these, of which new ones begin as similar ones.
-
-        Raises:
-          ConfigError: elements that it does not know, without `elements=add`, or with it and
-            without reference energies for them.
         """
         unknown = ", ".join(chemical_symbols[z] for z in sorted({*elements} - {*self.species}))
         if self.config.elements == "add":
@@ -98,11 +83,7 @@ class Start:
         return dataclasses.replace(self, params=params, metadata=metadata)
 
     def references(self, given: dict[int, float] | None) -> dict[int, float]:
-        """Return the reference energies, eV by atomic number: the given, or the network's own.
-
-        Raises:
-          ConfigError: elements that the network knows and those given do not have.
-        """
+        """Return the reference energies, eV by atomic number: the given, or the network's own."""
         if given is None:
             return {int(z): e for z, e in self.metadata["reference_energies"].items()}
         if missing := [chemical_symbols[z] for z in self.species if z not in given]:
@@ -113,11 +94,7 @@ class Start:
         return given
 
     def referenced(self, dataset: Dataset, structures, validation) -> tuple[Dataset, list[str]]:
-        """Return the dataset with the reference energies of the network, and warnings.
-
-        Raises:
-          ConfigError: `data.reference_energies=fit`, and no training sample has an energy.
-        """
+        """Return the dataset with the reference energies of the network, and warnings."""
         messages = []
         if self.config.data.references_origin is None:
             messages += self._other_atoms([structures[i] for i in dataset.isolated_atoms])
@@ -173,11 +150,7 @@ class Start:
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
     def potential(self) -> tuple[models.Potential, dict]:
-        """Return the potential, and the settings of its model as plain values.
-
-        Raises:
-          ConfigError: tables of radial functions that it cannot have.
-        """
+        """Return the potential, and the settings of its model as plain values."""
         radial = {name: getattr(self.config.model, name) for name in RADIAL}
         fields = self.metadata["model_fields"] | radial
         plain = {k: v for k, v in self.metadata.items() if k != "radial"}  # knots of before
@@ -191,11 +164,7 @@ class Start:
 
 
 def check_radial(model, name: str):
-    """Refuse tables of radial functions that a network cannot have.
-
-    Raises:
-      ConfigError: settings that are out of range, by their names, or not for this network.
-    """
+    """Refuse tables of radial functions that a network cannot have."""
     try:
         choose(model, 0)
     except ValueError as error:
@@ -203,17 +172,10 @@ def check_radial(model, name: str):
 
 
 def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
-    """Return a network for other elements.
+    """Return params and metadata of a network for other elements, sorted atomic numbers.
 
     Predictions of the elements that it knows are the same. One that it does not know begins with
     the weights and the reference energy of the most similar one that it knows, see `similar`.
-
-    Args:
-      params: its variables, numpy arrays.
-      metadata: of its checkpoint.
-      elements: sorted atomic numbers.
-    Returns:
-      params and metadata of the network for these elements.
     """
     known = metadata["species"]
     sources = [z if z in known else similar(z, known) for z in elements]
@@ -300,11 +262,10 @@ def _fingerprint(dataset: Dataset) -> str:
 
 
 def kept_references(run: str | Path, species) -> dict[int, float] | None:
-    """Return the reference energies, eV by atomic number, of a run that is resumed.
+    """Return the reference energies of a resumed run; None for other species or no checkpoint.
 
     Least squares have other last digits with another version of NumPy, and the energies of the
-    samples with them; with the references of the run, its data are the same. None where the run is
-    of other species, or has no checkpoint that can be read.
+    samples with them; with the references of the run, its data are the same.
     """
     try:
         metadata = read_file(Path(run) / "checkpoints" / FILES["last"][0], only_metadata=True)[1]
@@ -317,13 +278,8 @@ def kept_references(run: str | Path, species) -> dict[int, float] | None:
 def interrupted_run(config: Config, params, metadata: dict, folder: RunFolder, writes: bool):
     """Return state and position of the run in the folder, or None before its first checkpoint.
 
-    Args:
-      config: of the run that goes on.
-      params, metadata: of the run as it would begin now, see `run_metadata`.
-      folder: of the run; damaged checkpoints are set aside if this process `writes`.
-    Raises:
-      CheckpointError: no readable checkpoint, or one of another model.
-      ConfigError: other settings or other data than those of the checkpoint.
+    `params` and `metadata` are those of the run as it would begin now, see `run_metadata`. Damaged
+    checkpoints are set aside if this process `writes`. Other settings or data are refused.
     """
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
         print("resume     from the beginning: the run ended before its first checkpoint")

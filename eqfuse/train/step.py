@@ -22,19 +22,12 @@ from eqfuse.train.settings.config import Config, RunSettings
 
 @flax.struct.dataclass
 class TrainState:
-    """What a training step changes.
+    """The state that a training step changes."""
 
-    Attributes:
-      params: trained parameters; in a run one array, see `Flat`.
-      average: exponential moving average of the parameters, used for evaluation.
-      optimizer: state of the optimizer.
-      step: number of steps taken, int32.
-    """
-
-    params: jax.Array | dict
-    average: jax.Array | dict
+    params: jax.Array | dict  # in a run one array, see `Flat`
+    average: jax.Array | dict  # moving average of the parameters, used for evaluation
     optimizer: optax.OptState
-    step: jax.Array
+    step: jax.Array  # number of steps taken, int32
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
@@ -95,18 +88,10 @@ def compiled_step(
 class Compiled:
     """The compiled step and errors of a potential, whose parameters are one array.
 
-    Args:
-      config: of the run.
-      potential: what is trained.
-      force_scale: eV/Å, see `Loss`.
-      params: initial parameters, or those of a trained network (`start_from=`).
-      devices: which share every batch.
-    Attributes:
-      losses: of the first and the second stage.
-      device_losses: the same on the devices.
-      step: of (state, batch, learning rate, decay, loss), which are on the devices, to the state
-        after it; the loss before it, NaN where its gradient is not finite; the sums of `errors`.
-      errors: (params, batch) to the sums of `error_sums`.
+    `losses` are of the first and the second stage, `device_losses` the same on the devices. `step`
+    takes (state, batch, learning rate, decay, loss), which are on the devices, to the state after
+    it; the loss before it, NaN where its gradient is not finite; and the sums of `errors`, which
+    takes (params, batch) to those of `error_sums`.
     """
 
     def __init__(

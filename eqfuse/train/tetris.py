@@ -30,13 +30,7 @@ MIRROR_CLASS = np.array([1, 0, 2, 3, 4, 5, 6, 7])
 
 
 def run(config: TetrisConfig, _) -> None:
-    """Train and demonstrate; print as it goes.
-
-    Raises:
-      ConfigError: a network that cannot distinguish the shapes.
-      TrainingFailed: 100% not reached, or the demonstration does not hold.
-      Interrupted: by Ctrl-C; the checkpoint is written.
-    """
+    """Train and demonstrate; print as it goes."""
     start = time.monotonic()
     graph, labels = data.tetris(config.data.radius)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
@@ -73,11 +67,7 @@ def run(config: TetrisConfig, _) -> None:
 
 
 def _check_reach(module) -> None:
-    """Refuse a network that cannot distinguish mirror images; name one that can.
-
-    Raises:
-      ConfigError: the network does not reach the pseudoscalar.
-    """
+    """Refuse a network that cannot distinguish mirror images; name one that can."""
 
     def error_of(module) -> ValueError | None:
         try:
@@ -169,22 +159,15 @@ def _train(config: TetrisConfig, module, params, graph, labels, folder: RunFolde
 
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
-    """The predictions of a trained network for shapes that it has not seen.
+    """The predictions of a trained network for shapes that it has not seen."""
 
-    Attributes:
-      rotated_accuracy: fraction of randomly rotated shapes that are classified right.
-      rotation_error: largest difference of a logit from that of the shape not rotated, as a
-        fraction of the largest logit.
-      mirrored: [8] predicted class of each mirrored shape.
-    """
-
-    rotated_accuracy: float
-    rotation_error: float
-    mirrored: np.ndarray
+    rotated_accuracy: float  # fraction of randomly rotated shapes that are classified right
+    rotation_error: float  # largest difference of a logit, as a fraction of the largest logit
+    mirrored: np.ndarray  # [8] predicted class of each mirrored shape
 
     @property
     def holds(self) -> bool:
-        """Return whether rotations change nothing, and a mirror swaps the chiral shapes only."""
+        """Test that rotations change nothing, and a mirror swaps the chiral shapes only."""
         rotated = self.rotated_accuracy == 1.0 and self.rotation_error <= ROTATION_TOLERANCE
         return rotated and bool((self.mirrored == MIRROR_CLASS).all())
 

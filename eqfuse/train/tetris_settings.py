@@ -83,11 +83,7 @@ TETRIS = Schema(
 
 
 def asks_for_tetris(arguments: list[str]) -> bool:
-    """Return whether settings are those of a run on the Tetris shapes.
-
-    Raises:
-      ConfigError: it is to go on, or its network to learn from data.
-    """
+    """Test for the settings of a run on the Tetris shapes, which does not go on; refuse that."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
     for name in ("resume", "start_from", "config"):
         if given.get(name) in (None, "", "null") or (name == "config" and "data" in given):

@@ -139,7 +139,7 @@ def test_batches_are_numpy_until_jax_reads_them(data):
 @pytest.mark.parametrize("batch_size", [1, 4, 40, 1000])
 def test_few_shapes_hold_every_batch(data, max_shapes, batch_size):
     batcher = Batcher(data.train, batch_size, max_shapes=max_shapes)
-    assert 1 <= batcher.num_shapes <= max_shapes
+    assert 1 <= len(batcher.shapes) <= max_shapes
     used = set()
     for epoch in range(20):
         for batch in batcher.batches(epoch):
@@ -175,7 +175,7 @@ def sample_of_size(n_atoms, n_edges):
 def test_largest_shape_is_rare_where_atoms_and_edges_are_unrelated():
     sizes = np.random.default_rng(2).integers((10, 100), (200, 4000), (80, 2))
     batcher = Batcher([sample_of_size(*size) for size in sizes], 8, max_shapes=2)
-    assert batcher.num_shapes == 2
+    assert len(batcher.shapes) == 2
     largest = batcher.shapes[-1].n_nodes
     nodes = [len(b.graph.node_mask) for epoch in range(10) for b in batcher.batches(epoch)]
     # The smaller shape holds all of 1024 random batches; these are 100 more.
@@ -220,7 +220,7 @@ def test_parts_of_a_batch_are_the_batch(data, parts):
     whole = Batcher(data.train, 7)
     split = Batcher(data.train, 7, parts=parts)
     own = Batcher(data.train, 7, parts=parts, own=[parts - 1])
-    assert split.num_shapes <= 3
+    assert len(split.shapes) <= 3
     for one, several, last in zip(whole.batches(2), split.batches(2), own.batches(2), strict=True):
         assert members(one) == members(several)
         shape = several.graph.node_mask.shape

@@ -22,7 +22,11 @@ _COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 class Reader(Protocol):
-    """A function that yields the structures of a file, in eV and Å, and names them in errors."""
+    """A function that yields the structures of a file, in eV and Å, while it is read.
+
+    `keys` are names of the labels in the file, `units` those of the file: None for what it names,
+    or eV and Å. A `DataError` names the file and the frame, counted from 0.
+    """
 
     def __call__(
         self, path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
@@ -94,27 +98,13 @@ def read_extxyz(
     units: Units | None = None,
     require_labels: bool = True,
 ) -> list[Structure]:
-    """Read every frame of an extended XYZ file, whatever its name; see `iterate_extxyz`.
-
-    Args:
-      path, keys, units, require_labels: see `read_structures`.
-    Raises:
-      DataError: see `read_structures`.
-    """
-    return read_structures(
-        path, format="extxyz", keys=keys, units=units, require_labels=require_labels
-    )
+    """Read a file as extended XYZ (see `iterate_extxyz`), else as `read_structures` does."""
+    how = {"keys": keys, "units": units, "require_labels": require_labels}
+    return read_structures(path, format="extxyz", **how)
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | None = None) -> str:
-    """Return the advice for a label that no frame of a file has.
-
-    Args:
-      path: the file.
-      name: energy, forces or stress.
-      keys: under which labels were looked for.
-      format: of the file; None to choose by its suffix.
-    """
+    """Return the advice for a label, energy, forces or stress, that no frame of a file has."""
     key = getattr(keys, name)
     if (format or _format(path)) != "extxyz":
         return f"no {name} under the key {key!r}"

@@ -37,14 +37,9 @@ def iterate_ase(
     """Yield the frames that ASE reads in a trajectory (.traj), a database (.db, .json), and others.
 
     Labels are those that ASE reads, of its calculators' names; `keys` also name entries of `info`
-    and, in databases, of `key_value_pairs` and `data`. Weights are as in `read_extxyz`.
+    and, in databases, of `key_value_pairs` and `data`. Weights are as in `read_extxyz`. A file of
+    a name that is none of `SUFFIXES` is read in the format that ASE guesses.
 
-    Args:
-      path: the file; of a name that is none of `SUFFIXES`, in the format that ASE guesses.
-      keys: names of the labels.
-      units: of the file; None for eV and Å.
-    Raises:
-      DataError: a missing or unreadable file, a pipe or a device, a frame that is no `Structure`.
     References: https://ase-lib.org
     """
     return named(_frames(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))
@@ -98,16 +93,7 @@ def properties_of(atoms) -> tuple[dict, dict]:
 def of_atoms(
     atoms: ase.Atoms, keys: Keys = USUAL_KEYS, units: Units | None = None, origin: str | None = None
 ) -> Structure:
-    """Return the `Structure` of ASE's atoms, with what labels they have.
-
-    Args:
-      atoms: with labels among the results of its calculator, in `info` and in `arrays`.
-      keys: names of the labels.
-      units: of the labels and positions; None for eV and Å.
-      origin: its name in messages.
-    Raises:
-      DataError: see `Structure`; a weight or a stress that is none.
-    """
+    """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`."""
     per_frame, per_atom = properties_of(atoms)
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
@@ -126,11 +112,9 @@ def of_atoms(
 
 
 def _weights(info: dict, from_virial: bool) -> Weights:
-    """Return the weights of the labels from the comment line, with the names that mace has.
+    """Return the weights of the labels of a frame, with the names that mace has.
 
-    Args:
-      info: of a frame.
-      from_virial: whether its stress is from its virial, whose weight is `config_virials_weight`.
+    That of a stress `from_virial` is `config_virials_weight`.
     """
 
     def weight(key: str) -> float:
@@ -165,12 +149,7 @@ def is_virial(key: str) -> bool:
 def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
     """Return the stress [3, 3], eV/Å^3, of 6 or 9 numbers under a key, or of the virial.
 
-    Args:
-      per_frame: properties of a frame; without the key "stress", its virial is taken.
-      key: a name with "virial" in it is that of -volume * stress.
-      volume: Å^3; 0 where there is no stress.
-    Raises:
-      DataError: other numbers.
+    Without the key "stress" a virial is taken, which is -volume * stress; volume 0 has no stress.
     """
     key = stress_key(per_frame, key)
     value = per_frame.get(key)

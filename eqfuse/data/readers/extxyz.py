@@ -16,13 +16,7 @@ from ase.io.extxyz import key_val_str_to_dict
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.readers.ase_files import NINE_NUMBERS, PLAIN, is_number, of_atoms, properties_of
-from eqfuse.data.readers.format import (
-    USUAL_KEYS,
-    Keys,
-    Units,
-    named,
-    require_file,
-)
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
 from eqfuse.data.structures import DataError, Structure
 
 _FRAMES_SEARCHED = 10  # for candidates
@@ -50,15 +44,6 @@ def iterate_extxyz(
     `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by default, or
     `config_virials_weight` for the stress of a virial.
 
-    Args:
-      path: the file.
-      keys: names of the total energy and of the stress in the comment line, and of the column of
-        forces.
-      units: of the file; None for eV and Å.
-    Raises:
-      DataError: a missing or unreadable file, a pipe or a device; a frame without atoms, with an
-        unknown element, NaN, infinity, a weight below zero or a comment line of more than 2^20
-        characters. Names the file and the frame, counted from 0.
     References: https://github.com/libAtoms/extxyz
     """
 
@@ -69,13 +54,7 @@ def iterate_extxyz(
 
 
 def label_candidates(path: str | os.PathLike, name: str, stress_key: str) -> set[str]:
-    """Return the names under which the first frames of a file may have a label.
-
-    Args:
-      path: the file.
-      name: energy, forces or stress.
-      stress_key: under which stress was looked for.
-    """
+    """Return the names under which the first frames of a file may have a label."""
     candidates: set[str] = set()
     for text in itertools.islice(_frames(path), _FRAMES_SEARCHED):
         per_frame, per_atom = properties_of(atoms := _parse(text, stress_key))

@@ -82,11 +82,7 @@ def _factor(quantity: str, name: str, known: dict[str, float]) -> float:
 
 
 def require_file(path: str | os.PathLike) -> None:
-    """Refuse what is not there, and pipes, devices and sockets, which may never end.
-
-    Raises:
-      DataError: one of them.
-    """
+    """Refuse what is not there, and pipes, devices and sockets, which may never end."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as err:
@@ -106,15 +102,10 @@ def collected(
     path: str | os.PathLike,
     missing: Callable[[str], str] | None = None,
 ) -> list[Structure]:
-    """Return the structures of a file as a list.
+    """Return the structures of a file as a list; refuse none, or those without any label.
 
-    Args:
-      structures: as they are read.
-      path: the file, for messages.
-      missing: gives what to do about a label that no frame has, by its name; None where a file may
-        lack energies or forces.
-    Raises:
-      DataError: no structures; no energy in any, or no forces in any unless all are isolated atoms.
+    `missing` gives the advice for energies or forces, by name, that no frame has; None where a file
+    may lack them.
     """
     structures = list(structures)
     if not structures:
@@ -136,13 +127,8 @@ def named(
 ) -> Iterator[Structure]:
     """Yield the structures of frames, with their origins, which errors name.
 
-    Args:
-      frames: of the file.
-      path: the file.
-      structure: makes a structure of a frame and an origin.
-      numbers: of the frames in the file; None for 0, 1, 2, ...
-    Raises:
-      DataError: what it raises, after the file and the number of the frame.
+    `structure` makes one of a frame and its origin; `numbers` of the frames are 0, 1, 2, ... if
+    None are given.
     """
     numbers = itertools.count() if numbers is None else numbers
     for number, frame in zip(numbers, frames, strict=False):
@@ -154,14 +140,7 @@ def named(
 
 
 def imported(module: str, path: str | os.PathLike):
-    """Return a module that an extra of eqfuse installs.
-
-    Args:
-      module: its name, which is that of the extra.
-      path: the file that it is for.
-    Raises:
-      DataError: it is not installed.
-    """
+    """Return a module, for a file, that the extra of eqfuse of the same name installs."""
     try:
         return importlib.import_module(module)
     except ImportError as err:

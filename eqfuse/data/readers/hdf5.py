@@ -17,15 +17,9 @@ def iterate_hdf5(
 
     The file has groups config_batch_0, config_batch_1, ... of groups config_0, config_1, ..., each
     with `atomic_numbers`, `positions`, `cell`, `pbc`, `config_type`, `weight`, and the groups
-    `properties` and `property_weights`. "None" stands for what is missing.
+    `properties` and `property_weights`. "None" stands for what is missing. Virials are read as in
+    `iterate_extxyz`.
 
-    Args:
-      path: the file.
-      keys: names of the labels among the properties; of virials as in `read_extxyz`.
-      units: of the file; None for eV and Å.
-    Raises:
-      DataError: a missing or unreadable file, a configuration that is no `Structure`, or the
-        package h5py is not installed.
     References: mace 0.3, mace/data/hdf5_dataset.py.
     """
 

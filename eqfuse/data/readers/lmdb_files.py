@@ -26,15 +26,9 @@ def iterate_lmdb(
 
     A row is JSON, compressed by zlib, under its id as text. Its labels are as in databases of ASE,
     see `iterate_ase`. LMDB files of pickled objects, as of fairchem's first years, are refused:
-    reading them would execute what they hold.
+    reading them would execute what they hold. The files of a folder are read in the order of their
+    names.
 
-    Args:
-      path: the file, or a folder of such files, which are read in the order of their names.
-      keys: names of the labels.
-      units: of the file; None for eV and Å.
-    Raises:
-      DataError: a missing or unreadable file, a row that is none, or the package lmdb is not
-        installed.
     References: https://gitlab.com/ase/ase-db-backends, aselmdb.
     """
     return named(_rows(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))

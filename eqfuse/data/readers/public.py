@@ -21,16 +21,13 @@ from eqfuse.data.structures import DataError
 class RemoteFile(NamedTuple):
     """A file on the network.
 
-    Attributes:
-      name: of the local copy.
-      url: http or https.
-      checksum: "sha256:..." or "md5:..."; None where none is known. Then that of the first download
-        is kept beside the copy, and later uses are checked against it.
+    Where no checksum is known, that of the first download is kept beside the copy, and later uses
+    are checked against it.
     """
 
-    name: str
+    name: str  # of the local copy
     url: str
-    checksum: str | None = None
+    checksum: str | None = None  # "sha256:..." or "md5:..."
 
 
 _BOTNET = (
@@ -142,16 +139,7 @@ def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) 
 
 
 def fetch(remote: RemoteFile, folder: Path) -> Path:
-    """Return the local copy of a file, downloaded if it is not there yet.
-
-    Args:
-      remote: the file.
-      folder: where the copies are; made if missing.
-    Returns:
-      Path of a whole, checked file.
-    Raises:
-      DataError: no network, a folder that cannot be written, or another checksum.
-    """
+    """Return the whole, checked copy of a file in a folder, downloaded if it is not there yet."""
     import pooch  # imported here, since it takes 0.3 s and most runs download nothing
 
     path = Path(folder) / remote.name

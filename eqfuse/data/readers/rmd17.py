@@ -36,17 +36,8 @@ def iterate_rmd17(
     are in kcal/mol and lengths in Å, unless the file names its units as sGDML does, by `e_unit` and
     `r_unit`.
 
-    Args:
-      path: the npz file.
-      keys: not used, since the format names its arrays.
-      units: of the file; None for those above.
-      frames: which to read, counted from 0, in their order; None for all.
-    Returns:
-      one Structure per frame, in order; energies in eV, forces in eV/Å.
-    Raises:
-      DataError: a missing or unreadable file, a pipe or a device, missing arrays, unknown
-        units, shapes that do not fit, a frame that is not there, an unknown element, NaN or
-        infinity. Names the file and the frame, counted from 0.
+    `frames` are those to read, counted from 0, in their order; None for all. `keys` are not used.
+
     References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
       2023, doi:10.1126/sciadv.adf0873.
     """

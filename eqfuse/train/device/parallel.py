@@ -1,10 +1,4 @@
-"""The devices of a run: how it is spread over them, the precision of matmuls, and a trace.
-
-They are those of this process, or of several processes on several hosts.
-
-Each device has a part of every batch, the same parameters and the same optimiser state; the sums of
-errors and the gradients are added up over the devices (data parallel training).
-"""
+"""The devices of a run, of one or several processes: data parallel training, precision, traces."""
 
 import contextlib
 import os
@@ -30,34 +24,26 @@ WARM_UP, STEPS = 3, 5
 
 
 class Devices:
-    """The devices of a run.
+    """The devices of a run; make one with `find_devices`.
 
-    Make one with `find_devices`.
-
-    Args:
-      devices: two or more, of all processes, those of a process next to each other; None for one
-        device, and programs that know of no others.
-    Attributes:
-      count: how many.
-      own: which of them, counted from 0, are of this process.
-      is_main: whether this process is the one that writes and prints.
+    Each has a part of every batch, the same parameters and the same optimiser state. They are two
+    or more, of all processes, those of a process next to each other; None for one device, and
+    programs that know of no others.
     """
 
     def __init__(self, devices: list | None = None):
         here = jax.process_index() if devices else 0
         self.count = len(devices or [None])
+        # the numbers of those of this process, and whether it is the one that writes and prints
         self.own = [k for k, d in enumerate(devices or []) if d.process_index == here] or [0]
         self.is_main = here == 0
         self._several = len({d.process_index for d in devices or []}) > 1
         self._mesh = Mesh(np.array(devices), (_AXIS,)) if devices else None
 
     def summed(self, function: Callable) -> Callable:
-        """Return `function(params, batch)` of a part of a batch, summed over all parts.
+        """Return `function(params, batch)`, a pytree of sums, of `spread` batches; differentiable.
 
-        Args:
-          function: gives a pytree of arrays that add up over the structures of a batch.
-        Returns:
-          The same of `spread` batches, differentiable: gradients are summed too.
+        It is summed over the parts of a batch, and so are its gradients.
         """
         if self._mesh is None:
             return function
@@ -81,10 +67,7 @@ class Devices:
         return batch if self._mesh is None else jax.tree.map(lambda a: a[0], batch)
 
     def spread(self, batch):
-        """Return the parts of a batch that this process made, each put on its device.
-
-        The parts are stacked: [own parts, ...].
-        """
+        """Return the parts of a batch that this process made, each put on its device, stacked."""
         if self._mesh is None:
             return batch
         sharding = NamedSharding(self._mesh, PartitionSpec(_AXIS))
@@ -111,11 +94,7 @@ class Devices:
 
     @contextlib.contextmanager
     def together(self):
-        """Return a context that fails in every process if it does in one of them.
-
-        Raises:
-          TrainingFailed: another process failed; it has printed why.
-        """
+        """Return a context that fails in every process if it does in one of them."""
         if not self._several:
             yield
             return
@@ -132,13 +111,7 @@ class Devices:
 
 
 def find_devices(setting: str) -> Devices:
-    """Return the devices that `devices=` asks for; joins the other processes if there are any.
-
-    Args:
-      setting: a number, "all" for all of this process, or "distributed" for all of all processes.
-    Raises:
-      ConfigError: more devices than there are, or processes that cannot be joined.
-    """
+    """Return the devices that `devices=` asks for; join the other processes if there are any."""
     if setting == "distributed":
         _join()
         devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
@@ -157,14 +130,8 @@ def find_devices(setting: str) -> Devices:
 
 def _join():
     """Start or join the service of `jax.distributed`, before anything else uses JAX."""
-    given = {
-        name: int(os.environ[variable])
-        for name, variable in (
-            ("num_processes", "JAX_NUM_PROCESSES"),
-            ("process_id", "JAX_PROCESS_ID"),
-        )
-        if variable in os.environ
-    }
+    variables = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+    given = {name: int(os.environ[v]) for name, v in variables.items() if v in os.environ}
     try:
         jax.distributed.initialize(**given)
     except (ValueError, RuntimeError) as error:
@@ -176,17 +143,10 @@ def _join():
 
 
 def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
-    """Return the precision of matmuls by the name that JAX gives it.
+    """Return the precision of matmuls ("highest", "tf32x3" or "auto" is asked) by JAX's name.
 
     TF32 alone would cost three digits of the forces; in three products it has the errors of
     float32, see `benchmarks/steps/precision.py`.
-
-    Args:
-      asked: "highest", "tf32x3", or "auto".
-      dtype: "float32" or "float64".
-      device: one of those that train.
-    Raises:
-      ConfigError: tf32x3 on a device without TF32.
     """
     capability = getattr(device, "compute_capability", "")  # "9.0", or "gfx942" of AMD
     number = re.fullmatch(r"\d+\.\d+", str(capability))
@@ -202,13 +162,9 @@ def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
 
 
 def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
-    """Trace a few calls of a jitted function; return their time, and where the trace is.
+    """Trace a few calls of a jitted function that keeps its arguments; return their time as text.
 
-    Args:
-      step: a jitted function that keeps its arguments.
-      args: of the calls, all the same; what is returned is not used.
-      folder: new, for the trace.
-      writes: whether this process traces; others only take part.
+    The trace is in `folder`, which is new; processes that do not write only take part.
     """
     compiled = step.lower(*args).compile()
     for _ in range(WARM_UP):

@@ -1,10 +1,8 @@
 """Settings of a whole process: it keeps the memory it frees and the programs it compiles.
 
-XLA allocates the arrays of a program anew in each call, 0.1 to 1 GB for a training step. By default
-glibc takes large blocks from the system and gives them back at once, and the system clears and maps
-every page again: a quarter to a half of the time of a training step, and a third of an evaluation
-of 1,000 atoms (28,000 edges) on two cores. Since all of this is for a whole process, no import
-does it.
+XLA allocates its arrays anew in each call, and by default glibc gives large blocks back to the
+system at once, which clears and maps every page again: a quarter to a half of the time of a
+training step on two cores. Since all of this is for a whole process, no import does it.
 """
 
 import contextlib
@@ -21,22 +19,15 @@ _NEVER, _MOST = -1, 2**31 - 1  # a large step frees more than _MOST, 2 GB
 
 
 def keep_freed_memory() -> bool:
-    """Keep all that is freed, in one arena that is never trimmed.
+    """Keep all that is freed, in one arena that is never trimmed; return False without glibc.
 
     It is for a process whose work is the training, before its threads start.
-
-    Returns:
-      Whether it is done; False where the C library is not glibc.
     """
     return _set({_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER})
 
 
 def keep_memory() -> bool:
-    """Keep up to 2 GB of what is freed, unless variables of the environment set these thresholds.
-
-    Returns:
-      Whether it is done.
-    """
+    """Keep up to 2 GB of what is freed, unless the environment sets it; return False where not."""
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         return False
     return _set({_MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
@@ -68,10 +59,7 @@ def keep_programs() -> pathlib.Path | None:
     They are kept in a folder of the cache that only this user can enter, apart for each processor,
     number of cores and version of jaxlib: a program is compiled for these. Where they are to be
     kept elsewhere (JAX_COMPILATION_CACHE_DIR) or not at all (JAX_ENABLE_COMPILATION_CACHE=false),
-    this does nothing.
-
-    Returns:
-      The folder, or None if nothing was done.
+    this does nothing and returns None.
     """
     import jax
 

@@ -46,14 +46,10 @@ class Checkpoints:
         self._written_at = -np.inf
 
     def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
-        """Keep parameters as checkpoint `name`, now or at the next chance.
+        """Keep parameters, "best" or "last", now or at the next chance.
 
-        Args:
-          name: "best" or "last".
-          step: number of optimiser steps behind the parameters.
-          params: gives a pytree of arrays, to predict with; called if they are written.
-          progress: epoch, metrics; plain values.
-          state: pytree of arrays that a resumed run needs besides; None for nothing.
+        `params` gives a pytree of arrays when they are written; `progress` is of plain values, and
+        `state` a pytree that a resumed run needs besides.
         """
         if not self._writes:
             return
@@ -62,11 +58,7 @@ class Checkpoints:
             self.flush()
 
     def flush(self):
-        """Write what waits.
-
-        Raises:
-          CheckpointError: the disk is full or not writable; what was written before is intact.
-        """
+        """Write what waits; where the disk refuses it, what was written before is intact."""
         for name in ("best", "last"):
             if name in self._waiting:
                 self._write(name, *self._waiting[name])
@@ -138,17 +130,11 @@ def read_metadata(run, *, which: str | None = None) -> dict:
 
 
 def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside: bool = False):
-    """Return the first of the named checkpoints that a run has: the newest file that is whole.
+    """Return params, metadata and state of the first named checkpoint that a run or file has.
 
-    Args:
-      run: the run's folder, or a file of a network.
-      names: of "best" and "last".
-      state_like: pytree of arrays like the state that was offered; None not to read a state.
-      sets_aside: whether to rename a newer file that is damaged, for a run that goes on.
-    Returns:
-      params, nested dicts of numpy arrays; metadata; the state as numpy arrays, or None.
-    Raises:
-      CheckpointError: no checkpoint, only damaged ones, or one of another model.
+    It is the newest file that is whole, its arrays are numpy's. The state, for which `state_like`
+    is a pytree of such arrays, is None without one. With `sets_aside` a newer file that is damaged
+    is renamed, for a run that goes on.
     """
     (arrays, metadata), path, newer = _of_newest(run, names)
     params, state = {}, {}

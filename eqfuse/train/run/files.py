@@ -42,11 +42,7 @@ def encode(arrays: dict[str, np.ndarray], metadata: dict) -> bytes:
 
 
 def read_file(path: Path, *, only_metadata=False) -> tuple[dict[str, np.ndarray], dict]:
-    """Return the arrays of a file by name, and its metadata. Nothing in the file is executed.
-
-    Raises:
-      CheckpointError: the file is missing, damaged, or no network of eqfuse.
-    """
+    """Return the arrays of a file by name, and its metadata. Nothing in the file is executed."""
     try:
         with safe_open(path, framework="np", backend="pread") as file:
             metadata = _checked_metadata(path, file.metadata() or {})
@@ -84,7 +80,7 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
 
 
 def has_checkpoint(folder, name: str) -> bool:
-    """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
+    """Test whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
     path = Path(folder).expanduser() / "checkpoints"
     return any(os.path.lexists(path / file) for file in FILES[name])
 
@@ -92,13 +88,8 @@ def has_checkpoint(folder, name: str) -> bool:
 def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
     """Write a file so that it is whole, the old or the new one, also after a power loss.
 
-    Args:
-      path: of the file; its folder exists.
-      content: of the file; text in UTF-8.
-      previous: new name of the file that is replaced; None: it goes. There is a whole file at
-        `path` at every moment, where the file system has hard links.
-    Raises:
-      OSError: it cannot be written; it is as it was.
+    `previous` is the new name of the file that is replaced, which goes without one. There is a
+    whole file at `path` at every moment, where the file system has hard links.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -145,11 +136,7 @@ def sync_folder(path: Path):
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder to `<name>.damaged`, or `.damaged.2` and so on if it exists.
-
-    Raises:
-      OSError: it cannot be renamed.
-    """
+    """Rename a damaged file or folder to `<name>.damaged`, `<name>.damaged.2` and so on."""
     free, count = path.with_name(f"{path.name}.damaged"), 1
     while os.path.lexists(free):
         count += 1
@@ -160,16 +147,9 @@ def set_aside(path: Path) -> Path:
 class RunFolder:
     """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
 
-    Args:
-      run: the folder; None for a new one in runs/, named by the time and `name`.
-      settings: what a new folder has in config.yaml; None for the folder of a run to go on with.
-      name: what is trained, and on what.
-      writes: whether this process makes and writes the folder; another one does it otherwise.
-    Attributes:
-      path, checkpoints, metrics, profile: the folder, and what is in it.
-    Raises:
-      ConfigError: the folder exists already (nothing is ever overwritten), cannot be made, or
-        another process trains in it.
+    Without `run` it is a new one in runs/, named by the time and `name`; without `settings`, the
+    text of config.yaml, it is that of a run to go on with. A folder that exists is never
+    overwritten. Another process makes and writes it where this one does not (`writes`).
     """
 
     def __init__(
@@ -203,9 +183,6 @@ class RunFolder:
         """Remove the lines of metrics.csv after a step: a resumed run writes them again.
 
         It is a log, and a run goes on without: a damaged one is set aside, with a warning.
-
-        Raises:
-          TrainingFailed: it cannot be rewritten or renamed.
         """
         if self._lock is None or not os.path.lexists(self.metrics):
             return
@@ -232,11 +209,7 @@ class RunFolder:
         self._columns = columns
 
     def log(self, row: dict):
-        """Append one line to metrics.csv; the first one decides the columns.
-
-        Raises:
-          TrainingFailed: it cannot be written.
-        """
+        """Append one line to metrics.csv; the first one decides the columns."""
         if self._lock is None:
             return
         if self._columns is not None and set(self._columns) != set(row):
@@ -276,13 +249,9 @@ def _warn(text: str):
 
 
 def read_log(path: Path) -> tuple[list[str], list[dict]]:
-    """Read metrics.csv.
+    """Return the columns and lines of metrics.csv, or raise ValueError where it is damaged.
 
-    Returns:
-      The columns, and the lines as they are written; not the last one if it was cut off when the
-      run was killed.
-    Raises:
-      ValueError: it is damaged; the message describes how.
+    The last line is left out if it was cut off when the run was killed.
     """
     if not path.is_file():
         raise ValueError("it is no file")
@@ -312,11 +281,7 @@ def _is_row(columns: list[str], line: list[str]) -> bool:
 
 
 def new_folder(run: str | Path | None, name: str) -> Path:
-    """Return the folder of a new run, see `RunFolder`.
-
-    Raises:
-      ConfigError: `run` exists already.
-    """
+    """Return the folder of a new run, see `RunFolder`."""
     if run is not None:
         path = Path(run)
         try:

@@ -50,10 +50,7 @@ def write_results(
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
     What cannot be written is a warning: the training is done. A run that was interrupted, which has
-    not `ended`, is evaluated on validation frames only.
-
-    Returns:
-      the rows of errors.csv, see `error_table`, each with its set; [] where there are none.
+    not `ended`, is evaluated on validation frames only. Returns the rows of errors.csv.
     """
     if not folder.metrics.exists():
         return []
@@ -121,10 +118,7 @@ def _with_numbers(sample: Sample, species: Sequence[int]) -> SimpleNamespace:
 
 
 def _pairs(samples: Sequence[Sample], predicted: Sequence[SimpleNamespace]) -> dict:
-    """Return the (reference, predicted) values of each label, where the reference is known.
-
-    Energies are per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stress [n, 3, 3] eV/Å^3.
-    """
+    """Return the (reference, predicted) values of each known label; energies are per atom."""
     pairs = {}
     for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
         known = [
@@ -306,13 +300,7 @@ LOGGERS = {"tensorboard": (TensorBoard, "tensorboardX"), "wandb": (WandB, "wandb
 
 
 def loggers(names: str | None) -> list[Callback]:
-    """Return the callbacks of the setting `loggers`.
-
-    Args:
-      names: with commas between them; None for none.
-    Raises:
-      ConfigError: an unknown name, or a package that is not installed.
-    """
+    """Return the callbacks of the setting `loggers`: names with commas between them, or None."""
     made = []
     for name in [] if names is None else names.split(","):
         one_of("loggers", name, LOGGERS)

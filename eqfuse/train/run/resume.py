@@ -21,11 +21,7 @@ TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 
 
 def resumed_config(arguments: list[str]) -> Config | None:
-    """Return the configuration that `resume=FOLDER` asks for; None if it is not given.
-
-    Raises:
-      ConfigError: no run in the folder, a converted network, or settings that cannot change.
-    """
+    """Return the configuration that `resume=FOLDER` asks for; None if it is not given."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
     if given.get("resume", "null") == "null":
         return None
@@ -55,11 +51,7 @@ def _with_radial(model: PotentialSettings, other: PotentialSettings, given) -> P
 
 
 def started_config(arguments: list[str]) -> Config | None:
-    """Return the configuration that `start_from=` asks for; None if it is not given.
-
-    Raises:
-      ConfigError: no network of energies and forces there, or settings of the network besides.
-    """
+    """Return the configuration that `start_from=` asks for; None if it is not given."""
     names = {SHORTHANDS.get(n, n): n for n in (a.partition("=")[0] for a in arguments)}
     others = [
         name
@@ -96,7 +88,7 @@ def _trained_config(run: Path) -> Config:
 
 
 def _is_converted(run: Path) -> bool:
-    """Return whether the best network was converted from another program."""
+    """Test for a best network that was converted from another program."""
     path = run if os.path.isfile(run) else run / "checkpoints" / FILES["best"][0]
     try:
         return "converted" in read_file(path, only_metadata=True)[1]
@@ -105,11 +97,7 @@ def _is_converted(run: Path) -> bool:
 
 
 def read_config(folder: Path) -> Config:
-    """Return the configuration in the folder of a run, checked as that of the command line.
-
-    Raises:
-      ConfigError: there is none, it is damaged, or a setting was changed to an impossible one.
-    """
+    """Return the configuration in the folder of a run, checked as that of the command line."""
     path = folder / "config.yaml"
     try:
         plain = read_yaml(path)
@@ -121,15 +109,9 @@ def read_config(folder: Path) -> Config:
 
 
 def check_same_run(ours: dict, theirs: dict, folder: Path):
-    """Refuse a checkpoint that was made with other settings than those in config.yaml.
+    """Refuse a checkpoint with other settings (`theirs`) than those in config.yaml (`ours`).
 
     A setting that the version which made the checkpoint did not have yet was at its default.
-
-    Args:
-      ours, theirs: the settings of config.yaml and of the checkpoint, as plain values.
-      folder: of the run.
-    Raises:
-      ConfigError: naming the settings that differ.
     """
     ours, theirs = flat(ours, folder), flat(theirs, folder)
     known = RUNS.known({group: ours[group] for group in RUNS.groups})

@@ -33,13 +33,10 @@ class StopRequest:
 
     They are SIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (Slurm's `--signal`).
     A second SIGINT or SIGTERM raises KeyboardInterrupt. SIGHUP stays ignored where it is (`nohup`).
-
-    Attributes:
-      signum: the signal received, or None.
     """
 
     def __init__(self):
-        self.signum = None
+        self.signum = None  # the signal received
         self._previous = {}
         self._terminals = []
 
@@ -65,10 +62,7 @@ class StopRequest:
             with contextlib.suppress(OSError):
                 text = "stopping after this step; once more stops at once"
                 print(text, file=sys.stderr, flush=True)
-        elif signum in (
-            signal.SIGINT,
-            signal.SIGTERM,
-        ):  # a terminal that closes may send two
+        elif signum in (signal.SIGINT, signal.SIGTERM):  # a closed terminal may send two
             raise KeyboardInterrupt
 
     def _leave_closed_terminals(self):
@@ -81,13 +75,9 @@ class StopRequest:
 
 
 def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = ()) -> int:
-    """Run a task and return the exit code of its command.
+    """Run a task and return the exit code of its command; `failures` are further exceptions of it.
 
-    Args:
-      task: the work, which may raise errors whose messages are for the user.
-      failures: further exceptions that are failures of the work.
-    Returns:
-      0 done; 1 the work failed; 2 settings or data refused; 128 + signal if interrupted.
+    It is 0 done; 1 the work failed; 2 settings or data refused; 128 + signal if interrupted.
     """
     # JAX takes seconds to import: refused settings do not wait for it.
     from eqfuse.data import DataError

@@ -19,7 +19,7 @@ from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.settings.config import Config
-from eqfuse.train.sources import AVERAGE, FIT, described
+from eqfuse.train.sources import AVERAGE, FIT, matching
 
 
 def report(
@@ -32,7 +32,7 @@ def report(
     )
     rows = {
         **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
-        "data": settings.origin if path is None else described(path),
+        "data": settings.origin if path is None else _files(path),
         "frames": _frames(settings.validation_origin, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "references": f"{references} eV ({_references_origin(config, dataset)})",
@@ -79,11 +79,17 @@ def _details(dataset: Dataset, batcher: Batcher) -> dict[str, str]:
     }
 
 
+def _files(path: str) -> str:
+    """Return a file, or a pattern with the number of files that match."""
+    files = matching(path)
+    return path if files == [path] else f"{path}: {len(files)} files"
+
+
 def _frames(origin: str | None, dataset: Dataset) -> str:
     atoms = [sample.num_atoms for sample in dataset.train]
     parts = [
         f"{len(dataset.train)} training",
-        f"{len(dataset.val)} validation" + (f" ({described(origin)})" if origin else ""),
+        f"{len(dataset.val)} validation" + (f" ({_files(origin)})" if origin else ""),
         *([f"{len(dataset.test)} test"] if dataset.test else []),
         f"{min(atoms)} to {max(atoms)} atoms",
     ]
@@ -118,10 +124,7 @@ def _outliers(dataset: Dataset) -> str:
 
 
 def _labels(training, dataset: Dataset) -> dict[str, str]:
-    """Return the number of frames with each label, and the weights.
-
-    Energies and forces that all frames have, and stress that none has, are left out.
-    """
+    """Return the numbers of frames with labels that only some have, and of weighted frames."""
     rows, of = {}, (len(dataset.train), len(dataset.val))
     for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
         counts = dataset.num_labelled(name)
@@ -193,18 +196,12 @@ def waiting(what: str):
 
 
 class Progress:
-    """Epoch lines for a molecular run; use as a context.
+    """A line for each validation and a bar for the steps; use as a context.
 
-    Lines are plain text, so that they read the same in a file. Errors are those of the validation
-    set: energy in meV/atom, forces in meV/Å, stress in meV/Å^3.
-
-    Args:
-      steps_per_epoch: for the bar.
-      stress: whether there is a stress error to show.
-      by: what is counted in the first column: "epoch" or "step".
+    Lines are plain text, so that they read the same in a file.
     """
 
-    def __init__(self, steps_per_epoch: int, stress: bool, by: str = "epoch"):
+    def __init__(self, steps_per_epoch: int, stress: bool, by: str = "epoch"):  # or "step"
         self._columns = {by: _COUNT, **_START, **(_STRESS if stress else {}), **_END}
         self._stress, self._by = stress, by
         self._console = rich.console.Console(soft_wrap=True, highlight=False)

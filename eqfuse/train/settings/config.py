@@ -63,15 +63,11 @@ class PotentialSettings(NetworkSettings):
 
 
 def settings_of_network(name: str, base: type) -> type:
-    """Return the settings of a network as a dataclass.
+    """Return the settings of a network as a dataclass, with those of `base`.
 
-    They are the fields of its class that are numbers, texts, true or false, and the docstring is
-    their help. The source is read and not imported: that would import JAX, which takes seconds, and
-    for which `--help` does not wait.
-
-    Args:
-      name: of the model, and of its file; the fields of its class have literal defaults.
-      base: the dataclass of the other settings.
+    They are the fields of its class that are numbers, texts, true or false, with literal defaults,
+    and the docstring is their help. The source is read and not imported: that would import JAX,
+    which takes seconds, and for which `--help` does not wait.
     """
     tree = ast.parse((_MODELS / f"{name}.py").read_text(encoding="utf-8"))
     [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == NETWORKS[name])

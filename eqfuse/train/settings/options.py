@@ -45,14 +45,10 @@ OTHER_NAMES: dict[str, str] = {
 
 
 def parse(arguments: list[str], schema: Schema = RUNS):
-    """Return the configuration that the arguments ask for.
+    """Return the configuration that the arguments, such as "layers=3", ask for.
 
-    Args:
-      arguments: settings such as "model=nequip", "layers=3", "data.path=FILE"; they override those
-        of a preset, wherever it stands, and of config=FILE, and the later of two the earlier.
-      schema: of the kind of run.
-    Raises:
-      ConfigError: an argument that is misspelt, ill-typed or impossible, with the nearest names.
+    They override those of a preset, wherever it stands, and of config=FILE, and the later of two
+    the earlier. What is misspelt, ill-typed or impossible is refused, with the nearest names.
     """
     given = {}
     for argument in arguments:
@@ -89,11 +85,8 @@ def sweep(arguments: list[str]) -> tuple[list[str], list[tuple[str, list[str]]]]
     """Return the arguments that all runs of a command have, and those of each run.
 
     `seeds=4` makes four runs, with `-m` every value of a list with commas one, and several lists
-    all combinations.
-
-    Returns:
-      The common arguments, and for each run its name, such as "seed=0,lr=0.01", and its arguments;
-      none of these where only one run is asked for.
+    all combinations. Each has a name, such as "seed=0,lr=0.01", and arguments of its own; there are
+    none where only one run is asked for.
     """
     several = {"-m", "--multirun"} & set(arguments)
     common, lists = [], []
@@ -146,11 +139,7 @@ def flat(plain, path) -> dict:
 
 
 def from_plain(plain, path):
-    """Return the configuration that a run wrote as YAML to `path`, checked as one that is typed.
-
-    Raises:
-      ConfigError: it is none, or a setting was changed to an impossible one.
-    """
+    """Return the configuration that a run wrote as YAML to `path`, checked as one that is typed."""
     try:
         return _config(RUNS, flat(plain, path), {})
     except ConfigError as error:

@@ -28,33 +28,19 @@ FRACTION = Range(lambda value: 0 < value < 1, "between 0 and 1")
 
 
 def setting(default, text: str, within: Range | None = None, convert: Callable = str):
-    """Return a field.
-
-    Args:
-      default: its value where none is given.
-      text: its help.
-      within: the range of a number.
-      convert: applied to a text, such as `absolute` for the name of a file that is read.
-    """
+    """Return a field with its help; `convert` is applied to a text, such as the name of a file."""
     metadata = {"help": text, "within": within, "convert": convert}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 class Schema(NamedTuple):
-    """The settings that runs of a kind have.
+    """The settings that runs of a kind have."""
 
-    Attributes:
-      config: the dataclass of a run, with model, data and training among its fields.
-      groups: the dataclasses of what can be chosen: of the model and of the data, by name.
-      training: that of the training.
-      choices: those of the groups by default.
-      defaults: by model: settings by full name that are not those of its dataclass.
-    """
-
-    config: type
-    groups: dict[str, dict[str, type]]
-    training: type
-    choices: dict[str, str]
+    config: type  # the dataclass of a run, with model, data and training among its fields
+    groups: dict[str, dict[str, type]]  # the dataclasses of models and data to choose from
+    training: type  # the dataclass of the training
+    choices: dict[str, str]  # those of the groups by default
+    # by model, the settings by full name that are not those of its dataclass
     defaults: dict[str, dict] = {}  # noqa: RUF012 - it is not changed
 
     def known(self, choices: dict[str, str]) -> dict[str, dataclasses.Field]:
@@ -114,14 +100,9 @@ def one_of(key: str, value, valid):
 
 
 def typed(key: str, field: dataclasses.Field, value):
-    """Return a value of the command line, a text, or of YAML in the type of its setting.
+    """Return a value as it was written, a text or of YAML, in the type of its setting.
 
-    Args:
-      key: full name of the setting.
-      field: of its dataclass: of type int, float, bool, str or Literal of texts, or None besides.
-      value: as it was written; "null" is None.
-    Raises:
-      ConfigError: a value of another type.
+    Types are int, float, bool, str or a Literal of texts, or None besides, written "null".
     """
     optional = type(None) in get_args(field.type)
     kind = get_args(field.type)[0] if optional else field.type
@@ -143,11 +124,7 @@ def typed(key: str, field: dataclasses.Field, value):
 
 
 def check_ranges(settings, prefix: str):
-    """Refuse the numbers of a dataclass that are not finite or not in their range.
-
-    Raises:
-      ConfigError: naming the first of them.
-    """
+    """Refuse the numbers of a dataclass that are not finite or not in their range."""
     for field in dataclasses.fields(settings):
         value, within = getattr(settings, field.name), field.metadata.get("within")
         if within is not None and value is not None:

@@ -17,14 +17,12 @@ from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.models import compile_predict
 from eqfuse.models.pairs import radii_of
 from eqfuse.models.radial_table import choose
-from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
 from eqfuse.train.run.files import FILES, CheckpointError, RunFolder, has_checkpoint, read_file
 from eqfuse.train.run.resume import RADIAL, check_same_run
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import FIT
-from eqfuse.train.step import init_state
 
 REFERENCE_TOLERANCE = 1e-3
 """How far the energies of isolated atoms may differ between data of one method, eV."""
@@ -275,11 +273,11 @@ def kept_references(run: str | Path, species) -> dict[int, float] | None:
     return kept if set(kept) == set(species) else None
 
 
-def interrupted_run(config: Config, params, metadata: dict, folder: RunFolder, writes: bool):
+def interrupted_run(config: Config, like, metadata: dict, folder: RunFolder, writes: bool):
     """Return state and position of the run in the folder, or None before its first checkpoint.
 
-    `params` and `metadata` are those of the run as it would begin now, see `run_metadata`. Damaged
-    checkpoints are set aside if this process `writes`. Other settings or data are refused.
+    `like`, a state, and `metadata` are those of the run as it would begin now, see `run_metadata`.
+    Damaged checkpoints are set aside if this process `writes`. Other settings or data are refused.
     """
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
         print("resume     from the beginning: the run ended before its first checkpoint")
@@ -302,8 +300,6 @@ def interrupted_run(config: Config, params, metadata: dict, folder: RunFolder, w
                 f"{' or '.join(files)} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"
             )
-    flat, optimizer = flat_training(config.training, params)
-    like = init_state(flat.flatten(params), optimizer)
     _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
     position = theirs["position"]
     print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")

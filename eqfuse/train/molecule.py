@@ -22,7 +22,7 @@ from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder, new_folder
 from eqfuse.train.run.results import Callback, loggers, write_results
 from eqfuse.train.run.terminal import network_report, report, warnings_printed
-from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.schedule import Limits, MoleculeTraining
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError, require
@@ -145,7 +145,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         if config.resume is not None:
             with devices.together(), warnings_printed():
                 like = init_state(training[0].flatten(params), training[1])
-                resume = interrupted_run(config, like, metadata, folder, writes)
+                limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
+                resume = interrupted_run(config, like, metadata, folder, limits, writes)
         if "radial" in metadata:  # of an earlier version, which chose the knots of its tables
             knots = metadata["radial"]["knots"]
             potential = potential.clone(model=potential.model.clone(radial_knots=knots))

@@ -24,8 +24,15 @@ from eqfuse import __version__
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 
-FILES = {"best": ("best.safetensors",), "last": ("last.safetensors", "previous.safetensors")}
-"""Names of each checkpoint's files, newest first: `previous` is for a disk that damages `last`."""
+FILES = {
+    "best": ("best.safetensors",),
+    "last": ("last.safetensors", "previous.safetensors"),
+    "stable": ("stable.safetensors",),
+}
+"""Names of each checkpoint's files, newest first: `previous` is for a disk that damages `last`.
+
+`stable` is that from which a run with `training.schedule=wsd` is made longer.
+"""
 
 _BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "profile"}
 """What the folder of a run may hold before its first checkpoint."""

@@ -4,7 +4,7 @@ Limits follow from the rounding that the potential itself shows (`rounding`): wh
 and what passes in float64 differ by many orders, and a limit of one hides the faults of the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import ase
@@ -25,6 +25,13 @@ _STENCIL = (-3, -2, -1, 1, 2, 3)
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
 _KBAR = 1602.1766
+ROUGH = "less than float32"
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, ROUGH: 2.0**-23}
+"""Of each precision that `precision_of` returns; what is rougher than float32 is allowed no more."""
+ROUGHEST = 1e-4
+"""Largest rounding relative to energies (of 1 eV an atom at least), forces (1 eV/Å) and stress
+(0.01 eV/Å³): one that is larger is a fault, and does not widen the limits of the other checks."""
+_LEAST_FORCE, _LEAST_STRESS = 1.0, 0.01  # eV/Å, eV/Å^3
 
 
 class Rounding(NamedTuple):
@@ -97,6 +104,41 @@ def rounding(answers: list[Answer]) -> Rounding:
     stresses = [a.stress for a in answers if a.stress is not None] or [[0.0]]
     energies, forces = ([getattr(a, name) for a in answers] for name in ("energy", "forces"))
     return Rounding(deviation(energies), deviation(forces), deviation(stresses))
+
+
+def scales(answer: Answer) -> Rounding:
+    """Return what a rounding is relative to: the sizes of an answer, or the least that matter."""
+    stress = 0.0 if answer.stress is None else np.abs(answer.stress).max()
+    return Rounding(
+        abs(answer.energy) + len(answer.forces),
+        max(float(np.abs(answer.forces).max()), _LEAST_FORCE),
+        max(float(stress), _LEAST_STRESS),
+    )
+
+
+def precision_of(lines: Sequence[list[Answer]]) -> str:
+    """Return the key of `EPS` that fits the rounding of forces along lines of structures."""
+    relative = np.median([rounding(line).forces / scales(line[0]).forces for line in lines])
+    known = ("float64", 1e-10), ("float32", ROUGHEST)
+    return next((name for name, most in known if relative < most), ROUGH)
+
+
+def least_rounding(atoms: ase.Atoms, answer: Answer, precision: str) -> Rounding:
+    """Return the rounding that a precision has at least.
+
+    A line of one atom is a translation, in which less of it shows.
+    """
+    eps, size = EPS[precision], scales(answer)
+    stress = eps * size.forces * _REACH * len(atoms) / max(atoms.cell.volume, 1.0)
+    return Rounding(eps * size.energy / 2, 4 * eps * size.forces, stress)
+
+
+def measure(atoms: ase.Atoms, answers: list[Answer], precision: str) -> Rounding:
+    """Return the rounding along a line, between what the precision has and `ROUGHEST`."""
+    measured, size = rounding(answers), scales(answers[0])
+    least = least_rounding(atoms, answers[0], precision)
+    bounded = (min(m, ROUGHEST * s) for m, s in zip(measured, size, strict=True))
+    return Rounding(*map(max, bounded, least))
 
 
 def _slope(energies, step: float) -> tuple[float, float]:

@@ -27,7 +27,7 @@ AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
 _KBAR = 1602.1766
 ROUGH = "less than float32"
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, ROUGH: 2.0**-23}
-"""Of each precision that `precision_of` returns; what is rougher than float32 is allowed no more."""
+"""Of each precision that `precision_of` returns; what is rougher is allowed as much."""
 ROUGHEST = 1e-4
 """Largest rounding relative to energies (of 1 eV an atom at least), forces (1 eV/Å) and stress
 (0.01 eV/Å³): one that is larger is a fault, and does not widen the limits of the other checks."""

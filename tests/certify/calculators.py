@@ -87,8 +87,8 @@ class Soft(Calculator):
             energy += 1e-3 * np.cross(a, b) @ c
         elif fault == "order of sums":
             energy *= 1 + 2.0**-23 * self.rng.integers(2)
-        elif fault == "bfloat16":
-            forces = np.round(forces, 3)
+        elif fault == "rough forces":
+            forces = forces + 5e-4 * np.sin(1e7 * atoms.positions)
         elif fault == "rough":
             energy += 1e-4 * np.sin(1e7 * atoms.positions.sum())
         elif fault == "nan" and len(atoms) == 2 and atoms.get_distance(0, 1) < 0.5:

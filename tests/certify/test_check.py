@@ -13,6 +13,7 @@ from ase.calculators.emt import EMT
 
 from eqfuse import cli
 from eqfuse.certify.check import Certificate, drift
+from eqfuse.certify.questions import _slope
 from eqfuse.certify.rows import CHECKS, Row
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
@@ -124,7 +125,7 @@ def test_bits_that_differ_by_the_order_of_sums_are_noted():
 
 
 def test_a_potential_that_is_rougher_than_float32_fails():
-    rows = rows_of(Soft("float64", "bfloat16"), duration=0)
+    rows = rows_of(Soft("float64", "rough forces"), duration=0)
     assert rows["rounding"].verdict == "FAILED"
     assert "less than float32" in rows["rounding"].remark
 
@@ -133,16 +134,21 @@ def test_a_drift_that_shorter_steps_do_not_mend_fails():
     assert rows_of(Soft("float64", "force jump"), duration=0.4)["nve"].verdict == "FAILED"
 
 
+@pytest.mark.parametrize("place", np.linspace(-3.2, 3.2, 65))
+def test_the_bound_of_a_slope_holds_where_the_force_has_a_kink(place):
+    energies = np.maximum(np.array([-3, -2, -1, 1, 2, 3]) - place, 0.0) ** 3
+    slope, bound = _slope(energies, 1.0)
+    assert abs(slope - 3 * max(-place, 0.0) ** 2) <= 0.7 * bound + 1e-12
+
+
 @pytest.fixture
 def calculator_file(tmp_path, monkeypatch):
     """Return a folder with a module of a calculator that this process has not imported."""
     (tmp_path / "mine.py").write_text(
-        "from ase.calculators.emt import EMT\n"
-        "def made(scale=1.0):\n"
+        "from ase.calculators.lj import LennardJones\n"
+        "def made(sigma=2.3):\n"
         "    print('words of a calculator')\n"
-        "    calculator = EMT()\n"
-        "    calculator.scale = scale\n"
-        "    return calculator\n"
+        "    return LennardJones(sigma=sigma, epsilon=0.1, rc=5.0, ro=3.5, smooth=True)\n"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -152,7 +158,7 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     file = calculator_file / "copper.xyz"
     ase.io.write(file, ase.build.bulk("Cu", cubic=True))
     report, numbers = calculator_file / "report.html", calculator_file / "numbers.json"
-    arguments = ["check", "mine:made(scale=2.0)", str(file), "--python", sys.executable]
+    arguments = ["check", "mine:made(sigma=2.2)", str(file), "--python", sys.executable]
     arguments += ["--picoseconds", "0.1", "--report", str(report), "--json", str(numbers)]
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
@@ -204,7 +210,7 @@ def test_potentials_that_must_agree_are_compared():
     assert rows["precision"].passed
     others = [("backend", "broken", Subject(Soft(fault="order")))]
     assert rows_of(Soft(), duration=0, others=others)["backend"].verdict == "FAILED"
-    others = [("precision", "", Subject(Soft("float32", "bfloat16")))]
+    others = [("precision", "", Subject(Soft("float32", "rough forces")))]
     assert rows_of(Soft(), duration=0, others=others)["precision"].verdict == "FAILED"
 
 

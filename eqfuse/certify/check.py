@@ -143,14 +143,10 @@ class Certificate:
         listed.append(("", asked.Question("isolated", isolated, free)))
         if self.subject.has_inversion is False:
             listed = [(name, q) for name, q in listed if q.name != "inversion"]
-        answers = iter(
-            self.subject.compute([atoms for _, question in listed for atoms in question.structures])
-        )
         found: dict[str, list] = {}
-        for name, question in listed:
-            own = [next(answers) for _ in question.structures]
-            for finding in question.judge(own):
-                found.setdefault(question.name, []).append((name, finding))
+        findings = asked.ask(self.subject, [question for _, question in listed])
+        for (name, question), own in zip(listed, findings, strict=True):
+            found.setdefault(question.name, []).extend((name, finding) for finding in own)
         names = list(CHECKS)
         for check in names[names.index("forces") : names.index("path")]:
             unknown = check == "inversion" and self.subject.has_inversion is None

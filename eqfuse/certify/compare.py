@@ -109,12 +109,7 @@ def _which_is_wrong(subjects, atoms, rng) -> list[str]:
             ("forces", asked.slopes(atoms, noise, rng)),
             ("stress", asked.stresses(atoms, noise)),
         ):
-            answers = iter(subject.compute([s for q in listed for s in q.structures] or [atoms]))
-            findings = [
-                ("", finding)
-                for question in listed
-                for finding in question.judge([next(answers) for _ in question.structures])
-            ]
+            findings = [("", f) for found in asked.ask(subject, listed) for f in found]
             row = worst_of(name, findings)
             if row.error is not None:
                 verdict = "are" if row.passed else "are NOT"

@@ -4,13 +4,14 @@ Limits follow from the rounding that the potential itself shows (`rounding`): wh
 and what passes in float64 differ by many orders, and a limit of one hides the faults of the other.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import ase
 import numpy as np
 
-from eqfuse.certify.subjects import Answer
+from eqfuse.certify.subjects import Answer, Subject
 
 SIGMAS = 40
 """Largest error that passes, in standard deviations of the rounding; and of slopes, which sum six
@@ -21,6 +22,7 @@ _MEDIAN_OF_SQUARES = 0.455  # of a normal distribution
 _DIRECTIONS = 3
 _LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
 _REACH = 5.0  # Å, by which a strain moves neighbours
+_FINER = 4  # times shorter, of differences that are taken again
 _STENCIL = (-3, -2, -1, 1, 2, 3)
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
@@ -57,11 +59,33 @@ class Finding(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Structures to compute, and the function from their answers to findings."""
+    """Structures to compute, and the function from their answers to findings.
+
+    Attributes:
+      finer: the same question with shorter differences, asked where one fails: the error of the
+        differences becomes smaller, that of a wrong force does not.
+    """
 
     name: str
     structures: list[ase.Atoms]
     judge: Callable[[list[Answer]], list[Finding]]
+    finer: "Callable[[], Question] | None" = None
+
+
+def ask(subject: Subject, questions: Sequence[Question]) -> list[list[Finding]]:
+    """Return the findings of each question."""
+    answers = iter(subject.compute([atoms for q in questions for atoms in q.structures]))
+    found = [q.judge([next(answers) for _ in q.structures]) for q in questions]
+    again = [
+        k
+        for k, findings in enumerate(found)
+        if questions[k].finer and any(f.error > f.limit for f in findings)
+    ]
+    shorter = [questions[k].finer() for k in again]
+    for k, finer in zip(again, ask(subject, shorter) if again else [], strict=True):
+        pairs = zip(found[k], finer, strict=True)
+        found[k] = [new if new.error < old.error / _FINER else old for old, new in pairs]
+    return found
 
 
 def moved(atoms: ase.Atoms, change) -> ase.Atoms:
@@ -156,9 +180,9 @@ def _slope(energies, step: float) -> tuple[float, float]:
 
 def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     """Ask whether forces are the slope of the energy, all atoms at once and each atom alone."""
-    step, questions = noise.step, []
+    questions = []
 
-    def along(name, direction, remark):
+    def along(name, direction, remark, step=noise.step):
         def judge(answers):
             first, *others = answers
             slope, apart = _slope([a.energy for a in others], step)
@@ -166,14 +190,15 @@ def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
             return [Finding(abs(slope + (first.forces * direction).sum()), limit, "eV/Å", remark)]
 
         lines = [atoms, *(moved(atoms, k * step * direction) for k in _STENCIL)]
-        questions.append(Question(name, lines, judge))
+        finer = functools.partial(along, name, direction, remark, step / _FINER)
+        return Question(name, lines, judge, finer if step == noise.step else None)
 
     for _ in range(_DIRECTIONS):
-        along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), "")
+        questions.append(along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), ""))
     for atom in range(len(atoms) if len(atoms) <= 12 else 0):
         direction = np.zeros((len(atoms), 3))
         direction[atom] = rng.choice([-1.0, 1.0], 3)
-        along("atoms", direction, f"atom {atom} ({atoms.symbols[atom]})")
+        questions.append(along("atoms", direction, f"atom {atom} ({atoms.symbols[atom]})"))
     return questions
 
 
@@ -184,11 +209,11 @@ def strained(atoms: ase.Atoms, strain) -> ase.Atoms:
     return copy
 
 
-def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
+def stresses(atoms: ase.Atoms, noise: Rounding, finer: bool = False) -> list[Question]:
     """Ask whether each component of the stress is the slope of the energy by that strain."""
     if not (atoms.pbc.all() and atoms.cell.rank == 3):
         return []
-    step, volume = noise.step / _REACH, atoms.get_volume()
+    step, volume = noise.step / (_REACH * (_FINER if finer else 1)), atoms.get_volume()
     structures = [atoms]
     for i, j in _VOIGT:
         strain = np.zeros((3, 3))
@@ -207,7 +232,8 @@ def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
         worst = int(np.argmax(errors / limits))
         return [Finding(errors[worst], limits[worst], "eV/Å³", likely or AXES[worst])]
 
-    return [Question("stress", structures, judge)]
+    again = None if finer else lambda: stresses(atoms, noise, True)[0]
+    return [Question("stress", structures, judge, again)]
 
 
 def _likely_stress(stress, slopes, limits) -> str:

@@ -110,8 +110,8 @@ def padded(x):
 
 
 def joined(x):
-    twice = jnp.concatenate([x, x[:0], x], 0)
-    return twice, jnp.stack([x, x], 2), jnp.split(x, len(x)), jnp.split(twice, [2, 2])
+    several = jnp.concatenate([x, x[:0], x, x, x], 0)
+    return several, jnp.stack([x, x], 2), jnp.split(x, len(x)), jnp.split(several, [3, 3])
 
 
 def converted(x):

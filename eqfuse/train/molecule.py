@@ -39,12 +39,12 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     settings, training = config.data, config.training
     structures, validation = weighted(settings, settings.read(), settings.read("val_path"))
     require_labels(training, settings, without_isolated_atoms(structures))
-    references = settings.read_reference_energies()
-    if start is not None:
-        start = start.for_elements(species_table(Joined(structures, validation or [])))
-        references = start.references(references)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        references = settings.read_reference_energies(config.model.cutoff)
+        if start is not None:
+            start = start.for_elements(species_table(Joined(structures, validation or [])))
+            references = start.references(references)
         dataset = Dataset.build(
             structures,
             cutoff=config.model.cutoff,

@@ -145,7 +145,7 @@ class MoleculeData:
         """
         return import_data().read_embedded(self.name) if part == "path" else None
 
-    def read_reference_energies(self) -> dict[int, float] | str | None:
+    def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
         if self.reference_energies == AVERAGE:
             return AVERAGE
@@ -157,7 +157,9 @@ class MoleculeData:
                 f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
                 "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
             )
-        return None if path is None else import_data().isolated_atom_energies(path, energy_key=key)
+        if path is None:
+            return None
+        return import_data().isolated_atom_energies(path, energy_key=key, cutoff=cutoff)
 
     def _typed_references(self) -> dict[int, float]:
         """Return energies that are given as a mapping, eV by atomic number; {} for none."""

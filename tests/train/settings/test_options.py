@@ -288,7 +288,7 @@ def test_training_follows_the_data():
         (["data.reference_energies={}", *MOLECULE], ["energies in eV by element"]),
         (
             ["data.reference_energies=average", "start_from=x", *MOLECULE],
-            ["reference_energies=average", "fit with start_from="],
+            ["reference_energies=average", "a file of free atoms, their energies, or fit"],
         ),
         (["training.second_stage=1", *MOLECULE], ["second_stage=1", "between 0 and 1"]),
         (["data=rmd17", "data.molecule=foo"], ["foo", "aspirin", "ethanol"]),
@@ -378,9 +378,9 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     assert parse(["data=3bpa", "data.folder=d"]).data.folder == f"{tmp_path}/d"
     assert parse(["data=a.xyz", "data.test=t.xyz"]).data.test == f"{tmp_path}/t.xyz"
     average = parse([*MOLECULE, "data.reference_energies=average"]).data
-    assert average.reference_energies == average.read_reference_energies() == "average"
+    assert average.reference_energies == average.read_reference_energies(5.0) == "average"
     typed = parse([*MOLECULE, "data.reference_energies={H: -13.6, 8: -2041}"]).data
-    assert typed.read_reference_energies() == {1: -13.6, 8: -2041.0}
+    assert typed.read_reference_energies(5.0) == {1: -13.6, 8: -2041.0}
     fitted = [*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"]
     fitted = options.parse(fitted)
     assert fitted.data.reference_energies == "fit"

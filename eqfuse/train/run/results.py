@@ -16,6 +16,7 @@ import numpy as np
 
 from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
+from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
@@ -77,6 +78,8 @@ def write_results(
                 frames = counted(len(part), f"{name} frame")
                 title = f"{folder.path.name}, epoch {metadata['epoch']}: {frames}"
                 plots.parity(**_pairs(samples, part), target=target, title=title)
+            if name == "validation" and (hint := stress_hint(samples, part)):
+                print(f"warning: {hint}", file=sys.stderr, flush=True)
         if ended:
             print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
         with open(folder.path / "errors.csv", "w", newline="", encoding="utf-8") as file:
@@ -89,6 +92,15 @@ def write_results(
     except (OSError, ValueError) as error:
         print(f"warning: the results cannot be written: {error}", file=sys.stderr)
         return []
+
+
+_HINTED = 50  # validation frames
+
+
+def hint_of_stress(potential: Potential, params, batcher: Batcher) -> str | None:
+    """Return how the stress of some samples fits a network better, see `stress_hint`."""
+    few = Batcher(batcher.samples[:_HINTED], batcher.batch_size, dtype=batcher.dtype)
+    return stress_hint(few.samples, _predictions(potential, params, few))
 
 
 def _predictions(potential: Potential, params, batcher: Batcher) -> list[SimpleNamespace]:

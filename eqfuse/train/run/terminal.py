@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import math
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -54,7 +55,13 @@ def report(
 
 def lines(rows: dict[str, str]) -> str:
     """Return rows of a report as text."""
-    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+    return "\n".join(
+        # elements may be many; names of files are never broken
+        textwrap.fill(f"{name:<11}{text}", 100, subsequent_indent=11 * " ", break_on_hyphens=False)
+        if name in ("species", "references") and len(text) > 89
+        else f"{name:<11}{text}"
+        for name, text in rows.items()
+    )
 
 
 def ranges(dataset: Dataset) -> dict[str, str]:

@@ -34,6 +34,7 @@ from eqfuse.ops._tensor_product import (
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.transforms.fuse.rewrite import fuse
+from eqfuse.ops.transforms.patch import patched
 from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "grouped_dense",
     "interpolate",
     "linear",
+    "patched",
     "recorded",
     "resolve",
     "resolve_apart",

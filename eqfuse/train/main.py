@@ -7,6 +7,7 @@ import sys
 
 from eqfuse import __version__
 from eqfuse.train.device.process import keep_freed_memory, keep_programs
+from eqfuse.train.run.files import new_folder
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config, RunSettings
@@ -48,8 +49,7 @@ def _configs(arguments: list[str]) -> list[RunSettings]:
     folder = given.get("run", f"runs/{stamp}_sweep")
     configs = [_config([*arguments, *own, f"run={folder}/{name}"]) for name, own in runs]
     for config in configs:
-        if os.path.lexists(config.run):
-            raise ConfigError(f"run={config.run} exists already; name another folder by run=")
+        new_folder(config.run, "run")
     return configs
 
 

@@ -10,7 +10,8 @@ from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, r
 from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
-CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile", "verbose")
+LENGTHS = ("steps", "epochs", "max_minutes")
+CHANGEABLE = (*LENGTHS, "devices", "profile", "verbose")
 
 RADIAL = ("radial", "radial_knots")
 """Settings of a network that are not what it computes but how: it may change them at any time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -22,6 +23,7 @@ from eqfuse.ops.transforms.fuse.trace import (
     outputs_of,
     traced,
 )
+from eqfuse.ops.transforms.patch import patched
 
 OPS = pathlib.Path(__file__).parents[2]
 """The folder whose lines are not those of the user."""
@@ -225,7 +227,9 @@ def _retraced(closed: ClosedJaxpr, entries: list[Entry], constants: list) -> Clo
     return jax.make_jaxpr(_function(closed, entries, constants))(*closed.in_avals)
 
 
-def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
+def fuse(
+    function: Callable | None = None, *, report: bool = False, patch: bool = False
+) -> Callable:
     """Compute a function by fused ops wherever it writes out what they compute.
 
     The function is traced, with the shapes of its arguments, before anything differentiates it.
@@ -250,15 +254,18 @@ def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
         traced; all other leaves are passed to it as they are.
       report: print, whenever the function is traced, a table of what was replaced, by what, and
         what was not, why, and what to do about it.
+      patch: trace the function within `ops.patched()`: code that calls e3nn_jax.tensor_product and
+        e3nn-jax's Linears by these names needs no change.
     Returns:
       The function. Without a `function`, a decorator.
     """
     if function is None:
-        return functools.partial(fuse, report=report)
+        return functools.partial(fuse, report=report, patch=patch)
 
     @functools.wraps(function)
     def fused(*args, **kwargs):
-        closed, arrays, result_of = traced(function, args, kwargs)
+        with patched() if patch else contextlib.nullcontext():
+            closed, arrays, result_of = traced(function, args, kwargs)
         entries: list[Entry] = []
         outputs = rewritten(closed, arrays, entries)
         if report:

@@ -1,6 +1,5 @@
 """TensorProductLinear and TensorProductLinearGate as modules. Results: test_fused.py."""
 
-import functools
 import pathlib
 import re
 import runpy

@@ -1,10 +1,8 @@
 """Which checks against e3nn-jax run by default, and which by `--run-slow`."""
 
-import itertools
-
 import pytest
 
-from tests.ops.parity import BACKENDS, PORTABLE
+from tests.ops.parity import BACKENDS
 
 Parameter = type(pytest.param())
 NATIVE = "llvm"
@@ -27,21 +25,6 @@ NATIVELY = slow_unless([NATIVE], *BACKENDS)
 
 KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
 """The backends; XLA, which compiles longest, by `--run-slow`."""
-
-
-def by_backend(cases, core, always: str | None = NATIVE) -> list:
-    """Return pairs of a case and a backend.
-
-    By default those of the core run on every backend but XLA, the others on
-    the backend `always` alone, if there is one.
-    """
-    found = []
-    for name, given in itertools.product(cases, PORTABLE):
-        backend, marks = (given, ()) if isinstance(given, str) else (given.values[0], given.marks)
-        by_default = backend == always or (name in core and backend != "xla")
-        marks = marks if by_default else [*marks, pytest.mark.slow]
-        found.append(pytest.param(name, backend, marks=marks, id=f"{name}-{backend}"))
-    return found
 
 
 def targets(cases, slow_cases=()) -> list:

@@ -20,8 +20,16 @@ from eqfuse.train.loop import Fit
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder, new_folder
+from eqfuse.train.run.log import logged, machine
 from eqfuse.train.run.results import Callback, loggers, write_results
-from eqfuse.train.run.terminal import network_report, report, warnings_printed
+from eqfuse.train.run.terminal import (
+    lines,
+    network_report,
+    parameters,
+    ranges,
+    report,
+    warnings_printed,
+)
 from eqfuse.train.schedule import Limits, MoleculeTraining
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
@@ -116,6 +124,7 @@ def build_potential(
     return potential, fields
 
 
+@logged
 def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> None:
     """Train a potential; print as it goes.
 
@@ -152,7 +161,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
             potential = potential.clone(model=potential.model.clone(radial_knots=knots))
         elif choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
-        print(report(config, dataset, batchers[0], folder, devices))
+        facts = report(config, dataset, batchers[0], folder, devices)
+        print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)
         seconds = config.training.checkpoint_seconds
@@ -172,8 +182,9 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         finally:
             checkpoints.flush()
             if writes and finishes:
+                facts |= ranges(dataset) | {"network": parameters(potential, params)} | machine()
                 batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
-                errors = write_results(folder, potential, dataset, **batches, ended=ended)
+                errors = write_results(folder, potential, dataset, facts, **batches, ended=ended)
                 for callback in callbacks:
                     callback.on_end(errors)
 

@@ -5,6 +5,7 @@ import glob
 import itertools
 import math
 import os
+import re
 import sys
 from typing import ClassVar
 
@@ -54,7 +55,7 @@ def _is_missing(path: str) -> bool:
 def _numbers(text: str | None, least: float) -> dict:
     """Return the mapping to finite numbers of at least `least` in a YAML text; {} if it is none."""
     try:
-        plain = yaml.safe_load(text or "")
+        plain = yaml.safe_load(re.sub(r":(?=\S)", ": ", text or ""))  # {1:-13.6} is Python's
     except yaml.YAMLError:
         return {}
     if not isinstance(plain, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import e3nn_jax as e3nn
 import jax.numpy as jnp
@@ -126,7 +127,7 @@ def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
     updates, masks = _without_masks(trace, rows, scatter.updates)
-    product = _of_row(trace, rows, scatter, rows.of(updates, 0), masks)
+    product = _of_row(trace, rows, scatter, rows.of(updates), masks)
     return [(trace.nodes[number].outputs[0], product)]
 
 
@@ -217,12 +218,12 @@ def _of_rows(trace: Trace, rows: RowPolynomials, which: int, shape) -> ArrayFact
     """Return the array, of one element each, that chooses rows of this shape; None for others."""
     if trace.avals[which].dtype != np.bool_ or trace.avals[which].shape != shape:
         return None
-    terms = rows.of(which, 0).terms
+    terms = rows.of(which).terms
     [key, *others] = terms or [()]
-    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axis is None:
+    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axes is None:
         return None
     own = trace.avals[key[0].value]
-    is_one = own.size == own.shape[key[0].axis] and not terms[key].index.any()
+    is_one = own.size == math.prod(own.shape[a] for a in key[0].axes) and not terms[key].index.any()
     return key[0] if is_one else None
 
 
@@ -304,7 +305,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     dtypes = {trace.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
     if len(dtypes) > 1:
         raise Unfit("dtypes change before the Linear", CONVERT)
-    row = rows.of(node.inputs[0], 0)
+    row = rows.of(node.inputs[0])
     arrays = [name for key in row.terms for name in key if isinstance(name, ArrayFactor)]
     made = {name.value: trace.producer[name.value][0] for name in arrays if trace.node(name.value)}
     sums = {value: n for value, n in made.items() if summed(trace, n) is not None}
@@ -360,7 +361,7 @@ def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> 
         raise Unfit("the sum over edges does not start from zero")
     updates, masks = _without_masks(trace, rows, scatter.updates)
     [outer] = row.terms.values()
-    inner = rows.of(updates, 0).take(outer.index[:, 0])
+    inner = rows.of(updates).take(outer.index[:, 0])
     terms = {
         key: merged(Terms(outer.place[t.place], t.scale * outer.scale[t.place], t.index))
         for key, t in inner.terms.items()

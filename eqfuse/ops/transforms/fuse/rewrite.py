@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
+from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
 from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import (
     Node,
@@ -70,8 +71,15 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
     A line for each match is added to `entries`; `known` are numbers that some of the arguments
     always have, by position.
     """
-    trace = Trace(closed, known or {})
-    ops = _ops(trace, entries)
+    unmarked: set[int] = set()
+    while True:
+        trace, found = commuted(closed, known or {}, unmarked), []
+        ops = _ops(trace, found)
+        left = marks_left(trace, ops)
+        if not left:
+            break
+        unmarked |= left
+    entries += found
 
     def bind(node: Node, given) -> list:
         return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])

@@ -14,16 +14,26 @@ from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
 from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.transforms.fuse.layers import without_masks
 from eqfuse.ops.transforms.fuse.match import as_rows
-from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.rows import (
+    ROWS,
+    ArrayFactor,
+    RowPolynomials,
+    Unfit,
+    products_behind,
+)
 from eqfuse.ops.transforms.fuse.trace import (
+    FLOATS,
     Gathered,
     Node,
     Terms,
     TooLargeError,
     Trace,
+    mode_of,
     needed,
     outputs_of,
+    row_indices,
     summed,
 )
 
@@ -90,8 +100,10 @@ def _bind(node: Node, arrays) -> list:
 
 
 def marks_left(trace: Trace, ops: dict) -> set[int]:
-    """Return the numbers of marked nodes that no op has replaced."""
-    scopes = [str(trace.nodes[n].eqn.source_info.name_stack) for n in needed(trace, ops)[1]]
+    """Return the numbers of marked gathers and sums that no op has replaced."""
+    nodes = [trace.nodes[n] for n in needed(trace, ops)[1]]
+    moving = (n for n in nodes if n.name in ("gather", "scatter-add"))
+    scopes = [str(n.eqn.source_info.name_stack) for n in moving]
     return {int(s.split(MARK)[1].split("/")[0]) for s in scopes if MARK in s}
 
 
@@ -198,7 +210,8 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     scatter = summed(trace, number)
     if scatter is None:
         return None
-    [(key, terms), *others] = _LinearRows(trace).of(scatter.updates).terms.items() or [((), None)]
+    updates, masks = without_masks(trace, rows, scatter.updates)
+    [(key, terms), *others] = _LinearRows(trace).of(*updates).terms.items() or [((), None)]
     made = [(n, trace.node(f.value)) for n, f in enumerate(key) if isinstance(f, ArrayFactor)]
     made = [(n, node) for n, node in made if node and node.name == "eqfuse_linear_form"]
     if len(made) != 1 or len(key) > 2 or others:
@@ -212,16 +225,18 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
         return None  # a weight for each edge alone commutes with the Linear
     value, *weights = node.inputs
     start = trace.avals[scatter.start]
-    dtypes = {trace.avals[v].dtype for v in (value, scatter.updates, scatter.start)}
+    dtypes = {trace.avals[v].dtype for v in (value, updates[0], scatter.start)}
     if len(dtypes) > 1:
         return None
     columns, scales = _columns(terms, at, math.prod(start.shape[1:]))
-    factors = tuple(key[n] for n in others)
-    element = [int(terms.index[0, n]) for n in others]
+    factors = (*(key[n] for n in others), *(m.value for m in masks))
+    element = [int(terms.index[0, n]) for n in others] + [0] * len(masks)
 
     def function(start, index, x, *rest):
-        for factor, array, n in zip(factors, rest, element, strict=False):
-            x = x * as_rows(factor, array)[:, n : n + 1]
+        for k, (factor, array, n) in enumerate(zip(factors, rest, element, strict=False)):
+            by = as_rows(factor, array)[:, n : n + 1]
+            is_mask = k >= len(others)
+            x = jnp.where(by != masks[k - len(others)].zero, x, 0) if is_mask else x * by
         x = _add(jnp.zeros((start.shape[0], x.shape[1]), x.dtype), index, x, scatter.mode)
         params = node.params | {"num_rows": x.shape[0]}
         [z] = node.eqn.primitive.bind(x, *rest[len(factors) :], **params)
@@ -231,8 +246,225 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     return Rewrite(trace.nodes[number], inputs, function)
 
 
+# gathers and sums of a batch of graphs, as those of one graph
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """A gather or a sum of rows with leading axes, for each graph of a batch or for all alike."""
+
+    graphs: tuple[int, ...]  # axes of nodes before the one that is indexed
+    apart: tuple[int | None, ...]  # which axis of the indices has those of each graph
+    count: int  # of graphs
+    nodes: int  # of each
+    lead: tuple[int, ...]  # axes of the rows of a graph
+    order: tuple[int, ...]  # of the axes of rows [graphs..., lead..., features...] in the trace
+    mode: str
+
+    @classmethod
+    def of(cls, node: Node, x, index, window, apart) -> _Batch | None:
+        """Return the batch of a node, if it is one; None of one graph, or of parts of rows.
+
+        `window` are the axes of rows that are those of `x` before and behind the indexed one, and
+        `apart` pairs of axes of x and of the indices that count graphs together.
+        """
+        d = node.params["dimension_numbers"]
+        indexed = getattr(d, "start_index_map", None) or d.scatter_dims_to_operand_dims
+        removed = getattr(d, "collapsed_slice_dims", None) or d.inserted_window_dims
+        if len(indexed) != 1 or tuple(removed) != tuple(indexed) or index.shape[-1:] != (1,):
+            return None
+        graphs, of_index = tuple(range(indexed[0])), dict(apart)
+        if len(apart) > len(graphs) or (index.ndim == 2 and not graphs) or 0 in x.shape:
+            return None
+        lead = [n for n in range(index.ndim - 1) if n not in of_index.values()]
+        whole = [n for n in range(x.ndim) if n != indexed[0] and n not in of_index]
+        place = {("x", n): len(graphs) + len(lead) + n - indexed[0] - 1 for n in whole}
+        place |= {("x", n): n for n in graphs} | {("i", i): n for n, i in of_index.items()}
+        place |= {("i", n): len(graphs) + k for k, n in enumerate(lead)}
+        ndim = len(window) + index.ndim - 1
+        others = iter([n for n in range(ndim) if n not in window])
+        axes = dict(zip(window, (("x", n) for n in whole), strict=True))
+        axes |= {n: ("i", k) for k, n in enumerate(others)}
+        return cls(
+            graphs,
+            tuple(of_index.get(n) for n in graphs),
+            math.prod(x.shape[n] for n in graphs),
+            x.shape[indexed[0]],
+            tuple(lead),
+            tuple(place[axes[n]] for n in range(ndim)),
+            mode_of(node.params),
+        )
+
+    def index(self, index, x_shape):
+        """Return the indices of the nodes of all graphs, one behind the other, [rows]."""
+        shape = tuple(x_shape[n] for n in self.graphs) + tuple(index.shape[n] for n in self.lead)
+        apart = [n for n in self.apart if n is not None]
+        index = index[..., 0].transpose(*apart, *self.lead)
+        own = [n for n, of_index in enumerate(self.apart) if of_index is not None]
+        index = jax.lax.broadcast_in_dim(
+            index, shape, (*own, *range(len(self.graphs), len(shape)))
+        ).reshape(self.count, -1)
+        first = jax.lax.broadcasted_iota(index.dtype, index.shape, 0) * self.nodes
+        if self.mode == "CLIP":
+            index = jnp.clip(index, 0, self.nodes - 1) + first
+        elif self.mode == "FILL_OR_DROP":
+            is_own = (index >= 0) & (index < self.nodes)
+            index = jnp.where(is_own, index + first, self.count * self.nodes)
+        else:
+            index = index + first
+        return index.reshape(-1)
+
+
+def gather_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a gather of the rows of a batch of graphs as one of the rows of a graph."""
+    node = trace.nodes[number]
+    d, x, index = node.params["dimension_numbers"], *(trace.avals[v] for v in node.inputs)
+    apart = zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True)
+    batch = _Batch.of(node, x, index, tuple(map(int, d.offset_dims)), tuple(apart))
+    if batch is None or x.dtype.name not in FLOATS:
+        return None
+    kept = (*d.operand_batching_dims, *d.start_index_map)
+    sizes = zip(node.params["slice_sizes"], x.shape, strict=True)
+    if any(size != of for n, (size, of) in enumerate(sizes) if n not in kept):
+        return None
+    fill = node.params["fill_value"]
+
+    def function(x, index):
+        flat, last = batch.index(index, x.shape), x.shape[len(batch.graphs) + 1 :]
+        out = _gather(x.reshape(batch.count * batch.nodes, *last), flat, batch.mode, fill)
+        shape = (*x.shape[: len(batch.graphs)], *(index.shape[n] for n in batch.lead), *last)
+        return out.reshape(shape).transpose(batch.order)
+
+    return Rewrite(node, node.inputs, function)
+
+
+def sum_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a sum of the rows of a batch of graphs as one of the rows of a graph."""
+    node = trace.nodes[number]
+    d, x, index = node.params["dimension_numbers"], *(trace.avals[v] for v in node.inputs[:2])
+    apart = zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True)
+    batch = _Batch.of(node, x, index, tuple(map(int, d.update_window_dims)), tuple(apart))
+    updates = trace.avals[node.inputs[2]]
+    if batch is None or [updates.shape[n] for n in d.update_window_dims] != [
+        s
+        for n, s in enumerate(x.shape)
+        if n not in (*d.operand_batching_dims, *d.inserted_window_dims)
+    ]:
+        return None
+
+    def function(x, index, rows):
+        flat, last = batch.index(index, x.shape), x.shape[len(batch.graphs) + 1 :]
+        rows = rows.transpose(np.argsort(batch.order)).reshape(-1, *last)
+        start = x.reshape(batch.count * batch.nodes, *last)
+        return _add(start, flat, rows, batch.mode).reshape(x.shape)
+
+    return Rewrite(node, node.inputs, function)
+
+
+# what is neither a gather nor a sum by an index, as one
+
+
+def _axes_of_rows(trace: Trace, shape, products) -> int:
+    """Return how many axes of an array count the rows of one of these products; 0 if none do."""
+    counts = {trace.nodes[n].params["num_rows"] for n in products}
+    return next((n for n in range(2, len(shape)) if math.prod(shape[:n]) in counts), 0)
+
+
+def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a sum along an axis, such as that of neighbours, as a sum by an index."""
+    node = trace.nodes[number]
+    shape = trace.avals[node.inputs[0]].shape
+    count = _axes_of_rows(trace, shape, products_behind(trace, rows, number))
+    axes = tuple(node.params["axes"])
+    if len(axes) != 1 or axes[0] >= count:
+        return None
+    others = [s for n, s in enumerate(shape[:count]) if n != axes[0]]
+    index = np.expand_dims(np.arange(math.prod(others), dtype=np.int32).reshape(others), axes[0])
+    index = np.broadcast_to(index, shape[:count]).reshape(-1)
+
+    def function(x):
+        start = jnp.zeros((math.prod(others), *shape[count:]), x.dtype)
+        added = _add(start, jnp.asarray(index), x.reshape(-1, *shape[count:]))
+        return added.reshape(*others, *shape[count:])
+
+    return Rewrite(node, node.inputs, function, f"{MARK}{number}")
+
+
+def rows_of_pairs(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return an array that is repeated along an axis of rows as rows gathered of it."""
+    node = trace.nodes[number]
+    before, after = (trace.avals[v].shape for v in (node.inputs[0], node.outputs[0]))
+    products = filter(rows.is_product, range(number, len(trace.nodes)))
+    count, to = _axes_of_rows(trace, after, products), node.params["broadcast_dimensions"]
+    own = [to.index(n) if n in to else None for n in range(count)]
+    sizes = [1 if n is None else before[n] for n in own]
+    if len(node.inputs) > 1 or not 1 < math.prod(sizes) < math.prod(after[:count]):
+        return None
+    if before[len(to) - len(after) + count :] != after[count:] or to[-1] != len(after) - 1:
+        return None
+    index = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
+    index = np.broadcast_to(index, after[:count]).reshape(-1)
+
+    def function(x):
+        x = x.reshape(math.prod(sizes), *after[count:])
+        return _gather(x, jnp.asarray(index)).reshape(after)
+
+    return Rewrite(node, node.inputs, function, f"{MARK}{number}")
+
+
+def _one_hot(trace: Trace, value: int) -> tuple[int, int] | None:
+    """Return the indices, [rows], of a one-hot matrix, and its axis of rows; None for others."""
+    axis = 0
+    while (node := trace.node(value)) is not None and node.name in (
+        "transpose",
+        "convert_element_type",
+    ):
+        axis ^= node.name == "transpose"
+        [value] = node.inputs
+    if node is None or node.name != "eq" or len(trace.avals[value].shape) != 2:
+        return None
+    index, counted = node.inputs
+    known, n = trace.constant(counted), trace.avals[value].shape[1]
+    if known is None or not np.array_equal(known.reshape(-1), np.arange(n)):
+        return None
+    found = row_indices(trace, index)
+    return None if found is None else (found, axis)
+
+
+def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a matmul with a one-hot matrix as a sum by its indices, or as a gather."""
+    node = trace.nodes[number]
+    contract, batch = node.params["dimension_numbers"]
+    for side in (0, 1):
+        found, x = _one_hot(trace, node.inputs[side]), node.inputs[1 - side]
+        if found is None or any(batch) or tuple(contract[1 - side]) != (0,):
+            continue
+        index, axis = found
+        count = trace.avals[node.inputs[side]].shape[1 - contract[side][0]]
+        is_sum, shape = contract[side][0] == axis, trace.avals[x].shape
+        if trace.avals[x].dtype != trace.avals[node.outputs[0]].dtype or 0 in shape:
+            return None
+
+        def function(x, index, is_sum=is_sum, side=side, count=count):
+            if is_sum:
+                start = jnp.zeros((count, *x.shape[1:]), x.dtype)
+                out = _add(start, index, x, "FILL_OR_DROP")
+            else:
+                out = _gather(x, index, "FILL_OR_DROP", 0)
+            return out if side == 0 else jnp.moveaxis(out, 0, -1)
+
+        return Rewrite(node, (x, index), function, f"{MARK}{number}")
+    return None
+
+
 RULES = {
     "eqfuse_linear_form": (linear_of_gathered,),
-    "scatter-add": (sum_of_linear,),
+    "scatter-add": (sum_of_linear, sum_of_batch),
+    "gather": (gather_of_batch,),
 }
-MARKED = {}
+MARKED = {
+    "reduce_sum": (sum_along_axis,),
+    "broadcast_in_dim": (rows_of_pairs,),
+    "dot_general": (one_hot_matmul,),
+}
+"""Rules by primitive: those of every pass, and those whose results need an op in their place."""

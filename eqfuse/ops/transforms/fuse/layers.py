@@ -18,7 +18,7 @@ from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
 from eqfuse.ops.transforms.fuse.gate import GateMatch, gate_behind
 from eqfuse.ops.transforms.fuse.match import CONVERT, Joined, Match, as_rows, match_product
-from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Polynomial, Terms, Trace, merged, summed
 
 
@@ -126,8 +126,8 @@ def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
     scatter = summed(trace, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
-    updates, masks = _without_masks(trace, rows, scatter.updates)
-    product = _of_row(trace, rows, scatter, rows.of(updates), masks)
+    updates, masks = without_masks(trace, rows, scatter.updates)
+    product = _of_row(trace, rows, scatter, rows.of(*updates), masks)
     return [(trace.nodes[number].outputs[0], product)]
 
 
@@ -199,26 +199,36 @@ def _stopped(product: Match, masked: tuple) -> bool:
     return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
 
 
-def _without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, list[Mask]]:
-    """Return the rows that are summed where no mask makes them zero, and these masks."""
-    masks = []
-    while (node := trace.node(value)) is not None and node.name == "select_n":
+def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[tuple, list[Mask]]:
+    """Return the rows that are summed where no mask makes them zero, and these masks.
+
+    The rows are a value and which of its axes count them.
+    """
+    masks, axes = [], ROWS
+    unmasked = value, axes
+    while (node := trace.node(value)) is not None:
+        if node.name == "reshape" and (axes := rows.before_reshape(node, axes)):
+            value = node.inputs[0]
+            continue
+        if node.name != "select_n":
+            break
         which, *cases = node.inputs
         zeros = [trace.uniform(v) for v in cases]
         zeros = [z is not None and z == 0 for z in zeros]
-        mask = _of_rows(trace, rows, which, trace.avals[value].shape)
+        mask = _of_rows(trace, rows, which, axes, trace.avals[value].shape)
         if len(cases) != 2 or sum(zeros) != 1 or mask is None:
             break
         masks.append(Mask(mask, bool(zeros[1])))
         value = cases[0] if zeros[1] else cases[1]
-    return value, masks
+        unmasked = value, axes
+    return unmasked, masks
 
 
-def _of_rows(trace: Trace, rows: RowPolynomials, which: int, shape) -> ArrayFactor | None:
+def _of_rows(trace, rows: RowPolynomials, which: int, axes, shape) -> ArrayFactor | None:
     """Return the array, of one element each, that chooses rows of this shape; None for others."""
     if trace.avals[which].dtype != np.bool_ or trace.avals[which].shape != shape:
         return None
-    terms = rows.of(which).terms
+    terms = rows.of(which, axes).terms
     [key, *others] = terms or [()]
     if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axes is None:
         return None
@@ -359,9 +369,9 @@ def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> 
     scatter = summed(trace, *sums.values())
     if trace.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")
-    updates, masks = _without_masks(trace, rows, scatter.updates)
+    updates, masks = without_masks(trace, rows, scatter.updates)
     [outer] = row.terms.values()
-    inner = rows.of(updates).take(outer.index[:, 0])
+    inner = rows.of(*updates).take(outer.index[:, 0])
     terms = {
         key: merged(Terms(outer.place[t.place], t.scale * outer.scale[t.place], t.index))
         for key, t in inner.terms.items()

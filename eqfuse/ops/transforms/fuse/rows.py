@@ -147,17 +147,24 @@ class MovedRows:
         return self.of(node.inputs[0], axes), lambda a: np.split(a, bounds, axis=along)[place]
 
     def _reshape(self, node, place, axes):
+        after, own = self._shape(node.outputs[0]), self.before_reshape(node, axes)
+        if own is None:
+            return None
+        return self.of(node.inputs[0], own), lambda labels: labels.reshape(row_shape(after, axes))
+
+    def before_reshape(self, node, axes) -> tuple[int, ...] | None:
+        """Return the axes that count, before a reshape, what these count after it."""
         before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
         if node.name == "reshape" and node.params["dimensions"] is not None:
             return None
         if axes != tuple(range(axes[0], axes[-1] + 1)):
             return None
-        lead, count = math.prod(after[: axes[0]]), math.prod(after[a] for a in axes)
+        wanted = math.prod(after[: axes[0]]), math.prod(after[a] for a in axes)
         for n, first in itertools.product(range(1, len(before) + 1), range(len(before))):
-            own = tuple(range(first, first + n))
-            if math.prod(before[:first]) == lead and math.prod(before[first:][:n]) == count:
-                operand = self.of(node.inputs[0], own) if own[-1] < len(before) else None
-                return operand and (operand, lambda a: a.reshape(row_shape(after, axes)))
+            last = first + n
+            sizes = math.prod(before[:first]), math.prod(before[first:last])
+            if last <= len(before) and sizes == wanted:
+                return tuple(range(first, last))
         return None
 
     _squeeze = _reshape
@@ -426,3 +433,25 @@ class RowPolynomials(MovedRows):
         a = operands[0].take(np.broadcast_to(a, shape))
         b = operands[1].take(np.broadcast_to(b, shape))
         return (a * b).summed(math.prod(summed), (*common, *left, *right))
+
+
+def behind(trace: Trace, number: int, follow):
+    """Yield the nodes that a node is computed from, through those of which `follow` is true."""
+    seen, todo = set(), [number]
+    while todo:
+        for value in trace.nodes[todo.pop()].inputs:
+            made = trace.producer.get(value)
+            if made is not None and made[0] not in seen:
+                seen.add(made[0])
+                yield made[0]
+                if follow(made[0]):
+                    todo.append(made[0])
+
+
+def products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int]:
+    """Return the products over rows that a node is computed from, through any primitives."""
+
+    def follow(n):
+        return not rows.is_product(n) and trace.nodes[n].name != "scatter-add"
+
+    return {n for n in behind(trace, number, follow) if rows.is_product(n)}

@@ -163,7 +163,7 @@ def test_vmap(name, backend):
 @natively
 @pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("product", "elementwise"))])
 def test_irreps_are_those_of_e3nn(name, backend):
-    """As they are printed, with arrays and without; zero flags: test_zero_flags.py."""
+    """As they are printed, with arrays and without; zero flags: test_as_e3nn.py."""
     case = CASES[name]
     theirs = functools.partial(getattr(e3nn, case.op), **case.options)
     ours = functools.partial(getattr(ops, case.op), **case.options, backend=backend)

@@ -166,8 +166,8 @@ class Fit:
             print(
                 f"warning: the run is longer now{stage}, and its learning rate rises from "
                 f"{before:.1e} to {now:.1e}: it will hardly be as good as one that was so long "
-                f"from its start. Train its network in a new run, start_from={self._folder.path} "
-                "with a lower lr=; runs with training.schedule=wsd can be made longer",
+                f"from its start. start_from={self._folder.path} trains its network in a new run; "
+                "a run with training.schedule=wsd can be made longer",
                 file=sys.stderr,
                 flush=True,
             )

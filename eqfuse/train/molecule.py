@@ -18,8 +18,16 @@ from eqfuse.train.loop import Fit
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder, new_folder
+from eqfuse.train.run.log import logged, machine
 from eqfuse.train.run.results import Callback, loggers, write_results
-from eqfuse.train.run.terminal import network_report, report, warnings_printed
+from eqfuse.train.run.terminal import (
+    lines,
+    network_report,
+    parameters,
+    ranges,
+    report,
+    warnings_printed,
+)
 from eqfuse.train.schedule import Limits, MoleculeTraining
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
@@ -37,12 +45,12 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     settings, training = config.data, config.training
     structures, validation = weighted(settings, settings.read(), settings.read("val_path"))
     require_labels(training, settings, without_isolated_atoms(structures))
-    references = settings.read_reference_energies()
-    if start is not None:
-        start = start.for_elements(species_table(Joined(structures, validation or [])))
-        references = start.references(references)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        references = settings.read_reference_energies(config.model.cutoff)
+        if start is not None:
+            start = start.for_elements(species_table(Joined(structures, validation or [])))
+            references = start.references(references)
         dataset = Dataset.build(
             structures,
             cutoff=config.model.cutoff,
@@ -110,6 +118,7 @@ def build_potential(
     return potential, fields
 
 
+@logged
 def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> None:
     """Train a potential; print as it goes.
 
@@ -146,7 +155,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
             potential = potential.clone(model=potential.model.clone(radial_knots=knots))
         elif choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
-        print(report(config, dataset, batchers[0], folder, devices))
+        facts = report(config, dataset, batchers[0], folder, devices)
+        print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)
         seconds = config.training.checkpoint_seconds
@@ -166,8 +176,9 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         finally:
             checkpoints.flush()
             if writes and finishes:
+                facts |= ranges(dataset) | {"network": parameters(potential, params)} | machine()
                 batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
-                errors = write_results(folder, potential, dataset, **batches, ended=ended)
+                errors = write_results(folder, potential, dataset, facts, **batches, ended=ended)
                 for callback in callbacks:
                     callback.on_end(errors)
 

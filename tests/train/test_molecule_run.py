@@ -113,7 +113,7 @@ def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
         (["data.reference_key=REF_energy"], -13.6),
         (["data.energy_key=REF_energy", "data.reference_key=energy"], 0.0),
     ):
-        assert parse([*given, *more]).data.read_reference_energies() == {1: energy}
+        assert parse([*given, *more]).data.read_reference_energies(5.0) == {1: energy}
 
 
 @pytest.mark.slow

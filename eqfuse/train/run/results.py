@@ -22,6 +22,8 @@ from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
 from eqfuse.train.run.files import RunFolder, read_log
+from eqfuse.train.run.log import warnings_of
+from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError, one_of
 
 MAX_TRAINING = 1000
@@ -43,6 +45,7 @@ def write_results(
     folder: RunFolder,
     potential: Potential,
     dataset: Dataset,
+    facts: dict[str, str],
     *,
     batch_size: int,
     dtype: str,
@@ -51,7 +54,8 @@ def write_results(
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
     What cannot be written is a warning: the training is done. A run that was interrupted, which has
-    not `ended`, is evaluated on validation frames only. Returns the rows of errors.csv.
+    not `ended`, is evaluated on validation frames only. `facts` are by title, for the page.
+    Returns the rows of errors.csv.
     """
     if not folder.metrics.exists():
         return []
@@ -86,7 +90,9 @@ def write_results(
             writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
             writer.writeheader()
             writer.writerows(rows)
-        text = _page(folder.path, metadata, rows, ended)
+        elapsed = read_metadata(folder.path, which="last")["position"]["elapsed"]
+        facts = {**facts, "training time": duration(elapsed)}
+        text = _page(folder.path, metadata, rows, facts, ended)
         (folder.path / "report.html").write_text(text, encoding="utf-8")
         return rows
     except (OSError, ValueError) as error:
@@ -187,7 +193,9 @@ _PICTURES = {
 }
 
 
-def _page(folder: Path, metadata: dict, rows: list[dict], ended: bool) -> str:
+def _page(
+    folder: Path, metadata: dict, rows: list[dict], facts: dict[str, str], ended: bool
+) -> str:
     """Return the page of a run as HTML, in one file that needs nothing else."""
     name = html.escape(folder.name)
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
@@ -208,6 +216,10 @@ frames.{what}</p>
 <h2>Errors of the best network</h2>
 {_errors(rows)}
 {pictures}
+<h2>Data, machine and versions</h2>
+{_facts(facts)}
+<h2>Warnings</h2>
+{_warnings(folder)}
 <h2>Use it</h2>
 <pre>eqfuse predict {html.escape(str(folder))} FILE.xyz OUT.xyz
 eqfuse evaluate {html.escape(str(folder))} FILE.xyz
@@ -218,6 +230,19 @@ calculator = eqfuse.Calculator({html.escape(repr(str(folder)))})  # of ASE</pre>
 </div>
 </body></html>
 """
+
+
+def _facts(facts: dict[str, str]) -> str:
+    rows = (
+        f"<tr><td>{html.escape(title)}</td><td class='text'>{html.escape(text)}</td></tr>"
+        for title, text in facts.items()
+    )
+    return "\n".join(["<table>", *rows, "</table>"])
+
+
+def _warnings(folder: Path) -> str:
+    found = [f"<li>{html.escape(text)}</li>" for text in warnings_of(folder)]
+    return "\n".join(["<ul>", *found, "</ul>"]) if found else "<p>There were none.</p>"
 
 
 def _errors(rows: list[dict]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import e3nn_jax as e3nn
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
 from eqfuse.ops.transforms.fuse.gate import GateMatch, gate_behind
 from eqfuse.ops.transforms.fuse.match import CONVERT, Joined, Match, as_rows, match_product
-from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Polynomial, Terms, Trace, merged, summed
 
 
@@ -125,8 +126,8 @@ def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
     scatter = summed(trace, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
-    updates, masks = _without_masks(trace, rows, scatter.updates)
-    product = _of_row(trace, rows, scatter, rows.of(updates, 0), masks)
+    updates, masks = without_masks(trace, rows, scatter.updates)
+    product = _of_row(trace, rows, scatter, rows.of(*updates), masks)
     return [(trace.nodes[number].outputs[0], product)]
 
 
@@ -198,31 +199,41 @@ def _stopped(product: Match, masked: tuple) -> bool:
     return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
 
 
-def _without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, list[Mask]]:
-    """Return the rows that are summed where no mask makes them zero, and these masks."""
-    masks = []
-    while (node := trace.node(value)) is not None and node.name == "select_n":
+def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[tuple, list[Mask]]:
+    """Return the rows that are summed where no mask makes them zero, and these masks.
+
+    The rows are a value and which of its axes count them.
+    """
+    masks, axes = [], ROWS
+    unmasked = value, axes
+    while (node := trace.node(value)) is not None:
+        if node.name == "reshape" and (axes := rows.before_reshape(node, axes)):
+            value = node.inputs[0]
+            continue
+        if node.name != "select_n":
+            break
         which, *cases = node.inputs
         zeros = [trace.uniform(v) for v in cases]
         zeros = [z is not None and z == 0 for z in zeros]
-        mask = _of_rows(trace, rows, which, trace.avals[value].shape)
+        mask = _of_rows(trace, rows, which, axes, trace.avals[value].shape)
         if len(cases) != 2 or sum(zeros) != 1 or mask is None:
             break
         masks.append(Mask(mask, bool(zeros[1])))
         value = cases[0] if zeros[1] else cases[1]
-    return value, masks
+        unmasked = value, axes
+    return unmasked, masks
 
 
-def _of_rows(trace: Trace, rows: RowPolynomials, which: int, shape) -> ArrayFactor | None:
+def _of_rows(trace, rows: RowPolynomials, which: int, axes, shape) -> ArrayFactor | None:
     """Return the array, of one element each, that chooses rows of this shape; None for others."""
     if trace.avals[which].dtype != np.bool_ or trace.avals[which].shape != shape:
         return None
-    terms = rows.of(which, 0).terms
+    terms = rows.of(which, axes).terms
     [key, *others] = terms or [()]
-    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axis is None:
+    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axes is None:
         return None
     own = trace.avals[key[0].value]
-    is_one = own.size == own.shape[key[0].axis] and not terms[key].index.any()
+    is_one = own.size == math.prod(own.shape[a] for a in key[0].axes) and not terms[key].index.any()
     return key[0] if is_one else None
 
 
@@ -304,7 +315,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     dtypes = {trace.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
     if len(dtypes) > 1:
         raise Unfit("dtypes change before the Linear", CONVERT)
-    row = rows.of(node.inputs[0], 0)
+    row = rows.of(node.inputs[0])
     arrays = [name for key in row.terms for name in key if isinstance(name, ArrayFactor)]
     made = {name.value: trace.producer[name.value][0] for name in arrays if trace.node(name.value)}
     sums = {value: n for value, n in made.items() if summed(trace, n) is not None}
@@ -358,9 +369,9 @@ def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> 
     scatter = summed(trace, *sums.values())
     if trace.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")
-    updates, masks = _without_masks(trace, rows, scatter.updates)
+    updates, masks = without_masks(trace, rows, scatter.updates)
     [outer] = row.terms.values()
-    inner = rows.of(updates, 0).take(outer.index[:, 0])
+    inner = rows.of(*updates).take(outer.index[:, 0])
     terms = {
         key: merged(Terms(outer.place[t.place], t.scale * outer.scale[t.place], t.index))
         for key, t in inner.terms.items()

@@ -17,7 +17,7 @@ from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
 from eqfuse.data.samples import Sample
-from eqfuse.data.structures import Structure, counted
+from eqfuse.data.structures import Structure, counted, has_all_forces
 
 
 def find_problems(
@@ -107,11 +107,11 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     center = np.median(every)
     spread = 1.4826 * np.median(np.abs(every - center))
     limit = max(np.exp(center + _DEVIATIONS["force"] * spread), _LEAST["force"])
-    largest = np.fromiter((lengths(s).max() for s in labelled), np.float64)
+    largest = np.fromiter((np.nanmax(lengths(s)) for s in labelled), np.float64)
     count = int((largest > limit).sum())
     if 0 < count <= max(1, _FEW * len(labelled)):
         k = int(np.argmax(largest))
-        atom = number_of(labelled[k], int(np.argmax(lengths(labelled[k]))))
+        atom = number_of(labelled[k], int(np.nanargmax(lengths(labelled[k]))))
         yield (
             f"{counted(count, 'frame has', 'frames have')} forces above {limit:.3g} eV/Å, far from "
             f"all others (median {np.exp(center):.2g}); the largest, {largest[k]:.4g} eV/Å, is "
@@ -142,7 +142,7 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
 
     Independent errors e of the components of the forces of n atoms add up to about e sqrt(n).
     """
-    labelled = selected(samples, lambda s: s.forces is not None and s.num_atoms > 1)
+    labelled = selected(samples, lambda s: has_all_forces(s) and s.num_atoms > 1)
     if not labelled:
         return
     net = (np.abs(s.forces.sum(axis=0)).max() / np.sqrt(s.num_atoms) for s in labelled)

@@ -143,6 +143,7 @@ class Dataset:
             references = energies_of_atoms(isolated, cutoff)
         _warn_of_atoms_without_neighbors(Joined(train, val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
+        _warn_of_unknown_forces(Joined(train, val))
         dataset = cls(
             train=train,
             val=val,
@@ -205,8 +206,8 @@ class Dataset:
         total = count = 0
         for number, sample in enumerate(self.train):
             if sample.forces is not None and number not in outliers:
-                total += float(np.sum(sample.forces**2))
-                count += sample.forces.size
+                total += float(np.nansum(sample.forces**2))
+                count += int((~np.isnan(sample.forces)).sum())
         return float(np.sqrt(total / count)) or 1.0 if count else 1.0
 
     @property
@@ -220,7 +221,7 @@ class Dataset:
         for number in self._outlier_numbers:
             sample = self.train[number]
             largest = np.abs(sample.in_structure(sample.forces)).max(axis=1)
-            outliers.append((sample, int(largest.argmax()), float(largest.max())))
+            outliers.append((sample, int(np.nanargmax(largest)), float(np.nanmax(largest))))
         return outliers
 
     @functools.cached_property
@@ -229,13 +230,13 @@ class Dataset:
         # The percentile of stored frames is that of some.
         given = evenly(self.train, _SAMPLED) if isinstance(self.train, Lazy) else self.train
         some = [s.forces for s in given if s.forces is not None]
-        usual = np.quantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
+        usual = np.nanquantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
         if usual < _NO_FORCE:
             return []
         return [
             number
             for number, sample in enumerate(self.train)
-            if sample.forces is not None and np.abs(sample.forces).max() > _OUTLIER * usual
+            if sample.forces is not None and np.nanmax(np.abs(sample.forces)) > _OUTLIER * usual
         ]
 
     @property
@@ -308,6 +309,20 @@ def _warn_of_unseen_elements(train, val):
         warnings.warn(
             f"no training structure has {names}: the model does not learn it, which its errors on "
             "validation structures show; train with structures that have it",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_unknown_forces(samples) -> None:
+    unknown = np.array(
+        [0 if s.forces is None else np.isnan(s.forces).any(1).sum() for s in samples]
+    )
+    if unknown.any():
+        frames = counted(np.count_nonzero(unknown), "frame")
+        warnings.warn(
+            f"the forces of {counted(int(unknown.sum()), 'atom')} in {frames} are NaN, or have no "
+            f"weight, and are not trained on; the first is {samples[int(unknown.argmax())].name}",
             UserWarning,
             stacklevel=3,
         )

@@ -113,6 +113,7 @@ def test_weights_scale_the_loss_and_not_the_errors(frames):
     assert tables[0] == pytest.approx(tables[1], rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:the forces of")
 def test_atoms_without_forces_have_no_influence_and_others_a_weight(frames):
     """The loss is the mean over the known atoms; a weight multiplies squared errors of its atom."""
     unknown, weights = np.arange(4) == 1, np.array([1.0, 1.0, 3.0, 0.5])

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
+from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.checks_of_units import energy_differences, springs, total_energies_in_hartree
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
@@ -39,6 +40,7 @@ def find_problems(
         *springs(frames),
         *energy_differences(frames),
         *total_energies_in_hartree(frames),
+        *stress_problems(frames),
         *energy_outliers(samples),
         *force_outliers(samples),
         *net_forces(samples),

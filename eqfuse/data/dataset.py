@@ -82,8 +82,8 @@ class Dataset:
           DataError: an empty split, an isolated atom without an energy, an element that is not
             among the species or has no reference energy, atoms at the same place.
         Warns:
-          UserWarning: atoms without any neighbour within the cutoff; elements that no training
-            structure has.
+          UserWarning: atoms without any neighbour within the cutoff; isolated atoms with images
+            of themselves within it; elements that no training structure has.
         """
         structures = with_origins(structures)
         frames, atoms = _isolated_atoms_apart(structures, "structure")
@@ -107,7 +107,7 @@ class Dataset:
         if fitted:
             references = fitted_references(train_structures, val_structures, species)
         elif references is None:
-            references = energies_of_atoms(isolated)
+            references = energies_of_atoms(isolated, cutoff)
         references = dict(references)
         train, val = (
             samples_of(chosen_structures, cutoff, species, references)

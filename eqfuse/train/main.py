@@ -7,10 +7,12 @@ import sys
 
 from eqfuse import __version__
 from eqfuse.train.device.process import keep_freed_memory, keep_programs
+from eqfuse.train.run.files import new_folder
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config, RunSettings
-from eqfuse.train.settings.help import help_text
+from eqfuse.train.settings.help import help_text, presets
+from eqfuse.train.settings.mace import translated
 from eqfuse.train.settings.options import parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.tetris_settings import TETRIS, asks_for_tetris
@@ -26,14 +28,24 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"eqfuse {__version__}")
         return 0
     try:
+        if arguments[:1] == ["--from-mace"]:
+            print(translated(" ".join(arguments[1:])))
+            return 0
         settings = [argument for argument in arguments if argument != "--cfg"]
         configs = _configs(settings)
     except ConfigError as error:
         return fail(2, error)
     if "--cfg" in arguments:
-        print("---\n".join(map(to_yaml, configs)), end="")
+        print("---\n".join(map(_described, configs)), end="")
         return 0
     return _train_all(configs)
+
+
+def _described(config: RunSettings) -> str:
+    """Return a configuration as YAML, with a comment on its preset."""
+    ours = (config.model.name, config.preset)
+    comment = "".join(f"# preset={n}: {text}\n" for m, n, text in presets() if (m, n) == ours)
+    return comment + to_yaml(config)
 
 
 def _configs(arguments: list[str]) -> list[RunSettings]:
@@ -48,8 +60,7 @@ def _configs(arguments: list[str]) -> list[RunSettings]:
     folder = given.get("run", f"runs/{stamp}_sweep")
     configs = [_config([*arguments, *own, f"run={folder}/{name}"]) for name, own in runs]
     for config in configs:
-        if os.path.lexists(config.run):
-            raise ConfigError(f"run={config.run} exists already; name another folder by run=")
+        new_folder(config.run, "run")
     return configs
 
 

@@ -16,6 +16,7 @@ from eqfuse.train.device.parallel import profile
 from eqfuse.train.flat import Flat
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
+from eqfuse.train.run.log import logged
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import backend_report, network_report
 from eqfuse.train.settings.options import to_yaml
@@ -29,6 +30,7 @@ ROTATION_TOLERANCE = 1e-5
 MIRROR_CLASS = np.array([1, 0, 2, 3, 4, 5, 6, 7])
 
 
+@logged
 def run(config: TetrisConfig, _) -> None:
     """Train and demonstrate; print as it goes."""
     start = time.monotonic()

@@ -61,6 +61,7 @@ def test_a_sweep_checks_all_runs_and_trains_them_in_folders_of_their_own(
     assert main(["training.lr=0.1,x", "-m"]) == 2
     assert main(["seeds=2", f"resume={tmp_path}"]) == 2
     (tmp_path / names[-1]).mkdir()
+    (tmp_path / names[-1] / "metrics.csv").touch()
     assert main(sweep) == 2
     assert "exists already" in capsys.readouterr().err
     assert not trained

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.ir.gate import IDENTITY, Activation, Gate, Part, Tile
+from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
 from eqfuse.ops.transforms.fuse.drafts import monomials
 from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, Unfit, row_shape

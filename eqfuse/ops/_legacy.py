@@ -13,7 +13,6 @@ from eqfuse.ops.ir.form import Form, Index, Segment
 from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.ir.products import OUT, Operands, X, Y, coupling
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives import linear as linear_forms
 
 MODES = ("uvu", "uvuv", "uvw")
 """The connection modes whose products of channels (u, v) are those of a form, channels along u."""
@@ -138,7 +137,7 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
                 for n, (i, _) in enumerate(mixed)
             ),
         )
-        [z] = linear_forms.evaluate(form, [rows, *matrices], None, 1, backend)
+        [z] = forms.evaluate_linear(form, [rows, *matrices], None, 1, backend)
         chunks = [None] * len(self.irreps_out)
         for n, b in out.items():
             chunks[n] = z[0, b.offset : b.offset + b.mul * b.dim].reshape(b.mul, b.dim)

@@ -15,10 +15,13 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 
 _TEMPORARY: list[tempfile.TemporaryDirectory] = []
 """Folders that are removed when the process ends."""
+KEPT_DAYS = 30
+"""How long programs are kept after they were compiled, and tables of networks after their use."""
 
 
 def _default_folder() -> pathlib.Path:
@@ -108,6 +111,15 @@ def remove_untrusted(folder: pathlib.Path) -> None:
                     stacklevel=2,
                 )
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def remove_old(folder: pathlib.Path, pattern: str) -> None:
+    """Remove files that are older than `KEPT_DAYS`."""
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def write(path: pathlib.Path, content: bytes) -> None:

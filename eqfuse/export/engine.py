@@ -115,18 +115,20 @@ def pairs(positions, cell, pbc, cutoff: float):
         rows = np.asarray(cell, np.float64)[np.asarray(pbc)]
         inverse = np.linalg.pinv(rows)  # [3, periodic directions]
         positions = positions - np.floor(positions @ inverse) @ rows
-        most = np.ceil(cutoff * np.linalg.norm(inverse, axis=0)).astype(int)
+        reach = cutoff * np.linalg.norm(inverse, axis=0)
+        most = np.ceil(reach).astype(int)
         shifts = np.array(list(itertools.product(*(range(-m, m + 1) for m in most))))
         shifts = shifts[np.argsort(np.any(shifts, axis=1), kind="stable")]  # the atoms first
         images = (positions + (shifts @ rows)[:, None]).reshape(-1, 3)
-        near = np.all(np.abs(images @ inverse - 0.5) <= 0.5 + 1.001 * most, axis=1)
+        near = np.all(np.abs(images @ inverse - 0.5) <= 0.5 + reach, axis=1)
         images, atoms = images[near], np.tile(atoms, len(shifts))[near]
-    found = scipy.spatial.cKDTree(positions).sparse_distance_matrix(
-        scipy.spatial.cKDTree(images), cutoff, output_type="coo_matrix"
-    )
-    receivers, others = found.row, found.col
-    apart = receivers != others
-    receivers, others = receivers[apart], others[apart]
+    trees = scipy.spatial.cKDTree(positions), scipy.spatial.cKDTree(images)
+    found = trees[0].sparse_distance_matrix(trees[1], cutoff, output_type="ndarray")
+    found = found[found["i"] != found["j"]]
+    receivers, others = found["i"], found["j"]
+    if np.any(found["v"] < 1e-3):  # which would be taken for padding
+        k = np.argmin(found["v"])
+        raise ValueError(f"atoms {receivers[k]} and {atoms[others[k]]} are at one place")
     return atoms[others], receivers, images[others] - positions[receivers]
 
 

@@ -232,7 +232,13 @@ class Engine {
       }
     for (auto *ends : {&senders, &receivers})
       for (int end : *ends)
-        if (end < 0 || end >= atoms) fail("an edge names atom " + std::to_string(end) + ", outside 0 to " + std::to_string(atoms) + " atoms");
+        if (end < 0 || end >= atoms)
+          fail("an edge names atom " + std::to_string(end) + ", outside 0 to " + std::to_string(atoms) + " atoms");
+    for (size_t e = 0; e < senders.size(); ++e) {
+      const double *v = &vectors[3 * e], square = v[0] * v[0] + v[1] * v[1] + v[2] * v[2];
+      if (square < 1e-6 && senders[e] != receivers[e])  // it would be taken for padding
+        fail("atoms " + std::to_string(receivers[e]) + " and " + std::to_string(senders[e]) + " are at one place");
+    }
   }
 
   Program &fitting(size_t atoms, size_t edges) {

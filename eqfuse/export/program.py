@@ -137,7 +137,7 @@ def _function(network: Network, structure, read):
             variables[k] = weight
         params = jax.tree.unflatten(structure, variables)
         vectors = positions[senders] + shifts - positions[receivers]
-        atoms = jnp.ones(len(numbers), bool)
+        atoms = jnp.ones(numbers.shape, bool)
         energies, forces, virial = of_vectors(
             network, params, numbers, vectors, senders, receivers, atoms
         )
@@ -163,7 +163,7 @@ def of_vectors(network: Network, params, numbers, vectors, senders, receivers, a
     Atoms for which `atoms` is false have no energy; unknown elements that of NaN. Vectors beyond
     the cutoff are taken for padding, which is zero.
     """
-    species, count = species_of(network)[numbers], len(numbers)
+    species, count = species_of(network)[numbers], numbers.shape[0]
     near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
     vectors = jnp.where(near, vectors, 0)
     edges = Edges(senders, receivers, *orders((receivers, senders), count), count)

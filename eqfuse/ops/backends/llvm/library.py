@@ -28,9 +28,11 @@ _LEAF1, _LEAF8, _V3, _V4 = 0x38401000, 0x20, 0x128, 0xD0030000
 _SAVED3, _SAVED4 = 0x06, 0xE6  # registers that the system keeps: those of AVX, and of AVX-512
 
 _LEVEL_OF_X86 = f"""
-define internal {{i32, i32, i32, i32}} @cpuid(i32 %leaf) {{
-  %r = call {{i32, i32, i32, i32}} asm sideeffect "cpuid", "={{ax}},={{bx}},={{cx}},={{dx}},{{ax}},{{cx}}"(i32 %leaf, i32 0)
-  ret {{i32, i32, i32, i32}} %r
+%words = type {{i32, i32, i32, i32}}
+define internal %words @cpuid(i32 %leaf) {{
+  %r = call %words asm sideeffect "cpuid", "={{ax}},={{bx}},={{cx}},={{dx}},{{ax}},{{cx}}"(
+    i32 %leaf, i32 0)
+  ret %words %r
 }}
 define internal i1 @has(i32 %value, i32 %bits) {{
   %masked = and i32 %value, %bits
@@ -38,12 +40,12 @@ define internal i1 @has(i32 %value, i32 %bits) {{
   ret i1 %all
 }}
 define internal i64 @best() {{
-  %one = call {{i32, i32, i32, i32}} @cpuid(i32 1)
-  %seven = call {{i32, i32, i32, i32}} @cpuid(i32 7)
-  %eight = call {{i32, i32, i32, i32}} @cpuid(i32 -2147483647)
-  %c1 = extractvalue {{i32, i32, i32, i32}} %one, 2
-  %b7 = extractvalue {{i32, i32, i32, i32}} %seven, 1
-  %c8 = extractvalue {{i32, i32, i32, i32}} %eight, 2
+  %one = call %words @cpuid(i32 1)
+  %seven = call %words @cpuid(i32 7)
+  %eight = call %words @cpuid(i32 -2147483647)
+  %c1 = extractvalue %words %one, 2
+  %b7 = extractvalue %words %seven, 1
+  %c8 = extractvalue %words %eight, 2
   %avx = call i1 @has(i32 %c1, i32 {_LEAF1})
   br i1 %avx, label %more, label %base
 base:

@@ -320,19 +320,21 @@ static void serve(const Socket &socket, eqfuse::Engine &engine, Structure s) {
 }
 
 static const char USAGE[] =
-    "usage: eqfuse_run FOLDER PLUGIN FILE.xyz [--domains N] [--repeat N]\n"
+    "usage: eqfuse_run FOLDER PLUGIN FILE.xyz [--domains N] [--again]\n"
     "       eqfuse_run FOLDER PLUGIN FILE.xyz --unix NAME | --tcp HOST PORT\n\n"
     "Prints energy (eV), virial (eV) and forces (eV/A) of a structure; computed by N domains with ghosts;\n"
-    "with the seconds of N more evaluations. Or computes for a server of i-PI's protocol.\n";
+    "then the seconds of one more evaluation for each line of the standard input. Or computes for a server\n"
+    "of i-PI's protocol.\n";
 
 int main(int argc, char **argv) try {
   if (argc < 4) return std::fputs(USAGE, stderr), 2;
-  int domains = 0, repeat = 0;
+  int domains = 0;
+  bool again = false;
   const char *unix_name = nullptr, *host = nullptr, *port = nullptr;
   for (int k = 4; k < argc; ++k) {
     const std::string option = argv[k];
     if (option == "--domains" && k + 1 < argc) domains = std::atoi(argv[++k]);
-    else if (option == "--repeat" && k + 1 < argc) repeat = std::atoi(argv[++k]);
+    else if (option == "--again") again = true;
     else if (option == "--unix" && k + 1 < argc) unix_name = argv[++k];
     else if (option == "--tcp" && k + 2 < argc) host = argv[++k], port = argv[++k];
     else return std::fputs(USAGE, stderr), 2;
@@ -349,7 +351,11 @@ int main(int argc, char **argv) try {
   for (double w : r.virial) std::printf(" %.17g", w);
   std::printf("\n");
   for (size_t n = 0; n < s.numbers.size(); ++n) std::printf("force %.17g %.17g %.17g\n", r.forces[3 * n], r.forces[3 * n + 1], r.forces[3 * n + 2]);
-  for (int k = 0; k < repeat; ++k) std::printf("seconds %.6f\n", once().seconds);
+  std::fflush(stdout);
+  while (again && std::getchar() == '\n') {
+    std::printf("seconds %.6f\n", once().seconds);
+    std::fflush(stdout);
+  }
   return 0;
 } catch (const std::exception &error) {
   std::fprintf(stderr, "eqfuse_run: %s\n", error.what());

@@ -50,9 +50,10 @@ def test_a_broken_link_is_seen():
         pytest.param("mace", marks=pytest.mark.slow),
         pytest.param("trained_networks", marks=pytest.mark.slow),
         pytest.param("train", marks=pytest.mark.slow),
+        "train-from-python",
     ],
 )
-def test_tutorials_run(name, tmp_path):
+def test_pages_run(name, tmp_path):
     for package in ("haiku", "equinox") if name == "fuse" else ():
         pytest.importorskip(package)
     if name == "trained_networks":
@@ -60,7 +61,8 @@ def test_tutorials_run(name, tmp_path):
             sevennet_file("7net-0", download=False)
         except ConvertError as error:
             pytest.skip(str(error))
-    page = ROOT / "docs" / "tutorials" / f"{name}.md"
+    folder = "how-to" if name == "train-from-python" else "tutorials"
+    page = ROOT / "docs" / folder / f"{name}.md"
     module("execute").execute(page, tmp_path)
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
 

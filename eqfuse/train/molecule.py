@@ -4,6 +4,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -119,8 +120,8 @@ def build_potential(
 
 
 @logged
-def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> None:
-    """Train a potential; print as it goes.
+def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> Path:
+    """Train a potential; print as it goes; return the folder of the run.
 
     Args:
       config: of the run.
@@ -181,6 +182,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
                 errors = write_results(folder, potential, dataset, facts, **batches, ended=ended)
                 for callback in callbacks:
                     callback.on_end(errors)
+        return folder.path
 
 
 def _initial_network(config: Config, dataset: Dataset, start: Start | None):

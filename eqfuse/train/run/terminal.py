@@ -1,6 +1,7 @@
 """The output of a run: a report before it compiles anything, a line per epoch, and a bar."""
 
 import contextlib
+import importlib.util
 import math
 import sys
 import threading
@@ -233,6 +234,9 @@ class Progress:
         self._stress, self._by = stress, by
         file = log.plain(sys.stdout)  # the bar is not kept in the log, the lines are
         self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
+        # in a notebook rich draws by ipywidgets
+        widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        self._has_bar = self._console.is_terminal or widgets
         self._steps = steps_per_epoch
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
@@ -241,7 +245,7 @@ class Progress:
             rich.progress.TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not self._has_bar,
         )
         self._task = self._bar.add_task("", total=steps_per_epoch)
         self._epoch = self._done = 0
@@ -265,7 +269,7 @@ class Progress:
 
     def heartbeat(self, text: str):
         """Print a line where the output is no terminal and nothing was printed for 10 s."""
-        if not self._console.is_terminal and time.monotonic() - self._logged_at >= HEARTBEAT:
+        if not self._has_bar and time.monotonic() - self._logged_at >= HEARTBEAT:
             self.log(f"       {text}")
 
     def start_epoch(self, epoch: int, done: int = 0):

@@ -82,7 +82,8 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
     panels = [panel for panel in panels if len(panel[0])]
     figure = _figure(len(panels))
     for axes, ((reference, predicted), name, unit, milli) in zip(figure.axes, panels, strict=True):
-        reference, predicted = np.ravel(reference), np.ravel(predicted)
+        known = ~np.isnan(np.ravel(reference))  # forces of some atoms may be unknown
+        reference, predicted = np.ravel(reference)[known], np.ravel(predicted)[known]
         error = predicted - reference
         low, high = np.min([reference, predicted]), np.max([reference, predicted])
         margin = 0.05 * (high - low) or 0.01

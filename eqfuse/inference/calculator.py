@@ -87,7 +87,8 @@ class Calculator(ase.calculators.calculator.Calculator):
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
-      radial: "network", "table" or "auto", see `Network`; None for that of the run.
+      radial: "network", "table" or "auto", see `Network`; None for that of the run: by default
+        functions of lengths are read from tables wherever these are close to the networks.
       atoms, label, directory: as in ASE's calculators.
     Raises:
       CheckpointError: no readable checkpoint.

@@ -17,7 +17,7 @@ from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import stem
 from eqfuse.data.structures import LABELS, counted
-from eqfuse.inference.network import load_networks
+from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
@@ -142,7 +142,7 @@ def run_info(arguments: list[str]) -> int:
         return fail(2, error)
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        print(f"  radial   {module.model.radial}, tables of {module.model.radial_knots} knots")
+        print(f"  radial   {Network(run).radial}")
     return 0
 
 

@@ -53,8 +53,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--radial",
         choices=("auto", "network", "table"),
-        help="whether functions of lengths are read from tables, which are made once; that of the "
-        "run",
+        help="how functions of lengths are computed; by default from tables, wherever they are "
+        "close to the networks",
     )
     parser.add_argument(
         "--log", default="log.lammps", help="LAMMPS's log file, or none [%(default)s]"

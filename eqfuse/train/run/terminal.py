@@ -73,7 +73,7 @@ def ranges(dataset: Dataset) -> dict[str, str]:
     if energies:
         rows["energies"] = f"{min(energies):.4f} to {max(energies):.4f} eV/atom, from references"
     if forces:
-        rows["largest force"] = f"{max(f.max() for f in forces):.4f} eV/Å"
+        rows["largest force"] = f"{max(map(np.nanmax, forces)):.4f} eV/Å"
     if stress:
         rows["largest stress"] = f"{max(stress):.4g} eV/Å³ of a component"
     return rows

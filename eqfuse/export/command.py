@@ -8,7 +8,7 @@ import ase.io
 from eqfuse.data import neighbor_list
 from eqfuse.export.folder import ENGINES, export_folder
 from eqfuse.export.program import RADIAL, export
-from eqfuse.inference.lists import room_for_edges
+from eqfuse.inference.lists import room_for_pairs
 from eqfuse.train import read_metadata
 from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
@@ -109,7 +109,7 @@ def sizes_for(file, cutoff: float) -> list[tuple[int, int]]:
     counts = []
     for atoms in frames:
         pairs = neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
-        counts.append((len(atoms), room_for_edges(len(pairs[0]))))
+        counts.append((len(atoms), room_for_pairs(len(pairs[0]))))
     (atoms, edges), least = map(max, zip(*counts, strict=True)), min(counts)
     sizes = [(atoms, edges)]
     while atoms > 2 * least[0]:

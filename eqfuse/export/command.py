@@ -38,7 +38,10 @@ def main(arguments: list[str]) -> int:
     )
     engines = parser.add_argument_group("folders for engines")
     engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")
-    engines.add_argument("--platform", choices=("cpu",), default="cpu", help="cpu")
+    engines.add_argument(
+        "--platform", choices=("cpu", "cuda"), default="cpu", help="cuda is not run on a GPU yet"
+    )
+    engines.add_argument("--target", default="sm_80", help="of --platform cuda, such as sm_90")
     engines.add_argument(
         "--backend", choices=("llvm", "xla"), default="llvm", help="whose kernels: eqfuse's, XLA's"
     )
@@ -63,6 +66,7 @@ def main(arguments: list[str]) -> int:
                 options.file,
                 engine=options.engine,
                 sizes=sizes,
+                target="cpu" if options.platform == "cpu" else options.target,
                 types=options.types,
                 backend=options.backend,
                 **kinds,

@@ -1,6 +1,7 @@
 """The launcher of exported GPU kernels, on a driver that records: without a GPU."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 import types
@@ -11,10 +12,13 @@ import jax
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 import eqfuse
 from eqfuse import ops
+from eqfuse.export import export_folder
 from eqfuse.ops.backends.triton import runtime
+from tests.lammps.untrained import untrained_run
 
 SOURCE = Path(eqfuse.__file__).parent / "export" / "eqfuse_cuda.cpp"
 WORD = ctypes.c_uint64
@@ -149,3 +153,22 @@ def test_the_launcher_launches_what_jaxlib_would(tmp_path, monkeypatch):
     frame = words(21 * 8, ctypes.addressof(extension), *[0] * 19)
     assert not handler(frame)
     assert np.frombuffer(metadata, np.int32)[6:8].tolist() == [0, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_a_folder_for_a_gpu_needs_its_launcher_only(tmp_path):
+    pytest.importorskip("triton")
+    run = untrained_run(tmp_path, "nequip")
+    options = {"engine": "pjrt", "sizes": [(8, 600)], "dtype": "float32"}
+    folder = export_folder(run, tmp_path / "a", target="sm_80", **options)
+    manifest = (folder / "manifest.txt").read_text()
+    assert "platform cuda sm_80\n" in manifest
+    table = (ctypes.c_char_p * 4).in_dll(
+        ctypes.CDLL(str(folder / "eqfuse_kernels.so")), "eqfuse_kernels"
+    )
+    assert [table[0], table[2]] == [b"eqfuse_cuda_launch", None]
+    with ir.Context() as context:
+        program = (folder / "program_8_600").read_bytes()
+        text = str(stablehlo.deserialize_portable_artifact(context, program))
+    assert set(re.findall(r"custom_call @(\S+?)\(", text)) == {"eqfuse_cuda_launch"}

@@ -38,10 +38,9 @@ ALLOWED = {
 # which may import all. The backends do not import each other.
 LAYERS = {
     "ir": {"ir"},
-    "_cache": set(),
+    "_host": set(),
     "_edges": set(),
-    "_processors": set(),
-    "backends": {"ir", "backends", "_cache", "_processors"},
+    "backends": {"ir", "backends", "_host"},
     "_backend": {"backends"},
     "primitives": {"ir", "backends", "primitives", "_backend", "_edges"},
     "transforms": {"ir", "backends", "primitives", "transforms", "_backend", "_edges"},

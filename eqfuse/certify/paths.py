@@ -127,9 +127,12 @@ def _jumps(subject, path, rows, noise: Rounding, finest: float, row) -> list[Fin
     slopes = (slopes[:-2] + slopes[2:]) / 2  # on both sides of each interval
     kinds, places = [], []
     for kind, misfits in enumerate(_misfits(rows, slopes)):
-        around = np.pad(misfits, _WINDOW, mode="reflect")
+        # what grows steeply has larger misfits on one side, a jump on none
+        around = np.log(misfits + sigmas[kind])
+        around = np.pad(around, _WINDOW, mode="reflect", reflect_type="odd")
         around = np.lib.stride_tricks.sliding_window_view(around, 2 * _WINDOW + 1)
-        usual = np.median(around, axis=1) + SIGMAS * sigmas[kind]
+        sides = np.median(around[:, :_WINDOW], 1), np.median(around[:, _WINDOW + 1 :], 1)
+        usual = np.exp(np.maximum(*sides)) + SIGMAS * sigmas[kind]
         places += np.argsort(-misfits / usual)[:_CANDIDATES].tolist()
         kinds += [kind] * _CANDIDATES
     intervals, left = [rows[k : k + 2] for k in places], [[] for _ in places]

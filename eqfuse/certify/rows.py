@@ -118,14 +118,16 @@ class Row:
 
 
 def worst_of(name: str, findings: Sequence[tuple[str, Finding]], harmless: float = 0.0) -> Row:
-    """Return the row of a check: the finding that is nearest to its limit or farthest beyond it."""
+    """Return the row of a check: the finding that fails, or is nearest to its limit."""
     if not findings:
         return Row(name, None, remark="no structure of this kind, or no such result")
 
-    def beyond(pair):
-        error, limit = pair[1].error, pair[1].limit
-        return np.inf if not np.isfinite(error) else error / max(limit, 1e-300)
+    def row_of(structure: str, found: Finding) -> Row:
+        remark = ", ".join(filter(None, [structure, found.remark]))
+        return Row(name, float(found.error), float(found.limit), found.unit, remark, harmless)
 
-    structure, worst = max(findings, key=beyond)
-    remark = ", ".join(filter(None, [structure, worst.remark]))
-    return Row(name, float(worst.error), float(worst.limit), worst.unit, remark, harmless)
+    def badness(row: Row):
+        beyond = row.error / max(row.limit, 1e-300) if np.isfinite(row.error) else np.inf
+        return row.verdict == "FAILED", beyond
+
+    return max((row_of(*pair) for pair in findings), key=badness)

@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
         "--radial",
         choices=RADIAL,
         default="network",
-        help="network; or table, which is faster: functions of lengths are read from tables, and "
-        "the networks that compute them are not in the file",
+        help="network; or table: functions of lengths are read from tables, and the networks that "
+        "compute them are not in the file; faster with --for and eqfuse's kernels",
     )
     engines = parser.add_argument_group("folders for engines")
     engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")

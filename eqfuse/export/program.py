@@ -62,7 +62,8 @@ def export(
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       radial: "network", or "table" for tables of its radial functions in the place of the networks
-        that compute them: faster, with forces that are the networks' to about 1e-7.
+        that compute them, with forces that are the networks' to about 1e-7. XLA reads them more
+        slowly on a CPU, so that they are not the default here.
     Returns:
       the metadata of the file, as text.
     Raises:

@@ -14,7 +14,7 @@ from eqfuse.train.device.parallel import Devices, profile
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
-from eqfuse.train.run.results import Callback
+from eqfuse.train.run.results import Callback, hint_of_stress
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import Progress, duration, waiting
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
@@ -73,6 +73,7 @@ class Fit:
         self._first_epoch = 0 if pretrained else 1
         self._learning_rate = LearningRate(config.training)
         self._compiled_shapes = set()
+        self._hint_below = 500 * compiled.losses[0].force_scale  # meV/Å
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached, and return the last state.
@@ -165,8 +166,8 @@ class Fit:
             print(
                 f"warning: the run is longer now{stage}, and its learning rate rises from "
                 f"{before:.1e} to {now:.1e}: it will hardly be as good as one that was so long "
-                f"from its start. Train its network in a new run, start_from={self._folder.path} "
-                "with a lower lr=; runs with training.schedule=wsd can be made longer",
+                f"from its start. start_from={self._folder.path} trains its network in a new run; "
+                "a run with training.schedule=wsd can be made longer",
                 file=sys.stderr,
                 flush=True,
             )
@@ -318,7 +319,19 @@ class Fit:
         self._keep(state, after, errors)
         validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))
+        if self._devices.is_main:
+            self._hint(state, row, progress)
         return after
+
+    def _hint(self, state, row: dict, progress: Progress):
+        """Print, once, that the stress has another sign or unit, when the forces can show it."""
+        error = row["val_forces_rmse_mev_per_a"]
+        if not (error < self._hint_below and self._settings.stress_weight):
+            return
+        self._hint_below, params = error / 2, self._compiled.average_of(state)()
+        if hint := hint_of_stress(self._compiled.potential, params, self._val):
+            self._hint_below = 0.0
+            progress.log(f"warning: {hint}")
 
     def _reason_to_stop(self, step: int) -> str | None:
         if step >= self._limits.steps:

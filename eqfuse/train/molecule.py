@@ -1,10 +1,10 @@
 """A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
-import dataclasses
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -12,7 +12,6 @@ from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset, Sample, Structure
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
-from eqfuse.data.store import samples_of
 from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighted_by_type
 from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
@@ -20,8 +19,16 @@ from eqfuse.train.loop import Fit
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder, new_folder
+from eqfuse.train.run.log import logged, machine
 from eqfuse.train.run.results import Callback, loggers, write_results
-from eqfuse.train.run.terminal import network_report, report, warnings_printed
+from eqfuse.train.run.terminal import (
+    lines,
+    network_report,
+    parameters,
+    ranges,
+    report,
+    warnings_printed,
+)
 from eqfuse.train.schedule import Limits, MoleculeTraining
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
@@ -39,12 +46,12 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     settings, training = config.data, config.training
     structures, validation = weighted(settings, settings.read(), settings.read("val_path"))
     require_labels(training, settings, without_isolated_atoms(structures))
-    references = settings.read_reference_energies()
-    if start is not None:
-        start = start.for_elements(species_table(Joined(structures, validation or [])))
-        references = start.references(references)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        references = settings.read_reference_energies(config.model.cutoff)
+        if start is not None:
+            start = start.for_elements(species_table(Joined(structures, validation or [])))
+            references = start.references(references)
         dataset = Dataset.build(
             structures,
             cutoff=config.model.cutoff,
@@ -54,6 +61,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
             species=None if start is None else start.species,
             references=references,
             validation=validation,
+            duplicates=settings.duplicates,
         )
     if config.resume is not None and dataset.references_fitted:
         kept = kept_references(config.resume, dataset.species)
@@ -65,22 +73,17 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         messages += more
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
-    dataset = _with_test(dataset, settings.read("test"))
+    if (test := settings.read("test")) is not None:
+        frames = without_isolated_atoms(test)
+        if not frames:
+            raise data.DataError("data.test has no frame of several atoms")
+        with warnings_printed():
+            dataset = dataset.with_test(frames, settings.duplicates)
     if config.resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset, start
-
-
-def _with_test(dataset: Dataset, structures) -> Dataset:
-    """Return the dataset with test samples of structures that are no isolated atoms, if any."""
-    frames = without_isolated_atoms(structures or ())
-    if structures is not None and not frames:
-        raise data.DataError("data.test has no frame of several atoms")
-    references = dataset.references
-    test = samples_of(frames, dataset.cutoff, dataset.species, references)
-    return dataclasses.replace(dataset, test=test)
 
 
 def _size(value: float | None) -> float | None:
@@ -116,8 +119,9 @@ def build_potential(
     return potential, fields
 
 
-def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> None:
-    """Train a potential; print as it goes.
+@logged
+def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> Path:
+    """Train a potential; print as it goes; return the folder of the run.
 
     Args:
       config: of the run.
@@ -152,7 +156,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
             potential = potential.clone(model=potential.model.clone(radial_knots=knots))
         elif choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
-        print(report(config, dataset, batchers[0], folder, devices))
+        facts = report(config, dataset, batchers[0], folder, devices)
+        print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)
         seconds = config.training.checkpoint_seconds
@@ -172,10 +177,12 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         finally:
             checkpoints.flush()
             if writes and finishes:
+                facts |= ranges(dataset) | {"network": parameters(potential, params)} | machine()
                 batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
-                errors = write_results(folder, potential, dataset, **batches, ended=ended)
+                errors = write_results(folder, potential, dataset, facts, **batches, ended=ended)
                 for callback in callbacks:
                     callback.on_end(errors)
+        return folder.path
 
 
 def _initial_network(config: Config, dataset: Dataset, start: Start | None):

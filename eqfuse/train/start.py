@@ -99,6 +99,7 @@ class Start:
             messages += self._other_atoms([structures[i] for i in dataset.isolated_atoms])
         if self.config.data.reference_energies == FIT and not self.resumed:
             dataset = dataset.with_references(self._fitted(dataset), structures, validation)
+            dataset = dataclasses.replace(dataset, references_fitted=True)  # and checked as such
         before = self.metadata["statistics"]["energy_per_atom"]
         # of a converted network the data are not known
         known = before is not None and dataset.num_labelled("energy")[0]
@@ -247,7 +248,7 @@ def _fingerprint(dataset: Dataset) -> str:
     """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in Joined(dataset.train, dataset.val):
-        labels = sample.forces, sample.stress
+        labels = sample.forces, sample.stress, sample.atom_weights
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):
             digest.update(np.ascontiguousarray(array).tobytes())

@@ -104,7 +104,7 @@ class Compiled:
         training: tuple[Flat, optax.GradientTransformation],
         devices: Devices,
     ):
-        settings = config.training
+        settings, self.potential = config.training, potential
         loss = Loss.of(settings, force_scale)
         self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))

@@ -10,6 +10,7 @@ import ase.io
 import numpy as np
 import pytest
 from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
 
 from eqfuse import cli
 from eqfuse.certify.check import Certificate, drift
@@ -96,6 +97,13 @@ def test_a_potential_that_is_cut_off_where_it_is_not_zero_fails():
     rows = rows_of(EMT(), duration=0)
     assert rows["path"].verdict == "FAILED"
     assert "5.87" in rows["path"].remark
+
+
+def test_a_force_that_jumps_at_a_cutoff_is_found_beside_a_steep_wall():
+    """By 3.4e-5 eV/Å at 10.2 Å; at 0.2 Å the energy is 1e13 eV."""
+    rows = rows_of(LennardJones(sigma=3.4, epsilon=0.0104), elements=[18], duration=0)
+    assert rows["path"].verdict == "FAILED"
+    assert rows["path"].unit == "eV/Å"
 
 
 def test_what_is_too_small_to_matter_is_noted():

@@ -389,8 +389,6 @@ def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path):
     arrays = positions, types, np.int32(3), np.int32(0), *ends, np.arange(12) < 6
     with jax.enable_x64(True):
         arrays = [jnp.asarray(a) for a in arrays]
-        energy, forces = (
-            np.asarray(a[0])
-            for a in program.execute_sharded(arrays).disassemble_into_single_device_arrays()
-        )
+        results = program.execute_sharded(arrays).disassemble_into_single_device_arrays()
+        energy, forces = (np.asarray(a[0]) for a in results)
     assert_agreement((float(energy), forces[:3], None), atoms, run, 1e-11, rounded=False)

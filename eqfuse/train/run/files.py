@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from eqfuse import __version__
+from eqfuse.train.run import log
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 
@@ -34,7 +35,7 @@ FILES = {
 `stable` is that from which a run with `training.schedule=wsd` is made longer.
 """
 
-_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "profile"}
+_BEGUN = {"config.yaml", log.NAME, ".lock", "checkpoints", "profile"}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
@@ -176,6 +177,7 @@ class RunFolder:
         if not writes:
             return
         self._lock = _lock(self.path)
+        log.begin(self.path, new=settings is not None)
         if settings is None:
             return
         try:

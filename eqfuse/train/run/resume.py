@@ -30,7 +30,8 @@ def resumed_config(arguments: list[str]) -> Config | None:
     if others := [n for n in given if n not in ("resume", *CHANGEABLE, *_RADIAL)]:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
-            f"the run; only {', '.join((*CHANGEABLE, *_RADIAL))} can"
+            f"the run; only {', '.join((*CHANGEABLE, *_RADIAL))} can. start_from={given['resume']} "
+            "trains its network with other settings, in a new run"
         )
     others = parse([*arguments, "data=ethanol"])  # any data, which are not used
     folder = others.resume

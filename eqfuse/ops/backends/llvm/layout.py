@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 
-from eqfuse.ops._processors import DEFAULT_CACHES
+from eqfuse.ops._host import DEFAULT_CACHES
 from eqfuse.ops.backends.llvm.text import BYTES, Function
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
 

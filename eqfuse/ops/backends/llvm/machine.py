@@ -17,7 +17,7 @@ import threading
 
 import jax
 
-from eqfuse.ops import _cache, _processors
+from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import runtime as handlers
 from eqfuse.ops.backends.llvm.layout import Machine
 
@@ -104,7 +104,7 @@ def _this_machine() -> Machine:
     vectors = 16, 32 if features.get("neon") else 16
     if features.get("avx"):
         vectors = (64, 32) if features.get("avx512f") else (32, 16)
-    return Machine(*vectors, *_processors.caches())
+    return Machine(*vectors, *_host.caches())
 
 
 def compiled(text: str) -> bytes:
@@ -113,17 +113,17 @@ def compiled(text: str) -> bytes:
 
     with _compiling:
         target, _ = _target()
-        host = [llvm.llvm_version_info, target.triple, *_processors.description()]
-        key = _cache.digest([text, repr(host)])
-        path = _cache.cache_folder("cpu") / f"{key}.o"
-        if content := _cache.read(path):
+        host = [llvm.llvm_version_info, target.triple, *_host.description()]
+        key = _host.digest([text, repr(host)])
+        path = _host.cache_folder("cpu") / f"{key}.o"
+        if content := _host.read(path):
             code, checksum = content[:-32], content[-32:]
             if hashlib.sha256(key.encode() + code).digest() == checksum:
                 return code
         parsed = llvm.parse_assembly(text)
         parsed.verify()
         code = target.emit_object(parsed)
-        _cache.write(path, code + hashlib.sha256(key.encode() + code).digest())
+        _host.write(path, code + hashlib.sha256(key.encode() + code).digest())
         return code
 
 
@@ -232,7 +232,7 @@ def threads() -> int:
     That is the least of the processors in the affinity mask, the quota of the cgroup,
     OMP_NUM_THREADS and NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
     """
-    allowed = [_processors.usable(), _cgroup_quota()]
+    allowed = [_host.num_processors(), _cgroup_quota()]
     for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         first = os.environ.get(variable, "").split(",")[0].strip()
         if first.isdigit():

@@ -13,7 +13,15 @@ from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
-from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
+from eqfuse.ops.transforms.fuse.rows import (
+    ARITHMETIC,
+    MOVES,
+    RowPolynomials,
+    Unfit,
+    behind,
+    products_behind,
+)
 from eqfuse.ops.transforms.fuse.trace import (
     Node,
     TooLargeError,
@@ -70,8 +78,15 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
     A line for each match is added to `entries`; `known` are numbers that some of the arguments
     always have, by position.
     """
-    trace = Trace(closed, known or {})
-    ops = _ops(trace, entries)
+    unmarked: set[int] = set()
+    while True:
+        trace, found = commuted(closed, known or {}, unmarked), []
+        ops = _ops(trace, found)
+        left = marks_left(trace, ops)
+        if not left:
+            break
+        unmarked |= left
+    entries += found
 
     def bind(node: Node, given) -> list:
         return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
@@ -91,7 +106,7 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
     for number, node in enumerate(trace.nodes):
         if node.name not in MATCHERS:
             continue
-        behind = behind_of[node.outputs[0]] = _products_behind(trace, rows, number)
+        found = behind_of[node.outputs[0]] = products_behind(trace, rows, number)
         try:
             ops |= dict(MATCHERS[node.name](trace, rows, number))
         except (Unfit, TooLargeError) as error:
@@ -99,7 +114,7 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
             if between := _between(trace, rows, number):
                 advice = advice or f"apply {between} after the sum"
                 between = f" ({between} between them)"
-            reasons |= dict.fromkeys(behind, (f"{error}{between}", advice))
+            reasons |= dict.fromkeys(found, (f"{error}{between}", advice))
     values, nodes = _without_twice(trace, ops)
     fused: set[int] = set()
     for value, op in ops.items():
@@ -151,35 +166,13 @@ MATCHERS = {"scatter-add": layers.graph_products, "eqfuse_linear_form": layers.l
 """By primitive: what matches the patterns that begin with it: [(value, op that computes it)]."""
 
 
-def _behind(trace: Trace, number: int, follow):
-    """Yield the nodes that a node is computed from, through those of which `follow` is true."""
-    seen, todo = set(), [number]
-    while todo:
-        for value in trace.nodes[todo.pop()].inputs:
-            made = trace.producer.get(value)
-            if made is not None and made[0] not in seen:
-                seen.add(made[0])
-                yield made[0]
-                if follow(made[0]):
-                    todo.append(made[0])
-
-
-def _products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int]:
-    """Return the products over rows that a node is computed from, through any primitives."""
-
-    def follow(n):
-        return not rows.is_product(n) and trace.nodes[n].name != "scatter-add"
-
-    return {n for n in _behind(trace, number, follow) if rows.is_product(n)}
-
-
 def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
     """Return the primitives between a product and a sum that are not followed, for the report."""
 
     def follow(n):
-        return bool(_products_behind(trace, rows, n))
+        return bool(products_behind(trace, rows, n))
 
-    names = {trace.nodes[n].name for n in _behind(trace, number, follow) if follow(n)}
+    names = {trace.nodes[n].name for n in behind(trace, number, follow) if follow(n)}
     names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
     return ", ".join(names)
 

@@ -61,15 +61,10 @@ def main(arguments: list[str]) -> int:
     def write():
         if options.engine:
             sizes = _sizes(options)
+            target = "cpu" if options.platform == "cpu" else options.target
+            own = {"engine": options.engine, "target": target, "backend": options.backend}
             export_folder(
-                options.run,
-                options.file,
-                engine=options.engine,
-                sizes=sizes,
-                target="cpu" if options.platform == "cpu" else options.target,
-                types=options.types,
-                backend=options.backend,
-                **kinds,
+                options.run, options.file, sizes=sizes, types=options.types, **own, **kinds
             )
             size = sum(f.stat().st_size for f in options.file.iterdir()) / 1e6
             print(f"{options.file} is written ({size:.1f} MB): README.txt in it says how to run it")

@@ -92,27 +92,27 @@ def export_folder(
     hops = 1 if isinstance(model, Allegro) else model.layers
     write = {"lammps": _write_bundle}.get(engine, _write_program)
     names, texts = [], {}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes))}"
     try:
-        part.chmod(0o755)
-        suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes))}"
-        for atoms, edges in sorted(sizes):
-            name, size = f"program_{atoms}_{edges}", (atoms, edges)
-            with network.precision(), _lowered_for(target, suffix) as recorded:
-                write(part, name, network, engine, size, hops, species, recorded)
-            names.append(f"program {atoms} {edges} {name}")
-            texts |= recorded
-        if target != "cpu" and texts:
-            _build_launcher(part)
-        elif texts:
-            library.build(texts, part / KERNELS)
-        _write_texts(part, network, engine, target, hops, elements, names, texts)
-        os.rename(part, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = {"prefix": f".{folder.name}.", "dir": folder.parent}
+        with tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True) as part:
+            part = Path(part)
+            part.chmod(0o755)
+            for atoms, edges in sorted(sizes):
+                name, size = f"program_{atoms}_{edges}", (atoms, edges)
+                with network.precision(), _lowered_for(target, backend, suffix) as recorded:
+                    write(part, name, network, engine, size, hops, species, recorded)
+                names.append(f"program {atoms} {edges} {name}")
+                texts |= recorded
+            if LAUNCHER in texts:
+                _build_launcher(part)
+            elif texts:
+                library.build(texts, part / KERNELS)
+            _write_texts(part, network, engine, target, hops, elements, names, texts)
+            os.rename(part, folder)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     return folder
 
 
@@ -139,23 +139,20 @@ def _refuse(folder: Path, engine: str, sizes, target: str, radial: str, backend:
         )
     if target != "cpu" and backend == "llvm" and shutil.which("g++") is None:
         raise ConfigError(f"the launcher of kernels needs g++; {WITHOUT}")
-    if (
-        target == "cpu"
-        and backend == "llvm"
-        and (reason := machine.unavailable() or library.unavailable())
-    ):
+    reason = machine.unavailable() or library.unavailable()
+    if target == "cpu" and backend == "llvm" and reason:
         raise ConfigError(f"{reason}; {WITHOUT}")
 
 
 @contextlib.contextmanager
-def _lowered_for(target: str, suffix: str):
+def _lowered_for(target: str, backend: str, suffix: str):
     """Lower programs of this thread for a target; yield the kernels that need a library."""
     if target == "cpu":
         with machine.recording(library.TARGET, suffix) as texts:
             yield texts
     else:
         with launches.exporting(target):
-            yield {LAUNCHER: ""}
+            yield {LAUNCHER: ""} if backend == "triton" else {}
 
 
 def _build_launcher(part: Path):

@@ -269,8 +269,10 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     given = {"engine": "pjrt", "sizes": [(4, 8)]}
     for folder, options, expected in (
         (file, given, "exists already and is not overwritten"),
+        (file / "a", given, "cannot be written: (Not a directory|File exists)"),
         (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
         (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
+        (tmp_path / "a", given | {"target": "gfx942"}, "target must be cpu, or with --for pjrt"),
         (tmp_path / "a", given | {"types": ["Au"]}, "types are Au, and the network knows Al Cu"),
     ):
         with pytest.raises(ConfigError, match=expected):

@@ -8,7 +8,7 @@ import ase.io
 from eqfuse.data import neighbor_list
 from eqfuse.export.folder import ENGINES, export_folder
 from eqfuse.export.program import RADIAL, export
-from eqfuse.inference.lists import room_for_edges
+from eqfuse.inference.lists import room_for_pairs
 from eqfuse.train import read_metadata
 from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
@@ -38,7 +38,10 @@ def main(arguments: list[str]) -> int:
     )
     engines = parser.add_argument_group("folders for engines")
     engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")
-    engines.add_argument("--platform", choices=("cpu",), default="cpu", help="cpu")
+    engines.add_argument(
+        "--platform", choices=("cpu", "cuda"), default="cpu", help="cuda is not run on a GPU yet"
+    )
+    engines.add_argument("--target", default="sm_80", help="of --platform cuda, such as sm_90")
     engines.add_argument(
         "--backend", choices=("llvm", "xla"), default="llvm", help="whose kernels: eqfuse's, XLA's"
     )
@@ -58,14 +61,10 @@ def main(arguments: list[str]) -> int:
     def write():
         if options.engine:
             sizes = _sizes(options)
+            target = "cpu" if options.platform == "cpu" else options.target
+            own = {"engine": options.engine, "target": target, "backend": options.backend}
             export_folder(
-                options.run,
-                options.file,
-                engine=options.engine,
-                sizes=sizes,
-                types=options.types,
-                backend=options.backend,
-                **kinds,
+                options.run, options.file, sizes=sizes, types=options.types, **own, **kinds
             )
             size = sum(f.stat().st_size for f in options.file.iterdir()) / 1e6
             print(f"{options.file} is written ({size:.1f} MB): README.txt in it says how to run it")
@@ -109,7 +108,7 @@ def sizes_for(file, cutoff: float) -> list[tuple[int, int]]:
     counts = []
     for atoms in frames:
         pairs = neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
-        counts.append((len(atoms), room_for_edges(len(pairs[0]))))
+        counts.append((len(atoms), room_for_pairs(len(pairs[0]))))
     (atoms, edges), least = map(max, zip(*counts, strict=True)), min(counts)
     sizes = [(atoms, edges)]
     while atoms > 2 * least[0]:

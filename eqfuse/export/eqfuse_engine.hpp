@@ -94,14 +94,14 @@ class Pjrt {
     call(EVENT_DESTROY, {event});
   }
 
-  void register_handler(const char *name, const void *handler) const {
+  void register_handler(const char *name, const void *handler, const std::string &platform) const {
     static std::set<std::pair<const Word *, std::string>> known;  // a second one would be refused
     if (!known.emplace(api, name).second) return;
     constexpr Word FFI = 5;
     auto *extension = reinterpret_cast<const Word *>(api[1]);
     while (extension && (extension[1] & 0xffffffff) != FFI) extension = reinterpret_cast<const Word *>(extension[2]);
     if (!extension) fail("the plug-in of PJRT takes no kernels: it has no FFI extension");
-    Word arguments[7] = {sizeof(arguments), word(name), std::strlen(name), word(handler), word("Host"), 4, 0};
+    Word arguments[7] = {sizeof(arguments), word(name), std::strlen(name), word(handler), word(platform.c_str()), platform.size(), 0};
     void *error = reinterpret_cast<void *(*)(Word *)>(extension[5])(arguments);
     if (error) fail("the plug-in of PJRT refuses the kernel " + std::string(name));
   }
@@ -158,6 +158,7 @@ class Engine {
     Word executable = 0;
   };
   std::string folder, library, processor;
+  bool is_cuda = false;
   std::vector<Program> programs;  // the smallest first
   std::map<int, double> references;
   std::unique_ptr<Pjrt> pjrt;
@@ -181,6 +182,9 @@ class Engine {
       } else if (key == "dtype") {
         words >> text;
         is_double = text == "float64";
+      } else if (key == "platform") {
+        words >> text;
+        is_cuda = text == "cuda";
       } else if (key == "cutoff") {
         words >> cutoff;
       } else if (key == "hops") {
@@ -214,7 +218,7 @@ class Engine {
     if (!handle) fail("the kernels of the network cannot be loaded: " + std::string(dlerror()));
     auto *kernel = static_cast<const void *const *>(dlsym(handle, "eqfuse_kernels"));
     if (!kernel) fail(folder + "/" + library + " is no library of eqfuse export: it has no eqfuse_kernels");
-    for (; *kernel; kernel += 2) pjrt->register_handler(static_cast<const char *>(kernel[0]), kernel[1]);
+    for (; *kernel; kernel += 2) pjrt->register_handler(static_cast<const char *>(kernel[0]), kernel[1], is_cuda ? "CUDA" : "Host");
   }
 
   void check(const std::vector<int> &numbers, int owned, const std::vector<int> &senders,

@@ -4,12 +4,15 @@ The folder holds programs of StableHLO for several sizes, the kernels as a share
 host needs, and a text. `eqfuse_engine.hpp` reads it in C++, `engine.py` in Python.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from eqfuse.models import Allegro
 from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
 from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.ops.backends.triton import runtime as launches
 from eqfuse.train.settings.schema import ConfigError
 
 FORMAT = 1
@@ -36,7 +40,8 @@ ENGINES = {
     "lammps": (),
 }
 """What a folder is for, and the files of this package that are copied into it."""
-KERNELS, MANIFEST = "eqfuse_kernels.so", "manifest.txt"
+KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_cuda_launch"
+WITHOUT = "--backend xla writes a folder without kernels"
 
 
 def export_folder(
@@ -45,6 +50,7 @@ def export_folder(
     *,
     engine: str,
     sizes,
+    target: str = "cpu",
     types=(),
     which: str | None = None,
     dtype: str | None = None,
@@ -58,6 +64,7 @@ def export_folder(
       folder: to write; it must not exist. It is written whole or not at all.
       engine: "pjrt" for C++, "openmm" for Python with JAX, or "lammps" for `pair_style jax/kk`.
       sizes: pairs of the most atoms, with ghosts, and the most edges of a program.
+      target: "cpu", or with engine="pjrt" one of CUDA such as "sm_90", not yet run on a GPU.
       types: the elements of LAMMPS's types 1, 2, ...; all of the network if there are none.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
@@ -71,7 +78,9 @@ def export_folder(
         the network does not know, or something that is not installed.
     """
     folder = Path(folder)
-    _refuse(folder, engine, sizes, radial, backend)
+    _refuse(folder, engine, sizes, target, radial, backend)
+    if target != "cpu" and backend == "llvm":
+        backend = "triton"
     network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
     try:
         elements = [atomic_numbers[t] for t in types] or list(network.species)
@@ -83,29 +92,31 @@ def export_folder(
     hops = 1 if isinstance(model, Allegro) else model.layers
     write = {"lammps": _write_bundle}.get(engine, _write_program)
     names, texts = [], {}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes))}"
     try:
-        part.chmod(0o755)
-        suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes))}"
-        for atoms, edges in sorted(sizes):
-            with network.precision(), machine.recording(library.TARGET, suffix) as recorded:
-                name = f"program_{atoms}_{edges}"
-                write(part, name, network, engine, (atoms, edges), hops, species, recorded)
-            names.append(f"program {atoms} {edges} {name}")
-            texts |= recorded
-        if texts:
-            library.build(texts, part / KERNELS)
-        _write_texts(part, network, engine, hops, elements, names, texts)
-        os.rename(part, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = {"prefix": f".{folder.name}.", "dir": folder.parent}
+        with tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True) as part:
+            part = Path(part)
+            part.chmod(0o755)
+            for atoms, edges in sorted(sizes):
+                name, size = f"program_{atoms}_{edges}", (atoms, edges)
+                with network.precision(), _lowered_for(target, backend, suffix) as recorded:
+                    write(part, name, network, engine, size, hops, species, recorded)
+                names.append(f"program {atoms} {edges} {name}")
+                texts |= recorded
+            if LAUNCHER in texts:
+                _build_launcher(part)
+            elif texts:
+                library.build(texts, part / KERNELS)
+            _write_texts(part, network, engine, target, hops, elements, names, texts)
+            os.rename(part, folder)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     return folder
 
 
-def _refuse(folder: Path, engine: str, sizes, radial: str, backend: str):
+def _refuse(folder: Path, engine: str, sizes, target: str, radial: str, backend: str):
     """Raise ConfigError for what cannot be written."""
     for name, value, known in (
         ("engine", engine, ENGINES),
@@ -122,8 +133,37 @@ def _refuse(folder: Path, engine: str, sizes, radial: str, backend: str):
         raise ConfigError("exporting needs flatbuffers: pip install 'eqfuse[export]'")
     if engine == "lammps" and importlib.util.find_spec("lammps_jax") is None:
         raise ConfigError("--for lammps needs lammps-jax: pip install lammps-jax")
-    if backend == "llvm" and (reason := machine.unavailable() or library.unavailable()):
-        raise ConfigError(f"{reason}; --backend xla writes a folder without kernels")
+    if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+", target)):
+        raise ConfigError(
+            f"target must be cpu, or with --for pjrt one of CUDA such as sm_90, got {target!r}"
+        )
+    if target != "cpu" and backend == "llvm" and shutil.which("g++") is None:
+        raise ConfigError(f"the launcher of kernels needs g++; {WITHOUT}")
+    reason = machine.unavailable() or library.unavailable()
+    if target == "cpu" and backend == "llvm" and reason:
+        raise ConfigError(f"{reason}; {WITHOUT}")
+
+
+@contextlib.contextmanager
+def _lowered_for(target: str, backend: str, suffix: str):
+    """Lower programs of this thread for a target; yield the kernels that need a library."""
+    if target == "cpu":
+        with machine.recording(library.TARGET, suffix) as texts:
+            yield texts
+    else:
+        with launches.exporting(target):
+            yield {LAUNCHER: ""} if backend == "triton" else {}
+
+
+def _build_launcher(part: Path):
+    """Compile the handler that launches the kernels of a program on a GPU."""
+    source = Path(__file__).with_name("eqfuse_cuda.cpp")
+    shutil.copyfile(source, part / source.name)
+    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}"]
+    command = ["g++", *flags, str(source), "-o", str(part / KERNELS), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"g++ did not compile the launcher: {done.stderr.strip()}")
 
 
 def _digest(network: Network, *words) -> str:
@@ -151,9 +191,11 @@ def _write_program(part: Path, name: str, network: Network, engine, size, hops, 
         )
         return energies, forces, -strain
 
-    function.lower(*shapes)  # names the kernels
+    if LAUNCHER not in texts:
+        function.lower(*shapes)  # names the kernels
+    platform = "cuda" if launches.exporting.value else "cpu"
     calls = [jax.export.DisabledSafetyCheck.custom_call(text) for text in texts]
-    exported = jax.export.export(function, platforms=("cpu",), disabled_checks=calls)(*shapes)
+    exported = jax.export.export(function, platforms=(platform,), disabled_checks=calls)(*shapes)
     data = exported.mlir_module_serialized if engine == "pjrt" else exported.serialize()
     (part / name).write_bytes(data)
 
@@ -202,7 +244,9 @@ def _write_bundle(part: Path, name: str, network: Network, engine, size, hops, s
     )
 
 
-def _write_texts(part: Path, network: Network, engine: str, hops, elements, programs, texts):
+def _write_texts(
+    part: Path, network: Network, engine: str, target, hops, elements, programs, texts
+):
     """Write the manifest, the text that says how to run it, and files of this package."""
     references = dict(zip(network.species, network.references.tolist(), strict=True))
     lines = [
@@ -210,7 +254,7 @@ def _write_texts(part: Path, network: Network, engine: str, hops, elements, prog
         f"eqfuse {__version__}",
         f"jax {jax.__version__}",
         f"for {engine}",
-        "platform cpu",
+        f"platform {'cpu' if target == 'cpu' else 'cuda ' + target}",
         f"dtype {network.dtype}",
         f"cutoff {network.cutoff!r}",
         f"hops {hops}",

@@ -18,7 +18,6 @@ from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
 from eqfuse.inference.network import Network, find_runs
-from eqfuse.train.device.process import keep_memory, keep_programs
 
 _DIVERGED = (
     "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
@@ -120,8 +119,6 @@ class Calculator(ase.calculators.calculator.Calculator):
         ops.resolve_here(backend)
         if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
-        keep_programs()
-        keep_memory()
         self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
         self.skin = None if skin is None else float(skin)
         self._state: _State | None = None

@@ -21,7 +21,6 @@ from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
-from eqfuse.train.device.process import keep_programs
 from eqfuse.train.run.stopping import fail
 
 
@@ -149,7 +148,6 @@ def run_info(arguments: list[str]) -> int:
 def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:
     """Run a command; return what its task returns, 0, or 2 for what cannot be used."""
     options = parser.parse_args(arguments)
-    keep_programs()
     try:
         ops.resolve_here(getattr(options, "backend", None))
     except ValueError as error:

@@ -14,6 +14,7 @@ from eqfuse.inference.tables import placed, tables_of
 from eqfuse.models import Potential
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
+from eqfuse.train.device.process import keep_memory, keep_programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Module:
 
 class Network:
     """A trained potential that is ready to predict. It can be copied and pickled.
+
+    Its process keeps the programs that it compiles, and up to 2 GB of the memory that it frees, see
+    `eqfuse.train.device.process`.
 
     Its `species` are sorted atomic numbers, `cutoff` is in Å, and `references`, [n_species] eV,
     are the reference energies.
@@ -53,6 +57,8 @@ class Network:
     def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
+        keep_programs()
+        keep_memory()
         self.metadata = metadata = read_metadata(run, which=which)
         if metadata["potential"] is None:
             raise CheckpointError(

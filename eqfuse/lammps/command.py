@@ -74,10 +74,7 @@ def _run(options, mpi, lammps):
     head, fix, rest = split(options.input)
     share_cores(mpi.COMM_WORLD)
     from eqfuse.lammps.fix import attach
-    from eqfuse.train.device.process import keep_memory, keep_programs
 
-    keep_programs()
-    keep_memory()
     lmp = lammps.lammps(cmdargs=["-log", options.log], comm=mpi.COMM_WORLD)
     try:
         lmp.commands_string(head)

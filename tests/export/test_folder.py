@@ -1,6 +1,7 @@
 """`eqfuse export --for`: folders that run without eqfuse, and in C++ without Python."""
 
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -10,12 +11,16 @@ from pathlib import Path
 
 import ase.build
 import ase.io
+import jax
+import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
+from ase.calculators.socketio import SocketIOCalculator
 
 import eqfuse
 from eqfuse import cli
-from eqfuse.export import export_folder
+from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
 from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.train.settings.schema import ConfigError
@@ -264,8 +269,10 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     given = {"engine": "pjrt", "sizes": [(4, 8)]}
     for folder, options, expected in (
         (file, given, "exists already and is not overwritten"),
+        (file / "a", given, "cannot be written: (Not a directory|File exists)"),
         (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
         (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
+        (tmp_path / "a", given | {"target": "gfx942"}, "target must be cpu, or with --for pjrt"),
         (tmp_path / "a", given | {"types": ["Au"]}, "types are Au, and the network knows Al Cu"),
     ):
         with pytest.raises(ConfigError, match=expected):
@@ -282,3 +289,106 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     assert cli.main([*command, "--atoms", "4"]) == 2
     assert "give as many --atoms as --edges" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "nequip", "nothing"]
+
+
+def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
+    """ASE's server of i-PI's protocol; positions come in full precision."""
+    run, folder = mace
+    atoms = structure("crystal")
+    ase.io.write(tmp_path / "start.xyz", atoms)
+    name = f"eqfuse_folder_{os.getpid()}"
+    command = [str(host), str(folder), plugin(), str(tmp_path / "start.xyz"), "--unix", name]
+    with SocketIOCalculator(unixsocket=name, timeout=300) as server:
+        client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={})
+        try:
+            for seed in range(2):
+                atoms.rattle(0.05, seed=seed)
+                atoms.set_cell(atoms.cell.array * 1.01, scale_atoms=True)
+                here = atoms.copy()
+                here.calc = server
+                virial = -here.get_stress(voigt=False) * here.get_volume()
+                results = here.get_potential_energy(), here.get_forces(), virial
+                assert_agreement(results, atoms, run, 1e-10, rounded=False)
+        finally:
+            server.close()
+            client.kill()
+            print(client.communicate()[1])
+
+
+def test_openmm_runs_a_folder(tmp_path):
+    """Its energy and forces are the calculator's, and NVE keeps the energy."""
+    openmm = pytest.importorskip("openmm")
+    from openmm import app, unit
+
+    run = untrained_run(tmp_path, "mace")
+    atoms = structure("crystal")
+    folder = export_folder(run, tmp_path / "a", engine="openmm", sizes=[(4, 400)])
+    topology, system = app.Topology(), openmm.System()
+    residue = topology.addResidue("crystal", topology.addChain())
+    for symbol in atoms.symbols:
+        element = app.Element.getBySymbol(symbol)
+        topology.addAtom(symbol, element, residue)
+        system.addParticle(element.mass)
+    vectors = [openmm.Vec3(*row) for row in atoms.cell.array / 10] * unit.nanometer
+    topology.setPeriodicBoxVectors(vectors)
+    system.setDefaultPeriodicBoxVectors(*vectors)
+    system.addForce(engine.openmm_force(engine.Engine(folder), topology))
+    integrator = openmm.VerletIntegrator(1 * unit.femtosecond)
+    platform = openmm.Platform.getPlatformByName("Reference")
+    context = openmm.Context(system, integrator, platform)
+    context.setPositions(atoms.positions / 10 * unit.nanometer)
+    context.setVelocitiesToTemperature(300 * unit.kelvin, 1)
+
+    def energies():
+        state = context.getState(energy=True, forces=True)
+        forces = state.getForces(asNumpy=True).value_in_unit(
+            unit.kilojoule_per_mole / unit.angstrom
+        )
+        potential, kinetic = state.getPotentialEnergy(), state.getKineticEnergy()
+        return *(e.value_in_unit(unit.kilojoule_per_mole) for e in (potential, kinetic)), forces
+
+    potential, kinetic, forces = energies()
+    per_mole = ase.units.kJ / ase.units.mol
+    # ASE's and OpenMM's constants differ by 1e-8
+    results = potential * per_mole, forces * per_mole, np.zeros((3, 3))
+    atoms.calc = eqfuse.Calculator(run, backend="xla")
+    assert abs(results[0] - atoms.get_potential_energy()) < 1e-7 * abs(results[0])
+    np.testing.assert_allclose(results[1], atoms.get_forces(), rtol=1e-6, atol=1e-9)
+    integrator.step(50)
+    later = energies()
+    assert abs(later[0] - potential) > 1e-4
+    assert abs(sum(later[:2]) - potential - kinetic) < 1e-3 * kinetic
+
+
+def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path):
+    """The program that `pair_style jax/kk` runs, by the client of jaxlib; ghosts as LAMMPS's."""
+    lammps_jax = pytest.importorskip("lammps_jax.export")
+    run, atoms = untrained_run(tmp_path, "nequip"), structure("molecule")
+    folder = export_folder(
+        run, tmp_path / "a", engine="lammps", sizes=[(6, 12)], types=["Cu", "Al"]
+    )
+    bundle = json.loads((folder / "program_6_12.json").read_text())
+    assert bundle["contract"]["n_hops"] == 2
+    script = '. ./env.sh; echo "$LAMMPS_JAX_FFI_HANDLERS"'
+    given = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True)
+    handlers = dict(entry.split("=") for entry in given.stdout.strip().split(";"))
+    assert sorted(handlers) == bundle["contract"]["custom_call_targets"]
+    files = {value.rpartition(":")[0] for value in handlers.values()}
+    assert files == {str(folder / "eqfuse_kernels.so")}
+    engine._register(folder / "eqfuse_kernels.so", list(handlers))
+
+    client = jax.devices()[0].client
+    text = lammps_jax.program_text(bundle, "energy_and_forces_mlir")
+    options = jaxlib.xla_client.CompileOptions()
+    devices = jaxlib._jax.DeviceList((client.devices()[0],))
+    program = client.compile_and_load(text, devices, options)
+    senders, receivers = np.nonzero(~np.eye(3, dtype=bool))
+    ends = [np.append(a, np.full(6, 6)).astype(np.int32) for a in (senders, receivers)]
+    positions = np.concatenate([atoms.positions, np.full((3, 3), 50.0)])
+    types = np.array([1, 0, 0, 0, 0, 0], np.int32)
+    arrays = positions, types, np.int32(3), np.int32(0), *ends, np.arange(12) < 6
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(a) for a in arrays]
+        results = program.execute_sharded(arrays).disassemble_into_single_device_arrays()
+        energy, forces = (np.asarray(a[0]) for a in results)
+    assert_agreement((float(energy), forces[:3], None), atoms, run, 1e-11, rounded=False)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from eqfuse.cli import main
+from eqfuse.inference import network as module
 from eqfuse.inference import tables
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
@@ -58,9 +59,12 @@ def test_a_coarse_table_is_refused(tmp_path, monkeypatch, capsys):
     assert "would take 0.0 GB" in Network(run).radial
 
 
-def test_a_network_is_measured_once(tmp_path, cache, monkeypatch):
-    run = untrained_run(tmp_path)
+def test_a_network_is_measured_once_and_its_process_keeps_memory(tmp_path, cache, monkeypatch):
+    run, calls = untrained_run(tmp_path), []
+    for name in ("keep_memory", "keep_programs"):
+        monkeypatch.setattr(module, name, lambda name=name: calls.append(name))
     first = Network(run)
+    assert sorted(calls) == ["keep_memory", "keep_programs"]
     [file] = cache.iterdir()
 
     def again(*_):

@@ -25,10 +25,14 @@ def keep_freed_memory() -> bool:
 
 
 def keep_memory() -> bool:
-    """Keep up to 2 GB of what is freed, unless the environment sets it; return False where not."""
+    """Keep up to 2 GB of what is freed, unless the environment sets it; return False where not.
+
+    Threads share one arena: in their own they get large blocks from the system, whatever the
+    thresholds are. A network calls it when it is loaded, before most threads start.
+    """
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         return False
-    return _set({_MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
+    return _set({_ARENA_MAX: 1, _MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
 
 
 def _set(options: dict[int, int]) -> bool:

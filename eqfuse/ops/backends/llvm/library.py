@@ -23,94 +23,13 @@ TARGET = Machine(32, 16, *DEFAULT_CACHES, processors=PARTS)
 LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"), "aarch64": ("generic",)}
 """LLVM's names of the processors for which a library of an architecture is compiled."""
 
-# bits of cpuid: FMA, MOVBE, OSXSAVE, AVX, F16C; LZCNT; BMI1, AVX2, BMI2; AVX512 F, DQ, CD, BW, VL
-_LEAF1, _LEAF8, _V3, _V4 = 0x38401000, 0x20, 0x128, 0xD0030000
-_SAVED3, _SAVED4 = 0x06, 0xE6  # registers that the system keeps: those of AVX, and of AVX-512
 
-_LEVEL_OF_X86 = f"""
-%words = type {{i32, i32, i32, i32}}
-define internal %words @cpuid(i32 %leaf) {{
-  %r = call %words asm sideeffect "cpuid", "={{ax}},={{bx}},={{cx}},={{dx}},{{ax}},{{cx}}"(
-    i32 %leaf, i32 0)
-  ret %words %r
-}}
-define internal i1 @has(i32 %value, i32 %bits) {{
-  %masked = and i32 %value, %bits
-  %all = icmp eq i32 %masked, %bits
-  ret i1 %all
-}}
-define internal i64 @best() {{
-  %one = call %words @cpuid(i32 1)
-  %seven = call %words @cpuid(i32 7)
-  %eight = call %words @cpuid(i32 -2147483647)
-  %c1 = extractvalue %words %one, 2
-  %b7 = extractvalue %words %seven, 1
-  %c8 = extractvalue %words %eight, 2
-  %avx = call i1 @has(i32 %c1, i32 {_LEAF1})
-  br i1 %avx, label %more, label %base
-base:
-  ret i64 0
-more:
-  %x = call {{i32, i32}} asm sideeffect "xgetbv", "={{ax}},={{dx}},{{cx}}"(i32 0)
-  %saved = extractvalue {{i32, i32}} %x, 0
-  %ymm = call i1 @has(i32 %saved, i32 {_SAVED3})
-  %zmm = call i1 @has(i32 %saved, i32 {_SAVED4})
-  %lzcnt = call i1 @has(i32 %c8, i32 {_LEAF8})
-  %avx2 = call i1 @has(i32 %b7, i32 {_V3})
-  %avx512 = call i1 @has(i32 %b7, i32 {_V4 - (1 << 32)})
-  %two = and i1 %ymm, %lzcnt
-  %v3 = and i1 %two, %avx2
-  %four = and i1 %zmm, %avx512
-  %v4 = and i1 %v3, %four
-  %n3 = zext i1 %v3 to i64
-  %n4 = zext i1 %v4 to i64
-  %level = add i64 %n3, %n4
-  ret i64 %level
-}}
-"""
-_ONE_LEVEL = "define internal i64 @best() {\n  ret i64 0\n}\n"
-_HEAD = """
-declare ptr @eqfuse_enter(ptr, ptr)
-declare ptr @getenv(ptr)
-declare i64 @atol(ptr)
-@eqfuse_limit = external global i64
-@level = internal global i64 -1
-@threads = internal constant [16 x i8] c"OMP_NUM_THREADS\\00"
-@most = internal constant [13 x i8] c"EQFUSE_LEVEL\\00"
-define internal i64 @number(ptr %name, i64 %otherwise) {
-  %text = call ptr @getenv(ptr %name)
-  %none = icmp eq ptr %text, null
-  br i1 %none, label %no, label %yes
-no:
-  ret i64 %otherwise
-yes:
-  %value = call i64 @atol(ptr %text)
-  ret i64 %value
-}
-define internal i64 @find() {
-  %known = load atomic i64, ptr @level seq_cst, align 8
-  %done = icmp sge i64 %known, 0
-  br i1 %done, label %yes, label %no
-yes:
-  ret i64 %known
-no:
-  %limit = call i64 @number(ptr @threads, i64 0)
-  %given = icmp sgt i64 %limit, 0
-  %threads = select i1 %given, i64 %limit, i64 1024
-  store i64 %threads, ptr @eqfuse_limit
-  %here = call i64 @best()
-  %asked = call i64 @number(ptr @most, i64 %here)
-  %less = icmp ult i64 %asked, %here
-  %level = select i1 %less, i64 %asked, i64 %here
-  store atomic i64 %level, ptr @level seq_cst, align 8
-  ret i64 %level
-}
-"""
-
-
-def _handlers(names, levels: int, has_x86: bool) -> str:
+def _handlers(names, levels: int) -> str:
     """Return the LLVM IR of the handlers that XLA calls, which choose the level."""
-    parts, table = [_HEAD, _LEVEL_OF_X86 if has_x86 else _ONE_LEVEL], []
+    here, table = pathlib.Path(__file__).parent, []
+    one = "define internal i64 @best() {\n  ret i64 0\n}\n"
+    parts = [(here / "levels.ll").read_text()]
+    parts.append((here / "levels_x86_64.ll").read_text() if levels > 1 else one)
     for k, name in enumerate(names):
         slots = ", ".join(f"[2 x ptr] [ptr @{name}_{n}, ptr null]" for n in range(levels))
         parts += [f"declare ptr @{name}_{n}(ptr)" for n in range(levels)]
@@ -181,7 +100,7 @@ def build(texts: dict[str, str], file: pathlib.Path) -> None:
             objects[-1].write_bytes(target.emit_object(parsed))
 
         compile_for(levels[0], runtime)
-        compile_for(levels[0], _handlers(texts, len(levels), len(levels) > 1))
+        compile_for(levels[0], _handlers(texts, len(levels)))
         for n, cpu in enumerate(levels):
             for name, text in texts.items():
                 compile_for(cpu, text.replace(f"@{name}(", f"@{name}_{n}("))

@@ -18,8 +18,25 @@ from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
 from eqfuse.ops.transforms.fuse.gate import GateMatch, gate_behind
-from eqfuse.ops.transforms.fuse.match import CONVERT, Joined, Match, as_rows, match_product
-from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, ProductFactor, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.match import (
+    CONVERT,
+    WEIGHTS,
+    Joined,
+    Match,
+    as_rows,
+    match_product,
+    parts_of,
+)
+from eqfuse.ops.transforms.fuse.rows import (
+    ARITHMETIC,
+    MOVES,
+    ROWS,
+    ArrayFactor,
+    ProductFactor,
+    RowPolynomials,
+    Unfit,
+    behind,
+)
 from eqfuse.ops.transforms.fuse.trace import (
     Gathered,
     Polynomial,
@@ -239,16 +256,18 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     others = [g for g in gathered if g.index != scatter.index] or gathered
     counts = {g: trace.avals[g.value].shape[0] for g in gathered}
     if len({(g.index, g.mode, g.fill, counts[g]) for g in others}) > 1:
-        raise Unfit(
-            "node features are gathered by several index arrays",
-            "multiply with features of one end; gather those of the other apart",
-        )
+        raise Unfit("node features are gathered by several index arrays")
     if any(counts[g] != aval.shape[0] for g in gathered if g not in others):
         raise Unfit("rows are gathered from one number of nodes and added to another")
     if not gathered:
+        functions = _of_gathered(trace, rows, product)
         raise Unfit(
-            "no operand of the product is gathered from nodes",
-            "gather the features of nodes inside of the function, as x[senders]",
+            f"{functions} of gathered rows is multiplied"
+            if functions
+            else "no operand of the product is gathered from nodes",
+            f"apply {functions} to the nodes, before the gather"
+            if functions
+            else "gather the features of nodes inside of the function, as x[senders]",
         )
     own = [g for g in gathered if g not in others]
     if scatter.mode == "CLIP" and any(g.mode == "FILL_OR_DROP" for g in own):
@@ -279,6 +298,20 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     )
     zero = trace.uniform(scatter.start) == 0
     return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
+
+
+def _of_gathered(trace: Trace, rows: RowPolynomials, product: Match) -> str:
+    """Return the primitives between gathers and the left operand of a product; "" for none."""
+    names: set[str] = set()
+    for name, operand in zip(product.names, product.form.inputs, strict=True):
+        if operand.role is Role.LEFT and name != WEIGHTS:
+            for value in (part.value for part in parts_of(name)):
+                if (made := trace.producer.get(value)) is None:
+                    continue
+                all_behind = [made[0], *behind(trace, made[0], lambda n: True)]
+                if not rows.gathers.keys().isdisjoint(all_behind):
+                    names |= {trace.nodes[n].name for n in all_behind if n > min(rows.gathers)}
+    return ", ".join(sorted(names - MOVES - ARITHMETIC - {"eqfuse_form", "convert_element_type"}))
 
 
 def _masked(product: Match, promised: bool) -> tuple:
@@ -457,10 +490,7 @@ def _linear(linear_form: LinearForm) -> Linear:
 def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> GraphProduct:
     """Return the product on a graph that gives this row of the nodes."""
     if len(row.terms) > 1 or any(len(key) != 1 for key in row.terms):
-        raise Unfit(
-            "more than a sum over edges goes into the Linear",
-            "apply a Linear to the sum alone, and add the other one",
-        )
+        raise Unfit("more than a sum over edges goes into the Linear")
     scatter = summed(trace, *sums.values())
     if trace.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")

@@ -300,7 +300,7 @@ LEFT_ALONE = {
     components: "components of one irrep",
     ungathered: "no operand of the product is gathered",
     rolled: "no product",
-    largest: "go neither to nodes nor to a Linear",
+    largest: "go to scatter-max, not to a sum",
     rounded: "convert_element_type between",
 }
 
@@ -325,7 +325,8 @@ def test_the_report_says_where(capsys):
     head, line = capsys.readouterr().out.splitlines()
     columns = ["where", "pattern", "computed by", "why not", "what to do"]
     assert [w.strip() for w in head.split("|")] == columns
-    where, what, op = (w.strip() for w in line.split("|"))
+    where, what, op, *others = (w.strip() for w in line.split("|"))
+    assert others == ["all of it is", "nothing"]
     assert where.startswith("test_fuse.py:")
     assert op == "graph_tensor_product"
     assert what == "gather, product, sum"

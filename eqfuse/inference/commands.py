@@ -54,6 +54,8 @@ def _predict(options):
     out = options.out or Path(f"{stem(options.file)}-predicted.xyz")
     if out.is_dir():
         raise data.DataError(f"{out} is a folder; give the name of a file in it")
+    if out.exists() and not out.is_file():
+        raise data.DataError(f"{out} is a device or a pipe; give the name of a file")
     if out.exists() and options.file.exists() and out.samefile(options.file):
         raise data.DataError(f"{out} is the file that is read; give another name to write to")
     if not out.parent.is_dir():

@@ -390,10 +390,8 @@ def test_settings_are_checked(run, crystal, tmp_path, capsys):
 
 def test_a_wrong_ensemble_is_refused_without_jax():
     """In a second, and not in the ten that JAX may take."""
-    code = (
-        "import sys; from eqfuse.cli import main; code = main(['md', 'a', 'b', 'ensemble=nvt']); "
-    )
-    code += "sys.exit(code if 'jax' not in sys.modules else 7)"
+    code = "import sys; from eqfuse.cli import main; code = main(['md', 'a', 'b', 'ensemble=nvt'])"
+    code += "; sys.exit(code if 'jax' not in sys.modules else 7)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
 
 

@@ -171,7 +171,7 @@ class _Simulation:
         """Take all steps, and return the last frames."""
         print(f"trajectory, thermo.csv and checkpoint are written to {self._folder}", flush=True)
         saved = printed = began = time.perf_counter()
-        first = self._step
+        first = None  # the step from which on nothing compiles
         with StopRequest() as request:
             while (step := self._step) < self._settings.steps:
                 every = self._settings.save_every
@@ -183,7 +183,7 @@ class _Simulation:
                 if done.reason == LIMIT:
                     self._stop(self._excess(done, taken))
                 now = time.perf_counter()
-                if first == step:  # that compiled
+                if first is None:
                     began, first = now, step + taken
                 if request.signum is not None:
                     self._finish()
@@ -197,7 +197,7 @@ class _Simulation:
                     self._print(step + taken - first, now - began)
                     printed = now
         self._finish()
-        self._print(self._step - first, time.perf_counter() - began)
+        self._print(0 if first is None else self._step - first, time.perf_counter() - began)
         print(f"done; trajectory, thermo.csv and thermo.png are in {self._folder}", flush=True)
         frames = [member.frame(state) for member, state in self._states()]
         return frames if len(frames) > 1 else frames[0]

@@ -412,7 +412,10 @@ def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, caps
 
 
 @pytest.mark.parametrize("rest", [True, False])
-def test_a_start_in_a_minimum_says_what_becomes_of_the_temperature(run, tmp_path, capsys, rest):
+def test_a_start_in_a_minimum_says_what_becomes_of_the_temperature(
+    run, tmp_path, capsys, monkeypatch, rest
+):
+    monkeypatch.setattr(simulation, "_AT_REST", 1e-6)  # the network of three epochs is flat
     atoms = ase.build.bulk("Cu", cubic=True)
     atoms.rattle(0.0 if rest else 0.1, seed=0)
     md.run(run, atoms, steps=1, run=str(tmp_path / "nve"))

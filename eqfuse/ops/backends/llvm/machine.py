@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -25,6 +26,7 @@ API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 _lock = threading.RLock()
 _compiling = threading.Lock()
 _libraries: list = []
+_records: dict[int, dict[str, str]] = {}
 _kernels: dict[str, concurrent.futures.Future] = {}
 _slots: list[handlers.HandlerSlot] = []
 
@@ -134,12 +136,25 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
     return {name: tracker[name] for name in exported}
 
 
+@contextlib.contextmanager
+def recorded():
+    """Give a dict of the modules, text by name, that are registered inside; by any thread."""
+    record = {}
+    _records[id(record)] = record
+    try:
+        yield record
+    finally:
+        del _records[id(record)]
+
+
 def register(name: str, text: str) -> None:
     """Register a module's handler with XLA, and compile the module, once in a process.
 
     A thread compiles; calls wait for it, see `runtime.page`. A second call for a module that does
     not compile raises RuntimeError.
     """
+    for record in list(_records.values()):
+        record[name] = text
     with _lock:
         if name in _kernels:
             if _kernels[name].done():

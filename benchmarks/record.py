@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from eqfuse.bench.times import ParityError
-from eqfuse.ops import _processors
+from eqfuse.ops import _host
 
 PACKAGES = (
     "eqfuse",
@@ -111,7 +111,7 @@ def environment(commit: str | None = None) -> dict:
         "device": str(jax.devices()[0].device_kind),
         "platform": jax.default_backend(),
         "cpu": cpu_model(),
-        "processors": _processors.usable(),
+        "processors": _host.num_processors(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "versions": versions(),

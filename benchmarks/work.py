@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.ir.linear import LinearForm
-from eqfuse.ops.primitives import forms, linear
+from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import definitions
 
 
@@ -40,7 +40,7 @@ def _work_of(equation) -> tuple[int, int]:
     if primitive is forms.form_p:
         work = params["form"].counts(params["num_rows"], params["num_nodes"])
         return work.bytes, work.operations
-    if primitive is linear.linear_form_p:
+    if primitive is forms.linear_form_p:
         return moved, linear_operations(params["form"], params["num_rows"])
     if primitive is jax.lax.dot_general_p:
         contracted = params["dimension_numbers"][0][0]

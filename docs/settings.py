@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from eqfuse.train.settings import help
-from eqfuse.train.settings.options import PRESETS, SHORTHANDS
+from eqfuse.train.settings.options import OTHER_NAMES, SHORTHANDS
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 _HEAD = """\
@@ -37,14 +37,26 @@ def page() -> str:
     for group, rows in help.choices().items():
         rows = [(f"`{choice}`", doc) for choice, doc in rows]
         parts.append(_table(f"Choices of `{group}`", ("setting", "is"), rows))
-    rows = [
-        (f"`model={model}`", ", ".join(f"`{name}`" for name in PRESETS[model])) for model in PRESETS
-    ]
-    note = "A preset is a group of settings; a setting beside one overrides it."
-    parts.append(_table("Presets", ("network", "`preset=`"), rows, note))
+    rows = [(f"`model={model} preset={name}`", text) for model, name, text in help.presets()]
+    note = (
+        "A preset is a group of settings; a setting beside one overrides it. Parameters are those\n"
+        "of a network for three elements. `eqfuse train model=mace preset=small --cfg` prints all\n"
+        "settings."
+    )
+    parts.append(_table("Presets", ("preset", "is"), rows, note))
     for title, rows in help.sections():
         rows = [(f"`{name}`", text, f"`{default}`") for name, text, default in rows]
         parts.append(_table(f"Settings of {title}", ("setting", "is", "default"), rows))
+    names = {}
+    for theirs, ours in OTHER_NAMES.items():
+        names.setdefault(ours, []).append(f"`{theirs}`")
+    rows = [(", ".join(theirs), ours) for ours, theirs in names.items()]
+    note = (
+        "Every option of `mace_run_train` (0.3.16), and the settings of nequip. Where there is\n"
+        "only a name, its values are the same. `eqfuse train --from-mace 'mace_run_train ...'`\n"
+        "prints the command that trains here as that one does, with mace's defaults."
+    )
+    parts.append(_table("Names of mace and nequip", ("there", "here"), rows, note))
     return "\n".join(parts)
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.data.neighbors import COINCIDENT
 from eqfuse.data.samples import species_index
 from eqfuse.inference.network import Network
 from eqfuse.ops import Edges
@@ -104,7 +105,10 @@ def neighbor_list(
 
 
 def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]:
-    """Return vectors [n, 3] Å of a list, zero beyond the cutoff and for padding, and edges."""
+    """Return vectors [n, 3] Å of a list, zero beyond the cutoff and for padding, and edges.
+
+    Those of two atoms at one place are NaN.
+    """
     count = R.shape[0]
     receivers, senders = neighbor.idx
     padding = receivers >= count
@@ -112,8 +116,12 @@ def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]
     loops = jnp.arange(len(receivers), dtype=receivers.dtype) * count // len(receivers)
     receivers, senders = (jnp.where(padding, loops, end) for end in (receivers, senders))
     vectors = difference(R[senders], R[receivers])
-    near = ~padding & (jnp.sum(vectors**2, axis=1) < network.cutoff**2)
-    vectors = jnp.where(near[:, None], vectors, 0).astype(network.dtype)
+    squares = jnp.sum(vectors**2, axis=1)
+    near = ~padding & (squares < network.cutoff**2)
+    vectors = jnp.where(near[:, None], vectors, 0)
+    # two atoms at one place have no energy
+    vectors = jnp.where((near & (squares < COINCIDENT**2))[:, None], jnp.nan, vectors)
+    vectors = vectors.astype(network.dtype)
     return vectors, Edges.from_arrays(senders, receivers, count)
 
 

@@ -11,7 +11,7 @@ from eqfuse.data import Batcher
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.main import _config, main
 from eqfuse.train.molecule import load_dataset
-from eqfuse.train.run.terminal import report
+from eqfuse.train.run.terminal import lines, report
 from eqfuse.train.start import Start
 
 # A network that compiles in seconds.
@@ -49,7 +49,7 @@ def prepared(*settings: str, tiny=TINY):
     start = Start.read(config)
     dataset, _ = load_dataset(config, start)
     batcher = Batcher(dataset.train, config.data.batch_size)
-    return dataset, report(config, dataset, batcher, SimpleNamespace(path="RUN"), Devices())
+    return dataset, lines(report(config, dataset, batcher, SimpleNamespace(path="RUN"), Devices()))
 
 
 def labelled(atoms, names=("energy", "forces")):

@@ -26,7 +26,7 @@ ALLOWED = {
     "convert": {"ops", "graph", "data", "models", "train", "inference", "certify", "convert"},
     "md": {"ops", "data", "models", "train", "inference", "plots", "md"},
     "lammps": {"data", "models", "train", "inference", "lammps"},
-    "export": {"ops", "train", "inference", "export"},
+    "export": {"ops", "data", "models", "train", "inference", "export"},
     "bench": {"ops", "graph", "models", "train", "bench"},
     "cli": {"export", "bench", "ops", "train", "inference", "convert", "md", "lammps", "certify"},
     "jax_md": {"ops", "data", "inference"},
@@ -38,10 +38,9 @@ ALLOWED = {
 # which may import all. The backends do not import each other.
 LAYERS = {
     "ir": {"ir"},
-    "_cache": set(),
+    "_host": set(),
     "_edges": set(),
-    "_processors": set(),
-    "backends": {"ir", "backends", "_cache", "_processors"},
+    "backends": {"ir", "backends", "_host"},
     "_backend": {"backends"},
     "primitives": {"ir", "backends", "primitives", "_backend", "_edges"},
     "transforms": {"ir", "backends", "primitives", "transforms", "_backend", "_edges"},

@@ -29,7 +29,7 @@ from eqfuse.bench.cases import CASES
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
-from eqfuse.ops import Edges, _processors
+from eqfuse.ops import Edges, _host
 from eqfuse.ops.backends.triton import compile
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton.compile import compile_many
@@ -205,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="sm_90, gfx942, ...")
-    parser.add_argument("--processes", type=int, default=_processors.usable())
+    parser.add_argument("--processes", type=int, default=_host.num_processors())
     record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")

@@ -23,7 +23,7 @@ from benchmarks.networks import molecules, normal
 from eqfuse import models
 from eqfuse.bench import steps as networks
 from eqfuse.ops.backends import xla as xla_linear_forms
-from eqfuse.ops.primitives import forms, linear, rules
+from eqfuse.ops.primitives import forms, rules
 
 MODES = ("float32", "tf32x3", "tf32")
 PARTS = ("energy", "forces", "gradient")
@@ -75,7 +75,7 @@ def _applied(equation, inputs, mode: str) -> list:
         return [multiplied(mode, dot, *inputs)]
     if primitive is forms.form_p:
         return primitive.bind(*inputs, **(params | {"backend": "llvm"}))
-    if primitive is linear.linear_form_p:
+    if primitive is forms.linear_form_p:
         form, rows = params["form"], params["num_rows"]
         values, index = rules.split(inputs, len(form.inputs))
         index = index[0] if index else None

@@ -13,7 +13,7 @@ from eqfuse import ops
 from eqfuse.certify import questions as asked
 from eqfuse.certify.paths import paths_of, walk
 from eqfuse.certify.questions import SIGMAS, Finding, Rounding
-from eqfuse.certify.report import Report
+from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.rows import CHECKS, REPEATS, Row, worst_of
 from eqfuse.certify.structures import made_structures, rattled
 from eqfuse.certify.subjects import Run, Subject, open_subject
@@ -22,14 +22,10 @@ from eqfuse.inference.commands import run
 
 RATTLE = 0.03
 """Å, by which atoms of a file are moved at random, so that forces do not vanish by symmetry."""
-FEWEST_STEPS = 100
-"""Least steps of dynamics: an oscillation of fewer looks like a drift."""
-_REACH = 5.0  # Å, of neighbours that have a part in the stress
-_WITH_HYDROGEN, _TIMESTEP = 0.25, 1.0  # fs
+SHORTEST = 0.1
+"""ps of dynamics at least: an oscillation in fewer steps looks like a drift."""
 _MOST_DRIFT = 0.01  # meV/atom/ps
-_LEAST = "less than float32"
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, _LEAST: 2.0**-10}
-_PRECISIONS = ("float64", 1e-10), ("float32", 2e-4)  # with less rounding of forces, relative
+_LOST = Rounding(1e-5, 1e-4, 1e-4)  # in float32 against float64, relative to `questions.scales`
 
 
 class Certificate:
@@ -40,7 +36,7 @@ class Certificate:
       structures: of the user, may be none; their atoms are moved at random by 0.03 Å.
       elements: atomic numbers of the structures that are made; None for those of the subject or of
         the structures.
-      steps: of dynamics, 100 or more; 0 for none.
+      duration: of dynamics, ps, 0.1 or more; 0 for none.
       temperature: K, of dynamics.
       others: potentials that must agree: (name of the check, note, subject, precision).
 
@@ -50,7 +46,7 @@ class Certificate:
       energies: [n] (times in ps, energies in meV/atom) of dynamics.
     Raises:
       DataError: nothing says of which elements structures are to be made.
-      ValueError: a number of steps that is too small.
+      ValueError: dynamics that are too short.
     """
 
     def __init__(
@@ -59,12 +55,12 @@ class Certificate:
         structures: Sequence[ase.Atoms] = (),
         *,
         elements=None,
-        steps: int = 1000,
+        duration: float = 2.0,
         temperature: float = 300.0,
         others: Sequence[tuple[str, str, Subject]] = (),
     ):
-        if steps and steps < FEWEST_STEPS:
-            raise ValueError(f"a drift needs at least {FEWEST_STEPS} steps, or 0, got {steps}")
+        if duration and not duration >= SHORTEST:
+            raise ValueError(f"a drift needs dynamics of {SHORTEST} ps, or 0, got {duration:g}")
         self._rng = np.random.default_rng(0)
         given = [rattled(atoms, RATTLE, self._rng) for atoms in structures]
         if elements is None:
@@ -78,7 +74,7 @@ class Certificate:
         self.subject, self.elements = subject, elements
         self._made = made_structures(elements)
         self._structures = given + self._made
-        self._given, self._steps, self._temperature = given, steps, temperature
+        self._given, self._duration, self._temperature = given, duration, temperature
         self._others = others
         self.precision, self.walks, self.energies = "", [], []
         self._noise: list[Rounding] = []
@@ -112,29 +108,19 @@ class Certificate:
             raise DataError(f"{self.subject.name} computes none of the structures: {remark}")
         self._structures = [self._structures[k] for k in kept]
         groups = [groups[k] for k in kept]
-        self._noise = [asked.rounding(group) for group in groups]
-        sizes = [abs(g[0].energy) + len(g[0].forces) for g in groups]  # eV
-        forces = [max(np.abs(g[0].forces).max(), 1.0) for g in groups]
-        relative = np.median([n.forces / f for n, f in zip(self._noise, forces, strict=True)])
-        self.precision = next((name for name, most in _PRECISIONS if relative < most), _LEAST)
-        eps = _EPS[self.precision]
-        rough = [n.energy / (eps * size) for n, size in zip(self._noise, sizes, strict=True)]
-        worst = int(np.argmax(rough))
-        # a line of one atom is a translation, of which the rounding is less
-        self._noise = [
-            Rounding(
-                max(n.energy, eps * size / 2),
-                max(n.forces, 4 * eps * force),
-                max(n.stress, eps * force * _REACH * len(atoms) / max(atoms.cell.volume, 1.0)),
-            )
-            for n, size, force, atoms in zip(
-                self._noise, sizes, forces, self._structures, strict=True
-            )
-        ]
-        limit = 100 * eps * sizes[worst]
-        error = rough[worst] * eps * sizes[worst]
-        remark = f"{self.precision} by its forces; {self._name(worst)}"
-        yield Row("rounding", error, limit, "eV", remark)
+        self.precision = asked.precision_of(groups)
+        findings = []
+        for atoms, group in zip(self._structures, groups, strict=True):
+            self._noise.append(asked.measure(atoms, group, self.precision))
+            rough, size = asked.rounding(group), asked.scales(group[0])
+            limit = min(100 * asked.EPS[self.precision], asked.ROUGHEST) * size.energy
+            name = f"{self.precision} by its forces; {atoms.info['name']}"
+            findings += [
+                (name, Finding(rough.energy, limit, "eV")),
+                (name, Finding(rough.forces, asked.ROUGHEST * size.forces, "eV/Å")),
+                (name, Finding(rough.stress, asked.ROUGHEST * size.stress, "eV/Å³")),
+            ]
+        yield worst_of("rounding", findings)
 
     def _of_questions(self) -> Iterator[Row]:
         listed = []
@@ -155,32 +141,26 @@ class Certificate:
             ]
 
         listed.append(("", asked.Question("isolated", isolated, free)))
-        if not self.subject.has_inversion:
+        if self.subject.has_inversion is False:
             listed = [(name, q) for name, q in listed if q.name != "inversion"]
-        answers = iter(
-            self.subject.compute([atoms for _, question in listed for atoms in question.structures])
-        )
         found: dict[str, list] = {}
-        for name, question in listed:
-            own = [next(answers) for _ in question.structures]
-            for finding in question.judge(own):
-                found.setdefault(question.name, []).append((name, finding))
+        findings = asked.ask(self.subject, [question for _, question in listed])
+        for (name, question), own in zip(listed, findings, strict=True):
+            found.setdefault(question.name, []).extend((name, finding) for finding in own)
         names = list(CHECKS)
         for check in names[names.index("forces") : names.index("path")]:
-            yield worst_of(check, found.get(check, []))
+            unknown = check == "inversion" and self.subject.has_inversion is None
+            yield worst_of(check, found.get(check, []), np.inf if unknown else 0.0)
 
     def _of_paths(self) -> Iterator[Row]:
         cluster = next(atoms for atoms in self._made if atoms.info["name"] == "molecule")
         for path, begin in paths_of(self.elements, cluster, self._rng):
-            self.walks.append(walk(self.subject, path, begin, self._rng))
+            self.walks.append(walk(self.subject, path, begin, self.precision, self._rng))
         yield worst_of("path", [("", f) for one in self.walks for f in one.findings])
 
     def _of_calls(self) -> Iterator[Row]:
+        yield self._of_repeats()
         atoms, noise = self._structures[0], self._noise[0]
-        again = self.subject.ask("repeat", atoms, count=REPEATS)
-        names = [name for name in ("energy", "forces", "stress") if name in again]
-        change = max(np.ptp(again[name], axis=0).max() for name in names)
-        yield Row("repeat", float(change), 0.0, "eV/Å", self._name(0))
         squeezed = asked.strained(atoms, -0.03 * np.eye(3))
         squeezed.info["name"] = "itself, squeezed"
         reversed_ = atoms[::-1]
@@ -199,50 +179,73 @@ class Certificate:
         ]
         yield worst_of("batch", findings)
 
+    def _of_repeats(self) -> Row:
+        """Ask for the same bits, of each quantity; those of sums in another order are noted."""
+        atoms = next((a for a in self._structures if len(a) > 4), self._structures[0])
+        again = self.subject.ask("repeat", atoms, count=REPEATS)
+        if "error" in again:
+            return Row("repeat", np.nan, remark=str(again["error"]))
+        first = asked.Answer(again["energy"][0], again["forces"][0], None)
+        rows = []
+        least = asked.least_rounding(atoms, first, self.precision)
+        for name, unit, noise in zip(
+            ("energy", "forces", "stress"), ("eV", "eV/Å", "eV/Å³"), least, strict=True
+        ):
+            if name in again:
+                change = float(np.ptp(again[name], axis=0).max())
+                remark = f"{name} of {atoms.info['name']}"
+                rows.append(Row("repeat", change, 0.0, unit, remark, SIGMAS * noise))
+        return max(rows, key=lambda row: row.error / row.harmless)
+
     def _against(self, name: str, note: str, other: Subject) -> Row:
         """Compare with another potential that must agree."""
         own, theirs = (s.compute(self._structures) for s in (self.subject, other))
         findings = []
-        for a, b, atoms, noise in zip(own, theirs, self._structures, self._noise, strict=True):
-            if name == "precision":  # what is expected of float32, of sums over neighbours
-                eps = 100 * _EPS["float32"]
-                force = eps * max(np.abs(a.forces).max(), 1.0)
-                noise = Rounding(eps * (abs(a.energy) + len(atoms)), force, force)
+        for a, b, noise in zip(own, theirs, self._noise, strict=True):
+            if name == "precision":
+                size = asked.scales(a)
+                noise = Rounding(*(part * s / SIGMAS for part, s in zip(_LOST, size, strict=True)))
             findings += [(note, f) for f in asked.apart(b, a, noise)]
         return worst_of(name, findings)
 
     def _of_dynamics(self) -> Row:
+        """Halve the time step until the energy does not drift, twice at most."""
         several = [atoms for atoms in self._given if len(atoms) > 1]
-        if not self._steps:
-            return Row("nve", None, remark="no steps were asked for")
+        if not self._duration:
+            return Row("nve", None, remark="no dynamics were asked for")
         if several:
             atoms = several[0].copy()
         else:
             atoms = next(a for a in self._made if a.info["name"] == "skewed cell").copy()
-            relaxed = self.subject.ask("relax", atoms, steps=100)
+            relaxed = self.subject.ask("relax", atoms, steps=300)
             if "error" in relaxed:
                 return Row("nve", np.nan, remark=str(relaxed["error"]))
             atoms.positions = relaxed["positions"]
-        short = _WITH_HYDROGEN if 1 in atoms.numbers else _TIMESTEP
-        slopes = []
-        for timestep, steps in ((short, self._steps), (2 * short, self._steps // 2)):
+        line = self.subject.compute(asked.line(atoms, self._rng))
+        noise = asked.measure(atoms, line, self.precision)
+        rough = 1000 * SIGMAS * noise.energy / len(atoms) / self._duration
+        limit, longest = _MOST_DRIFT + rough, 2 * timestep_of(atoms.numbers)
+        of_steps = []
+        for timestep in (longest, longest / 2, longest / 4, longest / 8):
+            steps = round(1000 * self._duration / timestep)
             done = self.subject.ask(
                 "dynamics", atoms, timestep=timestep, steps=steps, temperature=self._temperature
             )
             if "error" in done or len(done["energies"]) < steps:
                 said = str(done.get("error", "dynamics ended before their last step"))
-                return Row("nve", np.nan, _MOST_DRIFT, "", said)
+                return Row("nve", np.nan, limit, "", f"{said}, {timestep:g} fs")
             times, energies, slope = drift(atoms, timestep, **done)
             self.energies.append((timestep, times, energies))
-            slopes.append(slope)
-        own = self._steps * short / 1000  # ps
-        rough = 1000 * SIGMAS * max(n.energy for n in self._noise) / len(atoms) / own
-        error, limit = slopes[0], _MOST_DRIFT + rough
-        remark = f"{atoms.info['name']}, {own:.3g} ps from {self._temperature:g} K"
-        if error > limit and slopes[1] > 3 * slopes[0]:
-            remark += f"; four times as large with {2 * short:g} fs: take shorter steps"
-            limit = error
-        return Row("nve", error, limit, "", remark)
+            of_steps.append(f"{slope:.1e} with {timestep:g} fs")
+            if slope <= limit and timestep < longest:
+                break
+        remark = f"{atoms.info['name']}, {self._duration:g} ps from {self._temperature:g} K"
+        return Row("nve", slope, limit, "", f"{remark}: {', '.join(of_steps)}")
+
+
+def timestep_of(numbers) -> float:
+    """Return a time step of dynamics, fs, by the lightest atoms."""
+    return 0.25 if 1 in numbers else 1.0
 
 
 def drift(atoms: ase.Atoms, timestep: float, energies, velocities, forces):
@@ -306,6 +309,7 @@ def frames_of(file: Path | None, frames: int) -> list[ase.Atoms]:
 
 
 def _check(options) -> int:
+    check_paths(options.report, options.json)
     elements = None
     if options.elements:
         unknown = [e for e in options.elements.split(",") if e not in ase.data.atomic_numbers]
@@ -313,11 +317,11 @@ def _check(options) -> int:
             raise DataError(f"--elements: {unknown[0]} is no element; write them as Cu,O")
         elements = [ase.data.atomic_numbers[e] for e in options.elements.split(",")]
     frames = frames_of(options.file, options.frames)
-    kinds = {"which": options.which, "backend": options.backend}
-    subject = open_subject(options.calculator, python=options.python, dtype=options.dtype, **kinds)
+    kinds = {k: getattr(options, k) for k in ("python", "which", "backend", "dtype")}
+    subject = open_subject(options.calculator, **kinds)
     try:
         others = []
-        if isinstance(subject, Run) and options.dtype == "float64":
+        if isinstance(subject, Run) and options.dtype != "float32":
             own = (options.calculator,), {"which": options.which}
             used = ops.resolve_here(options.backend), "triton-interpret"
             names = [n for n, (runs, _) in ops.availability().items() if runs and n not in used]
@@ -329,7 +333,7 @@ def _check(options) -> int:
             subject,
             frames,
             elements=elements,
-            steps=options.steps,
+            duration=options.picoseconds,
             temperature=options.temperature,
             others=others,
         )
@@ -378,7 +382,7 @@ def _parser() -> argparse.ArgumentParser:
         "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
     )
     parser.add_argument(
-        "--steps", type=int, default=2000, help="of dynamics; 0 for none [%(default)s]"
+        "--picoseconds", type=float, default=2.0, help="of dynamics; 0 for none [%(default)s]"
     )
     parser.add_argument(
         "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
@@ -390,8 +394,7 @@ def _parser() -> argparse.ArgumentParser:
     of_runs.add_argument(
         "--dtype",
         choices=("float64", "float32"),
-        default="float64",
-        help="[%(default)s], which is compared with float32",
+        help="float64 if not given, which is compared with float32",
     )
     of_runs.add_argument("--backend", help="of the ops; by device if not given")
     of_runs.add_argument(

@@ -5,13 +5,12 @@ from typing import NamedTuple
 import ase
 import numpy as np
 
-from eqfuse.certify.questions import SIGMAS, Finding, Rounding, line, rounding
+from eqfuse.certify.questions import SIGMAS, Finding, Rounding, line, measure
 from eqfuse.certify.subjects import Subject
 
 NEAREST, FARTHEST, _STEP = 0.2, 12.0, 0.05  # Å
 _CANDIDATES, _WINDOW = 3, 5
-_FINEST = 2e-6  # Å, between the points in which a jump is sought, and at float32:
-_FINEST_OF_FLOAT32, _IS_FLOAT32 = 1e-4, 1e-9  # Å, eV/Å of rounding
+_FINEST, _FINEST_OF_FLOAT32 = 2e-6, 1e-4  # Å, between the points in which a jump is sought
 
 
 class Path(NamedTuple):
@@ -79,7 +78,7 @@ def _direction(rng) -> np.ndarray:
     return direction / np.linalg.norm(direction)
 
 
-def walk(subject: Subject, path: Path, begin: float, rng) -> Walk:
+def walk(subject: Subject, path: Path, begin: float, precision: str, rng) -> Walk:
     """Compute a path, and look for jumps where energies or forces change most abruptly.
 
     Between two points, the energy changes by the integral of the force, and a smooth force by
@@ -88,7 +87,9 @@ def walk(subject: Subject, path: Path, begin: float, rng) -> Walk:
     """
     distances = np.arange(begin, FARTHEST + _STEP / 2, _STEP)
     answers = subject.compute([path.at(r) for r in distances])
-    noise = rounding(subject.compute(line(path.at(2.5), rng)))
+    middle = path.at(2.5)
+    noise = measure(middle, subject.compute(line(middle, rng)), precision)
+    finest = _FINEST if precision == "float64" else _FINEST_OF_FLOAT32
 
     def row(r, answer):
         return r, answer.energy, float(answer.forces[-1] @ path.direction)
@@ -104,7 +105,7 @@ def walk(subject: Subject, path: Path, begin: float, rng) -> Walk:
             np.abs(a.forces.sum(axis=0)).max() / max(np.abs(a.forces).max(), 1.0) for a in answers
         )
         findings.append(Finding(opposite, SIGMAS * noise.forces, "eV/Å", "sum of all forces"))
-        findings += _jumps(subject, path, rows, noise, row)
+        findings += _jumps(subject, path, rows, noise, finest, row)
     return Walk(path.name, *rows.T, findings)
 
 
@@ -119,17 +120,19 @@ def _misfits(rows, slope):
     return np.abs(energies), np.abs(np.diff(force) - slope * np.diff(r))
 
 
-def _jumps(subject, path, rows, noise: Rounding, row) -> list[Finding]:
+def _jumps(subject, path, rows, noise: Rounding, finest: float, row) -> list[Finding]:
     """Return what is left of the most abrupt changes of energy and of force, in fine intervals."""
-    finest = _FINEST_OF_FLOAT32 if noise.forces > _IS_FLOAT32 else _FINEST
     sigmas = noise.energy, noise.forces
     slopes = np.pad(np.diff(rows[:, 2]) / np.diff(rows[:, 0]), 1, mode="edge")
     slopes = (slopes[:-2] + slopes[2:]) / 2  # on both sides of each interval
     kinds, places = [], []
     for kind, misfits in enumerate(_misfits(rows, slopes)):
-        around = np.pad(misfits, _WINDOW, mode="reflect")
+        # what grows steeply has larger misfits on one side, a jump on none
+        around = np.log(misfits + sigmas[kind])
+        around = np.pad(around, _WINDOW, mode="reflect", reflect_type="odd")
         around = np.lib.stride_tricks.sliding_window_view(around, 2 * _WINDOW + 1)
-        usual = np.median(around, axis=1) + SIGMAS * sigmas[kind]
+        sides = np.median(around[:, :_WINDOW], 1), np.median(around[:, _WINDOW + 1 :], 1)
+        usual = np.exp(np.maximum(*sides)) + SIGMAS * sigmas[kind]
         places += np.argsort(-misfits / usual)[:_CANDIDATES].tolist()
         kinds += [kind] * _CANDIDATES
     intervals, left = [rows[k : k + 2] for k in places], [[] for _ in places]

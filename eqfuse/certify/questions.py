@@ -4,13 +4,14 @@ Limits follow from the rounding that the potential itself shows (`rounding`): wh
 and what passes in float64 differ by many orders, and a limit of one hides the faults of the other.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import ase
 import numpy as np
 
-from eqfuse.certify.subjects import Answer
+from eqfuse.certify.subjects import Answer, Subject
 
 SIGMAS = 40
 """Largest error that passes, in standard deviations of the rounding; and of slopes, which sum six
@@ -21,10 +22,18 @@ _MEDIAN_OF_SQUARES = 0.455  # of a normal distribution
 _DIRECTIONS = 3
 _LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
 _REACH = 5.0  # Å, by which a strain moves neighbours
+_FINER = 4  # times shorter, of differences that are taken again
 _STENCIL = (-3, -2, -1, 1, 2, 3)
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
 _KBAR = 1602.1766
+ROUGH = "less than float32"
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, ROUGH: 2.0**-23}
+"""Of each precision that `precision_of` returns; what is rougher is allowed as much."""
+ROUGHEST = 1e-4
+"""Largest rounding relative to energies (of 1 eV an atom at least), forces (1 eV/Å) and stress
+(0.01 eV/Å³): one that is larger is a fault, and does not widen the limits of the other checks."""
+_LEAST_FORCE, _LEAST_STRESS = 1.0, 0.01  # eV/Å, eV/Å^3
 
 
 class Rounding(NamedTuple):
@@ -50,11 +59,33 @@ class Finding(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Structures to compute, and the function from their answers to findings."""
+    """Structures to compute, and the function from their answers to findings.
+
+    Attributes:
+      finer: the same question with shorter differences, asked where one fails: the error of the
+        differences becomes smaller, that of a wrong force does not.
+    """
 
     name: str
     structures: list[ase.Atoms]
     judge: Callable[[list[Answer]], list[Finding]]
+    finer: "Callable[[], Question] | None" = None
+
+
+def ask(subject: Subject, questions: Sequence[Question]) -> list[list[Finding]]:
+    """Return the findings of each question."""
+    answers = iter(subject.compute([atoms for q in questions for atoms in q.structures]))
+    found = [q.judge([next(answers) for _ in q.structures]) for q in questions]
+    again = [
+        k
+        for k, findings in enumerate(found)
+        if questions[k].finer and any(f.error > f.limit for f in findings)
+    ]
+    shorter = [questions[k].finer() for k in again]
+    for k, finer in zip(again, ask(subject, shorter) if again else [], strict=True):
+        pairs = zip(found[k], finer, strict=True)
+        found[k] = [new if new.error < old.error / _FINER else old for old, new in pairs]
+    return found
 
 
 def moved(atoms: ase.Atoms, change) -> ase.Atoms:
@@ -99,24 +130,59 @@ def rounding(answers: list[Answer]) -> Rounding:
     return Rounding(deviation(energies), deviation(forces), deviation(stresses))
 
 
+def scales(answer: Answer) -> Rounding:
+    """Return what a rounding is relative to: the sizes of an answer, or the least that matter."""
+    stress = 0.0 if answer.stress is None else np.abs(answer.stress).max()
+    return Rounding(
+        abs(answer.energy) + len(answer.forces),
+        max(float(np.abs(answer.forces).max()), _LEAST_FORCE),
+        max(float(stress), _LEAST_STRESS),
+    )
+
+
+def precision_of(lines: Sequence[list[Answer]]) -> str:
+    """Return the key of `EPS` that fits the rounding of forces along lines of structures."""
+    relative = np.median([rounding(line).forces / scales(line[0]).forces for line in lines])
+    known = ("float64", 1e-10), ("float32", ROUGHEST)
+    return next((name for name, most in known if relative < most), ROUGH)
+
+
+def least_rounding(atoms: ase.Atoms, answer: Answer, precision: str) -> Rounding:
+    """Return the rounding that a precision has at least.
+
+    A line of one atom is a translation, in which less of it shows.
+    """
+    eps, size = EPS[precision], scales(answer)
+    stress = eps * size.forces * _REACH * len(atoms) / max(atoms.cell.volume, 1.0)
+    return Rounding(eps * size.energy / 2, 4 * eps * size.forces, stress)
+
+
+def measure(atoms: ase.Atoms, answers: list[Answer], precision: str) -> Rounding:
+    """Return the rounding along a line, between what the precision has and `ROUGHEST`."""
+    measured, size = rounding(answers), scales(answers[0])
+    least = least_rounding(atoms, answers[0], precision)
+    bounded = (min(m, ROUGHEST * s) for m, s in zip(measured, size, strict=True))
+    return Rounding(*map(max, bounded, least))
+
+
 def _slope(energies, step: float) -> tuple[float, float]:
     """Return the derivative by differences of sixth order, and a bound of their own error.
 
     The bound is by the differences of lower orders: neighbours cross the cutoff within the steps,
-    where higher derivatives jump.
+    where derivatives of the force jump. Wherever one such jump is, the error is below 0.62 of it.
     """
     d3, d2, d1 = (energies[-1 - k] - energies[k] for k in range(3))
     sixth = (45 * d1 - 9 * d2 + d3) / (60 * step)
     fourth = (8 * d1 - d2) / (12 * step)
     second = d1 / (2 * step)
-    return sixth, 5 * abs(sixth - fourth) + 0.02 * abs(fourth - second)
+    return sixth, 10 * abs(sixth - fourth) + 0.05 * abs(fourth - second)
 
 
 def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     """Ask whether forces are the slope of the energy, all atoms at once and each atom alone."""
-    step, questions = noise.step, []
+    questions = []
 
-    def along(name, direction, remark):
+    def along(name, direction, remark, step=noise.step):
         def judge(answers):
             first, *others = answers
             slope, apart = _slope([a.energy for a in others], step)
@@ -124,14 +190,15 @@ def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
             return [Finding(abs(slope + (first.forces * direction).sum()), limit, "eV/Å", remark)]
 
         lines = [atoms, *(moved(atoms, k * step * direction) for k in _STENCIL)]
-        questions.append(Question(name, lines, judge))
+        finer = functools.partial(along, name, direction, remark, step / _FINER)
+        return Question(name, lines, judge, finer if step == noise.step else None)
 
     for _ in range(_DIRECTIONS):
-        along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), "")
+        questions.append(along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), ""))
     for atom in range(len(atoms) if len(atoms) <= 12 else 0):
         direction = np.zeros((len(atoms), 3))
         direction[atom] = rng.choice([-1.0, 1.0], 3)
-        along("atoms", direction, f"atom {atom} ({atoms.symbols[atom]})")
+        questions.append(along("atoms", direction, f"atom {atom} ({atoms.symbols[atom]})"))
     return questions
 
 
@@ -142,11 +209,11 @@ def strained(atoms: ase.Atoms, strain) -> ase.Atoms:
     return copy
 
 
-def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
+def stresses(atoms: ase.Atoms, noise: Rounding, finer: bool = False) -> list[Question]:
     """Ask whether each component of the stress is the slope of the energy by that strain."""
     if not (atoms.pbc.all() and atoms.cell.rank == 3):
         return []
-    step, volume = noise.step / _REACH, atoms.get_volume()
+    step, volume = noise.step / (_REACH * (_FINER if finer else 1)), atoms.get_volume()
     structures = [atoms]
     for i, j in _VOIGT:
         strain = np.zeros((3, 3))
@@ -165,7 +232,8 @@ def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
         worst = int(np.argmax(errors / limits))
         return [Finding(errors[worst], limits[worst], "eV/Å³", likely or AXES[worst])]
 
-    return [Question("stress", structures, judge)]
+    again = None if finer else lambda: stresses(atoms, noise, True)[0]
+    return [Question("stress", structures, judge, again)]
 
 
 def _likely_stress(stress, slopes, limits) -> str:

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -15,6 +16,19 @@ from eqfuse.data import DataError
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""
+
+
+def check_paths(page: Path | None, numbers: Path | None):
+    """Refuse files that cannot be written, before anything is computed.
+
+    Raises:
+      DataError: a page that is neither .html nor .md, or a file that cannot be written.
+    """
+    if page is not None and page.suffix not in (".html", ".md"):
+        raise DataError(f"--report {page}: end its name with .html or .md")
+    for path in filter(None, (page, numbers)):
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise DataError(f"{path} cannot be written: is its folder there, and yours?")
 
 
 class Report:
@@ -38,22 +52,18 @@ class Report:
     def verdict(self) -> str:
         """Return the last line: PASS or FAIL, and which checks failed."""
         failed = [row.name for row in self.rows if row.verdict == "FAILED"]
+        noted = sum(row.verdict == "noted" for row in self.rows)
         count = sum(row.verdict != "not checked" for row in self.rows)
         if failed:
             return f"FAIL: {len(failed)} of {count} checks: {', '.join(failed)}"
-        return f"PASS: {count} checks, {len(self.rows) - count} not checked"
+        rest = f", {noted} of them noted" if noted else ""
+        return f"PASS: {count} checks{rest}, {len(self.rows) - count} not checked"
 
     def write(self, page: Path | None, numbers: Path | None) -> list[Path]:
-        """Write the page and the numbers where they are asked for, and return what was written.
-
-        Raises:
-          DataError: a page that is neither .html nor .md.
-        """
+        """Write the page and the numbers where they are asked for, and return what was written."""
         if numbers is not None:
             numbers.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
         if page is not None:
-            if page.suffix not in (".html", ".md"):
-                raise DataError(f"--report {page}: end its name with .html or .md")
             text = self._html() if page.suffix == ".html" else self._markdown(page)
             page.write_text(text, encoding="utf-8")
         return [path for path in (page, numbers) if path is not None]

@@ -63,8 +63,10 @@ CHECKS = {
     ),
 }
 """Each check by name: as it is printed, and what a failure means for a user."""
-HARMLESS = {"eV": 5e-5, "eV/Å": 5e-5, "eV/Å³": 1e-6}
-"""What is beyond the rounding and yet too small to matter is noted, and not a failure."""
+_HARMLESS = {"eV": 1e-9, "eV/Å": 1e-9, "eV/Å³": 1e-11}
+_BY_DIFFERENCES = ("forces", "atoms", "stress", "path")
+"""What is beyond the rounding and yet too small to matter is noted, and not a failure; where the
+slope of the energy is asked for, a thousand times as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Row:
       name: key of `CHECKS`.
       error, limit: in `unit`; the error is None where nothing was checked.
       remark: the structure and place of the worst finding, or why nothing was checked.
+      harmless: the largest error that is noted and not a failure, in `unit`.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Row:
     limit: float = 0.0
     unit: str = ""
     remark: str = ""
+    harmless: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -95,13 +99,13 @@ class Row:
             return "not checked"
         if self.passed:
             return "passed"
-        noted = self.name == "inversion" or self.error <= HARMLESS.get(self.unit, 0.0)
-        return "noted" if noted else "FAILED"
+        least = _HARMLESS.get(self.unit, 0.0) * (1000 if self.name in _BY_DIFFERENCES else 1)
+        return "noted" if self.error <= max(least, self.harmless) else "FAILED"
 
     @property
     def meaning(self) -> str:
         """Return what a failure means; nothing for a check that passed."""
-        if self.verdict == "noted" and self.name != "inversion":
+        if self.verdict == "noted" and self.harmless < np.inf:
             return "It is beyond rounding, and too small to matter in dynamics."
         return "" if self.passed else CHECKS[self.name][1]
 
@@ -113,15 +117,17 @@ class Row:
         return f"{text}{numbers}  {self.verdict:<7} {self.remark}".rstrip()
 
 
-def worst_of(name: str, findings: Sequence[tuple[str, Finding]]) -> Row:
-    """Return the row of a check: the finding that is nearest to its limit or farthest beyond it."""
+def worst_of(name: str, findings: Sequence[tuple[str, Finding]], harmless: float = 0.0) -> Row:
+    """Return the row of a check: the finding that fails, or is nearest to its limit."""
     if not findings:
         return Row(name, None, remark="no structure of this kind, or no such result")
 
-    def beyond(pair):
-        error, limit = pair[1].error, pair[1].limit
-        return np.inf if not np.isfinite(error) else error / max(limit, 1e-300)
+    def row_of(structure: str, found: Finding) -> Row:
+        remark = ", ".join(filter(None, [structure, found.remark]))
+        return Row(name, float(found.error), float(found.limit), found.unit, remark, harmless)
 
-    structure, worst = max(findings, key=beyond)
-    remark = ", ".join(filter(None, [structure, worst.remark]))
-    return Row(name, float(worst.error), float(worst.limit), worst.unit, remark)
+    def badness(row: Row):
+        beyond = row.error / max(row.limit, 1e-300) if np.isfinite(row.error) else np.inf
+        return row.verdict == "FAILED", beyond
+
+    return max((row_of(*pair) for pair in findings), key=badness)

@@ -38,7 +38,7 @@ def made_structures(elements) -> list[ase.Atoms]:
         slab,
         molecule,
         close,
-        grid("large cell", (4, 4, 4)),
+        grid("large cell", (5, 5, 4)),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
 
 _ATOMS_AT_ONCE = 500
+_THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 class Answer(NamedTuple):
@@ -49,11 +51,11 @@ class Subject:
     Attributes:
       name: for reports.
       elements: atomic numbers that it is known for; None if nothing says which.
-      has_inversion: False for networks of SO(3) alone.
+      has_inversion: False for networks of SO(3) alone; None where nobody knows.
     """
 
     elements: Sequence[int] | None = None
-    has_inversion = True
+    has_inversion: bool | None = None
 
     def __init__(self, calculator, name: str | None = None, modules: Sequence[str] = ()):
         self._calculator, self._modules = calculator, modules
@@ -86,20 +88,27 @@ class Subject:
 
 
 class Run(Subject):
-    """A trained or converted run of eqfuse."""
+    """A trained or converted run of eqfuse.
 
-    def __init__(self, run, *, which=None, dtype: str | None = None, backend: str | None = None):
+    Args:
+      run, which, backend: see `eqfuse.Calculator`.
+      dtype: "float64" if not given, whatever the run was trained in.
+      batch: structures at once; as many as fit into some hundred atoms if not given.
+    """
+
+    def __init__(self, run, *, which=None, dtype=None, backend=None, batch: int | None = None):
+        dtype = dtype or "float64"
         self._network = Network(run, which=which, dtype=dtype, backend=backend)
         calculator = Calculator(run, which=which, dtype=dtype, backend=backend)
         super().__init__(calculator, str(run), ("eqfuse",))
-        self.elements = self._network.species
+        self.elements, self._batch = self._network.species, batch
         self.has_inversion = not self._network.metadata["model_fields"].get("so3", False)
 
     def compute(self, structures):
         """Compute structures in batches; where a batch has an error, one after the other."""
-        largest = max(map(len, structures))
+        batch = self._batch or max(1, _ATOMS_AT_ONCE // max(map(len, structures)))
         try:
-            found = predict(self._network, structures, batch_size=max(1, _ATOMS_AT_ONCE // largest))
+            found = predict(self._network, structures, batch_size=batch)
         except DataError:
             return self.in_turn(structures)
         voigt = [0, 4, 8, 5, 2, 1]
@@ -113,17 +122,19 @@ class Remote(Subject):
     Args:
       name: see `worker.build`.
       python: of the environment; None for this one.
+      threads: processors that it may use; None for all.
     Raises:
       DataError: the calculator cannot be made there; with what it says.
     """
 
-    def __init__(self, name: str, python: str | Path | None = None):
+    def __init__(self, name: str, python: str | Path | None = None, threads: int | None = None):
         super().__init__(None, name, (name.partition(":")[0].partition(".")[0],))
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it is closed with the process
-        command = [str(python or sys.executable), str(Path(worker.__file__)), name]
+        command = [str(python or sys.executable), worker.__file__, name, str(threads or 0)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
+        of_threads = dict.fromkeys(_THREADS, str(threads)) if threads else {}
         try:
-            self._process = subprocess.Popen(command, **pipes)
+            self._process = subprocess.Popen(command, **pipes, env=os.environ | of_threads)
         except OSError as error:
             self._log.close()
             raise DataError(f"--python {python} cannot be run: {error.strerror}") from error
@@ -160,14 +171,33 @@ class Remote(Subject):
         self._log.close()
 
 
-def open_subject(name: str, *, python=None, which=None, dtype=None, backend=None) -> Subject:
+def open_subject(name: str, *, python=None, threads=None, batch=None, **of_run) -> Subject:
     """Return the potential that an argument of a command names, a run or `module:function(...)`.
 
+    Args:
+      name: of it.
+      python, threads: see `Remote`; a run gets a process of its own for a number of threads.
+      batch: see `Run`.
+      of_run: `which`, `dtype` and `backend` of a run.
     Raises:
-      CheckpointError, DataError: there is none.
+      CheckpointError, DataError: there is none, or an option that is not for it.
     """
+    for option, number in (("threads", threads), ("batch", batch)):
+        if number is not None and number < 1:
+            raise DataError(f"--{option} must be at least 1, got {number}")
+    named = {option: value for option, value in of_run.items() if value is not None}
     if ":" in name and not Path(name).exists():
-        return Remote(name, python)
+        if batch is not None or named:
+            options = ", ".join(f"--{k}" for k in [*named, *(["batch"] if batch else [])])
+            raise DataError(
+                f"{options}: of a run only; give options of {name} between its parentheses"
+            )
+        return Remote(name, python, threads)
     if python is not None:
         raise DataError("--python is for calculators, module:function(arguments); a run needs none")
-    return Run(name, which=which, dtype=dtype, backend=backend)
+    if threads is None:
+        return Run(name, batch=batch, **named)
+    if batch is not None:
+        raise DataError("--threads computes one structure at a time: leave out --batch")
+    options = "".join(f", {k}={v!r}" for k, v in ({"dtype": "float64"} | named).items())
+    return Remote(f"eqfuse:Calculator({str(name)!r}{options})", threads=threads)

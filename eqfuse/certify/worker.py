@@ -61,7 +61,7 @@ def relax(calculator, atoms: ase.Atoms, steps: int) -> dict:
     """Return the positions after so many steps towards a minimum of the energy."""
     atoms = atoms.copy()
     atoms.calc = calculator
-    FIRE(atoms, logfile=None).run(fmax=0.3, steps=steps)
+    FIRE(atoms, logfile=None).run(fmax=0.1, steps=steps)
     return {"positions": atoms.positions}
 
 
@@ -165,8 +165,11 @@ def serve():
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.path.insert(0, os.getcwd())
+    name, threads = sys.argv[1], int(sys.argv[2])
+    if threads:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     try:
-        calculator = build(sys.argv[1])
+        calculator = build(name)
     except Exception as error:
         send(replies, {"error": f"{type(error).__name__}: {error}"})
         return

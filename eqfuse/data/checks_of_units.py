@@ -2,7 +2,8 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import ase.units
 import numpy as np
@@ -10,7 +11,7 @@ from ase.data import chemical_symbols, covalent_radii
 
 from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.structures import Structure, counted
+from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _COMPARED = 100  # frames of a group that are compared with each other
 _RUNS = 5  # pieces of the file that these are from
@@ -43,7 +44,7 @@ def energy_differences(structures: Sequence[Structure]) -> Iterator[str]:
     are not correlated, as for frames that are far apart.
     """
     work, change, atoms = [np.zeros(0)], [np.zeros(0)], []
-    for group in _groups(structures):
+    for group in groups_of(structures, _atoms_and_cell):
         group_work, group_change = _pairs(group)
         # the same weight for each atom, however large the structures are
         work.append(group_work / group[0].num_atoms)
@@ -76,13 +77,19 @@ def _explained(ratio: float, atoms: list[int]) -> str:
     return f"probably {' (or: '.join(texts[:2])}{')' if len(texts) > 1 else ''}"
 
 
-def _groups(structures: Sequence[Structure]) -> list[list[Structure]]:
-    """Return the largest groups of frames of the same atoms in the same cell, sampled."""
+def _atoms_and_cell(s: Structure):
+    small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
+    if small and s.energy is not None and has_all_forces(s):
+        return s.numbers.tobytes(), s.cell.round(5).tobytes()
+    return None
+
+
+def groups_of(structures: Sequence[Structure], key: Callable) -> list[list[Structure]]:
+    """Return the largest groups of frames of equal keys, sampled; None is in no group."""
     groups = defaultdict(lambda: array("q"))  # a list has 40 bytes for each number
     for k, s in enumerate(structures):
-        small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
-        if small and s.energy is not None and s.forces is not None:
-            groups[s.numbers.tobytes(), s.cell.round(5).tobytes()].append(k)
+        if (own := key(s)) is not None:
+            groups[own].append(k)
     largest = sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]
     return [[structures[k] for k in _sampled(group)] for group in largest if len(group) >= 3]
 
@@ -181,15 +188,10 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
     Forces are fitted by springs between bonded atoms, one stiffness for each pair of elements. A
     bond that is longer than usual pulls, whatever the method that gave the forces.
     """
-    sample = _sample(structures)
-    bonds = [_bonds(structure) for structure in sample]
-    kinds = np.unique(np.concatenate([kind for *_, kind in bonds])) if bonds else np.array([])
-    if not len(kinds):
-        return
-    fitted = _fit(sample, bonds, kinds)
+    fitted = fitted_springs(structures)
     if fitted is None:
         return
-    stiffness, error = fitted
+    sample, _, kinds, stiffness, error = fitted
     certain = np.abs(stiffness) > _CERTAIN * error
     if not certain.any():
         return
@@ -229,7 +231,7 @@ def _elements(kind: int) -> tuple[int, int]:
 
 def _sample(structures: Sequence[Structure]) -> list[Structure]:
     """Return structures with forces, evenly spaced."""
-    forces = selected(structures, lambda s: s.forces is not None and np.any(s.forces))
+    forces = selected(structures, lambda s: has_all_forces(s) and np.any(s.forces))
     steps = np.unique(np.linspace(0, len(forces) - 1, _FRAMES).astype(int)) if forces else []
     sample, atoms = [], 0
     for structure in chosen(forces, steps):
@@ -256,18 +258,41 @@ def _bonds(structure: Structure):
     return receivers[bonded], unit, length[bonded], kind[bonded]
 
 
-def _fit(structures, bonds, kinds) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return stiffness and standard error of each kind of bond; None if springs explain nothing."""
-    lengths = np.concatenate([length for _, _, length, _ in bonds])
-    which = np.searchsorted(kinds, np.concatenate([kind for *_, kind in bonds]))
+class Springs(NamedTuple):
+    """Springs between bonded atoms, fitted to forces."""
+
+    structures: list[Structure]
+    bonds: list[tuple]  # of each structure: atoms, directions, lengths less mean, lengths, kinds
+    kinds: np.ndarray  # [n_kinds] pairs of elements
+    stiffness: np.ndarray  # [n_kinds] eV/Å^2
+    error: np.ndarray  # [n_kinds] standard errors
+
+    def virials(self) -> np.ndarray:
+        """Return the stress times the volume of each structure, [n, 3, 3] eV; bonds occur twice."""
+        virials = []
+        for _, unit, stretched, length, k in self.bonds:
+            tension = self.stiffness[k] * stretched * length / 2
+            virials.append(np.einsum("n,ni,nj->ij", tension, unit, unit))
+        return np.array(virials)
+
+
+def fitted_springs(structures: Sequence[Structure]) -> Springs | None:
+    """Return springs that give the forces of a sample; None if they explain nothing."""
+    sample, columns, forces, bonds = _sample(structures), [], [], []
+    found = [_bonds(structure) for structure in sample]
+    if not sum(len(length) for _, _, length, _ in found):
+        return None
+    lengths = np.concatenate([length for _, _, length, _ in found])
+    kinds, which = np.unique(np.concatenate([kind for *_, kind in found]), return_inverse=True)
     mean = np.bincount(which, lengths) / np.bincount(which)
-    columns, forces = [], []
-    for structure, (atoms, unit, length, kind) in zip(structures, bonds, strict=True):
+    for structure, (atoms, unit, length, kind) in zip(sample, found, strict=True):
         k = np.searchsorted(kinds, kind)
+        stretched = length - mean[k]
         pulls = np.zeros((len(kinds), structure.num_atoms, 3))
-        np.add.at(pulls, (k, atoms), unit * (length - mean[k])[:, None])
+        np.add.at(pulls, (k, atoms), unit * stretched[:, None])
         columns.append(pulls.reshape(len(kinds), -1))
         forces.append(structure.forces.ravel())
+        bonds.append((atoms, unit, stretched, length, k))
     columns, forces = np.concatenate(columns, axis=1).T, np.concatenate(forces)
     stiffness = np.linalg.lstsq(columns, forces, rcond=1e-8)[0]
     left = forces - columns @ stiffness
@@ -275,7 +300,7 @@ def _fit(structures, bonds, kinds) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     variance = left @ left / max(1, len(forces) - len(kinds))
     error = np.sqrt(variance * np.diag(np.linalg.pinv(columns.T @ columns)))
-    return stiffness, np.maximum(error, 1e-30)
+    return Springs(sample, bonds, kinds, stiffness, np.maximum(error, 1e-30))
 
 
 _TOTALS = (0.99, 1.025)  # of all-electron energies, over those of Thomas-Fermi theory

@@ -65,10 +65,7 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     )
     if distances.size and distances.min() < COINCIDENT:
         pair = int(np.argmin(distances))
-        raise DataError(
-            f"atoms {receivers[pair]} and {senders[pair]} are at the same place "
-            f"({distances[pair]:.1e} Å apart); remove one"
-        )
+        raise coincident(receivers[pair], senders[pair], distances[pair])
     images = images + away[receivers] - away[senders]
     order = np.lexsort((images[:, 2], images[:, 1], images[:, 0], senders, receivers))
     images = images[order]
@@ -76,6 +73,13 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     # Those of a molecule take no memory: large sets are mostly lists of neighbours.
     shifts = images @ cell if pbc.any() else np.broadcast_to(0.0, images.shape)
     return senders[order].astype(np.int32), receivers[order].astype(np.int32), shifts
+
+
+def coincident(a: int, b: int, distance: float, where: str = "") -> DataError:
+    """Return the error of two atoms at one place."""
+    first, second = sorted((int(a), int(b)))
+    place = f"atoms {first} and {second} are at the same place ({distance:.1e} Å apart)"
+    return DataError(f"{where}{place}; remove one")
 
 
 def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:

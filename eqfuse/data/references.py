@@ -5,12 +5,14 @@ numbers are 1e-3 eV apart: references are subtracted in float64, before any cast
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.lazy import selected
+from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.readers import Keys, read_structures
 from eqfuse.data.structures import MAX_ATOMIC_NUMBER, DataError, Structure
 
@@ -20,13 +22,14 @@ TOLERANCE = 1e-6
 
 
 def isolated_atom_energies(
-    path: str | os.PathLike, *, energy_key: str = "energy"
+    path: str | os.PathLike, *, energy_key: str = "energy", cutoff: float | None = None
 ) -> dict[int, float]:
     """Return the energies of isolated atoms from a file of single atoms.
 
     Args:
       path: the file, one frame per element.
       energy_key: name of the energies in the file, eV.
+      cutoff: Å; an atom that has images of itself within it is a warning.
     Returns:
       atomic number -> energy in eV, sorted by atomic number.
     Raises:
@@ -42,15 +45,23 @@ def isolated_atom_energies(
             )
         if atom.energy is None:
             raise DataError(f"{atom.origin} has no energy under the key {energy_key!r}")
-    return energies_of_atoms(atoms)
+    return energies_of_atoms(atoms, cutoff)
 
 
-def energies_of_atoms(atoms: Iterable[Structure]) -> dict[int, float]:
+def energies_of_atoms(atoms: Iterable[Structure], cutoff: float | None = None) -> dict[int, float]:
     """Return the energy of each element from single atoms, of two equal ones the first."""
     energies: dict[int, float] = {}
     for atom in atoms:
         if atom.energy is None:
             raise DataError(f"{atom.origin}: an isolated atom without an energy")
+        if cutoff and len(neighbor_list(atom.positions, atom.cell, atom.pbc, cutoff)[0]):
+            warnings.warn(
+                f"{atom.origin}: this isolated atom has periodic images of itself within the "
+                f"cutoff of {cutoff} Å, and its energy is that of a crystal; give one of a larger "
+                "cell, or without periodic boundaries",
+                UserWarning,
+                stacklevel=2,
+            )
         number = int(atom.numbers[0])
         if abs(energies.setdefault(number, atom.energy) - atom.energy) > TOLERANCE:
             raise DataError(

@@ -297,7 +297,7 @@ class Committee(ase.calculators.calculator.Calculator):
             self.results["stress_spread"] = deviation["stress"]
 
 
-def hessian(atoms) -> np.ndarray:
+def hessian(run, atoms=None) -> np.ndarray:
     """Return the second derivatives of the energy by the positions of atoms.
 
         H[a, i, b, j] = d^2 E / dr_ai dr_bj
@@ -306,11 +306,15 @@ def hessian(atoms) -> np.ndarray:
     `ase.vibrations.VibrationsData(atoms, eqfuse.hessian(atoms))` has frequencies and modes.
 
     Args:
-      atoms: `ase.Atoms` with an `eqfuse.Calculator`; a TypeError names another one.
+      run: the folder of a run, or a file of its network; or left out, for the `eqfuse.Calculator`
+        that the atoms have. A TypeError names another one.
+      atoms: `ase.Atoms`.
     Returns:
       [n_atoms, 3, n_atoms, 3] eV/Å^2, in float64 of what the precision of the network gives.
     """
-    calculator, count = atoms.calc, len(atoms)
+    calculator = run.calc if atoms is None else Calculator(run)
+    atoms = run if atoms is None else atoms
+    count = len(atoms)
     if not isinstance(calculator, Calculator):
         raise TypeError(
             f"the Hessian needs an eqfuse.Calculator, got {type(calculator).__name__}: "

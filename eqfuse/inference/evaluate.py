@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import csv
+import sys
 from pathlib import Path
 
 import ase.io
@@ -14,6 +15,7 @@ import scipy.stats
 
 from eqfuse import data
 from eqfuse import plots as pictures
+from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled, counted
@@ -75,6 +77,8 @@ def _write_errors(options):
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
     _draw_parity(structures, predicted, folder / "parity.png")
     _print(rows)
+    if hint := stress_hint(structures, predicted):
+        print(f"warning: {hint}", file=sys.stderr, flush=True)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):
         print(drawn)
     pictures_drawn = "parity.png and spread.png" if drawn else "parity.png"
@@ -144,6 +148,7 @@ def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | 
     if not pairs:
         return None
     spread, error = map(np.concatenate, zip(*pairs, strict=True))
+    spread, error = spread[~np.isnan(error)], error[~np.isnan(error)]
     rank = scipy.stats.spearmanr(spread, error).statistic if len(spread) > 1 else np.nan
     pictures.spread(spread, error, target)
     ratio = np.sqrt(np.mean(error**2) / np.mean(spread**2))

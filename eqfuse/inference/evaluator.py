@@ -17,7 +17,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.data import DataError
-from eqfuse.data.neighbors import COINCIDENT, spatial_order
+from eqfuse.data.neighbors import COINCIDENT, coincident, spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference.lists import (
     Pairs,
@@ -333,13 +333,14 @@ class Evaluator:
         Raises:
           DataError: an energy or force is not finite; names the structure and the atom.
         """
-        array = self.apply(_results, listed, structures, of_atoms=of_atoms)
+        array = self._apply(_results, listed, structures, of_atoms=of_atoms)
         nodes, number = listed.sizes.nodes, listed.number
         strain = array[4 * nodes :].reshape(-1, 3, 3)
         energies = array[:nodes].take(number)
         forces = array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0)
         if not (np.isfinite(energies).all() and np.isfinite(forces).all()):
-            raise self._not_finite(listed, structures or listed.structures, energies, forces)
+            atom = int(np.argmin(np.isfinite(energies) & np.isfinite(forces).all(axis=1)))
+            raise self._not_finite(listed, structures, atom)
         return Results(
             energies,
             forces,
@@ -347,28 +348,45 @@ class Evaluator:
             self.network.references[listed.species],
         )
 
-    def _not_finite(self, listed: Listed, structures, energies, forces) -> DataError:
-        """Return the error of a structure whose energy or forces are not finite."""
-        atom = int(np.argmin(np.isfinite(energies) & np.isfinite(forces).all(axis=1)))
-        names = listed.names or [""] * len(structures)
-        for name, (positions, _) in zip(names, structures, strict=True):
-            where = f"{name}: " if name else ""
-            if atom < len(positions):
-                break
-            atom -= len(positions)
-        apart = np.linalg.norm(positions - positions[atom], axis=1)
-        apart[atom] = np.inf
-        other = int(np.argmin(apart))
-        if apart[other] < COINCIDENT:
-            places = f"atoms {atom} and {other} are at the same place ({apart[other]:.1e} Å apart)"
-            return DataError(f"{where}{places}; remove one")
+    def _not_finite(self, listed: Listed, structures=None, atom: int = 0) -> DataError:
+        """Return the error of structures that have a number that is not finite, of an atom."""
+        structures = listed.structures if structures is None else structures
+        positions, cells = map(np.concatenate, zip(*structures, strict=True))
+        sizes = [len(one) for one, _ in structures]
+        index, first = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes])
+        edges, images = listed.pairs.edges, np.asarray(listed.pairs.images)
+        ends = np.stack([np.asarray(edges.receivers), np.asarray(edges.senders)])
+        apart = np.flatnonzero(ends[0] != ends[1])
+        ends = listed.order[ends[:, apart]]
+        shifts = np.einsum("pi,pij->pj", images[apart], cells.reshape(-1, 3, 3)[index[ends[0]]])
+        lengths = np.linalg.norm(positions[ends[1]] + shifts - positions[ends[0]], axis=1)
+        touches = lengths.size and lengths.min() < COINCIDENT
+        atom = ends[0, np.argmin(lengths)] if touches else atom
+        number = index[atom]
+        name = listed.names[number] if listed.names else ""
+        where = f"{name}: " if name else ""
+        if touches:
+            a, b = ends[:, np.argmin(lengths)] - first[number]
+            return coincident(a, b, lengths.min(), where)
         return DataError(
-            f"{where}the network gives an energy or force of atom {atom} that is not finite; see "
-            "that no other atom is at its place, and that the structure is like those of training"
+            f"{where}the network gives an energy or force of atom {atom - first[number]} that is "
+            "not finite; see that the structure is like those of training"
         )
 
     def apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
-        """Compute a function of structures, see `Program.compiled`; sizes grow for more edges."""
+        """Compute a function of structures, see `Program.compiled`.
+
+        Raises:
+          DataError: a number is not finite, as where two atoms are at one place.
+        """
+        array = self._apply(function, listed, structures, **static)
+        if not np.isfinite(array).all():
+            self.run(listed, structures)  # names the atom
+            raise self._not_finite(listed, structures)
+        return array
+
+    def _apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
+        """Compute a function of structures, with sizes that grow for more edges."""
         compiled, sizes = self.program.compiled(function, **static), listed.sizes
         structures = listed.structures if structures is None else structures
         places = np.zeros((sizes.nodes + 3 * sizes.graphs, 3))

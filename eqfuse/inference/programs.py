@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 from jax.experimental import serialize_executable
 
-from eqfuse.ops import _cache
+from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import machine
 
 _PACKAGES = ("jax", "jaxlib", "e3nn-jax", "flax", "llvmlite")
@@ -56,18 +56,18 @@ class Kept:
         trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
         if (found := _load(file, *trees)) is not None:
             return found
-        with machine.recorded() as kernels:
+        with machine.registered() as kernels:
             program = self._jitted.lower(*arguments, size=size).compile()
         # what cannot be stored is compiled again by the next process
         with contextlib.suppress(ValueError, NotImplementedError, OSError):
             content = serialize_executable.serialize(program)[0]
             content = pickle.dumps((kernels, content))
-            _cache.write(file, hashlib.sha256(content).digest() + content)
+            _host.write(file, hashlib.sha256(content).digest() + content)
         return program
 
 
 def _load(file: Path, in_tree, out_tree) -> Callable | None:
-    content = _cache.read(file)
+    content = _host.read(file)
     if content is None or hashlib.sha256(content[32:]).digest() != content[:32]:
         return None
     kernels, program = pickle.loads(content[32:])  # of a file that only this user can write
@@ -81,7 +81,7 @@ def _folder() -> Path | None:
     named = jax.config.jax_compilation_cache_dir
     if not (named and jax.config.jax_enable_compilation_cache) or jax.default_backend() != "cpu":
         return None
-    ours = _cache.cache_folder("programs")
+    ours = _host.cache_folder("programs")
     return Path(named) if ours == Path(named).parent else None
 
 

@@ -4,7 +4,7 @@ The error of a table is that of its slopes: forces are sums of them, with factor
 not change. It is measured in float64 at 800 lengths from a thousandth of the cutoff to the cutoff,
 for each pair of species that has functions of its own, relative to the largest slope of the network
 at that length or beyond, which is at least a thousandth of the largest of all. Tables are kept in
-the folder of `eqfuse.ops._cache`, so that each network is measured once.
+the folder of `eqfuse.ops._host`, so that each network is measured once.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.models.radial_table import ORDER, breaks_of, choose, grid, tables_program
-from eqfuse.ops import _cache
+from eqfuse.ops import _host
 
 BOUND = 1e-7
 """Largest error of tables that are taken without being asked for."""
@@ -50,7 +50,7 @@ def tables_of(potential, variables) -> Tables:
         leaf = np.ascontiguousarray(leaf)
         key.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         key.update(leaf.data)
-    file = _cache.cache_folder("radial") / f"{key.hexdigest()}.npz"
+    file = _host.cache_folder("radial") / f"{key.hexdigest()}.npz"
     if (found := _read(file)) is None:
         found = measured(potential, variables)
         _write(file, found)
@@ -128,13 +128,13 @@ def _write(file, found: Tables):
         arrays["/" + "/".join(key.key for key in path)] = table
     content = io.BytesIO()
     np.savez(content, **arrays)
-    _cache.write(file, content.getbuffer())
-    _cache.remove_old(file.parent, "*.npz")
+    _host.write(file, content.getbuffer())
+    _host.remove_old(file.parent, "*.npz")
 
 
 def _read(file) -> Tables | None:
     """Return tables of a file; None if there is none, or a damaged one."""
-    if (content := _cache.read(file)) is None:
+    if (content := _host.read(file)) is None:
         return None
     try:
         os.utime(file)  # files that are used are kept

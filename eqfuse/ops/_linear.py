@@ -15,7 +15,7 @@ from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import nearest
 from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Parameter, Rows, Term, Weights
-from eqfuse.ops.primitives import linear as linear_forms
+from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
 
@@ -446,7 +446,7 @@ def _evaluate(of_inputs, inputs, parameters, index, backend, zero_flags):
     if index is not None:
         index = batch_axes.rows(index, others=0)
     linear_form = linears.sum_of(of_inputs)
-    [out] = linear_forms.evaluate(linear_form, arrays, index, batch_axes.count, backend)
+    [out] = forms.evaluate_linear(linear_form, arrays, index, batch_axes.count, backend)
     return e3nn.IrrepsArray(of_inputs[0].irreps_out, batch_axes.apart(out), zero_flags=zero_flags)
 
 
@@ -487,7 +487,7 @@ def grouped_dense(
     if not jnp.issubdtype(dtype, jnp.inexact):
         dtype = jnp.ones(()).dtype
     arrays = [jnp.asarray(a, dtype) for a in (x, *kernels)]
-    outputs = linear_forms.evaluate(linear_form, arrays, None, x.shape[0], backend)
+    outputs = forms.evaluate_linear(linear_form, arrays, None, x.shape[0], backend)
     return list(outputs) if split else outputs[0]
 
 

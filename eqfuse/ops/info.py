@@ -11,7 +11,7 @@ import platform
 import jax
 
 from eqfuse.ops._backend import availability, resolve, resolve_apart
-from eqfuse.ops._cache import cache_folder
+from eqfuse.ops._host import cache_folder
 from eqfuse.ops.backends.triton import compile, runtime
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 

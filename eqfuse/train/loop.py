@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from eqfuse.train.device.parallel import Devices, profile
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
-from eqfuse.train.run.results import Callback
+from eqfuse.train.run.results import Callback, hint_of_stress
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import Progress, duration, waiting
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
@@ -34,6 +35,8 @@ class Position:
     loss_sum: float = 0.0  # of these steps
     best: float = math.inf  # lowest validation error so far, by `training.best`
     second_since: int | None = None  # the first step of the second stage
+    falls_since: int | None = None  # with wsd, the first step of a lower learning rate
+    fraction: float = 0.0  # of the run that is over
     elapsed: float = 0.0  # s
     learning_rate: dict = dataclasses.field(default_factory=dict)  # see `LearningRate.to_plain`
 
@@ -70,6 +73,7 @@ class Fit:
         self._first_epoch = 0 if pretrained else 1
         self._learning_rate = LearningRate(config.training)
         self._compiled_shapes = set()
+        self._hint_below = 500 * compiled.losses[0].force_scale  # meV/Å
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached, and return the last state.
@@ -97,6 +101,7 @@ class Fit:
         due = self._validation_is_due(int(state.step), at)
         if reason is None or due:
             self._prepare(state, at)
+            self._warn_of_rise(int(state.step), at)
         by = "epoch" if self._settings.validate_every is None else "step"
         with Progress(len(self._train), self._settings.stress_weight > 0, by) as progress:
             self._signal(stop)
@@ -151,6 +156,29 @@ class Fit:
         decay = average_decay(self._settings.ema_decay, step, at.second_since)
         return rate, decay, self._compiled.device_losses[at.second_since is not None]
 
+    def _warn_of_rise(self, step: int, at: Position):
+        """Warn where a run that was made longer has a higher learning rate than it had."""
+        fractions = at.fraction, self._limits.fraction(step)
+        before, now = (self._learning_rate(step, fraction) for fraction in fractions)
+        goes_back = self._settings.schedule == "wsd"
+        if now - before > 0.05 * self._settings.lr and not goes_back and self._devices.is_main:
+            stage = "" if at.second_since is None else ", in its second stage"
+            print(
+                f"warning: the run is longer now{stage}, and its learning rate rises from "
+                f"{before:.1e} to {now:.1e}: it will hardly be as good as one that was so long "
+                f"from its start. start_from={self._folder.path} trains its network in a new run; "
+                "a run with training.schedule=wsd can be made longer",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _keep_stable(self, state: TrainState, at: Position):
+        """Keep the state before the learning rate of wsd falls: a longer run goes on from there."""
+        falls = self._limits.fraction(int(state.step)) >= self._settings.stable_until
+        if self._settings.schedule == "wsd" and falls and at.falls_since is None:
+            self._keep(state, at, name="stable")
+            at.falls_since = int(state.step)
+
     def _begin_stage(self, step: int, at: Position, progress: Progress):
         """Move on to the second stage, where it is time."""
         begin = self._settings.second_stage
@@ -193,15 +221,16 @@ class Fit:
             f"{self._folder.checkpoints}; go on with resume={self._folder.path}",
         )
 
-    def _keep(self, state: TrainState, at: Position, validation=None):
-        """Offer the last checkpoint."""
+    def _keep(self, state: TrainState, at: Position, validation=None, name: str = "last"):
+        """Offer a checkpoint to go on from."""
+        at.fraction = self._limits.fraction(int(state.step))
         at.elapsed, at.learning_rate = self._limits.elapsed, self._learning_rate.to_plain()
         plain = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
         plain |= {} if validation is None else {"validation": validation}
         plain["position"] = dataclasses.asdict(at)
         with self._devices.together():
             self._checkpoints.offer(
-                "last", int(state.step), self._compiled.average_of(state), plain, state=state
+                name, int(state.step), self._compiled.average_of(state), plain, state=state
             )
 
     def _epoch(self, state: TrainState, at: Position, stop, progress):
@@ -214,6 +243,7 @@ class Fit:
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
             if self._signal(stop) or limits.fraction(step) >= 1.0:
                 break
+            self._keep_stable(state, at)
             self._begin_stage(step, at, progress)
             start = time.monotonic()
             arguments = self._step_arguments(step, at)
@@ -289,13 +319,23 @@ class Fit:
         self._keep(state, after, errors)
         validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))
+        if self._devices.is_main:
+            self._hint(state, row, progress)
         return after
+
+    def _hint(self, state, row: dict, progress: Progress):
+        """Print, once, that the stress has another sign or unit, when the forces can show it."""
+        error = row["val_forces_rmse_mev_per_a"]
+        if not (error < self._hint_below and self._settings.stress_weight):
+            return
+        self._hint_below, params = error / 2, self._compiled.average_of(state)()
+        if hint := hint_of_stress(self._compiled.potential, params, self._val):
+            self._hint_below = 0.0
+            progress.log(f"warning: {hint}")
 
     def _reason_to_stop(self, step: int) -> str | None:
         if step >= self._limits.steps:
             return _ALL_STEPS
         if self._limits.time_is_up:
             return "time is up"
-        if self._learning_rate.exhausted:
-            return "learning rate exhausted"
-        return None
+        return self._learning_rate.reason_to_stop

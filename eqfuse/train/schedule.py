@@ -24,15 +24,28 @@ class MoleculeTraining:
     """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
 
     lr: float = setting(0.01, "highest learning rate", POSITIVE)
-    schedule: Literal["cosine", "plateau", "constant"] = setting(
-        "cosine", "how the learning rate changes after the warm-up"
+    schedule: Literal["cosine", "wsd", "plateau", "exponential", "constant"] = setting(
+        "cosine",
+        "how the learning rate changes after the warm-up; wsd (warm-up, stable, decay) falls only "
+        "when the second stage begins, or in the last quarter: such a run can be made longer",
     )
     warmup_steps: int = setting(50, "steps until the learning rate is highest", NOT_NEGATIVE)
     min_lr: float = setting(1e-5, "lowest learning rate; a run with plateau ends there", POSITIVE)
     patience: int = setting(
         10, "plateau: validations without improvement before it falls", POSITIVE
     )
-    factor: float = setting(0.5, "plateau: what the learning rate is multiplied by", FRACTION)
+    factor: float | None = setting(
+        None,
+        "what the learning rate is multiplied by: for plateau, null is 0.5; for exponential after "
+        "each validation, and null is what ends at min_lr",
+        FRACTION,
+    )
+    early_stopping: int | None = setting(
+        None,
+        "end the run after this many validations without improvement, counted anew in the second "
+        "stage; null: never",
+        POSITIVE,
+    )
     optimizer: Literal["muon", "adam", "adamw", "amsgrad"] = setting("muon", "the optimizer")
     weight_decay: float | None = setting(
         None, "decay of the weights, for muon and adamw; null: 0.01 for adamw, else 0", NOT_NEGATIVE
@@ -89,6 +102,11 @@ class MoleculeTraining:
         weights = self.energy_weight, self.forces_weight, self.stress_weight
         require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
 
+    @property
+    def stable_until(self) -> float:
+        """Return the fraction of a run after which the learning rate of wsd falls."""
+        return self.second_stage or 0.75
+
 
 def average_decay(ema_decay: float, step: int, since: int | None) -> float:
     """Return the part of the averaged parameters that stays in a step.
@@ -104,10 +122,14 @@ def average_decay(ema_decay: float, step: int, since: int | None) -> float:
 
 
 class LearningRate:
-    """The learning rate of every step: a linear rise, then cosine, plateau or constant.
+    """The learning rate of every step: a linear rise, then a schedule; and when it ends a run.
 
     Cosine falls from `lr` to `min_lr` as the run passes, by steps or by time, whichever is further.
-    Plateau multiplies by `factor` after `patience` validations without a better loss.
+    So does wsd in the last part of the run, with the square root of what has passed of it.
+    Plateau multiplies by `factor` after `patience` validations without a better loss, exponential
+    after each validation.
+
+    References: Hägele et al. 2024, arXiv:2405.18392 (wsd).
     """
 
     def __init__(self, settings: MoleculeTraining):
@@ -116,21 +138,27 @@ class LearningRate:
 
     def __call__(self, step: int, fraction: float) -> float:
         """Return the learning rate of step `step` (from 0), after `fraction` of the run."""
-        settings = self._settings
-        value = settings.lr * self._scale
+        settings, fraction = self._settings, min(fraction, 1.0)
+        value, stable = settings.lr * self._scale, settings.stable_until
         if settings.schedule == "cosine":
-            wave = 0.5 * (1.0 + math.cos(math.pi * min(fraction, 1.0)))
+            wave = 0.5 * (1.0 + math.cos(math.pi * fraction))
             value = settings.min_lr + (settings.lr - settings.min_lr) * wave
+        elif settings.schedule == "wsd" and fraction > stable:
+            left = 1.0 - math.sqrt((fraction - stable) / (1.0 - stable))
+            value = settings.min_lr + (settings.lr - settings.min_lr) * left
+        elif settings.schedule == "exponential" and settings.factor is None:
+            value *= (settings.min_lr / settings.lr) ** fraction
         return value * min(1.0, (step + 1) / max(settings.warmup_steps, 1))
 
     def epoch_ended(self, validation_loss: float):
-        """Lower the learning rate of a plateau after epochs that were not better."""
-        if validation_loss < self._best:
-            self._best, self._waited = validation_loss, 0
-            return
-        self._waited += 1
-        if self._settings.schedule == "plateau" and self._waited >= self._settings.patience:
-            self._scale, self._waited = self._scale * self._settings.factor, 0
+        """Lower the learning rate after a validation, of a plateau if it was not better."""
+        settings = self._settings
+        self._waited = 0 if validation_loss < self._best else self._waited + 1
+        self._best = min(self._best, validation_loss)
+        if settings.schedule == "plateau" and self._waited and not self._waited % settings.patience:
+            self._scale *= settings.factor or 0.5
+        if settings.schedule == "exponential":
+            self._scale *= settings.factor or 1.0
 
     def forget_best(self):
         """Compare later validation losses with each other only: the loss is another one."""
@@ -145,10 +173,14 @@ class LearningRate:
         self._scale, self._best, self._waited = (plain[k] for k in ("scale", "best", "waited"))
 
     @property
-    def exhausted(self) -> bool:
-        """Test whether the plateau has brought the learning rate below `min_lr`."""
-        plateau = self._settings.schedule == "plateau"
-        return plateau and self._settings.lr * self._scale < self._settings.min_lr
+    def reason_to_stop(self) -> str | None:
+        """Return why a run ends: its plateau is below `min_lr`, or it stops early."""
+        settings = self._settings
+        if settings.schedule == "plateau" and settings.lr * self._scale < settings.min_lr:
+            return "learning rate exhausted"
+        if settings.early_stopping and self._waited >= settings.early_stopping:
+            return f"no better validation in {self._waited}"
+        return None
 
 
 class Limits:

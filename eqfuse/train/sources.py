@@ -5,6 +5,7 @@ import glob
 import itertools
 import math
 import os
+import re
 import sys
 from typing import ClassVar
 
@@ -54,7 +55,7 @@ def _is_missing(path: str) -> bool:
 def _numbers(text: str | None, least: float) -> dict:
     """Return the mapping to finite numbers of at least `least` in a YAML text; {} if it is none."""
     try:
-        plain = yaml.safe_load(text or "")
+        plain = yaml.safe_load(re.sub(r":(?=\S)", ": ", text or ""))  # {1:-13.6} is Python's
     except yaml.YAMLError:
         return {}
     if not isinstance(plain, dict):
@@ -102,8 +103,15 @@ class MoleculeData:
         "Default for frames without one; they multiply config_weight of a frame",
     )
 
+    duplicates: str = setting(
+        "warn",
+        "copies of frames, also rotated or renumbered: warn of them, drop all but the first, or "
+        "error; those of one file never train and validate",
+    )
+
     def __post_init__(self):
         check_ranges(self, "data.")
+        one_of("data.duplicates", self.duplicates, ("warn", "drop", "error"))
         self.type_weights()
         self._typed_references()
 
@@ -145,7 +153,7 @@ class MoleculeData:
         """
         return import_data().read_embedded(self.name) if part == "path" else None
 
-    def read_reference_energies(self) -> dict[int, float] | str | None:
+    def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
         if self.reference_energies == AVERAGE:
             return AVERAGE
@@ -157,7 +165,9 @@ class MoleculeData:
                 f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
                 "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
             )
-        return None if path is None else import_data().isolated_atom_energies(path, energy_key=key)
+        if path is None:
+            return None
+        return import_data().isolated_atom_energies(path, energy_key=key, cutoff=cutoff)
 
     def _typed_references(self) -> dict[int, float]:
         """Return energies that are given as a mapping, eV by atomic number; {} for none."""

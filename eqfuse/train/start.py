@@ -17,14 +17,13 @@ from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.models import compile_predict
 from eqfuse.models.pairs import radii_of
 from eqfuse.models.radial_table import choose
-from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
 from eqfuse.train.run.files import FILES, CheckpointError, RunFolder, has_checkpoint, read_file
-from eqfuse.train.run.resume import RADIAL, check_same_run
+from eqfuse.train.run.resume import LENGTHS, RADIAL, check_same_run
+from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import FIT
-from eqfuse.train.step import init_state
 
 REFERENCE_TOLERANCE = 1e-3
 """How far the energies of isolated atoms may differ between data of one method, eV."""
@@ -100,6 +99,7 @@ class Start:
             messages += self._other_atoms([structures[i] for i in dataset.isolated_atoms])
         if self.config.data.reference_energies == FIT and not self.resumed:
             dataset = dataset.with_references(self._fitted(dataset), structures, validation)
+            dataset = dataclasses.replace(dataset, references_fitted=True)  # and checked as such
         before = self.metadata["statistics"]["energy_per_atom"]
         # of a converted network the data are not known
         known = before is not None and dataset.num_labelled("energy")[0]
@@ -248,7 +248,7 @@ def _fingerprint(dataset: Dataset) -> str:
     """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in Joined(dataset.train, dataset.val):
-        labels = sample.forces, sample.stress
+        labels = sample.forces, sample.stress, sample.atom_weights
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -275,11 +275,14 @@ def kept_references(run: str | Path, species) -> dict[int, float] | None:
     return kept if set(kept) == set(species) else None
 
 
-def interrupted_run(config: Config, params, metadata: dict, folder: RunFolder, writes: bool):
+def interrupted_run(
+    config: Config, like, metadata: dict, folder: RunFolder, limits: Limits, writes: bool
+):
     """Return state and position of the run in the folder, or None before its first checkpoint.
 
-    `params` and `metadata` are those of the run as it would begin now, see `run_metadata`. Damaged
-    checkpoints are set aside if this process `writes`. Other settings or data are refused.
+    `like`, a state, and `metadata` are those of the run as it would begin now, see `run_metadata`.
+    Damaged checkpoints are set aside if this process `writes`. Other settings or data are refused.
+    A run that is made longer after its learning rate fell (wsd) goes on from before it did.
     """
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
         print("resume     from the beginning: the run ended before its first checkpoint")
@@ -302,11 +305,16 @@ def interrupted_run(config: Config, params, metadata: dict, folder: RunFolder, w
                 f"{' or '.join(files)} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"
             )
-    flat, optimizer = flat_training(config.training, params)
-    like = init_state(flat.flatten(params), optimizer)
     _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
-    position = theirs["position"]
-    print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
+    position, again = theirs["position"], ""
+    lengths = [{n: c[n] for n in LENGTHS} for c in (theirs["config"], metadata["config"])]
+    if position.get("falls_since") is not None and lengths[0] != lengths[1]:
+        _, stable, earlier = read_checkpoint(folder.path, ("stable",), like)
+        limits.start(stable["position"]["elapsed"])
+        if limits.fraction(stable["step"]) < config.training.stable_until:
+            state, position = earlier, stable["position"]
+            again = ", where the learning rate began to fall; what came after is done anew"
+    print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch{again}")
     return jax.tree.map(jnp.asarray, state), position
 
 

@@ -15,8 +15,8 @@ from eqfuse.data import Batch
 from eqfuse.graph import Graph
 from eqfuse.models import Potential, predict
 from eqfuse.train.device.parallel import Devices
+from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, error_sums
-from eqfuse.train.optimizer import flat_training
 from eqfuse.train.settings.config import Config, RunSettings
 
 
@@ -88,6 +88,7 @@ def compiled_step(
 class Compiled:
     """The compiled step and errors of a potential, whose parameters are one array.
 
+    `training` is layout and optimizer of that array, see `flat_training`.
     `losses` are of the first and the second stage, `device_losses` the same on the devices. `step`
     takes (state, batch, learning rate, decay, loss), which are on the devices, to the state after
     it; the loss before it, NaN where its gradient is not finite; and the sums of `errors`, which
@@ -100,13 +101,14 @@ class Compiled:
         potential: Potential,
         force_scale: float,
         params,
+        training: tuple[Flat, optax.GradientTransformation],
         devices: Devices,
     ):
-        settings = config.training
+        settings, self.potential = config.training, potential
         loss = Loss.of(settings, force_scale)
         self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))
-        self._flat, optimizer = flat_training(settings, params)
+        self._flat, optimizer = training
         self._params, self._optimizer = params, optimizer
         unflatten, stress = self._flat.unflatten, loss.stress > 0
 

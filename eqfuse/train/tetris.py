@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from eqfuse.train.device.parallel import profile
 from eqfuse.train.flat import Flat
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
+from eqfuse.train.run.log import logged
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import backend_report, network_report
 from eqfuse.train.settings.options import to_yaml
@@ -29,8 +31,9 @@ ROTATION_TOLERANCE = 1e-5
 MIRROR_CLASS = np.array([1, 0, 2, 3, 4, 5, 6, 7])
 
 
-def run(config: TetrisConfig, _) -> None:
-    """Train and demonstrate; print as it goes."""
+@logged
+def run(config: TetrisConfig, *_) -> Path:
+    """Train and demonstrate; print as it goes; return the folder of the run."""
     start = time.monotonic()
     graph, labels = data.tetris(config.data.radius)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
@@ -64,6 +67,7 @@ def run(config: TetrisConfig, _) -> None:
         if not shown.holds:
             raise TrainingFailed("the trained network is not equivariant to the tolerance above")
         print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
+        return folder.path
 
 
 def _check_reach(module) -> None:

@@ -82,6 +82,13 @@ class Soft(Calculator):
             forces = forces + 1e-4 * np.arange(len(atoms))[:, None] * (len(atoms) > 1)
         elif fault == "net force":
             forces[:, 2] += 1e-3
+        elif fault == "chiral" and len(atoms) > 3:
+            a, b, c = atoms.positions[1:4] - atoms.positions[0]
+            energy += 1e-3 * np.cross(a, b) @ c
+        elif fault == "order of sums":
+            energy *= 1 + 2.0**-23 * self.rng.integers(2)
+        elif fault == "rough forces":
+            forces = forces + 5e-4 * np.sin(1e7 * atoms.positions)
         elif fault == "rough":
             energy += 1e-4 * np.sin(1e7 * atoms.positions.sum())
         elif fault == "nan" and len(atoms) == 2 and atoms.get_distance(0, 1) < 0.5:

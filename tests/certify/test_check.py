@@ -10,10 +10,12 @@ import ase.io
 import numpy as np
 import pytest
 from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
 
 from eqfuse import cli
 from eqfuse.certify.check import Certificate, drift
-from eqfuse.certify.rows import CHECKS
+from eqfuse.certify.questions import _slope
+from eqfuse.certify.rows import CHECKS, Row
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
 from tests.certify.calculators import Soft
@@ -21,7 +23,7 @@ from tests.certify.calculators import Soft
 
 def rows_of(calculator, **options):
     """Return the rows of a check by name."""
-    options = {"elements": [29], "steps": 100} | options
+    options = {"elements": [29], "duration": 0.1} | options
     certificate = Certificate(Subject(calculator), **options)
     return {row.name: row for row in certificate.rows()}
 
@@ -61,7 +63,7 @@ FAULTS = {
     "history": ("history", ""),
     "noise": ("repeat", ""),
     "step": ("path", " 5.000 Å"),
-    "force jump": ("path", " 4.000 Å"),
+    "force jump": ("path", " Å"),
     "minimum image": ("supercell", ""),
     "images": ("images", ""),
     "direction": ("rotation", ""),
@@ -80,7 +82,7 @@ _IN_FLOAT32 = ("one atom", "history", "step")
 )
 def test_a_planted_fault_is_found_and_named(fault, dtype):
     name, remark = FAULTS[fault]
-    row = rows_of(Soft(dtype, fault), steps=0)[name]
+    row = rows_of(Soft(dtype, fault), duration=0)[name]
     assert row.verdict == "FAILED"
     assert remark in row.remark
     assert row.meaning == CHECKS[name][1]
@@ -90,28 +92,71 @@ def test_an_energy_that_is_rougher_than_its_precision_is_found():
     assert rows_of(Soft("float64", "rough"))["rounding"].verdict == "FAILED"
 
 
-def test_what_is_too_small_to_matter_is_noted():
+def test_a_potential_that_is_cut_off_where_it_is_not_zero_fails():
     """EMT ends at a length at which its functions are not zero."""
-    rows = rows_of(EMT(), steps=0)
-    assert failed(rows) >= {"path"}
-    assert {rows[name].verdict for name in failed(rows)} == {"noted"}
-    assert "too small to matter" in rows["path"].meaning
+    rows = rows_of(EMT(), duration=0)
+    assert rows["path"].verdict == "FAILED"
+    assert "5.87" in rows["path"].remark
+
+
+def test_a_force_that_jumps_at_a_cutoff_is_found_beside_a_steep_wall():
+    """By 3.4e-5 eV/Å at 10.2 Å; at 0.2 Å the energy is 1e13 eV."""
+    rows = rows_of(LennardJones(sigma=3.4, epsilon=0.0104), elements=[18], duration=0)
+    assert rows["path"].verdict == "FAILED"
+    assert rows["path"].unit == "eV/Å"
+
+
+def test_what_is_too_small_to_matter_is_noted():
+    assert Row("translation", 5e-10, 1e-12, "eV").verdict == "noted"
+    assert Row("translation", 5e-9, 1e-12, "eV").verdict == "FAILED"
+    row = Row("forces", 5e-7, 1e-9, "eV/Å")
+    assert row.verdict == "noted"
+    assert "too small to matter" in row.meaning
+    assert Row("forces", 5e-6, 1e-9, "eV/Å").verdict == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict"), [(None, "noted"), (True, "FAILED"), (False, "not checked")]
+)
+def test_inversion_is_asked_of_networks_that_have_it(known, verdict):
+    subject = Subject(Soft(fault="chiral"))
+    subject.has_inversion = known
+    certificate = Certificate(subject, elements=[29], duration=0)
+    [row] = [row for row in certificate.rows() if row.name == "inversion"]
+    assert row.verdict == verdict
+
+
+def test_bits_that_differ_by_the_order_of_sums_are_noted():
+    row = rows_of(Soft("float32", "order of sums"), duration=0)["repeat"]
+    assert row.verdict == "noted"
+    assert row.remark.startswith(("energy", "forces"))
+
+
+def test_a_potential_that_is_rougher_than_float32_fails():
+    rows = rows_of(Soft("float64", "rough forces"), duration=0)
+    assert rows["rounding"].verdict == "FAILED"
+    assert "less than float32" in rows["rounding"].remark
 
 
 def test_a_drift_that_shorter_steps_do_not_mend_fails():
-    assert rows_of(Soft("float64", "force jump"), steps=400)["nve"].verdict == "FAILED"
+    assert rows_of(Soft("float64", "force jump"), duration=0.4)["nve"].verdict == "FAILED"
+
+
+@pytest.mark.parametrize("place", np.linspace(-3.2, 3.2, 65))
+def test_the_bound_of_a_slope_holds_where_the_force_has_a_kink(place):
+    energies = np.maximum(np.array([-3, -2, -1, 1, 2, 3]) - place, 0.0) ** 3
+    slope, bound = _slope(energies, 1.0)
+    assert abs(slope - 3 * max(-place, 0.0) ** 2) <= 0.7 * bound + 1e-12
 
 
 @pytest.fixture
 def calculator_file(tmp_path, monkeypatch):
     """Return a folder with a module of a calculator that this process has not imported."""
     (tmp_path / "mine.py").write_text(
-        "from ase.calculators.emt import EMT\n"
-        "def made(scale=1.0):\n"
+        "from ase.calculators.lj import LennardJones\n"
+        "def made(sigma=2.3):\n"
         "    print('words of a calculator')\n"
-        "    calculator = EMT()\n"
-        "    calculator.scale = scale\n"
-        "    return calculator\n"
+        "    return LennardJones(sigma=sigma, epsilon=0.1, rc=5.0, ro=3.5, smooth=True)\n"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -121,8 +166,8 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     file = calculator_file / "copper.xyz"
     ase.io.write(file, ase.build.bulk("Cu", cubic=True))
     report, numbers = calculator_file / "report.html", calculator_file / "numbers.json"
-    arguments = ["check", "mine:made(scale=2.0)", str(file), "--python", sys.executable]
-    arguments += ["--steps", "100", "--report", str(report), "--json", str(numbers)]
+    arguments = ["check", "mine:made(sigma=2.2)", str(file), "--python", sys.executable]
+    arguments += ["--picoseconds", "0.1", "--report", str(report), "--json", str(numbers)]
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
     assert "PASS: " in out
@@ -144,9 +189,13 @@ def test_what_cannot_be_checked_is_refused(calculator_file, capsys):
     assert "has no attribute 'other'" in said("mine:other()", "--elements", "Cu")
     assert "name the elements" in said("mine:made()")
     assert "Xx is no element" in said("mine:made()", "--elements", "Xx")
-    assert "at least 100 steps" in said("mine:made()", "--elements", "Cu", "--steps", "50")
+    assert "dynamics of 0.1 ps" in said("mine:made()", "--elements", "Cu", "--picoseconds", "0.05")
     assert "cannot be run" in said("mine:made()", "--python", "nopython", "--elements", "Cu")
     assert "none.xyz" in said("mine:made()", "none.xyz")
+    copper = ("mine:made()", "--elements", "Cu")
+    assert "end its name with .html or .md" in said(*copper, "--report", "page.txt")
+    assert "cannot be written" in said(*copper, "--json", "nowhere/numbers.json")
+    assert "--dtype: of a run only" in said(*copper, "--dtype", "float32")
 
 
 def test_a_calculator_that_ends_its_process_is_an_error(calculator_file, capsys):
@@ -164,11 +213,13 @@ def test_a_calculator_that_ends_its_process_is_an_error(calculator_file, capsys)
 
 def test_potentials_that_must_agree_are_compared():
     others = [("backend", "sound", Subject(Soft())), ("precision", "", Subject(Soft("float32")))]
-    rows = rows_of(Soft(), steps=0, others=others)
+    rows = rows_of(Soft(), duration=0, others=others)
     assert rows["backend"].passed
     assert rows["precision"].passed
     others = [("backend", "broken", Subject(Soft(fault="order")))]
-    assert rows_of(Soft(), steps=0, others=others)["backend"].verdict == "FAILED"
+    assert rows_of(Soft(), duration=0, others=others)["backend"].verdict == "FAILED"
+    others = [("precision", "", Subject(Soft("float32", "rough forces")))]
+    assert rows_of(Soft(), duration=0, others=others)["precision"].verdict == "FAILED"
 
 
 def test_the_drift_is_the_slope_of_the_energy():
@@ -194,7 +245,7 @@ def converted(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_converted_run_passes(converted, capsys):
-    assert cli.main(["check", str(converted), "--backends", "--steps", "0"]) == 0
+    assert cli.main(["check", str(converted), "--backends", "--picoseconds", "0"]) == 0
     assert "PASS: 18 checks, 1 not checked" in capsys.readouterr().out
 
 

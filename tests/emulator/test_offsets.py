@@ -15,7 +15,6 @@ from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives import linear as linear_forms
 from eqfuse.ops.show import derivatives
 from tests.emulator.machine import Machine
 
@@ -82,7 +81,7 @@ def linear(order: str, rows: int = MANY, num_sets: int = 0):
     arrays = [jax.ShapeDtypeStruct(form.shape(o, rows), jnp.float32) for o in form.inputs]
 
     def function(index, *arrays):
-        return linear_forms.evaluate(form, list(arrays), index, rows, "triton")
+        return forms.evaluate_linear(form, list(arrays), index, rows, "triton")
 
     return function, [last_set(rows) if num_sets else None, *arrays]
 

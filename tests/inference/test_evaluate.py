@@ -2,6 +2,7 @@ import csv
 import shutil
 from pathlib import Path
 
+import ase.build
 import ase.io
 import matplotlib.image
 import numpy as np
@@ -316,3 +317,25 @@ def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water,
     assert energies[0] == energies[1]
     assert evaluate([str(file), str(water)]) == 0
     assert (tmp_path / f"evaluation-{water.stem}" / "errors.csv").exists()
+
+
+@pytest.mark.parametrize("factor", [1, -1, 1602.18])
+def test_stress_that_fits_better_of_another_sign_or_unit(single, tmp_path, capsys, factor):
+    """The labels are the network's own, and the stress has another sign or unit."""
+    frames, rng, calculator = [], np.random.default_rng(0), Calculator(single)
+    for _ in range(8):
+        atoms = ase.build.bulk("Cu", cubic=True)
+        strain = np.eye(3) + 0.02 * rng.normal(size=(3, 3))
+        atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
+        atoms.rattle(0.05, rng=rng)
+        results = calculator.get_property
+        labels = {name: results(name, atoms) for name in ("energy", "forces", "stress")}
+        labels["stress"] = factor * labels["stress"]
+        atoms.calc = SinglePointCalculator(atoms, **labels)
+        frames.append(atoms)
+    ase.io.write(tmp_path / "labelled.xyz", frames, format="extxyz")
+    out = str(tmp_path / "out")
+    assert evaluate([str(single), str(tmp_path / "labelled.xyz"), "--out", out]) == 0
+    shown = capsys.readouterr().err
+    expected = {1: "", -1: "as of the opposite sign", 1602.18: "as in kbar"}[factor]
+    assert shown == "" if not expected else f"times better {expected}" in shown

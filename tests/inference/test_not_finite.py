@@ -1,5 +1,7 @@
 """What has no number is an error, and never a number that depends on earlier calls."""
 
+import itertools
+
 import ase
 import ase.build
 import ase.io
@@ -20,26 +22,72 @@ def run(tmp_path_factory):
     return untrained_run(tmp_path_factory.mktemp("runs"))
 
 
-def pair(distance):
-    atoms = ase.build.bulk("Cu", cubic=True).repeat(2)[:2]
-    atoms.pbc = False
-    atoms.set_cell(None)
-    atoms.positions = [[0, 0, 0], [distance, 0, 0]]
+def pair(distance, periodic=False):
+    """Return two atoms, across the boundary of the cell if it is periodic."""
+    atoms = ase.Atoms("Cu2", [[0, 0, 0], [distance, 0, 0]])
+    if periodic:
+        atoms.set_cell([8.0, 8.0, 8.0])
+        atoms.pbc, atoms.positions[1, 0] = True, distance - 8
     return atoms
 
 
-def test_atoms_at_one_place_are_refused_whatever_was_computed_before(run):
-    fresh, used = eqfuse.Calculator(run), eqfuse.Calculator(run)
-    used.get_potential_energy(pair(0.2))
+def of_calculator(run):
+    calculator = eqfuse.Calculator(run)
+    return lambda atoms: calculator.get_potential_energy(atoms)
+
+
+def of_hessian(run):
+    calculator = eqfuse.Calculator(run)
+
+    def compute(atoms):
+        atoms.calc = calculator
+        return float(np.abs(eqfuse.hessian(atoms)).sum())
+
+    return compute
+
+
+def of_jax_md(run):
+    """jax-md has no errors: the energy is NaN; its list is that of the structure before."""
+    space = pytest.importorskip("jax_md.space")
+    from eqfuse.jax_md import neighbor_list
+
+    displacement, _ = space.free()
+    numbers = [29, 29]
+    functions = neighbor_list(displacement, np.full(3, 20.0), run, numbers=numbers)
+    neighbors = functions[0].allocate(pair(0.2).positions)
+
+    def compute(atoms):
+        energy = float(functions[1](atoms.positions, neighbors))
+        if np.isnan(energy):
+            raise DataError("atoms 0 and 1 are at the same place (NaN)")
+        return energy
+
+    return compute
+
+
+def of_predict(run):
+    return lambda atoms: eqfuse.predict(run, atoms)[0].energy
+
+
+USERS = [of_calculator, of_hessian, of_jax_md, of_predict]
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize("user", USERS)
+def test_atoms_at_one_place_are_refused_whatever_was_computed_before(run, user, periodic):
+    if periodic and user is of_jax_md:
+        pytest.skip("the box is that of free atoms")
     messages = []
-    for calculator in (fresh, used):
-        for distance in (0.0, 1e-9):
+    with jax.enable_x64(True):
+        fresh, used = user(run), user(run)
+        used(pair(0.2, periodic))
+        for compute, distance in itertools.product((fresh, used), (0.0, 1e-9)):
             with pytest.raises(DataError, match="are at the same place") as error:
-                calculator.get_potential_energy(pair(distance))
-            messages.append(str(error.value).partition("(")[0])
-    assert set(messages) == {"atoms 0 and 1 are at the same place "}
-    near = pair(0.2)
-    assert used.get_potential_energy(near) == pytest.approx(fresh.get_potential_energy(near))
+                compute(pair(distance, periodic))
+            messages.append(str(error.value).partition("(")[0].removeprefix("atoms 0: "))
+        assert set(messages) == {"atoms 0 and 1 are at the same place "}
+        near = pair(0.2, periodic)
+        assert used(near) == pytest.approx(fresh(near), rel=1e-6)
 
 
 def test_weights_that_are_not_finite_are_refused(run, tmp_path, capsys):

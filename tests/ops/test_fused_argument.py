@@ -1,4 +1,4 @@
-"""The argument `fused`: what it says, what it refuses, and that results do not depend on it."""
+"""The argument `fused`: what it says, and what it refuses. Results: test_fused.py."""
 
 import dataclasses
 
@@ -12,118 +12,7 @@ from eqfuse import models, ops
 from eqfuse.ops import show
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
-from tests.ops import tiers
-from tests.ops.linear_cases import CASES, Case, Problem
-from tests.ops.linear_parity import orders, orders_of_e3nn, worst
-
-ACTS = (("even_act", jnp.tanh), ("odd_act", jnp.tanh), ("even_gate_act", jnp.abs))
-SMALL = Case(
-    ops.TensorProductLinearGate,
-    True,
-    "2x0e+2x1o",
-    "0e+1o",
-    "3x0e+1x1o",
-    weighted=False,
-    skip=True,
-    options=(("force_irreps_out", True),),
-)
-GATED = {
-    "graph-small": SMALL,
-    "rows-gate": CASES["rows-gate"],
-    "graph-gate-skip": CASES["graph-gate-skip"],
-    "graph-linear": CASES["graph-linear"],
-    "rows-gate-skip": Case(
-        ops.TensorProductLinearGate,
-        False,
-        "5x0e+5x1o+2x0o",
-        "0e+1o",
-        "5x0e+3x0o+7x0e+4x1o+3x1e",
-        skip=True,
-        options=(("force_irreps_out", True),),
-    ),
-    "rows-channels-of-both": Case(
-        ops.TensorProductLinear, False, "2x0e+3x1o", "2x0e+2x1o", "5x0e+3x1o+2x2e"
-    ),
-    "rows-activation-bias": Case(
-        ops.TensorProductLinearGate,
-        False,
-        "5x0e+5x1o+2x0o",
-        "0e+1o",
-        "7x0e+3x0o+4x1o",
-        options=(("biases", True), ("gated", False)),
-    ),
-    "rows-other-activations": Case(
-        ops.TensorProductLinearGate,
-        False,
-        "5x0e+5x1o+2x0o",
-        "0e+1o",
-        "7x0e+3x0o+9x0e+4x1o",
-        options=ACTS,
-    ),
-    "graph-channelwise-gate": Case(
-        ops.TensorProductLinearGate,
-        True,
-        "5x0e+5x1o",
-        "5x0e+5x1o",
-        "7x0e+3x1o+4x1e",
-        weighted=False,
-        options=(("channelwise", True), ("force_irreps_out", True)),
-    ),
-}
-CORE = ("rows-gate-skip", "graph-small", "rows-channels-of-both")
-
-
-def always(case: Case, dtype=np.float64, fused: str = "always") -> Problem:
-    """Return the problem of a case, whose op is one kernel each way, or what `fused` says."""
-    problem = Problem(case, dtype)  # its parameters are made by e3nn
-    problem.case = dataclasses.replace(case, options=(*case.options, ("fused", fused)))
-    return problem
-
-
-@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *GATED))
-def test_native_calls_of_whole_ops_equal_e3nn_in_all_orders(name, x64):
-    """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
-    got = orders(always(GATED[name]), "llvm")
-    expected = orders_of_e3nn(GATED[name])
-    for order, a, b in zip(("value", "jvp", "vjp", "vjp of vjp"), got, expected, strict=True):
-        assert worst(a, b) < 1e-12, order
-
-
-@pytest.mark.parametrize("name", CORE)
-def test_gradients_of_a_loss_on_forces(name, x64):
-    def gradients(problem, backend):
-        def energy(operands, params, arrays):
-            return jnp.sum(jnp.sin(problem.apply(backend, params, arrays | operands).array))
-
-        def loss(params, arrays):
-            forces = jax.grad(energy)({n: arrays[n] for n in "xy"}, params, arrays)
-            return sum(jnp.sum(jnp.cos(force)) for force in jax.tree.leaves(forces))
-
-        return jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(problem.params, problem.arrays))
-
-    got = gradients(always(GATED[name]), "llvm")
-    for a, b in zip(got, gradients(Problem(GATED[name]), "e3nn"), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
-
-
-def test_many_rows_in_parts(x64):
-    """Float64, 1e-12: rows are cut into parts, whose sums of the gradients of weights are added."""
-    rng = np.random.default_rng(0)
-    x, y = (
-        e3nn.IrrepsArray(i, jnp.asarray(rng.normal(size=(601, e3nn.Irreps(i).dim))))
-        for i in ("3x0e+2x1o", "0e+1o")
-    )
-    module = ops.TensorProductLinearGate("3x0e+2x0e+2x1o", fused="always", backend="llvm")
-    params = module.init(jax.random.key(0), x, y)
-
-    def gradients(module):
-        def energy(params, x, y):
-            return jnp.sum(module.apply(params, x, y).array ** 2)
-
-        return jax.jit(jax.grad(energy, (0, 1, 2)))(params, x, y)
-
-    assert worst(gradients(module), gradients(module.clone(backend="e3nn", fused=None))) < 1e-12
-
+from tests.ops.fused_cases import CASES, Problem, bare, rows
 
 REFUSED = {
     "xla": (CASES["rows-linear"], "xla", np.float32, "computes op by op"),
@@ -131,13 +20,13 @@ REFUSED = {
     "bfloat16": (CASES["rows-linear"], "llvm", jnp.bfloat16, "of float32 and float64"),
     "indexed": (CASES["rows-indexed-bias"], "llvm", np.float32, "by an index"),
     "channels": (
-        Case(ops.TensorProductLinear, True, "257x0e", "0e", "2x0e", weighted=False),
+        bare("257x0e", "0e", "2x0e"),
         "triton",
         np.float32,
         "at most 256 channels, and these are 257",
     ),
     "factors": (
-        Case(ops.TensorProductLinear, False, "65x0e+65x3o", "0e+3o", "65x0e+65x3o"),
+        rows("65x0e+65x3o", "0e+3o", "65x0e+65x3o"),
         "triton",
         np.float32,
         "would hold 224 factors of matmuls",
@@ -156,7 +45,7 @@ def test_always_is_refused_where_there_is_no_such_kernel(name):
     case, backend, dtype, reason = REFUSED[name]
     if backend == "triton":
         pytest.importorskip("triton")
-    problem = always(case, dtype)
+    problem = Problem(case, dtype, "always")
     with pytest.raises(ValueError, match=f"fused='always' cannot be done here: .*{reason}"):
         problem.apply(backend, problem.params, problem.arrays)
 
@@ -203,12 +92,12 @@ def test_the_environment_variable_is_what_none_means(monkeypatch):
 
 
 def test_what_was_chosen_is_reported(monkeypatch):
-    rows = Problem(CASES["rows-linear"], np.float32)
+    problem = Problem(CASES["rows-linear"], np.float32)
     with ops.recorded() as calls:
-        rows.apply("llvm", rows.params, rows.arrays)
+        problem.apply("llvm", problem.params, problem.arrays)
     assert calls[-1].fused == "apart: fewer than 256 rows"
     with ops.recorded() as calls:
-        problem = always(CASES["rows-linear"], np.float32)
+        problem = Problem(CASES["rows-linear"], np.float32, "always")
         problem.apply("llvm", problem.params, problem.arrays)
     assert calls[-1].fused == "fused: 'always' was asked for"
     of_linear = {"target": "none", "backend": "llvm", "linear": "8x0e"}

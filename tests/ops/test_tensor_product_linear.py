@@ -1,4 +1,4 @@
-"""TensorProductLinear and TensorProductLinearGate against e3nn's product, Linear and gate."""
+"""TensorProductLinear and TensorProductLinearGate as modules. Results: test_fused.py."""
 
 import pathlib
 import re
@@ -16,53 +16,10 @@ from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
-from tests.ops.linear_cases import CASES, NODES, Problem
-from tests.ops.linear_parity import assert_all_orders, assert_low_precision, gradients
-from tests.ops.parity import only
+from tests.ops.fused_cases import CASES, NODES, Problem
+from tests.ops.parity import UNOPTIMIZED, only
 
-# By default these alone are tested on every backend, and in low precision; see tiers.by_backend.
-CORE = {
-    "rows-linear",
-    "graph-gate-skip",
-    "rows-indexed-bias",
-    "rows-channelwise",
-    "graph-channelwise-split",
-}
-core_by_default = pytest.mark.parametrize("case", tiers.slow_unless(CORE, *CASES), indirect=True)
-
-
-@pytest.fixture(params=CASES)
-def case(request):
-    return CASES[request.param]
-
-
-# natively, all cases run in tests/ops/backends/test_fused_ops.py
-ALL_ORDERS = tiers.by_backend(CASES, CORE | {"rows-fully-connected", "rows-many-columns"}, None)
-LOW = ["rows-linear", "graph-gate-skip"]
-"""Those that are rounded in the product, the Linear, the gate and a skip."""
-
-
-@pytest.mark.parametrize(("case", "backend"), ALL_ORDERS, indirect=["case"])
-def test_all_orders_equal_e3nn(case, backend):
-    assert_all_orders(case, backend)
-
-
-@pytest.mark.parametrize("case", tiers.slow_unless(LOW, *CASES), indirect=True)
-@pytest.mark.parametrize("backend", tiers.KERNELS)
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
-    if backend == "triton-interpret":
-        pytest.importorskip("triton", reason="the interpreter is part of triton")
-    assert_low_precision(case, backend, dtype)
-
-
-@pytest.mark.parametrize("case", tiers.slow_unless(LOW, *CASES), indirect=True)
-def test_kernels_are_bitwise_repeatable(case):
-    """Twice the same bits, the gradients of the parameters included, which are sums of parts."""
-    pytest.importorskip("triton", reason="the interpreter is part of triton")
-    problem = Problem(case, np.float32)
-    for a, b in zip(*(gradients(problem, "triton-interpret") for _ in range(2)), strict=True):
-        np.testing.assert_array_equal(a, b)
+CORE = ["rows-linear", "graph-gate-skip", "rows-indexed-bias", "graph-channelwise-split"]
 
 
 def test_no_rows_and_no_channels_in_common():
@@ -80,11 +37,9 @@ def test_no_rows_and_no_channels_in_common():
         assert module.apply(params, x[:0], y[:0]).shape == (0, 13)
 
 
-@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
-@pytest.mark.parametrize("normalization", ["component", "norm", "none"])
+@pytest.mark.parametrize("backend", tiers.KERNELS)
+@pytest.mark.parametrize("normalization", tiers.slow_unless(["norm"], "component", "norm", "none"))
 def test_normalizations_filters_and_broadcasting(backend, normalization):
-    if backend == "triton-interpret":
-        pytest.importorskip("triton", reason="the interpreter is part of triton")
     x = e3nn.normal("3x0e+2x1o", jax.random.key(0), (2, 1))
     y = e3nn.normal("0e+1o", jax.random.key(1), (3,))
     options = {"irrep_normalization": normalization, "filter_ir_out": ["0e", "1o", "1e"]}
@@ -97,32 +52,14 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_launches_of_forward_and_backward(case):
-    """The product and the Linear are one kernel each, forward and backward.
-
-    With a gate, a graph of so few nodes and small matrices has one kernel of the value.
-    """
-    pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.backends.triton.interpret import interpret_count
-
-    problem = Problem(case, np.float32)
-    forward = 1 if case.graph and case.cls is TensorProductLinearGate else 2
-    before = interpret_count()
-    value, pullback = jax.vjp(
-        lambda p, a: problem.apply("triton-interpret", p, a).array, problem.params, problem.arrays
-    )
-    jax.block_until_ready(value)
-    assert interpret_count() - before == forward
-    jax.block_until_ready(pullback(value))
-    assert interpret_count() - before == forward + 2
-
-
-@core_by_default
-def test_parameters_are_e3nns(case):
+@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *CASES))
+def test_parameters_are_e3nns(name):
     """Same tree, names, shapes and initial values, whatever the backend; same output irreps."""
-    problem = Problem(case, np.float32)
-    expected, got = (jax.jit(lambda b=b: problem.init(b))() for b in ("e3nn", "xla"))
+    problem = Problem(CASES[name], np.float32)
+    expected, got = (
+        jax.jit(lambda b=b: problem.init(b), compiler_options=UNOPTIMIZED)()
+        for b in ("e3nn", "xla")
+    )
     assert jax.tree.structure(expected) == jax.tree.structure(got)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import Batcher, DataError, Dataset, read_extxyz
 from eqfuse.models import predict
@@ -17,6 +18,7 @@ from eqfuse.train.metrics import Errors, error_sums
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
+from tests.data.test_checks_of_stress import frames_of
 from tests.ops import tiers
 from tests.small_runs import prepared
 
@@ -111,7 +113,7 @@ def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
         (["data.reference_key=REF_energy"], -13.6),
         (["data.energy_key=REF_energy", "data.reference_key=energy"], 0.0),
     ):
-        assert parse([*given, *more]).data.read_reference_energies() == {1: energy}
+        assert parse([*given, *more]).data.read_reference_energies(5.0) == {1: energy}
 
 
 @pytest.mark.slow
@@ -125,6 +127,25 @@ def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny, capsys):
     heads = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
     assert " S RMSE " in lines[heads]
     assert any(f" {first:.3f} " in line for line in lines[heads + 1 :])
+    assert not any("warning" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_network_that_has_learned_forces_shows_stress_of_the_wrong_sign(tmp_path, tiny, capsys):
+    """After a validation that is not the last, and at the end."""
+    frames = []
+    for s in frames_of("strained", 30):
+        atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=True)
+        stress = full_3x3_to_voigt_6_stress(-s.stress)
+        atoms.calc = SinglePointCalculator(atoms, energy=s.energy, forces=s.forces, stress=stress)
+        frames.append(atoms)
+    ase.io.write(tmp_path / "copper.xyz", frames, format="extxyz")
+    more = (f"data={tmp_path / 'copper.xyz'}", "cutoff=3.6", "epochs=60", "data.val=8")
+    more += ("training.optimizer=adam", "training.stress_weight=0.1", "data.check=off")
+    assert main([*tiny, *more, f"run={tmp_path / 'run'}"]) == 0
+    shown, hint = capsys.readouterr(), "times better as of the opposite sign (a pressure); eV/Å^3"
+    assert hint in shown.out
+    assert hint in shown.err
 
 
 def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny):

@@ -208,10 +208,43 @@ def test_plateau_falls_after_patience_and_ends():
     assert rate(0, 0.9) == pytest.approx(0.1)
     rate.epoch_ended(0.5)
     assert rate(0, 0.9) == pytest.approx(0.01)
-    assert not rate.exhausted
+    assert rate.reason_to_stop is None
     rate.epoch_ended(0.7)
     rate.epoch_ended(0.7)
-    assert rate.exhausted
+    assert rate.reason_to_stop == "learning rate exhausted"
+
+
+def test_wsd_falls_in_the_last_part_only():
+    """By the square root: half of it is lost in a quarter of the last part."""
+    for stage, stable in ((0.6, 0.6), (None, 0.75)):
+        config = MoleculeTraining(
+            schedule="wsd", lr=0.1, min_lr=1e-3, warmup_steps=0, second_stage=stage
+        )
+        rate = LearningRate(config)
+        assert rate(0, 0.0) == rate(5, stable) == 0.1
+        assert rate(5, stable + (1 - stable) / 4) == pytest.approx((0.1 + 1e-3) / 2)
+        assert rate(5, 1.0) == rate(5, 1.5) == 1e-3
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.5, 0.025), (None, 0.01)])
+def test_exponential_falls_by_a_factor_of_each_validation_or_to_the_lowest_rate(factor, expected):
+    settings = {"lr": 0.1, "min_lr": 1e-3, "warmup_steps": 0, "factor": factor}
+    rate = LearningRate(MoleculeTraining(schedule="exponential", **settings))
+    assert rate(0, 0.0) == 0.1
+    rate.epoch_ended(1.0)
+    rate.epoch_ended(0.5)  # it falls after better ones, too
+    assert rate(0, 0.5) == pytest.approx(expected)
+
+
+def test_early_stopping_counts_validations_since_the_best_of_a_stage():
+    rate = LearningRate(MoleculeTraining(early_stopping=2))
+    for loss in (1.0, 2.0, 0.5, 0.6):
+        rate.epoch_ended(loss)
+        assert rate.reason_to_stop is None
+    rate.epoch_ended(0.5)
+    assert rate.reason_to_stop == "no better validation in 2"
+    rate.forget_best()
+    assert rate.reason_to_stop is None
 
 
 def test_constant_stays():

@@ -1,6 +1,7 @@
 """The end of a run: errors of all sets, the page, callbacks; and lines meanwhile."""
 
 import csv
+import platform
 import re
 import time
 
@@ -8,13 +9,16 @@ import ase.io
 import numpy as np
 import pytest
 
+from eqfuse import __version__
 from eqfuse.data import Dataset, read_structures
 from eqfuse.inference.evaluate import main as evaluate
 from eqfuse.train.device.parallel import Devices
+from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
 from eqfuse.train.run import terminal
 from eqfuse.train.run.results import Callback, loggers
+from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
@@ -99,6 +103,51 @@ def test_the_page_holds_everything_and_needs_no_network(ended):
     rows = [row for row in rows_of(folder / "errors.csv") if row["group"] == "all"]
     for row in rows:
         assert f"<td>{float(row['forces_rmse_mev_per_a']):.2f}</td>" in text
+
+
+def test_what_is_printed_is_kept_and_the_page_has_it(ended, water):
+    folder, _, _ = ended
+    log = (folder / "log.txt").read_text(encoding="utf-8")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    for part in (
+        f"eqfuse {__version__}, Python ",
+        "warning: the fit does not determine the reference energies",
+        "species    H O\n",
+        "network    NequIP, 66 parameters\n",
+        "\n     3 ",
+        "all steps done after ",
+        "  test        config_type wet",
+    ):
+        assert part in log
+    assert "\x1b" not in log
+    assert log.index("warning: the fit") < log.index("species    H O")
+    for part in (
+        "<li>the fit does not determine the reference energies",
+        "<td>species</td><td class='text'>H O</td>",
+        "<td>frames</td><td class='text'>16 training, 4 validation, 6 test",
+        "<td>network</td><td class='text'>NequIP, 66 parameters</td>",
+        f"eqfuse {__version__}, Python ",
+        "<td>training time</td><td class='text'>",
+        platform.node(),
+    ):
+        assert part in page
+    forces = [np.linalg.norm(f, axis=1) for f in (s.forces for s in read_structures(water))]
+    shown = float(re.search(r"largest force</td><td class='text'>([\d.]+) eV/Å", page)[1])
+    assert any(shown == pytest.approx(f.max(), abs=1e-3) for f in forces)
+
+
+def test_an_error_is_in_the_log_and_a_resumed_run_adds_to_it(water, tiny, tmp_path, monkeypatch):
+    settings = [f"data={water}", *tiny, f"run={tmp_path / 'run'}", "epochs=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "_epoch", lambda *_: (_ for _ in ()).throw(TrainingFailed("too hot")))
+        assert main(settings) == 1
+    log = tmp_path / "run" / "log.txt"
+    before = log.read_text(encoding="utf-8")
+    assert before.endswith("TrainingFailed: too hot\n")
+    assert main([f"resume={tmp_path / 'run'}"]) == 0
+    after = log.read_text(encoding="utf-8")
+    assert after.startswith(before)
+    assert after.count("versions ") == 2
 
 
 def test_callbacks_see_the_start_all_epochs_and_the_end(ended):

@@ -202,6 +202,36 @@ def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, 
     assert dataset.references == {int(z): e for z, e in theirs["reference_energies"].items()}
 
 
+def test_a_fit_that_the_frames_do_not_determine_is_a_warning(settings, capsys):
+    dataset, text = prepared(*settings, "data.reference_energies=fit", tiny=())
+    assert "moved to the data by least squares" in text
+    warning = capsys.readouterr().err
+    values = f"H {dataset.references[1]:.1f}, O {dataset.references[8]:.1f} eV"
+    assert f"the fit does not determine the reference energies of {values}" in warning
+    with pytest.raises(ConfigError, match="must be a file of free atoms, their energies, or fit"):
+        prepared(*settings, "data.reference_energies=average", tiny=())
+
+
+@pytest.mark.parametrize(("length", "within"), [(4.5, True), (9.0, False)])
+def test_isolated_atoms_with_images_within_the_cutoff_are_named(
+    water, tmp_path, capsys, length, within
+):
+    """In a file of atoms, and among the frames."""
+    kind, cell = {"config_type": "IsolatedAtom"}, {"cell": [length] * 3, "pbc": True}
+    atoms = [ase.Atoms(s, info={**kind, "energy": -1.0}, **cell) for s in "HO"]
+    atoms[0].pbc = False
+    ase.io.write(tmp_path / "atoms.xyz", atoms, format="extxyz")
+    ase.io.write(tmp_path / "all.xyz", [*ase.io.read(water, ":"), *atoms], format="extxyz")
+    for given in (
+        [f"data={water}", f"data.reference_energies={tmp_path / 'atoms.xyz'}"],
+        [f"data={tmp_path / 'all.xyz'}"],
+    ):
+        prepared(*given)
+        lines = [line for line in capsys.readouterr().err.splitlines() if "images" in line]
+        assert len(lines) == within
+        assert all("xyz, frame " in line and "cutoff of 5.0 Å" in line for line in lines)
+
+
 def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path, capsys):
     for name in ("channels=3", "model=nequip", "model.correlation=2", "preset=large"):
         error = refused([*settings, name], capsys)

@@ -1,5 +1,6 @@
 """Structures from ASE's atoms: trajectories, databases and other files that it reads."""
 
+import contextlib
 import os
 import re
 import warnings
@@ -95,6 +96,7 @@ def of_atoms(
 ) -> Structure:
     """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`."""
     per_frame, per_atom = properties_of(atoms)
+    atom_weights = per_atom.get("forces_weight")
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
     return (units or Units()).structure(
@@ -107,6 +109,7 @@ def of_atoms(
         stress=stress_of(per_frame, keys.stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
+        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
     )
 
@@ -146,15 +149,41 @@ def is_virial(key: str) -> bool:
     return "virial" in key.lower()
 
 
+_SAME, _ROUNDED = 0.02, 1e-5  # of the largest component; eV/Å^3
+
+
 def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
     """Return the stress [3, 3], eV/Å^3, of 6 or 9 numbers under a key, or of the virial.
 
     Without the key "stress" a virial is taken, which is -volume * stress; volume 0 has no stress.
+    A frame that has both must have the same stress in both.
     """
     key = stress_key(per_frame, key)
-    value = per_frame.get(key)
-    if value is None or volume == 0:
+    if per_frame.get(key) is None or volume == 0:
         return None
+    stress = _read_stress(per_frame, key, volume)
+    for other in (key.replace("stress", "virial"), key.replace("stress", "virials")):
+        if other != key and per_frame.get(other) is not None:
+            of_virial = stress
+            with contextlib.suppress(DataError):  # no numbers, and not trained on
+                of_virial = _read_stress(per_frame, other, volume)
+            _require_same(key, stress, other, of_virial)
+    return stress
+
+
+def _require_same(key: str, stress, other: str, of_virial):
+    k = np.unravel_index(np.abs(stress - of_virial).argmax(), (3, 3))
+    size = max(np.abs(stress).max(), np.abs(of_virial).max())
+    if abs(stress[k] - of_virial[k]) > _SAME * size + _ROUNDED:
+        raise DataError(
+            f"{key} and {other} disagree: {key} has {'xyz'[k[0]]}{'xyz'[k[1]]} {stress[k]:.6g} "
+            f"eV/Å^3, and {other}, which is -volume * stress, stands for {of_virial[k]:.6g}; name "
+            f"the right one (data.stress_key={other}, or --stress-key), or remove {other}"
+        )
+
+
+def _read_stress(per_frame: dict, key: str, volume: float) -> np.ndarray:
+    value = per_frame[key]
     try:
         # a list of lists, as ASE leaves it
         listed = isinstance(value, str) and re.sub(r"[\[\],]", " ", value).split()

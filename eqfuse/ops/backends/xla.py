@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir import gate as gates
+from eqfuse.ops.ir import fused as gates
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
-from eqfuse.ops.ir.gate import Activation, Gate, Part
+from eqfuse.ops.ir.fused import Activation, Gate, Part
 from eqfuse.ops.ir.linear import BlockRef, Linear, LinearForm, Rows, Term, Weights
 
 TERMS = 64

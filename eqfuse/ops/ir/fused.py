@@ -1,13 +1,289 @@
-"""Product, Linear and gate as one op, as data.
+"""A gate, e3nn's, or activation of scalars, and the op of product, Linear and gate, as data.
 
-z = Linear(product(x, y, w)) + skip,    out = gate(z)
+    z = Linear(product(x, y, w)) + skip,    out = gate(z)
+
+A `Tile` is a part of the pre-activation and what becomes of it: activated, gated, or left as it is.
 """
 
-import dataclasses
+from __future__ import annotations
 
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, SegmentRef
-from eqfuse.ops.ir.gate import Gate
-from eqfuse.ops.ir.linear import Linear
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.linear import Block, Linear, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """f(x) / c, with f known to kernels."""
+
+    name: str
+    scale: float  # 1 / c, with c so that the result has unit second moment for normal x, or 1
+    parity: int  # 1 if f is even, -1 if it is odd, 0 if it is neither
+
+
+IDENTITY = Activation("identity", 1.0, -1)
+
+Activations = Callable[[str, int], Activation]
+"""Gives the activation of scalars of a parity, as ("act", 1), or of gates, as ("gate_act", -1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some channels of a block: `first` to `first + mul` of the block numbered `block`."""
+
+    block: int
+    first: int
+    mul: int
+
+    def cut(self, most: int) -> list[Part]:
+        """Return parts of at most so many channels."""
+        stop = self.first + self.mul
+        starts = range(self.first, stop, most)
+        return [Part(self.block, start, min(most, stop - start)) for start in starts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A part of the pre-activation, and where act(part) or act(gate) * part is in the output."""
+
+    part: Part
+    offset: int
+    act: Activation
+    gate: Part | None = None
+
+    def cut(self, dim: int, most: int) -> list[Tile]:
+        """Return tiles of at most so many channels, of `dim` components."""
+        parts = self.part.cut(most)
+        gates = self.gate.cut(most) if self.gate else [None] * len(parts)
+        return [
+            Tile(part, self.offset + (part.first - self.part.first) * dim, self.act, gate)
+            for part, gate in zip(parts, gates, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """What becomes of each tile of a pre-activation: e3nn's gate, scalar activation, or nothing."""
+
+    tiles: tuple[Tile, ...]
+    irreps_out: e3nn.Irreps
+
+
+def scalar_activation(linear: Linear, activations: Activations) -> Gate:
+    """Return `e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
+    tiles, irreps = [], []
+    for n, (block, (mul, ir)) in enumerate(zip(linear.blocks_out, linear.irreps_out, strict=True)):
+        act = IDENTITY
+        if ir.l == 0:
+            act = activations("act", ir.p)
+            ir = _activated(ir, act)
+        tiles.append(Tile(Part(n, 0, mul), block.offset, act))
+        irreps.append((mul, ir))
+    return Gate(tuple(tiles), e3nn.Irreps(irreps))
+
+
+def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
+    p = ir.p if ir.p == 1 else act.parity
+    if p == 0:
+        raise ValueError(f"activation {act.name} of an odd scalar is neither even nor odd")
+    return e3nn.Irrep(0, p)
+
+
+def gate(linear: Linear, activations: Activations) -> Gate:
+    """Return `e3nn.gate` of the row: the last scalars gate other irreps, the rest is activated."""
+    blocks = list(enumerate(linear.irreps_out))
+    vectors = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l > 0]
+    if not vectors:
+        return scalar_activation(linear, activations)
+    scalars = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l == 0]
+    extra = sum(p.mul for p in scalars) - sum(p.mul for p in vectors)
+    if extra < 0:
+        raise ValueError(
+            f"a gate needs a scalar for every other irrep, and {linear.irreps_out} has "
+            f"{sum(p.mul for p in scalars)} scalars for {sum(p.mul for p in vectors)}"
+        )
+    activated = _take(scalars, extra)
+    pairs = []
+    while vectors:
+        mul = min(vectors[0].mul, scalars[0].mul)
+        pairs += zip(_take(scalars, mul), _take(vectors, mul), strict=True)
+
+    tiles, irreps, offset = [], [], 0
+    for part in activated:
+        ir = linear.irreps_out[part.block].ir
+        act = activations("act", ir.p)
+        tiles.append(Tile(part, offset, act))
+        irreps.append((part.mul, _activated(ir, act)))
+        offset += part.mul
+    for gating, part in pairs:
+        ir, ir_gate = (linear.irreps_out[p.block].ir for p in (part, gating))
+        act = activations("gate_act", ir_gate.p)
+        [ir] = _activated(ir_gate, act) * ir
+        tiles.append(Tile(part, offset, act, gating))
+        irreps.append((part.mul, ir))
+        offset += part.mul * ir.dim
+    return Gate(tuple(tiles), e3nn.Irreps(irreps))
+
+
+def _take(parts: list[Part], count: int) -> list[Part]:
+    """Take the first `count` channels off a list of parts."""
+    taken = []
+    while count > 0:
+        first = parts.pop(0)
+        mul = min(first.mul, count)
+        taken.append(Part(first.block, first.first, mul))
+        if first.mul > mul:
+            parts.insert(0, Part(first.block, first.first + mul, first.mul - mul))
+        count -= mul
+    return taken
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivatedPart:
+    """`mul` scalars from `offset` of a row on, of which `scale * name(scalar)` is computed."""
+
+    offset: int
+    mul: int
+    name: str
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Activated:
+    """Derivatives of activations of parts of rows [rows, size], part by part side by side."""
+
+    rows: Rows
+    parts: tuple[ActivatedPart, ...]
+    orders: tuple[int, ...] = (0,)  # of each result, [rows, scalars]: 0 activations, 1 slopes
+
+    @property
+    def inputs(self) -> tuple[Rows, ...]:
+        return (self.rows,)
+
+    @property
+    def outputs(self) -> tuple[Rows, ...]:
+        return (Rows(self.size, ()),) * len(self.orders)
+
+    @property
+    def operands(self) -> tuple[Rows, ...]:
+        return self.inputs + self.outputs
+
+    @property
+    def size(self) -> int:
+        return sum(part.mul for part in self.parts)
+
+    def of_orders(self, orders) -> Activated:
+        return dataclasses.replace(self, orders=tuple(orders))
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """Return (offset, channels, components) of each part in a result."""
+        places, offset = [], 0
+        for part in self.parts:
+            places.append((offset, part.mul, 1))
+            offset += part.mul
+        return places
+
+
+@functools.lru_cache(maxsize=256)
+def chain_rule(activated: Activated, count: int) -> Form:
+    """Return the form of tangents of `count` results: (their slopes, a tangent of the rows)."""
+    places = activated.places()
+    slopes = [operand(f"d{n}", activated.size, places) for n in range(count)]
+    tangent = operand("t", activated.rows.size, [(p.offset, p.mul, 1) for p in activated.parts])
+    outputs = [operand(f"t_a{n}", activated.size, places) for n in range(count)]
+    paths = [
+        path_between((SegmentRef(n, s), SegmentRef(count, s)), SegmentRef(n, s), (1, 1))
+        for n in range(count)
+        for s in range(len(activated.parts))
+    ]
+    return Form((*slopes, tangent), tuple(outputs), tuple(paths))
+
+
+@functools.lru_cache(maxsize=256)
+def sum_form(size: int, blocks: tuple[Block, ...] = ()) -> Form:
+    """Return the sum of two arrays of rows of `size`, of these blocks where a Linear has them."""
+    places = [(b.offset, b.mul, b.dim) for b in blocks] or [(0, size, 1)]
+    inputs = tuple(operand(name, size, places) for name in "xy")
+    paths = [
+        path_between((SegmentRef(n, s),), SegmentRef(0, s), (dim,))
+        for n in range(2)
+        for s, (_, _, dim) in enumerate(places)
+    ]
+    return Form(inputs, (operand("sum", size, places),), tuple(paths))
+
+
+def operand(name: str, size: int, places) -> Operand:
+    segments = tuple(Segment(offset, mul, dim, dim) for offset, mul, dim in places)
+    return Operand(name, size, segments, True)
+
+
+def path_between(factors, output: SegmentRef, dims: tuple[int, ...]) -> Path:
+    """Return the product of factors of one component or of `dim`, component by component."""
+    dim = max(dims)
+    terms = ((*(min(k, d - 1) for d in dims), k) for k in range(dim))
+    return Path(tuple(factors), output, tuple((components, 1.0) for components in terms))
+
+
+@dataclasses.dataclass(frozen=True)
+class GateForms:
+    """A gate as activations and forms."""
+
+    activated: Activated  # of the rows of z
+    value: Form  # (activations, z) -> out
+    tangent: Form  # (slopes, activations, z, tangent of z) -> tangent of out
+
+
+@functools.lru_cache(maxsize=256)
+def forms_of(gate: Gate, linear: Linear) -> GateForms:
+    """Return the activations and forms of a gate that follows a Linear, of one array."""
+    blocks = linear.blocks_out
+    [rows] = linear.linear_form.outputs
+
+    def place(part: Part) -> tuple[int, int, int]:
+        block = blocks[part.block]
+        return block.offset + part.first * block.dim, part.mul, block.dim
+
+    parts, z_places, a_places, out_places = [], [], [], []
+    values, tangents = [], []  # paths
+    for tile in gate.tiles:
+        offset, mul, dim = place(tile.part)
+        z = len(z_places)
+        z_places.append((offset, mul, dim))
+        out = SegmentRef(0, len(out_places))
+        out_places.append((tile.offset, mul, dim))
+        if tile.gate is None and tile.act == IDENTITY:
+            values.append(path_between((SegmentRef(1, z),), out, (dim,)))
+            tangents.append(path_between((SegmentRef(3, z),), out, (dim,)))
+            continue
+        a = len(a_places)
+        scalars = place(tile.gate or tile.part)
+        a_places.append((sum(p.mul for p in parts), mul, 1))
+        parts.append(ActivatedPart(scalars[0], mul, tile.act.name, tile.act.scale))
+        if tile.gate is None:
+            values.append(path_between((SegmentRef(0, a),), out, (1,)))
+            tangents.append(path_between((SegmentRef(0, a), SegmentRef(3, z)), out, (1, 1)))
+            continue
+        gating = len(z_places)
+        z_places.append(scalars)
+        values.append(path_between((SegmentRef(0, a), SegmentRef(1, z)), out, (1, dim)))
+        slopes = SegmentRef(0, a), SegmentRef(2, z), SegmentRef(3, gating)
+        tangents.append(path_between(slopes, out, (1, dim, 1)))
+        tangents.append(path_between((SegmentRef(1, a), SegmentRef(3, z)), out, (1, dim)))
+    activated = Activated(rows, tuple(parts))
+
+    def named(name: str) -> Operand:
+        is_row = name in ("z", "t_z")
+        return operand(name, rows.size if is_row else activated.size, (a_places, z_places)[is_row])
+
+    outputs = (operand("out", gate.irreps_out.dim, out_places),)
+    value = Form(tuple(map(named, "az")), outputs, tuple(values))
+    inputs = tuple(map(named, ("d", "a", "z", "t_z")))
+    return GateForms(activated, value, Form(inputs, outputs, tuple(tangents)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +299,7 @@ class Fused:
     skip: bool  # whether a row [rows, linear.size_out] is added before the gate
 
     @classmethod
-    def build(cls, form: Form, linear: Linear, gate: Gate | None, skip: bool) -> "Fused":
+    def build(cls, form: Form, linear: Linear, gate: Gate | None, skip: bool) -> Fused:
         """Return the op, without those paths of the product that the Linear does not read."""
         [out] = form.outputs
         read = [b for n, b in enumerate(linear.blocks_in) if linear.reads(n)]
@@ -38,7 +314,7 @@ class Fused:
         return self.form.outputs[0].index is Index.RECEIVER
 
     @property
-    def epilogue(self) -> "Fused":
+    def epilogue(self) -> Fused:
         """Return the epilogue: the op of rows that are the product."""
         [out] = self.form.outputs
         source = Operand("m", out.size, out.segments, True)

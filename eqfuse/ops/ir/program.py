@@ -22,7 +22,7 @@ import heapq
 import math
 
 from eqfuse.ops.ir.form import Form, Index, Operand
-from eqfuse.ops.ir.gate import Activated
+from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 
 BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}

@@ -2,9 +2,9 @@
 
 - `forms.form_p`: a product and its derivatives of every order. Its rows are partitioned over
   devices, and it reads and sums rows of nodes.
-- `linear.linear_form_p`: a Linear and its derivatives. It is multilinear by the rules of `form_p`,
+- `forms.linear_form_p`: a Linear and its derivatives. It is multilinear by the rules of `form_p`,
   but has operands without rows, the matrices: `vmap` joins rows, and keeps one set of matrices.
-- `linear.activation_p`: the only function that is not multilinear. Its derivatives are forms and
+- `forms.activation_p`: the only function that is not multilinear. Its derivatives are forms and
   itself at other orders, so that a traced gate is one native kernel with what is around it.
 - `layer.fused_p`: product, Linear, skip and gate as one kernel; it is differentiated as a whole.
 - `layer.tangent_p`: its tangent, linear, so that JAX can transpose it.

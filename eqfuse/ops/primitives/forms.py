@@ -1,13 +1,26 @@
-"""The form as a JAX primitive; its derivatives are forms again, by the rules of `multilinear`."""
+"""Forms, Linears and activations as JAX primitives, with their batching and lowering.
+
+The derivatives of forms and of linear forms are such again, by the rules of `multilinear`.
+"""
+
+from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import batching
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from eqfuse import _jax_compat
 from eqfuse.ops._edges import Edges
+from eqfuse.ops.backends import xla
+from eqfuse.ops.backends.triton import primitive as triton
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
-from eqfuse.ops.primitives import rules
+from eqfuse.ops.ir.fused import Activated, Activation, GateForms, chain_rule
+from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.primitives import native, rules
 from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
 
 form_p = rules.multilinear_primitive("eqfuse_form")
@@ -132,3 +145,193 @@ def _batched_indices(indices, size, num_rows, num_nodes):
 
 
 batching.primitive_batchers[form_p] = _batch
+
+
+def _lower_form(*args, form, num_rows, num_nodes, backend):
+    inputs, indices = split(args, len(form.inputs))
+    indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
+    if num_rows == 0 or not form.paths:
+        return [jnp.zeros(o.shape(num_rows, num_nodes), inputs[0].dtype) for o in form.outputs]
+
+    def computed(form, *inputs):
+        if backend == "xla":
+            ends = indices.get("senders"), indices.get("receivers")
+            dtype = inputs[0].dtype
+            return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
+        if form.on_graph or backend == "triton-interpret":  # JAX partitions no Python callback
+            return _kernels(form, inputs, indices, num_rows, num_nodes, backend)
+        return _over_rows(form, backend)(*inputs)
+
+    return summed(computed, form, inputs)
+
+
+def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
+    if backend == "llvm":
+        return native.run(form, inputs, indices, num_rows, num_nodes)
+    return triton.run_form(form, inputs, indices, num_rows, num_nodes, backend)
+
+
+@functools.lru_cache(maxsize=1024)
+def _over_rows(form: Form, backend: str):
+    """Return a form without a graph: every device computes the rows that it holds."""
+
+    def rows(*inputs):
+        return _kernels(form, inputs, {}, inputs[first].shape[0], 0, backend)
+
+    def partition(mesh, arguments, results):
+        # none where nothing is sharded: XLA's own kind of sharding has no axes then
+        spec = getattr(arguments[first].sharding, "spec", None)
+        by_row = NamedSharding(mesh, PartitionSpec(spec[0] if spec else None, None))
+        whole = NamedSharding(mesh, PartitionSpec(None, None))
+        return mesh, rows, [by_row for _ in results], tuple(by_row if r else whole for r in is_row)
+
+    is_row = [o.index is Index.ROW for o in form.inputs]
+    first = is_row.index(True)
+    partitioned = custom_partitioning(rows)
+    leading = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
+    operands = [f"{axis} c{n}" for n, axis in enumerate(leading)]
+    axes = " ".join(operands).split()
+    partitioned.def_partition(
+        partition,
+        sharding_rule=f"{', '.join(operands[: len(form.inputs)])} -> "
+        f"{', '.join(operands[len(form.inputs) :])}",
+        need_replication_factors=tuple(axis for axis in axes if axis != "i"),
+    )
+    return partitioned
+
+
+linear_form_p = rules.multilinear_primitive("eqfuse_linear_form")
+
+
+def evaluate_linear(
+    linear_form: LinearForm, arrays, index, num_rows: int, backend: str
+) -> list[jax.Array]:
+    """Compute a linear form of arrays of one dtype, [num_rows, size] or the shape of the weights.
+
+    `index` is [num_rows] int32, or None if there is one set of weights.
+    """
+    assert len({a.dtype for a in arrays}) == 1, [a.dtype for a in arrays]
+    integers = [] if index is None else [index]
+
+    def bound(*arrays):
+        params = {"num_rows": num_rows, "backend": backend}
+        return linear_form_p.bind(*vary_alike(arrays), form=linear_form, **params)
+
+    counted = [
+        ["rows" if isinstance(o, Rows) else None for o in side]
+        for side in (linear_form.inputs, linear_form.outputs)
+    ]
+    return with_auto_axes(bound, [*arrays, *integers], *counted)
+
+
+@linear_form_p.def_abstract_eval
+def _linear_abstract(*arrays, form, num_rows, backend):
+    return [arrays[0].update(shape=form.shape(o, num_rows), weak_type=False) for o in form.outputs]
+
+
+def _linear_batch(arrays, dims, *, form, num_rows, backend):
+    """Join the rows of all members, where they share the weights and want no gradient of them."""
+    is_rows = [isinstance(o, Rows) for o in form.inputs]
+    weights = [d for d, rows in zip(dims, is_rows, strict=False) if not rows]
+    if any(d is not None for d in weights) or not all(isinstance(o, Rows) for o in form.outputs):
+
+        def member(*arrays):
+            values, index = split(arrays, len(form.inputs))
+            return xla.evaluate_linear_form(form, values, index[0] if index else None, num_rows)
+
+        outputs = jax.vmap(member, in_axes=list(dims))(*arrays)
+        return outputs, [0] * len(outputs)
+    [size] = {a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None}
+    is_rows += [True] * form.needs_integers
+    joined = [
+        _joined(a, d, size) if rows else a for a, d, rows in zip(arrays, dims, is_rows, strict=True)
+    ]
+    outputs = linear_form_p.bind(
+        *vary_alike(joined), form=form, num_rows=size * num_rows, backend=backend
+    )
+    return [o.reshape(size, num_rows, o.shape[-1]) for o in outputs], [0] * len(outputs)
+
+
+def _joined(array, dim, size):
+    array = batching.bdim_at_front(array, dim, size)
+    return array.reshape(-1, *array.shape[2:])
+
+
+batching.primitive_batchers[linear_form_p] = _linear_batch
+
+
+def activate(activated: Activated, z, backend: str) -> list[jax.Array]:
+    """Return the derivatives of the activations of rows z, [rows, scalars] for each order."""
+    return activation_p.bind(z, form=activated, backend=backend)
+
+
+def gated(gate: GateForms, z, backend: str):
+    """Return the gate of a pre-activation [rows, size]."""
+    [a] = activate(gate.activated, z, backend)
+    return _of_rows(gate.value, [a, z], backend)
+
+
+def gated_tangent(gate: GateForms, z, t_z, backend: str):
+    """Return the tangent of a gate, linear in that of the pre-activation."""
+    a, d = activate(gate.activated.of_orders((0, 1)), z, backend)
+    return _of_rows(gate.tangent, [d, a, z, t_z], backend)
+
+
+def _of_rows(form, arrays, backend: str):
+    used = form.used_inputs()
+    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
+    params = {"num_rows": arrays[0].shape[0], "num_nodes": 0, "backend": backend}
+    arrays = vary_alike(arrays)
+    [out] = form_p.bind(*arrays, form=form.drop_inputs(used), **params)
+    return out
+
+
+def _activation(z, *, form: Activated, backend):
+    none = jnp.zeros((z.shape[0], 0), z.dtype)
+    columns = [z[:, p.offset : p.offset + p.mul] for p in form.parts]
+    acts = [Activation(p.name, p.scale, 0) for p in form.parts]  # of which parity is no matter
+    pairs = list(zip(acts, columns, strict=True))
+    parts = [[none, *(_derivative(a, k)(c) for a, c in pairs)] for k in form.orders]
+    return [jnp.concatenate(part, axis=1) for part in parts]
+
+
+def _derivative(act: Activation, order: int):
+    """Return a derivative of an activation, element by element."""
+    if order == 0:
+        return lambda x: xla.apply(act, x)
+    lower = _derivative(act, order - 1)
+    return lambda x: jax.jvp(lower, (x,), (jnp.ones_like(x),))[1]
+
+
+def _activation_abstract(z, *, form, backend):
+    return [z.update(shape=(z.shape[0], form.size), weak_type=False) for _ in form.orders]
+
+
+def _activation_jvp(primals, tangents, *, form, backend):
+    [z], [t] = primals, tangents
+    outputs = activate(form, z, backend)
+    if type(t) is ad.Zero:
+        return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
+    slopes = activate(form.of_orders(k + 1 for k in form.orders), z, backend)
+    params = {"num_rows": z.shape[0], "num_nodes": 0, "backend": backend}
+    chain = chain_rule(form, len(slopes))
+    return outputs, form_p.bind(*vary_alike([*slopes, t]), form=chain, **params)
+
+
+activation_p = rules.defined_primitive(
+    "eqfuse_activation", _activation, _activation_abstract, jvp=_activation_jvp
+)
+mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_results=True))
+
+
+def _lower_linear_form(*arrays, form, num_rows, backend):
+    values, index = split(arrays, len(form.inputs))
+    if backend.startswith("triton") and num_rows and form.terms:
+        return triton.run_linear_form(form, values, index, num_rows, backend)
+    index = index[0] if index else None
+    if backend == "llvm" and num_rows and form.terms:
+        return native.linear(form, values, index, num_rows)
+    return xla.evaluate_linear_form(form, values, index, num_rows)
+
+
+lowerings = {form_p: _lower_form, linear_form_p: _lower_linear_form}

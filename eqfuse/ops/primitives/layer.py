@@ -17,9 +17,8 @@ from jax.interpreters import ad
 
 from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.gate import forms_of
-from eqfuse.ops.primitives import forms, linear, rules
+from eqfuse.ops.ir.fused import Fused, forms_of
+from eqfuse.ops.primitives import forms, rules
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.rules import split
 
@@ -71,14 +70,14 @@ def _product_tangent(call: Call, inputs, tangents, integers):
 def _apply_gate(call: Call, z):
     fused = call.fused
     if call.kernels is Kernels.NATIVE:
-        return linear.gated(forms_of(fused.gate, fused.linear), z, call.backend)
+        return forms.gated(forms_of(fused.gate, fused.linear), z, call.backend)
     return xla.apply_gate(fused.gate, fused.linear, z)
 
 
 def _gate_tangent(call: Call, z, t_z):
     fused = call.fused
     if call.kernels is Kernels.NATIVE:
-        return linear.gated_tangent(forms_of(fused.gate, fused.linear), z, t_z, call.backend)
+        return forms.gated_tangent(forms_of(fused.gate, fused.linear), z, t_z, call.backend)
     return jax.jvp(functools.partial(_apply_gate, call), (z,), (t_z,))[1]
 
 
@@ -109,7 +108,7 @@ def _fused(*arrays, call):
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
-    arrays = linear.evaluate(
+    arrays = forms.evaluate_linear(
         fused.linear.linear_form, [m, *parameters], index, call.num_output_rows, call.backend
     )
     if skip is not None:
@@ -129,7 +128,7 @@ def _tangent(*arrays, call, active):
     if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     results = rules.bind_tangent(
-        linear.linear_form_p,
+        forms.linear_form_p,
         fused.linear.linear_form,
         [m, *parameters],
         [t_m, *t_parameters],

@@ -6,91 +6,14 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import NamedSharding, PartitionSpec
 
-from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.triton import primitive as triton
 from eqfuse.ops.backends.triton.primitive import launch_p
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
-from eqfuse.ops.primitives import forms, gpu_layer, layer, linear, native
+from eqfuse.ops.primitives import forms, gpu_layer, layer, native
 from eqfuse.ops.primitives.choice import Kernels
-from eqfuse.ops.primitives.rules import definitions, split
-
-# forms
-
-
-def _form(*args, form, num_rows, num_nodes, backend):
-    inputs, indices = split(args, len(form.inputs))
-    indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
-    if num_rows == 0 or not form.paths:
-        return [jnp.zeros(o.shape(num_rows, num_nodes), inputs[0].dtype) for o in form.outputs]
-
-    def computed(form, *inputs):
-        if backend == "xla":
-            ends = indices.get("senders"), indices.get("receivers")
-            dtype = inputs[0].dtype
-            return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
-        if form.on_graph or backend == "triton-interpret":  # JAX partitions no Python callback
-            return _kernels(form, inputs, indices, num_rows, num_nodes, backend)
-        return _over_rows(form, backend)(*inputs)
-
-    return forms.summed(computed, form, inputs)
-
-
-def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    if backend == "llvm":
-        return native.run(form, inputs, indices, num_rows, num_nodes)
-    return triton.run_form(form, inputs, indices, num_rows, num_nodes, backend)
-
-
-@functools.lru_cache(maxsize=1024)
-def _over_rows(form: Form, backend: str):
-    """Return a form without a graph: every device computes the rows that it holds."""
-
-    def rows(*inputs):
-        return _kernels(form, inputs, {}, inputs[first].shape[0], 0, backend)
-
-    def partition(mesh, arguments, results):
-        # none where nothing is sharded: XLA's own kind of sharding has no axes then
-        spec = getattr(arguments[first].sharding, "spec", None)
-        by_row = NamedSharding(mesh, PartitionSpec(spec[0] if spec else None, None))
-        whole = NamedSharding(mesh, PartitionSpec(None, None))
-        return mesh, rows, [by_row for _ in results], tuple(by_row if r else whole for r in is_row)
-
-    is_row = [o.index is Index.ROW for o in form.inputs]
-    first = is_row.index(True)
-    partitioned = custom_partitioning(rows)
-    leading = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
-    operands = [f"{axis} c{n}" for n, axis in enumerate(leading)]
-    axes = " ".join(operands).split()
-    partitioned.def_partition(
-        partition,
-        sharding_rule=f"{', '.join(operands[: len(form.inputs)])} -> "
-        f"{', '.join(operands[len(form.inputs) :])}",
-        need_replication_factors=tuple(axis for axis in axes if axis != "i"),
-    )
-    return partitioned
-
-
-# Linears
-
-
-def _linear_form(*arrays, form, num_rows, backend):
-    values, index = split(arrays, len(form.inputs))
-    if backend.startswith("triton") and num_rows and form.terms:
-        return triton.run_linear_form(form, values, index, num_rows, backend)
-    index = index[0] if index else None
-    if backend == "llvm" and num_rows and form.terms:
-        return native.linear(form, values, index, num_rows)
-    return xla.evaluate_linear_form(form, values, index, num_rows)
-
-
-# fused ops
+from eqfuse.ops.primitives.rules import definitions
 
 
 def _layer(primitive: Primitive):
@@ -110,8 +33,7 @@ def _layer(primitive: Primitive):
 
 
 lowerings: dict[Primitive, Callable] = {
-    forms.form_p: _form,
-    linear.linear_form_p: _linear_form,
+    **forms.lowerings,
     **{p: _layer(p) for p in layer.PRIMITIVES},
 }
 for _primitive, _function in lowerings.items():

@@ -20,7 +20,7 @@ from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
-from eqfuse.ops.ir.gate import Activated, sum_form
+from eqfuse.ops.ir.fused import Activated, sum_form
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 from eqfuse.ops.ir.program import Array, Extent, FormStep, Program
 
@@ -267,8 +267,8 @@ def _abstract(*args, module, shapes, dtypes=None):
 
 
 def _lower(ctx, *operands, module, **params):
-    machine.register(module.name, module.text)
-    return jax.ffi.ffi_lowering(module.name)(ctx, *operands)
+    name = machine.register(module.name, module.text)
+    return jax.ffi.ffi_lowering(name)(ctx, *operands)
 
 
 def _refuse(ctx, *operands, module, **params):

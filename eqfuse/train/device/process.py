@@ -64,7 +64,7 @@ def keep_programs() -> pathlib.Path | None:
 
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return None
-    from eqfuse.ops._cache import cache_folder, remove_old, remove_untrusted
+    from eqfuse.ops._host import cache_folder, remove_old, remove_untrusted
 
     try:
         folder = cache_folder("programs", _machine())
@@ -84,7 +84,7 @@ def _machine() -> str:
     """Return a name for this processor, its usable cores and the version of jaxlib."""
     import jaxlib
 
-    from eqfuse.ops import _processors
+    from eqfuse.ops import _host
 
-    parts = [*_processors.description(), str(_processors.usable()), jaxlib.__version__]
+    parts = [*_host.description(), str(_host.num_processors()), jaxlib.__version__]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

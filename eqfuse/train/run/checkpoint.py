@@ -32,9 +32,9 @@ class Checkpoints:
 
     The last one is kept with the one before it. A new checkpoint is complete on disk, safe from a
     power loss, before it replaces another, so that a run killed at any moment leaves one of the
-    two. `best` is written before a `last` that knows of it. What is offered more often than
-    `seconds` waits in memory for the next offer or for `flush`. With `writes` False nothing is
-    written: another process does it.
+    two. `best` and `stable` are written before a `last` that knows of them. What is offered more
+    often than `seconds` waits in memory for the next offer or for `flush`. With `writes` False
+    nothing is written: another process does it.
     """
 
     def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0, *, writes: bool = True):
@@ -46,7 +46,7 @@ class Checkpoints:
         self._written_at = -np.inf
 
     def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
-        """Keep parameters, "best" or "last", now or at the next chance.
+        """Keep parameters, under a name of `FILES`, now or at the next chance.
 
         `params` gives a pytree of arrays when they are written; `progress` is of plain values, and
         `state` a pytree that a resumed run needs besides.
@@ -59,7 +59,7 @@ class Checkpoints:
 
     def flush(self):
         """Write what waits; where the disk refuses it, what was written before is intact."""
-        for name in ("best", "last"):
+        for name in ("stable", "best", "last"):
             if name in self._waiting:
                 self._write(name, *self._waiting[name])
                 del self._waiting[name]  # now: an exception within the writing leaves it here
@@ -90,7 +90,7 @@ class Checkpoints:
         run = self._folder.parent
         if has_checkpoint(run, name):
             return "the one before it is intact"
-        others = [other for other in FILES if has_checkpoint(run, other)]
+        others = [other for other in ("best", "last") if has_checkpoint(run, other)]
         return f"the one in {others[0]} is intact" if others else "none has been written yet"
 
 

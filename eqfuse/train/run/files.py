@@ -21,11 +21,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from eqfuse import __version__
+from eqfuse.train.run import log
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 
-FILES = {"best": ("best.safetensors",), "last": ("last.safetensors", "previous.safetensors")}
-"""Names of each checkpoint's files, newest first: `previous` is for a disk that damages `last`."""
+FILES = {
+    "best": ("best.safetensors",),
+    "last": ("last.safetensors", "previous.safetensors"),
+    "stable": ("stable.safetensors",),
+}
+"""Names of each checkpoint's files, newest first: `previous` is for a disk that damages `last`.
+
+`stable` is that from which a run with `training.schedule=wsd` is made longer.
+"""
+
+_BEGUN = {"config.yaml", log.NAME, ".lock", "checkpoints", "profile"}
+"""What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
 
@@ -148,8 +159,9 @@ class RunFolder:
     """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
 
     Without `run` it is a new one in runs/, named by the time and `name`; without `settings`, the
-    text of config.yaml, it is that of a run to go on with. A folder that exists is never
-    overwritten. Another process makes and writes it where this one does not (`writes`).
+    text of config.yaml, it is that of a run to go on with. A folder is never overwritten, but for
+    that of a run that ended before its first checkpoint. Another process makes and writes it where
+    this one does not (`writes`).
     """
 
     def __init__(
@@ -165,6 +177,7 @@ class RunFolder:
         if not writes:
             return
         self._lock = _lock(self.path)
+        log.begin(self.path, new=settings is not None)
         if settings is None:
             return
         try:
@@ -281,11 +294,13 @@ def _is_row(columns: list[str], line: list[str]) -> bool:
 
 
 def new_folder(run: str | Path | None, name: str) -> Path:
-    """Return the folder of a new run, see `RunFolder`."""
+    """Return the folder of a new run, see `RunFolder`: a new one, or one that holds no network."""
     if run is not None:
         path = Path(run)
         try:
             path.lstat()
+            if path.is_dir() and _is_free(path):
+                return path
         except FileNotFoundError:
             return path
         except OSError as error:
@@ -303,11 +318,17 @@ def new_folder(run: str | Path | None, name: str) -> Path:
     return path
 
 
+def _is_free(path: Path) -> bool:
+    """Test whether a folder holds nothing, or what a run left that ended before its checkpoint."""
+    begun = {entry.name for entry in path.iterdir()} <= _BEGUN
+    return begun and not any(has_checkpoint(path, name) for name in FILES)
+
+
 def _make(run: str | Path | None, name: str) -> Path:
     while True:
         path = new_folder(run, name)
         try:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=run is not None)
             return path
         except FileExistsError:  # another run of this second was faster
             continue

@@ -16,11 +16,14 @@ import numpy as np
 
 from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
+from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
 from eqfuse.train.run.files import RunFolder, read_log
+from eqfuse.train.run.log import warnings_of
+from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError, one_of
 
 MAX_TRAINING = 1000
@@ -42,6 +45,7 @@ def write_results(
     folder: RunFolder,
     potential: Potential,
     dataset: Dataset,
+    facts: dict[str, str],
     *,
     batch_size: int,
     dtype: str,
@@ -50,7 +54,8 @@ def write_results(
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
     What cannot be written is a warning: the training is done. A run that was interrupted, which has
-    not `ended`, is evaluated on validation frames only. Returns the rows of errors.csv.
+    not `ended`, is evaluated on validation frames only. `facts` are by title, for the page.
+    Returns the rows of errors.csv.
     """
     if not folder.metrics.exists():
         return []
@@ -77,18 +82,31 @@ def write_results(
                 frames = counted(len(part), f"{name} frame")
                 title = f"{folder.path.name}, epoch {metadata['epoch']}: {frames}"
                 plots.parity(**_pairs(samples, part), target=target, title=title)
+            if name == "validation" and (hint := stress_hint(samples, part)):
+                print(f"warning: {hint}", file=sys.stderr, flush=True)
         if ended:
             print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
         with open(folder.path / "errors.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
             writer.writeheader()
             writer.writerows(rows)
-        text = _page(folder.path, metadata, rows, ended)
+        elapsed = read_metadata(folder.path, which="last")["position"]["elapsed"]
+        facts = {**facts, "training time": duration(elapsed)}
+        text = _page(folder.path, metadata, rows, facts, ended)
         (folder.path / "report.html").write_text(text, encoding="utf-8")
         return rows
     except (OSError, ValueError) as error:
         print(f"warning: the results cannot be written: {error}", file=sys.stderr)
         return []
+
+
+_HINTED = 50  # validation frames
+
+
+def hint_of_stress(potential: Potential, params, batcher: Batcher) -> str | None:
+    """Return how the stress of some samples fits a network better, see `stress_hint`."""
+    few = Batcher(batcher.samples[:_HINTED], batcher.batch_size, dtype=batcher.dtype)
+    return stress_hint(few.samples, _predictions(potential, params, few))
 
 
 def _predictions(potential: Potential, params, batcher: Batcher) -> list[SimpleNamespace]:
@@ -175,7 +193,9 @@ _PICTURES = {
 }
 
 
-def _page(folder: Path, metadata: dict, rows: list[dict], ended: bool) -> str:
+def _page(
+    folder: Path, metadata: dict, rows: list[dict], facts: dict[str, str], ended: bool
+) -> str:
     """Return the page of a run as HTML, in one file that needs nothing else."""
     name = html.escape(folder.name)
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
@@ -196,6 +216,10 @@ frames.{what}</p>
 <h2>Errors of the best network</h2>
 {_errors(rows)}
 {pictures}
+<h2>Data, machine and versions</h2>
+{_facts(facts)}
+<h2>Warnings</h2>
+{_warnings(folder)}
 <h2>Use it</h2>
 <pre>eqfuse predict {html.escape(str(folder))} FILE.xyz OUT.xyz
 eqfuse evaluate {html.escape(str(folder))} FILE.xyz
@@ -206,6 +230,19 @@ calculator = eqfuse.Calculator({html.escape(repr(str(folder)))})  # of ASE</pre>
 </div>
 </body></html>
 """
+
+
+def _facts(facts: dict[str, str]) -> str:
+    rows = (
+        f"<tr><td>{html.escape(title)}</td><td class='text'>{html.escape(text)}</td></tr>"
+        for title, text in facts.items()
+    )
+    return "\n".join(["<table>", *rows, "</table>"])
+
+
+def _warnings(folder: Path) -> str:
+    found = [f"<li>{html.escape(text)}</li>" for text in warnings_of(folder)]
+    return "\n".join(["<ul>", *found, "</ul>"]) if found else "<p>There were none.</p>"
 
 
 def _errors(rows: list[dict]) -> str:

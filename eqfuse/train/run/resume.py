@@ -10,7 +10,8 @@ from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, r
 from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
-CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile", "verbose")
+LENGTHS = ("steps", "epochs", "max_minutes")
+CHANGEABLE = (*LENGTHS, "devices", "profile", "verbose")
 
 RADIAL = ("radial", "radial_knots")
 """Settings of a network that are not what it computes but how: it may change them at any time."""
@@ -29,7 +30,8 @@ def resumed_config(arguments: list[str]) -> Config | None:
     if others := [n for n in given if n not in ("resume", *CHANGEABLE, *_RADIAL)]:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
-            f"the run; only {', '.join((*CHANGEABLE, *_RADIAL))} can"
+            f"the run; only {', '.join((*CHANGEABLE, *_RADIAL))} can. start_from={given['resume']} "
+            "trains its network with other settings, in a new run"
         )
     others = parse([*arguments, "data=ethanol"])  # any data, which are not used
     folder = others.resume

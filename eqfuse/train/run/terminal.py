@@ -1,13 +1,16 @@
 """The output of a run: a report before it compiles anything, a line per epoch, and a bar."""
 
 import contextlib
+import importlib.util
 import math
 import sys
+import textwrap
 import threading
 import time
 import warnings
 
 import jax
+import numpy as np
 import rich.console
 import rich.progress
 from ase.data import chemical_symbols
@@ -17,6 +20,7 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.structures import LABELS, UNWEIGHTED, counted
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
+from eqfuse.train.run import log
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
@@ -24,8 +28,8 @@ from eqfuse.train.sources import AVERAGE, FIT, matching
 
 def report(
     config: Config, dataset: Dataset, batcher: Batcher, folder: RunFolder, devices: Devices
-) -> str:
-    """Return a summary of the training, on one screen."""
+) -> dict[str, str]:
+    """Return what there is to say of a training before it begins, by title."""
     settings, path = config.data, getattr(config.data, "path", None)
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
@@ -42,20 +46,51 @@ def report(
         **(_details(dataset, batcher) if config.verbose else {}),
         "backend": backend_report(config.backend, config.dtype),
         "devices": f"{devices.count}, each with its part of every batch",
-        "run": folder.path,
+        "run": str(folder.path),
     }
     if devices.count == 1:
         del rows["devices"]
-    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+    return rows
+
+
+def lines(rows: dict[str, str]) -> str:
+    """Return rows of a report as text."""
+    return "\n".join(
+        # elements may be many; names of files are never broken
+        textwrap.fill(f"{name:<11}{text}", 100, subsequent_indent=11 * " ", break_on_hyphens=False)
+        if name in ("species", "references") and len(text) > 89
+        else f"{name:<11}{text}"
+        for name, text in rows.items()
+    )
+
+
+def ranges(dataset: Dataset) -> dict[str, str]:
+    """Return the ranges of the labels of the training frames, energies relative to references."""
+    energies = [s.energy / s.num_atoms for s in dataset.train if s.energy is not None]
+    forces = [np.linalg.norm(s.forces, axis=1) for s in dataset.train if s.forces is not None]
+    stress = [np.abs(s.stress).max() for s in dataset.train if s.stress is not None]
+    rows = {}
+    if energies:
+        rows["energies"] = f"{min(energies):.4f} to {max(energies):.4f} eV/atom, from references"
+    if forces:
+        rows["largest force"] = f"{max(map(np.nanmax, forces)):.4f} eV/Å"
+    if stress:
+        rows["largest stress"] = f"{max(stress):.4g} eV/Å³ of a component"
+    return rows
 
 
 def network_report(module, params, graph: Graph, verbose: bool) -> str:
     """Return the name and size of a network; with `verbose` its layers, and what runs its ops."""
-    text = models.summary(module, params)
     if verbose:
+        text = models.summary(module, params)
         return f"{text}\n{models.ops_summary(module, params, graph)}"
-    name, *_, size = text.splitlines()
-    return f"network    {name}, {size.strip()}"
+    return f"network    {parameters(module, params)}"
+
+
+def parameters(module, params) -> str:
+    """Return the name of a network and the number of its parameters."""
+    name, *_, size = models.summary(module, params).splitlines()
+    return f"{name}, {size.strip()}"
 
 
 def backend_report(backend: str | None, dtype: str) -> str:
@@ -204,7 +239,11 @@ class Progress:
     def __init__(self, steps_per_epoch: int, stress: bool, by: str = "epoch"):  # or "step"
         self._columns = {by: _COUNT, **_START, **(_STRESS if stress else {}), **_END}
         self._stress, self._by = stress, by
-        self._console = rich.console.Console(soft_wrap=True, highlight=False)
+        file = log.plain(sys.stdout)  # the bar is not kept in the log, the lines are
+        self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
+        # in a notebook rich draws by ipywidgets
+        widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        self._has_bar = self._console.is_terminal or widgets
         self._steps = steps_per_epoch
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
@@ -213,7 +252,7 @@ class Progress:
             rich.progress.TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not self._has_bar,
         )
         self._task = self._bar.add_task("", total=steps_per_epoch)
         self._epoch = self._done = 0
@@ -232,11 +271,12 @@ class Progress:
     def log(self, text: str):
         """Print a line."""
         self._console.print(text, markup=False)
+        log.keep(text)
         self._logged_at = time.monotonic()
 
     def heartbeat(self, text: str):
         """Print a line where the output is no terminal and nothing was printed for 10 s."""
-        if not self._console.is_terminal and time.monotonic() - self._logged_at >= HEARTBEAT:
+        if not self._has_bar and time.monotonic() - self._logged_at >= HEARTBEAT:
             self.log(f"       {text}")
 
     def start_epoch(self, epoch: int, done: int = 0):

@@ -175,7 +175,9 @@ class Config(RunSettings):
         super().__post_init__()
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
         require(fits, "devices", self.devices, "a number of devices, all, or distributed")
-        wrong, need = AVERAGE, f"{FIT} with start_from=, whose network has reference energies"
+        wrong = AVERAGE
+        need = f"a file of free atoms, their energies, or {FIT}, with start_from=: its network has "
+        need += f"reference energies, and {FIT} moves them"
         if self.start_from is None:
             need = "left out without start_from=: a new network has the elements of its data"
             require(not self.elements, "elements", self.elements, need)

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 from eqfuse.train.settings.config import RUNS
-from eqfuse.train.settings.options import PRESETS, SHORTHANDS
+from eqfuse.train.settings.options import PARAMETERS, PRESETS, SHORTHANDS
 from eqfuse.train.settings.schema import described
 from eqfuse.train.tetris_settings import TETRIS
 
@@ -15,13 +15,26 @@ def help_text() -> str:
     parts = ["Choices"]
     parts += [_line(choice, doc) for rows in choices().values() for choice, doc in rows]
     parts += ["", "Presets (a setting beside one overrides it)"]
-    parts += [_line(f"model={model}", f"preset={'|'.join(PRESETS[model])}") for model in PRESETS]
+    parts += [_line(f"model={model} preset={name}", text) for model, name, text in presets()]
     parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
     for title, rows in sections():
         parts += ["", f"Settings of {title} (default in brackets)"]
         parts += [_line(name, f"{text} [{default}]") for name, text, default in rows]
     around = Path(__file__).with_name("help.txt").read_text(encoding="utf-8")
     return around.replace("{settings}", "\n".join(parts))
+
+
+_SIZES = ("layers", "channels", "lmax", "hidden_lmax", "correlation", "latent_dim", "cutoff")
+
+
+def presets():
+    """Yield the network, the name and the contents of each preset."""
+    for model, named in PRESETS.items():
+        for name, settings in named.items():
+            sizes = [f"{s}={v}" for s in _SIZES if (v := settings.get(f"model.{s}")) is not None]
+            trains = " and a training" if any(s.startswith("training.") for s in settings) else ""
+            text = f"{' '.join(sizes)}{trains}: {PARAMETERS[model][name]:,} parameters"
+            yield model, name, text
 
 
 def choices() -> dict[str, list[tuple[str, str]]]:

@@ -32,14 +32,17 @@ _GONE = {"model.radial_accuracy", "model.radial_knots=None"}
 """Settings in the config.yaml of earlier runs, which chose knots of tables."""
 
 
-def _read_own(name: str) -> dict:
+def read_own(name: str) -> dict:
+    """Return a file of this folder."""
     return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
-PRESETS: dict[str, dict[str, dict]] = _read_own("presets.yaml")["networks"]
+_PRESETS = read_own("presets.yaml")
+PRESETS: dict[str, dict[str, dict]] = _PRESETS["networks"]
 """By model and name: settings by their full names."""
+PARAMETERS: dict[str, dict[str, int]] = _PRESETS["parameters"]
 OTHER_NAMES: dict[str, str] = {
-    theirs: ours for ours, names in _read_own("other_names.yaml").items() for theirs in names
+    theirs: ours for ours, names in read_own("other_names.yaml").items() for theirs in names
 }
 """By the name of a setting of mace or nequip: what to write here."""
 
@@ -50,12 +53,15 @@ def parse(arguments: list[str], schema: Schema = RUNS):
     They override those of a preset, wherever it stands, and of config=FILE, and the later of two
     the earlier. What is misspelt, ill-typed or impossible is refused, with the nearest names.
     """
-    given = {}
+    given, others = {}, []
     for argument in arguments:
+        if argument.startswith("-") and (other := _other_name(argument.partition("=")[0])):
+            others.append(other)
+            continue
+        if others and "=" not in argument and not argument.startswith("-"):
+            continue  # the value of an option of mace
         if "=" not in argument and os.path.isfile(argument):
             raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
-        if argument.startswith("-") and (other := _other_name(argument.partition("=")[0])):
-            raise ConfigError(other)
         key, value = split(argument)
         is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
         if key == "data" and (
@@ -65,6 +71,9 @@ def parse(arguments: list[str], schema: Schema = RUNS):
         else:
             full = SHORTHANDS.get(key, key)
             given["data.val_path" if key == "data.val" and is_file else full] = value
+    if others:
+        hint = "; eqfuse train --from-mace 'mace_run_train ...' translates a command"
+        raise ConfigError("; ".join(others) + hint)
     base, file = {}, given.pop("config", "null")
     if file != "null":
         base = flat(read_yaml(config_file(file)), file)
@@ -155,8 +164,8 @@ def _config(schema: Schema, base: dict, given: dict):
     for group, choice in choices.items():
         one_of(group, choice, list(schema.groups[group]))
     known = schema.known(choices)
-    if unknown := [key for key in both if key not in known and key not in choices]:
-        raise _unknown(str(unknown[0]), known, choices, schema)
+    if unknown := [str(key) for key in both if key not in known and key not in choices]:
+        raise ConfigError("; ".join(_unknown(key, known, choices, schema) for key in unknown))
     values = dict(schema.defaults.get(choices["model"], {}))
     for layer in (base, given):
         values |= _preset(layer.get("preset"), both, known, choices) | layer
@@ -187,10 +196,10 @@ def _preset(name: str | None, given: dict, known: dict, choices: dict) -> dict:
     return settings
 
 
-def _unknown(key: str, known: dict, choices: dict, schema: Schema) -> ConfigError:
-    """Return the error of a setting that the chosen groups do not have."""
+def _unknown(key: str, known: dict, choices: dict, schema: Schema) -> str:
+    """Return what is wrong with a setting that the chosen groups do not have."""
     if key == "training":
-        return ConfigError("training follows from data=; set its fields, such as training.lr=0.01")
+        return "training follows from data=; set its fields, such as training.lr=0.01"
     group, _, name = key.partition(".")
     owners = [
         choice
@@ -199,10 +208,10 @@ def _unknown(key: str, known: dict, choices: dict, schema: Schema) -> ConfigErro
     ]
     if owners:
         others = f"{group}={', '.join(owners)}, and not of {group}={choices[group]}"
-        return ConfigError(f"{key} is a setting of {others}")
+        return f"{key} is a setting of {others}"
     if other := _other_name(key):
-        return ConfigError(other)
+        return other
     names = [*known, *(s for s, target in SHORTHANDS.items() if target in known), *choices]
     by_leaf = [full for full in known if full.endswith("." + key)]
     hint = "nearest: " + ", ".join(by_leaf) if by_leaf else nearest(key, names)
-    return ConfigError(f"{key} is not a setting of this run; {hint}")
+    return f"{key} is not a setting of this run; {hint}"

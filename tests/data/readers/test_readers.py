@@ -1,6 +1,7 @@
 """Reading extended XYZ files, good and bad, and what all readers have in common."""
 
 import bz2
+import functools
 import gzip
 import lzma
 import time
@@ -318,3 +319,17 @@ def test_3bpa(shared_data):
     assert frames[0].energy == -17660.461737861464
     forces = np.concatenate([frame.forces for frame in frames])
     assert np.sqrt(np.mean(forces**2)) == pytest.approx(0.948, abs=5e-4)
+
+
+@pytest.mark.parametrize("factor", [1, -1, 1 / 160.2])
+def test_stress_and_virial_of_a_frame_agree_or_are_refused(write, factor):
+    virial = " ".join(f"{-24 * factor * number:.8f}" for number in STRESS.ravel())
+    file = write(CELL.format(stress=f'stress="{NINE}" virials="{virial}"'))
+    read = functools.partial(read_extxyz, file)
+    if factor == 1:
+        np.testing.assert_array_equal(read()[0].stress, STRESS)
+        return
+    with pytest.raises(DataError, match=r"frame 0: stress and virials disagree: .*=virials"):
+        read()
+    [structure] = read(keys=Keys(stress="virials"))
+    np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-6)

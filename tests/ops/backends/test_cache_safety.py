@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from eqfuse.ops import _cache
+from eqfuse.ops import _host
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="of systems with modes")
 
@@ -73,7 +73,7 @@ def test_a_planted_triton_kernel_is_not_loaded(folder, monkeypatch, fault):
     spec = case["spec"]()
     forged = compile.CompiledKernel(spec.name, "sm_80", "forged", b"", 1, 0, 1, 0, 0.0, False)
     path, key = compile._place(spec, "sm_80")
-    _cache.write_entry(path, key, compile._to_json(forged))
+    _host.write_entry(path, key, compile._to_json(forged))
     monkeypatch.setattr(compile, "_KERNELS", {})
     assert compile.find(spec, "sm_80").assembly == "forged"  # it would be taken
     said = expose(path, fault)
@@ -93,25 +93,25 @@ def test_a_folder_of_others_is_not_used(folder, fault, name):
     entry.write_bytes(b"planted")
     said = expose(folder / name, fault)
     with pytest.warns(UserWarning, match=rf"{folder / name} is ignored, since it {said}.*Set EQF"):
-        used = _cache.cache_folder("cpu")
+        used = _host.cache_folder("cpu")
     assert not used.is_relative_to(folder)
-    _cache.write(used / "entry", b"ours")
-    assert _cache.read(used / "entry") == b"ours"
+    _host.write(used / "entry", b"ours")
+    assert _host.read(used / "entry") == b"ours"
     assert entry.read_bytes() == b"planted"
-    assert _cache.cache_folder("cpu") == used  # a second warning would be an error
+    assert _host.cache_folder("cpu") == used  # a second warning would be an error
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
 def test_what_is_made_is_private_whatever_the_umask(folder, umask):
     before = os.umask(umask)
     try:
-        place = _cache.cache_folder("programs", "deep")
-        _cache.write(place / "entry", b"ours")
+        place = _host.cache_folder("programs", "deep")
+        _host.write(place / "entry", b"ours")
     finally:
         os.umask(before)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.rglob("*"))}
     assert modes == {"cache": 0o700, "programs": 0o700, "deep": 0o700, "entry": 0o600}
-    assert _cache.read(place / "entry") == b"ours"
+    assert _host.read(place / "entry") == b"ours"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_is_trusted(monkeypatch, owner, mode, said):
     """For a user who is not root, whoever runs this."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[owner]
-    fault = _cache._fault(os.stat_result((mode, 0, 0, 1, user, user, 0, 0, 0, 0)))
+    fault = _host._fault(os.stat_result((mode, 0, 0, 1, user, user, 0, 0, 0, 0)))
     assert fault.startswith(said)
     assert bool(fault) == bool(said)
 
@@ -137,7 +137,7 @@ def test_what_is_trusted(monkeypatch, owner, mode, said):
 def test_a_temporary_folder_is_removed(folder):
     folder.mkdir()
     folder.chmod(0o777)
-    code = "from eqfuse.ops import _cache; print(_cache.cache_folder())"
+    code = "from eqfuse.ops import _host; print(_host.cache_folder())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     used = pathlib.Path(done.stdout.strip())
     assert not used.is_relative_to(folder)

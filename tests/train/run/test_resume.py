@@ -139,6 +139,28 @@ def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
     assert len(history(whole)) == EPOCHS + 1
 
 
+def test_a_run_that_is_made_longer_with_wsd_is_as_if_it_had_been_so_long(
+    settings, tmp_path, capsys
+):
+    stages = ["training.second_stage=0.75", "training.schedule=wsd"]
+    for name, epochs in (("whole", 4), ("longer", 3)):
+        assert main([*settings, *stages, f"epochs={epochs}", f"run={tmp_path / name}"]) == 0
+    assert main([f"resume={tmp_path / 'longer'}", "epochs=4"]) == 0
+    said = capsys.readouterr()
+    assert "epoch 3, batch 1 of the epoch, where the learning rate began to fall" in said.out
+    assert "longer" not in said.err
+    assert_same(tmp_path / "whole", tmp_path / "longer")
+
+
+def test_a_longer_run_whose_learning_rate_rises_is_a_warning(whole, capsys):
+    assert main([f"resume={whole}", f"epochs={EPOCHS + 2}"]) == 0
+    warning = capsys.readouterr().err
+    assert "learning rate rises from 3.4e-06 to 8.5e-04" in warning
+    assert f"start_from={whole}" in warning
+    assert main([f"resume={whole}"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.slow
 def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
     """With a learning rate that does not depend on where the end is."""

@@ -13,6 +13,7 @@ from eqfuse.train.run import files as runs
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.settings.options import parse, to_yaml
+from eqfuse.train.step import Compiled
 
 
 @pytest.fixture
@@ -151,6 +152,25 @@ def test_existing_run_folder_is_not_touched(tmp_path, water, tiny, capsys):
         assert main([*task, f"run={folder}"]) == 2
         assert "exists already" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["precious"]
+
+
+def test_what_is_refused_late_leaves_no_folder_and_what_failed_leaves_a_free_one(
+    water, tiny, tmp_path, monkeypatch, capsys
+):
+    settings = ["data=extxyz", f"data.path={water}", f"run={tmp_path / 'run'}", *tiny, "steps=1"]
+    assert main([*settings, "freeze=embeding"]) == 2
+    assert "freeze=embeding matches no parameter" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Compiled, "initial", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(settings)
+    assert (tmp_path / "run" / "config.yaml").exists()
+    assert main([*settings, "seed=1"]) == 0
+    assert read_metadata(tmp_path / "run")["config"]["seed"] == 1
+    capsys.readouterr()
+    assert main(settings) == 2
+    assert "exists already and is not overwritten; go on with it by" in capsys.readouterr().err
 
 
 def test_run_folder_that_cannot_be_made(refused, tmp_path, water):

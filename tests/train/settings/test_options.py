@@ -1,22 +1,37 @@
 import dataclasses
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import yaml
 
+from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.models import MODELS
 from eqfuse.train.main import _config as parse
+from eqfuse.train.main import main
+from eqfuse.train.molecule import build_potential
 from eqfuse.train.run.resume import read_config
 from eqfuse.train.settings import options
 from eqfuse.train.settings.config import RUNS, PotentialSettings
-from eqfuse.train.settings.help import help_text
-from eqfuse.train.settings.options import OTHER_NAMES, PRESETS, SHORTHANDS, sweep, to_yaml
+from eqfuse.train.settings.help import help_text, presets
+from eqfuse.train.settings.options import (
+    OTHER_NAMES,
+    PARAMETERS,
+    PRESETS,
+    SHORTHANDS,
+    sweep,
+    to_yaml,
+)
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import MoleculeData, matching
 from eqfuse.train.tetris_settings import TETRIS
+from tests.ops import tiers
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
 
@@ -197,15 +212,95 @@ def test_documented_names_of_mace_and_nequip_have_an_answer(names):
 
 
 def test_what_names_of_mace_and_nequip_are_called_here_exists():
-    ours = {*SHORTHANDS, "model", "data", "seeds"}
+    ours = {*SHORTHANDS, "model", "data", "seeds", "config"}
     for data in RUNS.groups["data"]:
         for model in RUNS.groups["model"]:
             ours |= RUNS.known({"model": model, "data": data}).keys()
     for name, text in OTHER_NAMES.items():
         mentioned = set(re.findall(r"([a-z_.]+)=", text)) - {"variable"}
         assert mentioned <= ours, name
-        leaves = {full.rpartition(".")[2] for full in ours if not full.endswith(".name")}
-        assert name not in leaves, f"{name} is a setting"
+    options = (Path(__file__).parent / "mace_options.txt").read_text(encoding="utf-8").split()
+    assert len(options) == 179
+    assert [option for option in options if option not in OTHER_NAMES] == []
+
+
+@pytest.mark.parametrize(
+    "preset",
+    tiers.slow_unless(["nequip small"], *(f"{m} {p}" for m in PRESETS for p in PRESETS[m])),
+)
+def test_presets_name_their_parameters(preset):
+    model, name = preset.split()
+    config = parse([f"model={model}", f"preset={name}", "data=ethanol"])
+    atoms = Structure([1, 6, 8], 1.5 * np.eye(3), energy=0.0, forces=np.zeros((3, 3)))
+    dataset = Dataset.build([atoms, atoms], cutoff=config.model.cutoff, val_size=1)
+    potential, _ = build_potential(config.model, dataset, "xla")
+    graph = collate([dataset.train[0]], Shape(4, 8, 2), "float32").graph
+    arguments = graph.vectors, graph.species, graph.edges
+    shapes = jax.eval_shape(potential.init, jax.random.key(0), *arguments)
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    assert count == PARAMETERS[model][name]
+    [text] = [text for m, p, text in presets() if (m, p) == (model, name)]
+    assert f" {count:,} parameters" in text
+
+
+COMMAND = """mace_run_train --name="first" --train_file="train.xyz" --valid_fraction=0.05
+  --test_file="test.xyz" --config_type_weights='{"Default":1.0}' --E0s='{1:-13.6, 6:-1029.2}'
+  --model="MACE" --hidden_irreps='64x0e + 64x1o' --r_max=4.5 --max_num_epochs=1500 --swa
+  --start_swa=1200 --swa_energy_weight=50 --ema --ema_decay=0.995 --amsgrad
+  --scheduler ExponentialLR --lr_scheduler_gamma=0.99 --radial_MLP="[32, 32]" --patience 20
+  --device=cuda"""
+
+
+def test_a_command_of_mace_is_translated(capsys):
+    """The first of mace's README, with values of its own, and what it does by default."""
+    assert main(["--from-mace", COMMAND]) == 0
+    command, *remarks = capsys.readouterr().out.splitlines()
+    config = parse(shlex.split(command)[2:])
+    assert remarks == ["# --device: the environment variable JAX_PLATFORMS=cpu or cuda"]
+    model, data, training = config.model, config.data, config.training
+    assert (model.channels, model.hidden_lmax, model.cutoff, model.lmax) == (64, 1, 4.5, 3)
+    assert (model.radial_layers, model.radial_hidden, model.species_linear) == (2, 32, True)
+    assert [Path(path).name for path in (data.path, data.test)] == ["train.xyz", "test.xyz"]
+    assert (data.val, data.batch_size, data.energy_key) == (0.05, 10, "REF_energy")
+    assert data.read_reference_energies(4.5) == {1: -13.6, 6: -1029.2}
+    assert data.type_weights() == {"Default": 1.0}
+    assert (config.run, config.epochs, config.seed, config.dtype) == ("first", 1500, 123, "float64")
+    assert (training.optimizer, training.lr, training.forces_weight) == ("amsgrad", 0.01, 100)
+    assert (training.schedule, training.factor, training.ema_decay) == ("exponential", 0.99, 0.995)
+    assert (training.second_stage, training.second_energy_weight) == (0.8, 50)
+    assert (training.stress_weight, training.early_stopping) == (0, 20)
+
+
+def test_other_commands_of_mace(capsys):
+    fine = "mace_run_train --foundation_model=a.model --train_file=a.xyz --E0s=average --lora True"
+    assert main(["--from-mace", fine]) == 0
+    first, command, remark = capsys.readouterr().out.splitlines()
+    assert first == "eqfuse convert mace a.model foundation"
+    settings = dict(argument.split("=", 1) for argument in shlex.split(command)[2:])
+    assert settings["start_from"] == "foundation"
+    assert settings["data.reference_energies"] == "fit"
+    assert not {"model", "channels", "layers", "cutoff"} & settings.keys()
+    assert remark.startswith("# --lora: freeze=")
+    for command, part in (
+        ("", "needs a command"),
+        ("mace_run_train --trian_file=a.xyz", "--trian_file is no option of mace_run_train"),
+        ("mace_run_train --train_file=a.xyz --loss=dipole", "--loss=dipole is unknown"),
+        ("mace_run_train --hidden_irreps=8x0e+4x1o", "one number of channels for each l"),
+        ("mace_run_train --r_max=5", "data= is missing"),
+    ):
+        assert main(["--from-mace", command]) == 2
+        assert part in capsys.readouterr().err
+
+
+def test_all_unknown_names_are_answered_at_once(capsys):
+    assert main(["data=a.xyz", "r_max=5", "max_ell=3", "chanels=4", "patience=3"]) == 2
+    error = capsys.readouterr().err
+    for part in ("cutoff=", "model.lmax=", "nearest: channels", "training.early_stopping="):
+        assert part in error
+    assert main(["--r_max=5", "--train_file", "a.xyz", "--seed", "1"]) == 2
+    error = capsys.readouterr().err
+    for part in ("here: cutoff=", "here: data=FILE", "here: seed=", "--from-mace"):
+        assert part in error
 
 
 @pytest.mark.parametrize(("model", "name"), [(m, p) for m in PRESETS for p in PRESETS[m]])
@@ -259,7 +354,7 @@ def test_training_follows_the_data():
         (["data.path=x.xyz"], ["data= is missing", "data=FILE"]),
         (["model=tetris", "layers=3"], ["layers", "model=tetris"]),
         (["model=tetris", *MOLECULE], ["model=tetris is unknown", "nequip"]),
-        (["resume=x", "layers=3"], ["layers cannot be given with resume="]),
+        (["resume=x", "layers=3"], ["layers cannot be given with resume=", "start_from=x trains"]),
         (["start_from=x"], ["data= is missing"]),
         (["layers=-1"], ["model.layers=-1", "greater than zero"]),
         (["layers=abc"], ["model.layers", "abc", "a whole number"]),
@@ -288,7 +383,7 @@ def test_training_follows_the_data():
         (["data.reference_energies={}", *MOLECULE], ["energies in eV by element"]),
         (
             ["data.reference_energies=average", "start_from=x", *MOLECULE],
-            ["reference_energies=average", "fit with start_from="],
+            ["reference_energies=average", "a file of free atoms, their energies, or fit"],
         ),
         (["training.second_stage=1", *MOLECULE], ["second_stage=1", "between 0 and 1"]),
         (["data=rmd17", "data.molecule=foo"], ["foo", "aspirin", "ethanol"]),
@@ -378,9 +473,9 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     assert parse(["data=3bpa", "data.folder=d"]).data.folder == f"{tmp_path}/d"
     assert parse(["data=a.xyz", "data.test=t.xyz"]).data.test == f"{tmp_path}/t.xyz"
     average = parse([*MOLECULE, "data.reference_energies=average"]).data
-    assert average.reference_energies == average.read_reference_energies() == "average"
+    assert average.reference_energies == average.read_reference_energies(5.0) == "average"
     typed = parse([*MOLECULE, "data.reference_energies={H: -13.6, 8: -2041}"]).data
-    assert typed.read_reference_energies() == {1: -13.6, 8: -2041.0}
+    assert typed.read_reference_energies(5.0) == {1: -13.6, 8: -2041.0}
     fitted = [*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"]
     fitted = options.parse(fitted)
     assert fitted.data.reference_energies == "fit"

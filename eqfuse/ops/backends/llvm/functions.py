@@ -20,7 +20,7 @@ from eqfuse.ops.backends.llvm.text import (
 )
 from eqfuse.ops.ir import functions
 from eqfuse.ops.ir.functions import Expression, variable
-from eqfuse.ops.ir.gate import Activated
+from eqfuse.ops.ir.fused import Activated
 
 COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 ARITHMETIC = ("add", "sub", "mul", "div")

@@ -32,7 +32,7 @@ from eqfuse.ops.backends.llvm.text import (
     Units,
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
-from eqfuse.ops.ir.gate import Activated
+from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.ir.program import Extent, FormStep, Program
 

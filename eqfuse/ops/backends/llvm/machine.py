@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -16,13 +17,24 @@ import threading
 
 import jax
 
-from eqfuse.ops import _cache, _processors
+from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import runtime as handlers
 from eqfuse.ops.backends.llvm.layout import Machine
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 """Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
 
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Kernels that are written for another machine, by name; `suffix` ends the names."""
+
+    target: Machine
+    suffix: str
+    texts: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+
+_recording = jax.make_user_context(None)  # of a thread, and in the keys of jit's caches
 _lock = threading.RLock()
 _compiling = threading.Lock()
 _libraries: list = []
@@ -71,14 +83,29 @@ def _target():
     return machine, dict(features)
 
 
-@functools.cache
+@contextlib.contextmanager
+def recording(target: Machine, suffix: str):
+    """Lower programs of this thread for another machine, and yield the texts of their kernels.
+
+    Nothing is compiled. A program calls the kernel NAME as NAMEsuffix.
+    """
+    recorded = Recording(target, suffix)
+    with _recording(recorded):
+        yield recorded.texts
+
+
 def machine() -> Machine:
-    """Return the vectors and caches of this processor."""
+    """Return the vectors and caches of the machine for which kernels are written."""
+    return _recording.value.target if _recording.value else _this_machine()
+
+
+@functools.cache
+def _this_machine() -> Machine:
     _, features = _target()
     vectors = 16, 32 if features.get("neon") else 16
     if features.get("avx"):
         vectors = (64, 32) if features.get("avx512f") else (32, 16)
-    return Machine(*vectors, *_processors.caches())
+    return Machine(*vectors, *_host.caches())
 
 
 def compiled(text: str) -> bytes:
@@ -87,17 +114,17 @@ def compiled(text: str) -> bytes:
 
     with _compiling:
         target, _ = _target()
-        host = [llvm.llvm_version_info, target.triple, *_processors.description()]
-        key = _cache.digest([text, repr(host)])
-        path = _cache.cache_folder("cpu") / f"{key}.o"
-        if content := _cache.read(path):
+        host = [llvm.llvm_version_info, target.triple, *_host.description()]
+        key = _host.digest([text, repr(host)])
+        path = _host.cache_folder("cpu") / f"{key}.o"
+        if content := _host.read(path):
             code, checksum = content[:-32], content[-32:]
             if hashlib.sha256(key.encode() + code).digest() == checksum:
                 return code
         parsed = llvm.parse_assembly(text)
         parsed.verify()
         code = target.emit_object(parsed)
-        _cache.write(path, code + hashlib.sha256(key.encode() + code).digest())
+        _host.write(path, code + hashlib.sha256(key.encode() + code).digest())
         return code
 
 
@@ -137,7 +164,7 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def recorded():
+def registered():
     """Give a dict of the modules, text by name, that are registered inside; by any thread."""
     record = {}
     _records[id(record)] = record
@@ -147,19 +174,23 @@ def recorded():
         del _records[id(record)]
 
 
-def register(name: str, text: str) -> None:
+def register(name: str, text: str) -> str:
     """Register a module's handler with XLA, and compile the module, once in a process.
 
     A thread compiles; calls wait for it, see `runtime.page`. A second call for a module that does
-    not compile raises RuntimeError.
+    not compile raises RuntimeError. The result is the name by which programs call it.
     """
+    if recorded := _recording.value:
+        target = name + recorded.suffix
+        recorded.texts[target] = text.replace(f"@{name}(", f"@{target}(")
+        return target
     for record in list(_records.values()):
         record[name] = text
     with _lock:
         if name in _kernels:
             if _kernels[name].done():
                 _kernels[name].result()
-            return
+            return name
         slot = _free_slot()
         new = ctypes.pythonapi.PyCapsule_New
         new.restype = ctypes.py_object
@@ -170,6 +201,7 @@ def register(name: str, text: str) -> None:
         except RuntimeError:  # the interpreter is ending, and starts no threads
             _kernels[name] = concurrent.futures.Future()
             _kernels[name].set_result(_fill(slot, name, text))
+        return name
 
 
 def finish() -> None:
@@ -214,7 +246,7 @@ def threads() -> int:
     That is the least of the processors in the affinity mask, the quota of the cgroup,
     OMP_NUM_THREADS and NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
     """
-    allowed = [_processors.usable(), _cgroup_quota()]
+    allowed = [_host.num_processors(), _cgroup_quota()]
     for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         first = os.environ.get(variable, "").split(",")[0].strip()
         if first.isdigit():

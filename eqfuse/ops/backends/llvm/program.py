@@ -34,7 +34,7 @@ from eqfuse.ops.backends.llvm.text import (
     literal,
 )
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.gate import Activated
+from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import (
     Array,

@@ -23,7 +23,7 @@ import warnings
 from typing import NamedTuple
 
 import eqfuse
-from eqfuse.ops import _cache, _processors
+from eqfuse.ops import _host
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 # triton's default, PTX 9.4, is refused by the assemblers and drivers of CUDA 12; these are the
@@ -139,8 +139,8 @@ _LOADED: dict[tuple[KernelSpec, str], object] = {}
 
 def source_file(spec: KernelSpec) -> pathlib.Path:
     """Return the kernel's source as a file in the cache folder, written if need be."""
-    path = _cache.cache_folder("source") / f"{spec.name}.py"
-    _cache.ensure(path, spec.source.encode())
+    path = _host.cache_folder("source") / f"{spec.name}.py"
+    _host.ensure(path, spec.source.encode())
     return path
 
 
@@ -343,7 +343,7 @@ def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
         if result := _KERNELS.get((spec, target)):
             COUNTS["in_memory"] += 1
             return result
-        value = _cache.read_entry(*_place(spec, target))
+        value = _host.read_entry(*_place(spec, target))
         if value is None:
             return None
         COUNTS["compiled" if compiled_elsewhere else "on_disk"] += 1
@@ -362,7 +362,7 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
         other = _compile_once(dataclasses.replace(spec, num_warps=warps), target)
         kernel = min(kernel, other, key=lambda k: k.spilled_bytes)
     path, key = _place(spec, target)
-    _cache.write_entry(path, key, _to_json(kernel))
+    _host.write_entry(path, key, _to_json(kernel))
     COUNTS["compiled"] += 1
     return _keep(spec, kernel)
 
@@ -411,8 +411,8 @@ def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
         "triton": importlib.metadata.version("triton"),
         "eqfuse": f"{eqfuse.__version__}-{REVISION}",
     }
-    folder = _cache.cache_folder("compiled")
-    return folder / f"{spec.name}-{target}-{_cache.digest(key)[:16]}.json", key
+    folder = _host.cache_folder("compiled")
+    return folder / f"{spec.name}-{target}-{_host.digest(key)[:16]}.json", key
 
 
 def _to_json(kernel: CompiledKernel) -> dict:
@@ -431,7 +431,7 @@ def compile_many(specs, target: str, processes: int | None = None) -> list[Compi
     specs = list(specs)
     missing = [spec for spec in dict.fromkeys(specs) if find(spec, target) is None]
     missing.sort(key=lambda spec: len(spec.source), reverse=True)
-    count = min(len(missing), processes or _processors.usable())
+    count = min(len(missing), processes or _host.num_processors())
     if count > 1:
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             parts = (missing[n::count] for n in range(count))
@@ -451,7 +451,7 @@ def _run_worker(specs: list[KernelSpec], target: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "EQFUSE_CACHE_DIR": str(_cache.cache_folder("compiled").parent)},
+        env={**os.environ, "EQFUSE_CACHE_DIR": str(_host.cache_folder("compiled").parent)},
     )
     if not run.returncode:
         return ""

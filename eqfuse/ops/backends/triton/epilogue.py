@@ -7,8 +7,7 @@ import dataclasses
 from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter
-from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.gate import IDENTITY, Part, Tile
+from eqfuse.ops.ir.fused import IDENTITY, Fused, Part, Tile
 from eqfuse.ops.ir.linear import Block
 
 

@@ -5,7 +5,7 @@ import math
 from eqfuse.ops.backends.triton.text import DenseEmitter, Emitter
 from eqfuse.ops.ir import functions
 from eqfuse.ops.ir.functions import Expression, variable
-from eqfuse.ops.ir.gate import Activation
+from eqfuse.ops.ir.fused import Activation
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", **COMPARED}

@@ -19,8 +19,7 @@ from eqfuse.ops.backends.triton.epilogue import (
 from eqfuse.ops.backends.triton.form import ADDED, THREADS, WARP, TaskEmitter
 from eqfuse.ops.backends.triton.text import power_of_two
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.gate import Part
+from eqfuse.ops.ir.fused import Fused, Part
 from eqfuse.ops.ir.linear import Term
 
 COLUMNS = WARP  # of a tile of a matrix: those that a warp loads at once

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.ir.gate import IDENTITY, Activation, Gate, Part, Tile
+from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
 from eqfuse.ops.transforms.fuse.drafts import monomials
-from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit, row_shape
+from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, Unfit, row_shape
 from eqfuse.ops.transforms.fuse.trace import (
     FLOATS,
     Polynomial,
@@ -91,7 +91,7 @@ class ActivationFactor:
 
     name: str
     value: int
-    axis: int
+    axes: tuple[int, ...]
 
 
 class _GateRows(RowPolynomials):
@@ -114,12 +114,12 @@ class _GateRows(RowPolynomials):
         outputs = self.trace.nodes[number].outputs
         return any(v == self.z or v in self._activations for v in outputs)
 
-    def _follow(self, value: int, axis: int) -> Polynomial:
+    def _follow(self, value: int, axes: tuple[int, ...] | None) -> Polynomial:
         if value not in self._activations:
-            return super()._follow(value, axis) if value != self.z else self._leaf(value, axis)
+            return super()._follow(value, axes) if value != self.z else self._leaf(value, axes)
         name, of = self._activations[value]
-        row = row_shape(self.trace.avals[value].shape, axis)
-        return variable(ActivationFactor(name, of, axis), row)
+        row = row_shape(self.trace.avals[value].shape, axes)
+        return variable(ActivationFactor(name, of, axes), row)
 
     def candidates(self) -> list[int]:
         """Return the candidates for the result of a gate, the last first."""
@@ -133,14 +133,14 @@ class _Preactivation:
     """The elements of z, to which those of a skip are added, wherever they are read, alike."""
 
     def __init__(self, z: int, size: int):
-        self.z = ArrayFactor(z, 0)
+        self.z = ArrayFactor(z, ROWS)
         self.skip: ArrayFactor | None = None
         self.columns = np.full(size, -2)  # of the skip; -2: not known yet, -1: nothing is added
 
     def element(self, parts: dict) -> int:
         """Return the element of z that something is made of, from its elements by array."""
         others = [name for name in parts if name != self.z]
-        arrays = all(isinstance(n, ArrayFactor) and n.axis is not None for n in others)
+        arrays = all(isinstance(n, ArrayFactor) and n.axes is not None for n in others)
         if self.z not in parts or not arrays or not {self.skip, *others} <= {None, *others[:1]}:
             raise Unfit("no gate")
         own, column = parts[self.z], -1
@@ -161,7 +161,7 @@ def _by_element(row: Polynomial) -> list[dict]:
 
 def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
     """Return the gate that a value is, by what each of its elements is made of, or raise Unfit."""
-    row = rows.of(value, 0)
+    row = rows.of(value)
     z = _Preactivation(rows.z, linear.size_out)
 
     def element(terms: dict, scale: float = 1.0) -> int:
@@ -171,7 +171,7 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
 
     @functools.cache
     def activated(act: ActivationFactor) -> list[int]:
-        return [element(terms) for terms in _by_element(rows.of(act.value, act.axis))]
+        return [element(terms) for terms in _by_element(rows.of(act.value, act.axes))]
 
     lines, scales = [], {}  # lines: (activation, element of z, that of the gate)
     for terms in _by_element(row):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
-from eqfuse.ops.transforms.fuse.rows import ArrayFactor, ProductFactor, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.rows import (
+    ROWS,
+    ArrayFactor,
+    ProductFactor,
+    RowPolynomials,
+    Unfit,
+    row_shape,
+)
 from eqfuse.ops.transforms.fuse.trace import FLOATS, Gathered, Polynomial, Trace, variable
 
 WEIGHTS = "weights"
@@ -29,9 +37,10 @@ class Group:
 def as_rows(name, array):
     if isinstance(name, Gathered):
         return array.reshape(array.shape[0], -1)
-    if name.axis is None:
+    if name.axes is None:
         return array.reshape(1, -1)
-    return jnp.moveaxis(array, name.axis, 0).reshape(array.shape[name.axis], -1)
+    count = math.prod(array.shape[a] for a in name.axes)
+    return jnp.moveaxis(array, name.axes, range(len(name.axes))).reshape(count, -1)
 
 
 def columns_of(group: Group, arrays: dict):
@@ -144,7 +153,7 @@ def match_product(
     if not products:
         raise Unfit("no product is summed")
     if len(products) > 1:
-        raise Unfit("several products are added", "sum each to the nodes, and add the sums")
+        raise Unfit("several products are added", "apply a Linear to each, and add the results")
     [product] = products
     node = trace.nodes[product.node]
     form, backend = node.params["form"], node.params["backend"]
@@ -155,10 +164,7 @@ def match_product(
         for v, o in zip(node.inputs, form.inputs, strict=True)
     ]
     if None in operands:
-        raise Unfit(
-            "an operand of the product has channels on an axis in an unknown order",
-            "give the product [edges, irreps]: axis_to_mul before it",
-        )
+        raise Unfit("an operand of the product has channels on an axis in an unknown order")
     drafts = drafts_of(row, product, form, operands)
     drafts = [_as_arrays(d, trace, on_graph) for d in drafts]
     roles = {}
@@ -185,7 +191,7 @@ def match_product(
         name: (size, _index(name), role, next(labels)) for name, (size, role) in ordered.items()
     }
     if groups:
-        shared = all(a.axis is None for g in groups for a in g.arrays)
+        shared = all(a.axes is None for g in groups for a in g.arrays)
         size = sum(len(g.columns) for g in groups)
         used[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
     new = form_of(drafts, used, (row.size, output))
@@ -220,9 +226,9 @@ def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):
 def _plain(name, trace: Trace, on_graph: bool):
     """Return a name of an array: products that are operands are arrays."""
     if isinstance(name, ProductFactor):
-        return ArrayFactor(trace.nodes[name.node].outputs[0], 0)
+        return ArrayFactor(trace.nodes[name.node].outputs[0], ROWS)
     if isinstance(name, Gathered) and not on_graph:
-        return ArrayFactor(name.rows, 0)
+        return ArrayFactor(name.rows, ROWS)
     return name
 
 
@@ -239,8 +245,8 @@ def _size(name, trace: Trace) -> int:
     shape = list(trace.avals[name.value].shape)
     if isinstance(name, Gathered):
         del shape[0]
-    elif name.axis is not None:
-        del shape[name.axis]
+    elif name.axes is not None:
+        shape = row_shape(shape, name.axes)
     return int(np.prod(shape, dtype=int))
 
 
@@ -248,7 +254,7 @@ def _index(name) -> Index:
     [*_, name] = parts_of(name)
     if isinstance(name, Gathered):
         return Index.SENDER
-    return Index.SHARED if name.axis is None else Index.ROW
+    return Index.SHARED if name.axes is None else Index.ROW
 
 
 def _placed(draft: Draft, places: dict) -> Draft:

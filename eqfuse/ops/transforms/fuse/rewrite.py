@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -12,7 +14,16 @@ from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
-from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
+from eqfuse.ops.transforms.fuse.match import CONVERT
+from eqfuse.ops.transforms.fuse.rows import (
+    ARITHMETIC,
+    MOVES,
+    RowPolynomials,
+    Unfit,
+    behind,
+    products_behind,
+)
 from eqfuse.ops.transforms.fuse.trace import (
     Node,
     TooLargeError,
@@ -22,9 +33,11 @@ from eqfuse.ops.transforms.fuse.trace import (
     outputs_of,
     traced,
 )
+from eqfuse.ops.transforms.patch import patched
 
 OPS = pathlib.Path(__file__).parents[2]
-"""The folder whose lines are not those of the user."""
+FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
+"""The folder, and packages, whose lines are not those of the user."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,23 +51,41 @@ class Entry:
     advice: str  # what to do about the reason, or ""
 
 
-def table(entries: list[Entry]) -> str:
+NOTHING = "nothing"
+
+
+def table(entries: list[Entry], closed: ClosedJaxpr) -> str:
     if not entries:
-        return "nothing to replace: the trace has no product of ops.tensor_product"
+        return _instead(Trace(closed, {}))
     lines = [("where", "pattern", "computed by", "why not", "what to do")]
-    lines += [(e.where, e.pattern, e.op or "as written", e.reason, e.advice) for e in entries]
+    for e in entries:
+        why_not = e.reason or "all of it is"
+        lines.append((e.where, e.pattern, e.op or "as written", why_not, e.advice or NOTHING))
     return aligned(lines)
 
 
+def _instead(trace: Trace) -> str:
+    """Say what a trace without products of ops has in their place."""
+    names = collections.Counter(node.name for node in trace.nodes)
+    found = ", ".join(f"{count} {name}" for name, count in names.most_common(4)) or "nothing"
+    said = f"nothing to replace: no ops.tensor_product is in the trace, but {found}"
+    own = {}
+    for node in trace.nodes:
+        frames = list(_jax_compat.user_frames(node.eqn.source_info))
+        if any("e3nn_jax" in f.file_name and f.function_name in OF_E3NN for f in frames):
+            own[_where(node)] = None
+    if own:
+        said += f"; e3nn-jax's own product is at {', '.join(own)}: trace it with patch=True"
+    return said
+
+
+OF_E3NN = ("tensor_product", "_left_right", "_block_left_right")
+"""Functions of e3nn-jax that write products out."""
 NO_LINEAR = (
     "no Linear of ops is behind the sum",
-    "take the Linear behind the sum from ops, ops.haiku or ops.equinox",
+    "take the Linear behind the sum from ops, ops.haiku or ops.equinox, or use patch=True",
 )
-NO_SUM = (
-    "its rows go neither to nodes nor to a Linear",
-    "sum them by e3nn.scatter_sum, or give them to ops.Linear",
-)
-READ_ELSEWHERE = "its rows are read elsewhere too", "read the sum over edges instead of its terms"
+READ_ELSEWHERE = "its rows are read elsewhere too", NOTHING
 GRADIENT = (
     "the gradient is taken inside of the function",
     "wrap the energy by ops.fuse, and differentiate what it returns",
@@ -68,8 +99,15 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
     A line for each match is added to `entries`; `known` are numbers that some of the arguments
     always have, by position.
     """
-    trace = Trace(closed, known or {})
-    ops = _ops(trace, entries)
+    unmarked: set[int] = set()
+    while True:
+        trace, found = commuted(closed, known or {}, unmarked), []
+        ops = _ops(trace, found)
+        left = marks_left(trace, ops)
+        if not left:
+            break
+        unmarked |= left
+    entries += found
 
     def bind(node: Node, given) -> list:
         return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
@@ -89,15 +127,15 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
     for number, node in enumerate(trace.nodes):
         if node.name not in MATCHERS:
             continue
-        behind = behind_of[node.outputs[0]] = _products_behind(trace, rows, number)
+        found = behind_of[node.outputs[0]] = products_behind(trace, rows, number)
         try:
             ops |= dict(MATCHERS[node.name](trace, rows, number))
         except (Unfit, TooLargeError) as error:
             advice = getattr(error, "advice", "")
             if between := _between(trace, rows, number):
-                advice = advice or f"apply {between} after the sum"
+                advice = CONVERT if between == "convert_element_type" else advice
                 between = f" ({between} between them)"
-            reasons |= dict.fromkeys(behind, (f"{error}{between}", advice))
+            reasons |= dict.fromkeys(found, (f"{error}{between}", advice))
     values, nodes = _without_twice(trace, ops)
     fused: set[int] = set()
     for value, op in ops.items():
@@ -106,7 +144,11 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
             entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, *reason))
             fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
     for number in sorted(nodes.intersection(products)):
-        reason = READ_ELSEWHERE if number in fused else reasons.get(number, NO_SUM)
+        reason = READ_ELSEWHERE if number in fused else reasons.get(number)
+        reason = reason or (
+            f"its rows go to {_readers(trace, number, nodes)}, not to a sum",
+            NOTHING,
+        )
         entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
@@ -145,39 +187,30 @@ def _goes_into_matmul(trace: Trace, value: int) -> bool:
     return False
 
 
+def _readers(trace: Trace, number: int, needed_nodes: set[int]) -> str:
+    """Return the primitives that read what a node makes, behind moves and arithmetic."""
+    seen, names = set(trace.nodes[number].outputs), set()
+    for node in (trace.nodes[n] for n in sorted(needed_nodes)):
+        if seen.isdisjoint(node.inputs):
+            continue
+        if node.name in MOVES | ARITHMETIC:
+            seen.update(node.outputs)
+        else:
+            names.add(node.name)
+    return ", ".join(sorted(names)) or "the result"
+
+
 MATCHERS = {"scatter-add": layers.graph_products, "eqfuse_linear_form": layers.layers}
 """By primitive: what matches the patterns that begin with it: [(value, op that computes it)]."""
-
-
-def _behind(trace: Trace, number: int, follow):
-    """Yield the nodes that a node is computed from, through those of which `follow` is true."""
-    seen, todo = set(), [number]
-    while todo:
-        for value in trace.nodes[todo.pop()].inputs:
-            made = trace.producer.get(value)
-            if made is not None and made[0] not in seen:
-                seen.add(made[0])
-                yield made[0]
-                if follow(made[0]):
-                    todo.append(made[0])
-
-
-def _products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int]:
-    """Return the products over rows that a node is computed from, through any primitives."""
-
-    def follow(n):
-        return not rows.is_product(n) and trace.nodes[n].name != "scatter-add"
-
-    return {n for n in _behind(trace, number, follow) if rows.is_product(n)}
 
 
 def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
     """Return the primitives between a product and a sum that are not followed, for the report."""
 
     def follow(n):
-        return bool(_products_behind(trace, rows, n))
+        return bool(products_behind(trace, rows, n))
 
-    names = {trace.nodes[n].name for n in _behind(trace, number, follow) if follow(n)}
+    names = {trace.nodes[n].name for n in behind(trace, number, follow) if follow(n)}
     names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
     return ", ".join(names)
 
@@ -185,7 +218,7 @@ def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
 def _where(node: Node) -> str:
     for frame in _jax_compat.user_frames(node.eqn.source_info):
         path = pathlib.PurePath(frame.file_name)
-        if not path.is_relative_to(OPS) and "e3nn_jax" not in path.parts:
+        if not path.is_relative_to(OPS) and FRAMEWORKS.isdisjoint(path.parts):
             return f"{path.name}:{frame.start_line}"
     return ""
 
@@ -225,7 +258,9 @@ def _retraced(closed: ClosedJaxpr, entries: list[Entry], constants: list) -> Clo
     return jax.make_jaxpr(_function(closed, entries, constants))(*closed.in_avals)
 
 
-def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
+def fuse(
+    function: Callable | None = None, *, report: bool = False, patch: bool = False
+) -> Callable:
     """Compute a function by fused ops wherever it writes out what they compute.
 
     The function is traced, with the shapes of its arguments, before anything differentiates it.
@@ -250,19 +285,22 @@ def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
         traced; all other leaves are passed to it as they are.
       report: print, whenever the function is traced, a table of what was replaced, by what, and
         what was not, why, and what to do about it.
+      patch: trace the function within `ops.patched()`: code that calls e3nn_jax.tensor_product and
+        e3nn-jax's Linears by these names needs no change.
     Returns:
       The function. Without a `function`, a decorator.
     """
     if function is None:
-        return functools.partial(fuse, report=report)
+        return functools.partial(fuse, report=report, patch=patch)
 
     @functools.wraps(function)
     def fused(*args, **kwargs):
-        closed, arrays, result_of = traced(function, args, kwargs)
+        with patched() if patch else contextlib.nullcontext():
+            closed, arrays, result_of = traced(function, args, kwargs)
         entries: list[Entry] = []
         outputs = rewritten(closed, arrays, entries)
         if report:
-            print(table(entries))
+            print(table(entries, closed))
         return result_of(outputs)
 
     return fused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import jax.numpy as jnp
@@ -43,12 +44,16 @@ class ArrayFactor:
     """An array of a trace as a factor of polynomials: a row each, [rows, ...], or one for all."""
 
     value: int
-    axis: int | None  # which of its axes counts rows; None if all rows share it
+    axes: tuple[int, ...] | None  # which of its axes count rows, in order; None: all rows share it
 
 
-def row_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """Return the shape of one row of an array, in which the axis that counts rows is 1."""
-    return tuple(1 if n == axis else size for n, size in enumerate(shape))
+def row_shape(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shape of one row of an array, in which the axes that count rows are 1."""
+    return tuple(1 if n in (axes or ()) else size for n, size in enumerate(shape))
+
+
+ROWS = (0,)
+"""The axes of an array [rows, ...]; those of a batch of graphs [graphs, edges, ...] are (0, 1)."""
 
 
 class MovedRows:
@@ -58,40 +63,40 @@ class MovedRows:
         self.trace = trace
         self._rows: dict = {}
 
-    def of(self, value: int, axis: int | None) -> Polynomial:
-        """Return the rows of a value, which `axis` counts; None: one row for all."""
-        key = value, axis
+    def of(self, value: int, axes: tuple[int, ...] | None = ROWS) -> Polynomial:
+        """Return the rows of a value, which `axes` count; None: one row for all."""
+        key = value, axes
         if key not in self._rows:
-            self._rows[key] = self._follow(value, axis)
+            self._rows[key] = self._follow(value, axes)
         return self._rows[key]
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return tuple(self.trace.avals[value].shape)
 
-    def _leaf(self, value: int, axis: int | None) -> Polynomial:
-        return variable(ArrayFactor(value, axis), row_shape(self._shape(value), axis))
+    def _leaf(self, value: int, axes: tuple[int, ...] | None) -> Polynomial:
+        return variable(ArrayFactor(value, axes), row_shape(self._shape(value), axes))
 
-    def _follow(self, value: int, axis: int | None) -> Polynomial:
+    def _follow(self, value: int, axes: tuple[int, ...] | None) -> Polynomial:
         trace = self.trace
-        known = trace.constant(value) if axis is None else None
+        known = trace.constant(value) if axes is None else None
         if known is None and (number := trace.uniform(value)) is not None:
-            known = np.broadcast_to(number, row_shape(self._shape(value), axis))
+            known = np.broadcast_to(number, row_shape(self._shape(value), axes))
         if known is not None:
             return constant(known)
-        if axis is None or value not in trace.producer:
-            return self._leaf(value, axis)
+        if axes is None or value not in trace.producer:
+            return self._leaf(value, axes)
         number, place = trace.producer[value]
-        row = self._row_of_node(number, place, axis)
-        return self._leaf(value, axis) if row is None else row
+        row = self._row_of_node(number, place, axes)
+        return self._leaf(value, axes) if row is None else row
 
-    def _row_of_node(self, number: int, place: int, axis: int) -> Polynomial | None:
+    def _row_of_node(self, number: int, place: int, axes: tuple[int, ...]) -> Polynomial | None:
         """Return the rows of an output of a node; None if they are elements of their own."""
         node = self.trace.nodes[number]
         if node.name == "concatenate":
-            return self._concatenated(node, axis)
+            return self._concatenated(node, axes)
         if node.name not in MOVES:
             return None
-        moved = getattr(self, f"_{node.name}")(node, place, axis)
+        moved = getattr(self, f"_{node.name}")(node, place, axes)
         if moved is None:
             return None
         operand, move = moved
@@ -99,69 +104,85 @@ class MovedRows:
 
     # moves of one array: its rows, and where the numbers of their elements go; None if unknown
 
-    def _copy(self, node, place, axis):
-        return self.of(node.inputs[0], axis), lambda labels: labels
+    def _copy(self, node, place, axes):
+        return self.of(node.inputs[0], axes), lambda labels: labels
 
-    def _slice(self, node, place, axis):
+    def _slice(self, node, place, axes):
         p = node.params
-        if self._shape(node.inputs[0])[axis] != self._shape(node.outputs[0])[axis]:
+        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
+        if any(before[a] != after[a] for a in axes):
             return None
         strides = p["strides"] or (1,) * len(p["start_indices"])
         bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-        parts = tuple(slice(None) if n == axis else slice(*b) for n, b in enumerate(bounds))
-        return self.of(node.inputs[0], axis), lambda labels: labels[parts]
+        parts = tuple(slice(None) if n in axes else slice(*b) for n, b in enumerate(bounds))
+        return self.of(node.inputs[0], axes), lambda labels: labels[parts]
 
-    def _rev(self, node, place, axis):
+    def _rev(self, node, place, axes):
         along = node.params["dimensions"]
-        if axis in along:
+        if not set(axes).isdisjoint(along):
             return None
-        return self.of(node.inputs[0], axis), lambda labels: np.flip(labels, along)
+        return self.of(node.inputs[0], axes), lambda labels: np.flip(labels, along)
 
-    def _gather(self, node, place, axis):
+    def _gather(self, node, place, axes):
         """Follow known elements of each row, such as components in another order."""
         d, sizes = node.params["dimension_numbers"], list(node.params["slice_sizes"])
         indices = self.trace.constant(node.inputs[1])
         removed = (*d.collapsed_slice_dims, *d.operand_batching_dims)
         kept = [n for n in range(len(sizes)) if n not in removed]
-        if indices is None or axis not in d.offset_dims or d.operand_batching_dims:
+        if indices is None or not set(axes) <= set(d.offset_dims) or d.operand_batching_dims:
             return None
-        own = kept[d.offset_dims.index(axis)]
-        if own in d.start_index_map or sizes[own] != self._shape(node.inputs[0])[own]:
+        own, before = [kept[d.offset_dims.index(a)] for a in axes], self._shape(node.inputs[0])
+        if any(n in d.start_index_map or sizes[n] != before[n] for n in own):
             return None
-        sizes[own] = 1
-        operand, params = self.of(node.inputs[0], own), {"slice_sizes": tuple(sizes)}
+        sizes = row_shape(sizes, own)
+        operand, params = self.of(node.inputs[0], tuple(own)), {"slice_sizes": sizes}
         [labels] = computed(node, [operand.labels, indices], fill_value=-1, **params)
         return None if (labels < 0).any() else (operand, lambda _: labels)
 
-    def _split(self, node, place, axis):
+    def _split(self, node, place, axes):
         along, sizes = node.params["axis"], node.params["sizes"]
-        if along == axis:
+        if along in axes:
             return None
         bounds = np.cumsum([int(s) for s in sizes])[:-1]
-        return self.of(node.inputs[0], axis), lambda a: np.split(a, bounds, axis=along)[place]
+        return self.of(node.inputs[0], axes), lambda a: np.split(a, bounds, axis=along)[place]
 
-    def _reshape(self, node, place, axis):
-        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
-        lead = math.prod(after[:axis])
-        rows = (n for n, size in enumerate(before) if size == after[axis])
-        own = next((n for n in rows if math.prod(before[:n]) == lead), None)
-        if own is None or (node.name == "reshape" and node.params["dimensions"] is not None):
+    def _reshape(self, node, place, axes):
+        after, own = self._shape(node.outputs[0]), self.before_reshape(node, axes)
+        if own is None:
             return None
-        return self.of(node.inputs[0], own), lambda labels: labels.reshape(row_shape(after, axis))
+        return self.of(node.inputs[0], own), lambda labels: labels.reshape(row_shape(after, axes))
+
+    def before_reshape(self, node, axes) -> tuple[int, ...] | None:
+        """Return the axes that count, before a reshape, what these count after it."""
+        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
+        if node.name == "reshape" and node.params["dimensions"] is not None:
+            return None
+        if axes != tuple(range(axes[0], axes[-1] + 1)):
+            return None
+        wanted = math.prod(after[: axes[0]]), math.prod(after[a] for a in axes)
+        for n, first in itertools.product(range(1, len(before) + 1), range(len(before))):
+            last = first + n
+            sizes = math.prod(before[:first]), math.prod(before[first:last])
+            if last <= len(before) and sizes == wanted:
+                return tuple(range(first, last))
+        return None
 
     _squeeze = _reshape
 
-    def _transpose(self, node, place, axis):
+    def _transpose(self, node, place, axes):
         order = node.params["permutation"]
-        return self.of(node.inputs[0], order[axis]), lambda labels: labels.transpose(order)
+        own = tuple(order[a] for a in axes)
+        return self.of(node.inputs[0], own), lambda labels: labels.transpose(order)
 
-    def _broadcast_in_dim(self, node, place, axis):
+    def _broadcast_in_dim(self, node, place, axes):
         if len(node.inputs) > 1:
             return None
         before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
         to = node.params["broadcast_dimensions"]
-        own = to.index(axis) if axis in to else None
-        if own is not None and before[own] != after[axis]:
+        own = tuple(to.index(a) for a in axes if a in to and before[to.index(a)] == after[a])
+        if len(own) != len(axes):
+            if math.prod(before[n] for n in own) > 1:
+                return None  # an array that some of the axes share
             own = None
         if own is None and self.trace.uniform(node.inputs[0]) is None:
             operand = self._leaf(node.inputs[0], None)  # numbers of channels are weights too
@@ -170,14 +191,14 @@ class MovedRows:
         expanded = [1] * len(after)
         for n, d in enumerate(to):
             expanded[d] = operand.shape[n]
-        row = row_shape(after, axis)
+        row = row_shape(after, axes)
         return operand, lambda labels: np.broadcast_to(labels.reshape(expanded), row)
 
-    def _concatenated(self, node, axis) -> Polynomial | None:
+    def _concatenated(self, node, axes) -> Polynomial | None:
         along = node.params["dimension"]
-        if along == axis:
+        if along in axes:
             return None
-        operands = [self.of(v, axis) for v in node.inputs]
+        operands = [self.of(v, axes) for v in node.inputs]
         sizes = [o.shape[along] for o in operands]
         whole, start = None, 0
         for operand, size in zip(operands, sizes, strict=True):
@@ -222,12 +243,12 @@ def gathers_of(trace: Trace) -> dict[int, tuple[Gathered, np.ndarray]]:
 def _elements_of_arrays(moves: MovedRows, value: int, size: int) -> dict[int, tuple]:
     """Return those elements of a row that are elements of an array's row, and which."""
     try:
-        row = moves.of(value, 0)
+        row = moves.of(value)
     except TooLargeError:
         return {}
     elements = {}
     for key, terms in row.terms.items():
-        if key and isinstance(key[0], ArrayFactor) and key[0].axis is not None:
+        if key and isinstance(key[0], ArrayFactor) and key[0].axes is not None:
             pairs = zip(terms.place.tolist(), terms.index[:, 0].tolist(), strict=True)
             elements |= {place: (key[0], element) for place, element in pairs}
     return elements
@@ -268,46 +289,46 @@ class RowPolynomials(MovedRows):
         is_factor = self.is_product(number) or number in self.gathers
         return is_factor or summed(self.trace, number) is not None
 
-    def _row_of_node(self, number: int, place: int, axis: int) -> Polynomial | None:
+    def _row_of_node(self, number: int, place: int, axes: tuple[int, ...]) -> Polynomial | None:
         node = self.trace.nodes[number]
         shape = self._shape(node.outputs[place])
-        if axis == 0 and self.is_product(number) and shape[0] == node.params["num_rows"]:
-            return variable(ProductFactor(number), row_shape(shape, 0))
-        if axis == 0 and number in self.gathers:
+        if axes == ROWS and self.is_product(number) and shape[0] == node.params["num_rows"]:
+            return variable(ProductFactor(number), row_shape(shape, axes))
+        if axes == ROWS and number in self.gathers:
             rows, elements = self.gathers[number]
             whole = variable(rows, (1, math.prod(self._shape(rows.rows)[1:])))
-            return whole.take(elements.reshape(row_shape(shape, 0)))
-        if axis == 0 and (group := self._group_of_product(node)) is not None:
-            return variable(group, row_shape(shape, 0))
+            return whole.take(elements.reshape(row_shape(shape, axes)))
+        if (group := self._group_of_product(node, axes)) is not None:
+            return variable(group, row_shape(shape, axes))
         if node.name in MOVES:
-            return super()._row_of_node(number, place, axis)
+            return super()._row_of_node(number, place, axes)
         if node.name in FOLLOWED and not self._multiplied.isdisjoint(node.outputs):
-            return getattr(self, f"_{node.name}")(node, axis)
+            return getattr(self, f"_{node.name}")(node, axes)
         return None
 
-    def _group_of_product(self, node) -> ProductFactor | None:
+    def _group_of_product(self, node, axes) -> ProductFactor | None:
         """Return a product whose channels are on axes of their own, and taken one by one."""
         if node.name != "reshape" or node.inputs[0] not in self.trace.producer:
             return None
         made, _ = self.trace.producer[node.inputs[0]]
         shape, before = self._shape(node.outputs[0]), self._shape(node.inputs[0])
-        is_grouped = len(shape) > 2 and shape[-1] == before[-1] and shape[0] != before[0]
-        if not is_grouped or not self.is_product(made):
-            return None
-        return ProductFactor(made, math.prod(shape[1:-1]))
+        group = math.prod(shape[len(axes) : -1])
+        is_grouped = group > 1 and axes == tuple(range(len(axes))) and shape[-1] == before[-1]
+        return ProductFactor(made, group) if is_grouped and self.is_product(made) else None
 
     def grouped(self, value: int, group: int) -> Polynomial | None:
         """Return the rows of an operand of a product, `group` of them as one; None if unknown."""
         if group == 1:
-            return self.of(value, 0)
-        node, (count, size) = self.trace.node(value), self._shape(value)
+            return self.of(value)
+        node, size = self.trace.node(value), self._shape(value)[-1]
         if node is None or node.name != "reshape":
             return None
         [source] = node.inputs
         shape = self._shape(source)
-        if shape[:1] != (count // group,) or shape[-1] != size:
+        axes = next((n for n in range(1, len(shape)) if math.prod(shape[n:-1]) == group), None)
+        if axes is None or shape[-1] != size:
             return None
-        return self.of(source, 0).reshaped((1, group * size))
+        return self.of(source, tuple(range(axes))).reshaped((1, group * size))
 
     def _roles(self, number: int) -> list[Role]:
         """Return the roles of the inputs of a form over rows; [] for other nodes."""
@@ -326,27 +347,30 @@ class RowPolynomials(MovedRows):
 
     # arithmetic
 
-    def _sides(self, node, axis):
+    def _sides(self, node, axes):
         shape = self._shape(node.outputs[0])
         sides = []
         for v in node.inputs:
             own = self._shape(v)  # () for a scalar; JAX broadcasts axes of one element
-            is_row = len(own) == len(shape) and own[axis] == shape[axis]
-            operand = self.of(v, axis if is_row else None)
-            sides.append(operand.take(np.broadcast_to(operand.labels, row_shape(shape, axis))))
+            rows = [own[a] for a in axes] if len(own) == len(shape) else []
+            is_row = rows == [shape[a] for a in axes]
+            if not is_row and math.prod(rows) > 1:
+                raise Unfit("an array is one for some of the rows")
+            operand = self.of(v, axes if is_row else None)
+            sides.append(operand.take(np.broadcast_to(operand.labels, row_shape(shape, axes))))
         return sides
 
-    def _mul(self, node, axis):
-        a, b = self._sides(node, axis)
+    def _mul(self, node, axes):
+        a, b = self._sides(node, axes)
         return a * b
 
-    def _div(self, node, axis):
+    def _div(self, node, axes):
         number = self.trace.uniform(node.inputs[1])
         if number is None or number == 0:
             return None
-        return self._sides(node, axis)[0].scaled(1.0 / float(number))
+        return self._sides(node, axes)[0].scaled(1.0 / float(number))
 
-    def _convert_element_type(self, node, axis):
+    def _convert_element_type(self, node, axes):
         """Follow to a wider dtype: all is computed in it."""
         narrow = self.trace.avals[node.inputs[0]].dtype
         wide = node.params["new_dtype"]
@@ -354,46 +378,44 @@ class RowPolynomials(MovedRows):
             return None
         if jnp.promote_types(narrow, wide) != wide:
             return None
-        return self.of(node.inputs[0], axis)
+        return self.of(node.inputs[0], axes)
 
-    def _neg(self, node, axis):
-        return self._sides(node, axis)[0].scaled(-1.0)
+    def _neg(self, node, axes):
+        return self._sides(node, axes)[0].scaled(-1.0)
 
-    def _add(self, node, axis):
-        a, b = self._sides(node, axis)
+    def _add(self, node, axes):
+        a, b = self._sides(node, axes)
         return a + b
 
     _add_any = _add
 
-    def _sub(self, node, axis):
-        a, b = self._sides(node, axis)
+    def _sub(self, node, axes):
+        a, b = self._sides(node, axes)
         return a + b.scaled(-1.0)
 
-    def _reduce_sum(self, node, axis):
-        axes = tuple(node.params["axes"])
+    def _reduce_sum(self, node, axes):
+        along = tuple(node.params["axes"])
         count = len(self._shape(node.inputs[0]))
-        kept = [n for n in range(count) if n not in axes]
-        if kept[axis:] == []:
-            return None
-        operand = self.of(node.inputs[0], kept[axis])
-        if operand.shape[kept[axis]] != 1:
-            return None
-        moved = operand.take(operand.labels.transpose(*kept, *axes))
+        kept = [n for n in range(count) if n not in along]
+        operand = self.of(node.inputs[0], tuple(kept[a] for a in axes))
+        moved = operand.take(operand.labels.transpose(*kept, *along))
         row = [operand.shape[n] for n in kept]
-        return moved.summed(math.prod(operand.shape[n] for n in axes), row)
+        return moved.summed(math.prod(operand.shape[n] for n in along), row)
 
-    def _dot_general(self, node, axis):
+    def _dot_general(self, node, axes):
         (contract, batch) = node.params["dimension_numbers"]
         shapes = [self._shape(v) for v in node.inputs]
         free = free_axes(node.params, shapes)
-        num_batch, num_left = len(batch[0]), len(free[0])
-        if axis < num_batch:
-            axes = [batch[0][axis], batch[1][axis]]
-        elif axis < num_batch + num_left:
-            axes = [free[0][axis - num_batch], None]
-        else:
-            axes = [None, free[1][axis - num_batch - num_left]]
-        pairs = list(zip(node.inputs, axes, strict=True))
+        placed = [  # for each axes of the result, that of either operand
+            *zip(*batch, strict=True),
+            *((n, None) for n in free[0]),
+            *((None, n) for n in free[1]),
+        ]
+        own = list(zip(*(placed[a] for a in axes), strict=True))
+        if any(None in side and any(n is not None for n in side) for side in own):
+            return None
+        own = [None if None in side else side for side in own]
+        pairs = list(zip(node.inputs, own, strict=True))
         if any(a is None and self.trace.constant(v) is None for v, a in pairs):
             return None
         operands = [self.of(v, a) for v, a in pairs]
@@ -411,3 +433,25 @@ class RowPolynomials(MovedRows):
         a = operands[0].take(np.broadcast_to(a, shape))
         b = operands[1].take(np.broadcast_to(b, shape))
         return (a * b).summed(math.prod(summed), (*common, *left, *right))
+
+
+def behind(trace: Trace, number: int, follow):
+    """Yield the nodes that a node is computed from, through those of which `follow` is true."""
+    seen, todo = set(), [number]
+    while todo:
+        for value in trace.nodes[todo.pop()].inputs:
+            made = trace.producer.get(value)
+            if made is not None and made[0] not in seen:
+                seen.add(made[0])
+                yield made[0]
+                if follow(made[0]):
+                    todo.append(made[0])
+
+
+def products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int]:
+    """Return the products over rows that a node is computed from, through any primitives."""
+
+    def follow(n):
+        return not rows.is_product(n) and trace.nodes[n].name != "scatter-add"
+
+    return {n for n in behind(trace, number, follow) if rows.is_product(n)}

@@ -432,7 +432,7 @@ class Gathered:
     rows: int  # [rows, ...], what is gathered
 
 
-def _row_indices(trace: Trace, value: int) -> int | None:
+def row_indices(trace: Trace, value: int) -> int | None:
     """Return the vector of which indices [rows, 1] are made; None for others."""
     node = trace.node(value)
     if node is None or node.name not in ("broadcast_in_dim", "reshape", "expand_dims"):
@@ -451,12 +451,12 @@ def gathered(trace: Trace, number: int) -> Gathered | None:
     node = trace.nodes[number]
     if node.name != "gather":
         return None
-    operand, index = trace.avals[node.inputs[0]], _row_indices(trace, node.inputs[1])
+    operand, index = trace.avals[node.inputs[0]], row_indices(trace, node.inputs[1])
     if index is None or not reads_rows(trace, node) or operand.shape[0] == 0:
         return None
     if operand.dtype.name not in FLOATS:
         return None
-    fill, mode = None, _mode(node.params)
+    fill, mode = None, mode_of(node.params)
     if mode == "FILL_OR_DROP":
         fill = node.params["fill_value"]
         fill = np.nan if fill is None else float(fill)
@@ -479,12 +479,12 @@ def summed(trace: Trace, number: int) -> Scatter | None:
     if node.name != "scatter-add":
         return None
     start, indices, updates = node.inputs
-    index = _row_indices(trace, indices)
+    index = row_indices(trace, indices)
     if index is None or not adds_rows(trace, node) or trace.avals[start].shape[0] == 0:
         return None
-    return Scatter(start, index, updates, _mode(node.params))
+    return Scatter(start, index, updates, mode_of(node.params))
 
 
-def _mode(params) -> str:
+def mode_of(params) -> str:
     """Return the mode by name; no mode is that of `jax.lax`, FILL_OR_DROP."""
     return getattr(params.get("mode"), "name", "FILL_OR_DROP")

@@ -9,7 +9,7 @@ from eqfuse.ops.backends import xla as definition
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
-from eqfuse.ops.primitives import linear as linear_forms
+from eqfuse.ops.primitives import forms
 from tests.ops.parity import only
 
 MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
@@ -53,7 +53,7 @@ def with_derivatives(linear_form: LinearForm, arrays, index, rows: int, backend:
     cotangent = np.random.default_rng(1).normal(size=(rows, linear_form.outputs[0].size))
 
     def value(*arrays):
-        return linear_forms.evaluate(linear_form, list(arrays), index, rows, backend)[0]
+        return forms.evaluate_linear(linear_form, list(arrays), index, rows, backend)[0]
 
     def gradients(*arrays):
         return jax.vjp(value, *arrays)[1](jnp.asarray(cotangent, arrays[0].dtype))
@@ -104,7 +104,7 @@ def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
 
     def error(backend):
         x32, z32 = (jnp.asarray(a, jnp.float32) for a in (x, z))
-        function = lambda w: linear_forms.evaluate(linear_form, [x32, w], None, rows, backend)[0]  # noqa: E731
+        function = lambda w: forms.evaluate_linear(linear_form, [x32, w], None, rows, backend)[0]  # noqa: E731
         return np.abs(jax.jit(lambda w: jax.vjp(function, w)[1](z32)[0])(w) - exact).max()
 
     assert error("llvm") <= 2 * error("xla")
@@ -148,7 +148,7 @@ def test_wide_matrices_are_left_to_xla(mul, dim, num_sets, native):
     shapes = [jax.ShapeDtypeStruct(linear_form.shape(o, 3), "float32") for o in linear_form.inputs]
     index = jnp.zeros(3, jnp.int32) if num_sets else None
     lowered = jax.jit(
-        lambda x, w: linear_forms.evaluate(linear_form, [x, w], index, 3, "llvm")
+        lambda x, w: forms.evaluate_linear(linear_form, [x, w], index, 3, "llvm")
     ).lower(*shapes)
     assert ("eqfuse_" in lowered.as_text()) == native
 
@@ -159,7 +159,7 @@ def test_a_set_out_of_range_is_an_error(wrong):
     arrays = [jnp.ones(linear_form.shape(o, 5)) for o in linear_form.inputs]
     index = jnp.asarray([0, 1, wrong, 2, 0], jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"index\[2\] is {wrong}, outside"):
-        jax.block_until_ready(linear_forms.evaluate(linear_form, arrays, index, 5, "llvm"))
+        jax.block_until_ready(forms.evaluate_linear(linear_form, arrays, index, 5, "llvm"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -169,7 +169,7 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     arrays = [
         jnp.asarray(rng.normal(size=linear_form.shape(o, 5)), dtype) for o in linear_form.inputs
     ]
-    [found] = linear_forms.evaluate(linear_form, arrays, None, 5, "llvm")
+    [found] = forms.evaluate_linear(linear_form, arrays, None, 5, "llvm")
     [exact] = definition.evaluate_linear_form(
         linear_form, [a.astype(jnp.float32) for a in arrays], None, 5
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _processors
+from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.form import is_cut
@@ -326,9 +326,9 @@ def test_only_whole_vectors_are_streamed():
     [
         ({2: "2048K", 3: "491520K"}, (2 * MIB, 480 * MIB)),
         ({2: "1M", 3: "32M"}, (MIB, 32 * MIB)),
-        ({2: "262144"}, (MIB // 4, _processors.DEFAULT_CACHES[1])),
-        ({2: "unknown", 3: ""}, _processors.DEFAULT_CACHES),
-        ({}, _processors.DEFAULT_CACHES),
+        ({2: "262144"}, (MIB // 4, _host.DEFAULT_CACHES[1])),
+        ({2: "unknown", 3: ""}, _host.DEFAULT_CACHES),
+        ({}, _host.DEFAULT_CACHES),
     ],
 )
 def test_caches_that_linux_tells(tmp_path, sizes, expected):
@@ -338,8 +338,8 @@ def test_caches_that_linux_tells(tmp_path, sizes, expected):
         (tmp_path / f"index{k}").mkdir()
         for name, text in content.items():
             (tmp_path / f"index{k}" / name).write_text(f"{text}\n")
-    assert _processors.caches(str(tmp_path)) == expected
-    assert machine.machine().level2 == _processors.caches()[0]
+    assert _host.caches(str(tmp_path)) == expected
+    assert machine.machine().level2 == _host.caches()[0]
 
 
 def of_caches(x=LONG, y=Y):
@@ -360,7 +360,7 @@ def test_kernels_are_kept_apart_by_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     text = "define void @nothing() {\n  ret void\n}\n"
     for caches in ((LARGE.level2, LARGE.level3), (SMALL.level2, SMALL.level3)) * 2:
-        monkeypatch.setattr(_processors, "caches", lambda caches=caches: caches)
+        monkeypatch.setattr(_host, "caches", lambda caches=caches: caches)
         machine.compiled(text)
     assert len(list((tmp_path / "cpu").glob("*.o"))) == 2
 

@@ -18,7 +18,7 @@ from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
-from tests.ops.linear_parity import worst
+from tests.ops.fused_cases import worst
 from tests.ops.parity import only
 
 jit = jax.jit

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from eqfuse.ops import _cache
+from eqfuse.ops import _host
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
@@ -59,25 +59,25 @@ def test_unwritable_folder_falls_back_with_a_warning(tmp_path, monkeypatch):
     blocked.write_text("")
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(blocked / "folder"))
     with pytest.warns(UserWarning, match="cannot be written to.*Set EQFUSE_CACHE_DIR"):
-        fallback = _cache.cache_folder()
-    _cache.ensure(fallback / "a.py", b"text")
+        fallback = _host.cache_folder()
+    _host.ensure(fallback / "a.py", b"text")
     assert (fallback / "a.py").read_bytes() == b"text"
-    assert _cache.cache_folder() == fallback  # without a second warning, which would be an error
+    assert _host.cache_folder() == fallback  # without a second warning, which would be an error
 
 
 def test_default_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("EQFUSE_CACHE_DIR", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _cache.cache_folder() == tmp_path / "eqfuse"
+    assert _host.cache_folder() == tmp_path / "eqfuse"
 
 
 def test_readers_see_whole_files_while_others_write(tmp_path):
     path, contents = tmp_path / "file", [bytes([i]) * 100_000 for i in range(4)]
-    _cache.write(path, contents[0])
+    _host.write(path, contents[0])
 
     def write_and_read(i):
-        _cache.write(path, contents[i % 4])
+        _host.write(path, contents[i % 4])
         return path.read_bytes()
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -97,11 +97,11 @@ def test_readers_see_whole_files_while_others_write(tmp_path):
 )
 def test_damaged_entries_are_not_read(tmp_path, damage):
     path, key = tmp_path / "entry.json", {"source": "a", "types": ["*fp32"]}
-    _cache.write_entry(path, key, {"answer": 42})
-    assert _cache.read_entry(path, key) == {"answer": 42}
-    assert _cache.read_entry(path, {**key, "source": "b"}) is None
+    _host.write_entry(path, key, {"answer": 42})
+    assert _host.read_entry(path, key) == {"answer": 42}
+    assert _host.read_entry(path, {**key, "source": "b"}) is None
     path.write_text(damage(path.read_text()))
-    assert _cache.read_entry(path, key) is None
+    assert _host.read_entry(path, key) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

@@ -1,0 +1,473 @@
+"""Rewrite a trace so that layers match: what acts on rows alone commutes with what moves rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from eqfuse import _jax_compat
+from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.transforms.fuse.layers import without_masks
+from eqfuse.ops.transforms.fuse.match import as_rows
+from eqfuse.ops.transforms.fuse.rows import (
+    ROWS,
+    ArrayFactor,
+    RowPolynomials,
+    Unfit,
+    products_behind,
+)
+from eqfuse.ops.transforms.fuse.trace import (
+    FLOATS,
+    Gathered,
+    Node,
+    Terms,
+    TooLargeError,
+    Trace,
+    mode_of,
+    needed,
+    outputs_of,
+    row_indices,
+    summed,
+)
+
+MARK = "eqfuse_rows_"
+"""The scope, with a number behind, of what only serves to be matched."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """A value of a trace, computed in another way from others."""
+
+    node: Node  # that makes it
+    inputs: tuple[int, ...]
+    function: Callable
+    scope: str = ""
+
+    def compute(self, arrays: dict, shared: dict):
+        eqn, scope = self.node.eqn, jax.named_scope(self.scope) if self.scope else nullcontext()
+        with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager, scope:
+            return self.function(*(arrays[v] for v in self.inputs))
+
+
+def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int]) -> Trace:
+    """Return the trace in which rows are moved late, and summed early.
+
+    A Linear of gathered rows becomes one of nodes, a sum of rows of a Linear the Linear of a sum,
+    and a batch of graphs one graph. Sums along an axis of neighbours, rows of all pairs and
+    products with one-hot matrices become sums and gathers by an index, in scopes of the name
+    `MARK` and a number; those of the numbers in `unmarked` stay.
+    """
+    marks = True
+    while True:
+        trace = Trace(closed, known)
+        rows = RowPolynomials(trace)
+        if not any(map(rows.is_product, range(len(trace.nodes)))):
+            return trace
+        found = {}
+        for number, node in enumerate(trace.nodes):
+            rules = RULES.get(node.name, ())
+            rules += MARKED.get(node.name, ()) if marks and number not in unmarked else ()
+            for rule in rules:
+                try:
+                    rewrite = rule(trace, rows, number)
+                except (Unfit, TooLargeError):
+                    continue
+                if rewrite is not None:
+                    found[node.outputs[0]] = rewrite
+                    break
+        marks = False
+        if not found:
+            return trace
+
+        def moved(*arrays, trace=trace, found=found):
+            return outputs_of(trace, arrays, found, _bind)
+
+        closed = jax.make_jaxpr(moved)(*closed.in_avals)
+
+
+def _bind(node: Node, arrays) -> list:
+    eqn = node.eqn
+    with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
+        results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def marks_left(trace: Trace, ops: dict) -> set[int]:
+    """Return the numbers of marked gathers and sums that no op has replaced."""
+    nodes = [trace.nodes[n] for n in needed(trace, ops)[1]]
+    moving = (n for n in nodes if n.name in ("gather", "scatter-add"))
+    scopes = [str(n.eqn.source_info.name_stack) for n in moving]
+    return {int(s.split(MARK)[1].split("/")[0]) for s in scopes if MARK in s}
+
+
+def _gather(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
+    mode = jax.lax.GatherScatterMode[mode]
+    return array.at[index].get(mode=mode, fill_value=fill, wrap_negative_indices=False)
+
+
+def _add(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
+    mode = jax.lax.GatherScatterMode[mode]
+    return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
+
+
+# a Linear, before the gather and behind the sum
+
+
+def _plain_linear(node: Node) -> LinearForm | None:
+    """Return the form of a node that is a Linear of one array, with weights for all rows."""
+    form = node.params["form"]
+    rows = [isinstance(o, Rows) for o in form.operands]
+    is_plain = sum(rows) == 2 and rows[0] and len(form.outputs) == 1 and not form.num_sets
+    return form if is_plain and rows[-1] else None
+
+
+def _columns(terms: Terms, factor: int, size: int):
+    """Return which element of a factor, -1 for none, is each element of a row, and its scale."""
+    if len(np.unique(terms.place)) < len(terms.place):
+        raise Unfit("rows are added to each other")
+    columns, scales = np.full(size, -1), np.ones(size)
+    columns[terms.place], scales[terms.place] = terms.index[:, factor], terms.scale
+    return columns, scales
+
+
+def _placed(array, columns, scales):
+    """Return [rows, size], from an array [rows, n], by the columns and scales of `_columns`."""
+    if not np.array_equal(columns, np.arange(array.shape[1])):
+        own = np.where(columns < 0, array.shape[1], columns)
+        array = jnp.pad(array, ((0, 0), (0, 1)))[:, own] if (columns < 0).any() else array[:, own]
+    return array if (scales == 1).all() else array * jnp.asarray(scales, array.dtype)
+
+
+def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a Linear of gathered rows as the gathered rows of a Linear."""
+    node = trace.nodes[number]
+    if (form := _plain_linear(node)) is None:
+        return None
+    value, *weights = node.inputs
+    ends: dict[tuple, list] = {}
+    for key, terms in rows.of(value).terms.items():
+        if len(key) != 1 or not isinstance(key[0], Gathered):
+            return None
+        columns = _columns(terms, 0, form.inputs[0].size)
+        gather = key[0]
+        ends.setdefault((gather.index, gather.mode, gather.fill), []).append((gather, *columns))
+    counts = [trace.avals[parts[0][0].value].shape[0] for parts in ends.values()]
+    if not ends or sum(counts) > trace.avals[value].shape[0]:
+        return None
+    if {trace.avals[g.value].dtype for p in ends.values() for g, *_ in p} != {
+        trace.avals[value].dtype
+    }:
+        return None
+    has_bias = any(t.x is None for t in form.terms)
+    if len(ends) > 1 and (has_bias or any(mode == "FILL_OR_DROP" for _, mode, _ in ends)):
+        return None
+    [(_, mode, fill), parts] = next(iter(ends.items()))
+    if mode == "FILL_OR_DROP" and (fill != 0 or has_bias):
+        whole = len(parts) == 1 and (parts[0][1] >= 0).all()
+        if not (np.isnan(fill) and whole and _reads_all(form)):
+            return None
+    arrays = [g.value for parts in ends.values() for g, *_ in parts]
+
+    def function(*operands):
+        of = dict(zip(arrays, operands, strict=False))
+        indices, own = operands[len(arrays) :][: len(ends)], operands[len(arrays) + len(ends) :]
+        out = None
+        for ((_, mode, fill), parts), index in zip(ends.items(), indices, strict=True):
+            placed = [_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts]
+            x = sum(placed[1:], placed[0])
+            params = node.params | {"num_rows": x.shape[0]}
+            [z] = node.eqn.primitive.bind(x, *own, **params)
+            z = _gather(z, index, mode, fill)
+            out = z if out is None else out + z
+        return out
+
+    return Rewrite(node, (*arrays, *(index for index, *_ in ends), *weights), function)
+
+
+def _reads_all(form: LinearForm) -> bool:
+    """Return whether each element of the result has a term of all channels of a block."""
+    [out] = form.outputs
+    reached = {t.z.block for t in form.terms if t.x is not None}
+    return sum(out.blocks[n].mul * out.blocks[n].dim for n in reached) == out.size
+
+
+class _LinearRows(RowPolynomials):
+    """Rows in which those of a Linear are factors, followed through arithmetic."""
+
+    def starts(self, number: int) -> bool:
+        return self.trace.nodes[number].name == "eqfuse_linear_form"
+
+
+def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a sum of the rows of a Linear as the Linear of a sum."""
+    scatter = summed(trace, number)
+    if scatter is None:
+        return None
+    updates, masks = without_masks(trace, rows, scatter.updates)
+    [(key, terms), *others] = _LinearRows(trace).of(*updates).terms.items() or [((), None)]
+    made = [(n, trace.node(f.value)) for n, f in enumerate(key) if isinstance(f, ArrayFactor)]
+    made = [(n, node) for n, node in made if node and node.name == "eqfuse_linear_form"]
+    if len(made) != 1 or len(key) > 2 or others:
+        return None
+    [(at, node)] = made
+    form = _plain_linear(node)
+    if form is None or any(t.x is None for t in form.terms) or key[at].axes != ROWS:
+        return None
+    others = [n for n in range(len(key)) if n != at]
+    if any(len(np.unique(terms.index[:, n])) > 1 for n in others):
+        return None  # a weight for each edge alone commutes with the Linear
+    value, *weights = node.inputs
+    start = trace.avals[scatter.start]
+    dtypes = {trace.avals[v].dtype for v in (value, updates[0], scatter.start)}
+    if len(dtypes) > 1:
+        return None
+    columns, scales = _columns(terms, at, math.prod(start.shape[1:]))
+    factors = (*(key[n] for n in others), *(m.value for m in masks))
+    element = [int(terms.index[0, n]) for n in others] + [0] * len(masks)
+
+    def function(start, index, x, *rest):
+        for k, (factor, array, n) in enumerate(zip(factors, rest, element, strict=False)):
+            by = as_rows(factor, array)[:, n : n + 1]
+            is_mask = k >= len(others)
+            x = jnp.where(by != masks[k - len(others)].zero, x, 0) if is_mask else x * by
+        x = _add(jnp.zeros((start.shape[0], x.shape[1]), x.dtype), index, x, scatter.mode)
+        params = node.params | {"num_rows": x.shape[0]}
+        [z] = node.eqn.primitive.bind(x, *rest[len(factors) :], **params)
+        return start + _placed(z, columns, scales).reshape(start.shape)
+
+    inputs = scatter.start, scatter.index, value, *(f.value for f in factors), *weights
+    return Rewrite(trace.nodes[number], inputs, function)
+
+
+# gathers and sums of a batch of graphs, as those of one graph
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """A gather or a sum of rows with leading axes, for each graph of a batch or for all alike."""
+
+    graphs: tuple[int, ...]  # axes of nodes before the one that is indexed
+    apart: tuple[int | None, ...]  # which axis of the indices has those of each graph
+    count: int  # of graphs
+    nodes: int  # of each
+    lead: tuple[int, ...]  # axes of the rows of a graph
+    order: tuple[int, ...]  # of the axes of rows [graphs..., lead..., features...] in the trace
+    mode: str
+
+    @classmethod
+    def of(cls, node: Node, x, index, window, apart) -> _Batch | None:
+        """Return the batch of a node, if it is one; None of one graph, or of parts of rows.
+
+        `window` are the axes of rows that are those of `x` before and behind the indexed one, and
+        `apart` pairs of axes of x and of the indices that count graphs together.
+        """
+        d = node.params["dimension_numbers"]
+        indexed = getattr(d, "start_index_map", None) or d.scatter_dims_to_operand_dims
+        removed = getattr(d, "collapsed_slice_dims", None) or d.inserted_window_dims
+        if len(indexed) != 1 or tuple(removed) != tuple(indexed) or index.shape[-1:] != (1,):
+            return None
+        graphs, of_index = tuple(range(indexed[0])), dict(apart)
+        if len(apart) > len(graphs) or (index.ndim == 2 and not graphs) or 0 in x.shape:
+            return None
+        lead = [n for n in range(index.ndim - 1) if n not in of_index.values()]
+        whole = [n for n in range(x.ndim) if n != indexed[0] and n not in of_index]
+        place = {("x", n): len(graphs) + len(lead) + n - indexed[0] - 1 for n in whole}
+        place |= {("x", n): n for n in graphs} | {("i", i): n for n, i in of_index.items()}
+        place |= {("i", n): len(graphs) + k for k, n in enumerate(lead)}
+        ndim = len(window) + index.ndim - 1
+        others = iter([n for n in range(ndim) if n not in window])
+        axes = dict(zip(window, (("x", n) for n in whole), strict=True))
+        axes |= {n: ("i", k) for k, n in enumerate(others)}
+        return cls(
+            graphs,
+            tuple(of_index.get(n) for n in graphs),
+            math.prod(x.shape[n] for n in graphs),
+            x.shape[indexed[0]],
+            tuple(lead),
+            tuple(place[axes[n]] for n in range(ndim)),
+            mode_of(node.params),
+        )
+
+    def index(self, index, x_shape):
+        """Return the indices of the nodes of all graphs, one behind the other, [rows]."""
+        shape = tuple(x_shape[n] for n in self.graphs) + tuple(index.shape[n] for n in self.lead)
+        apart = [n for n in self.apart if n is not None]
+        index = index[..., 0].transpose(*apart, *self.lead)
+        own = [n for n, of_index in enumerate(self.apart) if of_index is not None]
+        index = jax.lax.broadcast_in_dim(
+            index, shape, (*own, *range(len(self.graphs), len(shape)))
+        ).reshape(self.count, -1)
+        first = jax.lax.broadcasted_iota(index.dtype, index.shape, 0) * self.nodes
+        if self.mode == "CLIP":
+            index = jnp.clip(index, 0, self.nodes - 1) + first
+        elif self.mode == "FILL_OR_DROP":
+            is_own = (index >= 0) & (index < self.nodes)
+            index = jnp.where(is_own, index + first, self.count * self.nodes)
+        else:
+            index = index + first
+        return index.reshape(-1)
+
+
+def gather_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a gather of the rows of a batch of graphs as one of the rows of a graph."""
+    node = trace.nodes[number]
+    d, x, index = node.params["dimension_numbers"], *(trace.avals[v] for v in node.inputs)
+    apart = zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True)
+    batch = _Batch.of(node, x, index, tuple(map(int, d.offset_dims)), tuple(apart))
+    if batch is None or x.dtype.name not in FLOATS or len(batch.graphs) == x.ndim - 1:
+        return None
+    counts = {n.params["num_rows"] for n in trace.nodes if n.name == "eqfuse_form"}
+    if None in batch.apart and x.shape[0] in counts and trace.constant(node.inputs[1]) is not None:
+        return None  # channels of each row, in another order
+    kept = (*d.operand_batching_dims, *d.start_index_map)
+    sizes = zip(node.params["slice_sizes"], x.shape, strict=True)
+    if any(size != of for n, (size, of) in enumerate(sizes) if n not in kept):
+        return None
+    fill = node.params["fill_value"]
+
+    def function(x, index):
+        flat, last = batch.index(index, x.shape), x.shape[len(batch.graphs) + 1 :]
+        out = _gather(x.reshape(batch.count * batch.nodes, *last), flat, batch.mode, fill)
+        shape = (*x.shape[: len(batch.graphs)], *(index.shape[n] for n in batch.lead), *last)
+        return out.reshape(shape).transpose(batch.order)
+
+    return Rewrite(node, node.inputs, function)
+
+
+def sum_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a sum of the rows of a batch of graphs as one of the rows of a graph."""
+    node = trace.nodes[number]
+    d, x, index = node.params["dimension_numbers"], *(trace.avals[v] for v in node.inputs[:2])
+    apart = zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True)
+    batch = _Batch.of(node, x, index, tuple(map(int, d.update_window_dims)), tuple(apart))
+    updates = trace.avals[node.inputs[2]]
+    if batch is None or [updates.shape[n] for n in d.update_window_dims] != [
+        s
+        for n, s in enumerate(x.shape)
+        if n not in (*d.operand_batching_dims, *d.inserted_window_dims)
+    ]:
+        return None
+
+    def function(x, index, rows):
+        flat, last = batch.index(index, x.shape), x.shape[len(batch.graphs) + 1 :]
+        rows = rows.transpose(np.argsort(batch.order)).reshape(-1, *last)
+        start = x.reshape(batch.count * batch.nodes, *last)
+        return _add(start, flat, rows, batch.mode).reshape(x.shape)
+
+    return Rewrite(node, node.inputs, function)
+
+
+# what is neither a gather nor a sum by an index, as one
+
+
+def _axes_of_rows(trace: Trace, shape, products) -> int:
+    """Return how many axes of an array count the rows of one of these products; 0 if none do."""
+    counts = {trace.nodes[n].params["num_rows"] for n in products}
+    return next((n for n in range(2, len(shape)) if math.prod(shape[:n]) in counts), 0)
+
+
+def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a sum along an axis, such as that of neighbours, as a sum by an index."""
+    node = trace.nodes[number]
+    shape = trace.avals[node.inputs[0]].shape
+    count = _axes_of_rows(trace, shape, products_behind(trace, rows, number))
+    axes = tuple(node.params["axes"])
+    if len(axes) != 1 or axes[0] >= count:
+        return None
+    others = [s for n, s in enumerate(shape[:count]) if n != axes[0]]
+    index = np.expand_dims(np.arange(math.prod(others), dtype=np.int32).reshape(others), axes[0])
+    index = np.broadcast_to(index, shape[:count]).reshape(-1)
+
+    def function(x):
+        start = jnp.zeros((math.prod(others), *shape[count:]), x.dtype)
+        added = _add(start, jnp.asarray(index), x.reshape(-1, *shape[count:]))
+        return added.reshape(*others, *shape[count:])
+
+    return Rewrite(node, node.inputs, function, f"{MARK}{number}")
+
+
+def rows_of_pairs(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return an array that is repeated along an axis of rows as rows gathered of it."""
+    node = trace.nodes[number]
+    before, after = (trace.avals[v].shape for v in (node.inputs[0], node.outputs[0]))
+    products = filter(rows.is_product, range(number, len(trace.nodes)))
+    count, to = _axes_of_rows(trace, after, products), node.params["broadcast_dimensions"]
+    own = [to.index(n) if n in to else None for n in range(count)]
+    sizes = [1 if n is None else before[n] for n in own]
+    if len(node.inputs) > 1 or not 1 < math.prod(sizes) < math.prod(after[:count]):
+        return None
+    if before[len(to) - len(after) + count :] != after[count:] or to[-1] != len(after) - 1:
+        return None
+    index = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
+    index = np.broadcast_to(index, after[:count]).reshape(-1)
+
+    def function(x):
+        x = x.reshape(math.prod(sizes), *after[count:])
+        return _gather(x, jnp.asarray(index)).reshape(after)
+
+    return Rewrite(node, node.inputs, function, f"{MARK}{number}")
+
+
+def _one_hot(trace: Trace, value: int) -> tuple[int, int] | None:
+    """Return the indices, [rows], of a one-hot matrix, and its axis of rows; None for others."""
+    axis = 0
+    while (node := trace.node(value)) is not None and node.name in (
+        "transpose",
+        "convert_element_type",
+    ):
+        axis ^= node.name == "transpose"
+        [value] = node.inputs
+    if node is None or node.name != "eq" or len(trace.avals[value].shape) != 2:
+        return None
+    index, counted = node.inputs
+    known, n = trace.constant(counted), trace.avals[value].shape[1]
+    if known is None or not np.array_equal(known.reshape(-1), np.arange(n)):
+        return None
+    found = row_indices(trace, index)
+    return None if found is None else (found, axis)
+
+
+def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a matmul with a one-hot matrix as a sum by its indices, or as a gather."""
+    node = trace.nodes[number]
+    contract, batch = node.params["dimension_numbers"]
+    for side in (0, 1):
+        found, x = _one_hot(trace, node.inputs[side]), node.inputs[1 - side]
+        if found is None or any(batch) or tuple(contract[1 - side]) != (0,):
+            continue
+        index, axis = found
+        count = trace.avals[node.inputs[side]].shape[1 - contract[side][0]]
+        is_sum, shape = contract[side][0] == axis, trace.avals[x].shape
+        if trace.avals[x].dtype != trace.avals[node.outputs[0]].dtype or 0 in shape:
+            return None
+
+        def function(x, index, is_sum=is_sum, side=side, count=count):
+            if is_sum:
+                start = jnp.zeros((count, *x.shape[1:]), x.dtype)
+                out = _add(start, index, x, "FILL_OR_DROP")
+            else:
+                out = _gather(x, index, "FILL_OR_DROP", 0)
+            return out if side == 0 else jnp.moveaxis(out, 0, -1)
+
+        return Rewrite(node, (x, index), function, f"{MARK}{number}")
+    return None
+
+
+RULES = {
+    "eqfuse_linear_form": (linear_of_gathered,),
+    "scatter-add": (sum_of_linear, sum_of_batch),
+    "gather": (gather_of_batch,),
+}
+MARKED = {
+    "reduce_sum": (sum_along_axis,),
+    "broadcast_in_dim": (rows_of_pairs,),
+    "dot_general": (one_hot_matmul,),
+}
+"""Rules by primitive: those of every pass, and those whose results need an op in their place."""

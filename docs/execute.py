@@ -3,6 +3,7 @@
     python docs/execute.py docs/tutorials/train.md [--pictures]
 
 Blocks of `bash` and `python` are executed; a failing command or an exception ends the execution.
+Those of `bash not-executed` and `python not-executed` are not; `text` is output or a file.
 Python blocks of a page share their names. A picture of a page follows a comment that names the file
 that the page drew, as in `<!-- drawn: runs/first/parity.png -->`; with --pictures these files take
 the place of the pictures in the repository.
@@ -24,12 +25,13 @@ _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PICTURE = re.compile(r"<!-- drawn: (\S+) -->\s*!\[[^]]*\]\(([^)]+)\)")
 
 
-def execute(page: Path, folder: Path, **variables: str) -> None:
+def execute(page: Path, folder: Path, given: dict | None = None, **variables: str) -> None:
     """Execute the blocks of a page in a folder.
 
     Args:
       page: a file of Markdown.
       folder: where they run and write.
+      given: names that the first block of Python already has.
       variables: of the environment.
     Raises:
       RuntimeError: a command that fails, with its output, or a picture that was not drawn.
@@ -38,7 +40,7 @@ def execute(page: Path, folder: Path, **variables: str) -> None:
     variables = variables | {"PYTHONPATH": str(ROOT), "EQFUSE_REPOSITORY": str(ROOT)}
     environment = os.environ | variables
     environment["PATH"] = f"{_with_command(folder)}{os.pathsep}{environment['PATH']}"
-    names = {"__name__": "__main__"}
+    names = {"__name__": "__main__"} | (given or {})
     for language, block in _BLOCK.findall(text):
         if language == "python":
             with contextlib.chdir(folder), _variables(variables):

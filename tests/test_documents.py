@@ -1,15 +1,28 @@
 """What the documents show is what happens, and their links lead somewhere."""
 
+import contextlib
+import functools
 import importlib.util
+import io
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import ase.build
+import ase.io
+import ase.neighborlist
+import flax.linen as nn
+import jax
+import numpy as np
 import pytest
 
+import eqfuse
+from eqfuse import cli
 from eqfuse.convert import ConvertError
 from eqfuse.convert.sevennet import sevennet_file
+from tests.small_runs import train_on_copper
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -21,6 +34,12 @@ PAGES = sorted(
         *ROOT.glob("eqfuse/**/*.md"),
     ]
 )
+TUTORIALS = ("fuse", "backends", "mace", "trained_networks", "train")
+HOW_TO = ("add-a-model", "add-a-reader", "gpu", "predict", "export")
+EXECUTED = {f"docs/tutorials/{n}.md" for n in TUTORIALS}
+EXECUTED |= {f"docs/how-to/{n}.md" for n in (*HOW_TO, "train-from-python")}
+BLOCK = re.compile(r"^ *```(\S[^\n]*|)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"`(?:mpirun -n \w+ )?eqfuse ([a-z]\w*)((?:\\\n|[^`\n#|])*)")
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#[^)\s]*)?\)")
 
 
@@ -42,17 +61,85 @@ def test_a_broken_link_is_seen():
     assert LINK.findall("[a](b.md#c), [d](https://e.f), ![g](h.png)") == ["b.md", "h.png"]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_are_executed_or_marked(page):
+    name = page.relative_to(ROOT).as_posix()
+    known = {"text", *(f"{n} not-executed" for n in ("bash", "cpp", "python"))}
+    known |= {"bash", "python"} if name in EXECUTED else set()
+    known |= {"pycon"} if name == "docs/explanation/kernels.md" else set()  # a doctest
+    infos = [info for info, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
+    assert [i for i in infos if i not in known and not i.startswith("{")] == []
+
+
+@functools.cache
+def help_of(*command: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        cli.main([*command, "--help"])
+    return out.getvalue()
+
+
+def unknown(text: str) -> list[str]:
+    """Return the commands, options and settings of a page that `--help` does not know."""
+    found = []
+    text = BLOCK.sub(lambda block: re.sub(r"(?m)^(?=\S)", "`", block[2]), text)
+    for command, rest in COMMAND.findall(text):
+        if command not in cli.COMMANDS:
+            found.append(command)
+            continue
+        of_convert = re.findall(r"^ ([a-z]+)", rest) if command == "convert" else []
+        known = {"name", "model", "data", "--help"}
+        known |= set(re.findall(r"[\w.-]+", help_of(command, *of_convert)))
+        rest = "" if "--from-mace" in rest else re.sub(r'"[^"]*"', "", rest)
+        words = re.findall(r"(?<=\s)(--[\w-]+|[a-z_.]+(?==))", rest)
+        found += [f"{command} {word}" for word in words if word not in known]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_options_and_settings_exist(page):
+    if page.name != "CHANGELOG.md":  # has those of older versions
+        assert unknown(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_command_that_is_none_is_seen():
+    block = "```bash\neqfuse check RUN \\\n  --fast\n```\n"
+    assert unknown(f"`eqfuse fly RUN`, `eqfuse md A B temp=1`\n{block}") == [
+        *("fly", "md temp", "check --fast")
+    ]
+    assert [info for info, _ in BLOCK.findall(f"```\n```\n{block}")] == ["", "bash"]
+
+
+@pytest.fixture(scope="module")
+def trained(copper, tmp_path_factory):
+    return train_on_copper(copper, tmp_path_factory, "epochs=60", "training.optimizer=adam")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOW_TO)
+def test_guides_run(name, trained, tmp_path):
+    for place in ("RUN", "runs/first", "runs/seed-0", "runs/seed-1"):
+        shutil.copytree(trained, tmp_path / place)
+    (tmp_path / "first").symlink_to("RUN")
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.rattle(0.05, seed=0)
+    ase.io.write(tmp_path / "frames.xyz", [atoms, atoms])
+    atoms.calc = eqfuse.Calculator(trained)
+    receivers, senders, offsets = ase.neighborlist.neighbor_list("ijS", atoms, 3.6)
+    given = {"jax": jax, "nn": nn, "atoms": atoms, "numbers": atoms.numbers.astype(np.int32)}
+    given |= {"receivers": receivers.astype(np.int32), "senders": senders.astype(np.int32)}
+    lengths = {"positions": atoms.positions, "cell": atoms.cell, "shifts": offsets @ atoms.cell}
+    given |= {name: np.asarray(array, np.float32) for name, array in lengths.items()}
+    module("execute").execute(ROOT / "docs" / "how-to" / f"{name}.md", tmp_path, given)
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "fuse",
-        pytest.param("backends", marks=pytest.mark.slow),
-        pytest.param("mace", marks=pytest.mark.slow),
-        pytest.param("trained_networks", marks=pytest.mark.slow),
-        pytest.param("train", marks=pytest.mark.slow),
+        n if n in ("fuse", "train-from-python") else pytest.param(n, marks=pytest.mark.slow)
+        for n in (*TUTORIALS, "train-from-python")
     ],
 )
-def test_tutorials_run(name, tmp_path):
+def test_pages_run(name, tmp_path):
     for package in ("haiku", "equinox") if name == "fuse" else ():
         pytest.importorskip(package)
     if name == "trained_networks":
@@ -60,7 +147,8 @@ def test_tutorials_run(name, tmp_path):
             sevennet_file("7net-0", download=False)
         except ConvertError as error:
             pytest.skip(str(error))
-    page = ROOT / "docs" / "tutorials" / f"{name}.md"
+    folder = "how-to" if name == "train-from-python" else "tutorials"
+    page = ROOT / "docs" / folder / f"{name}.md"
     module("execute").execute(page, tmp_path)
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
 

@@ -17,11 +17,10 @@ from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import stem
 from eqfuse.data.structures import LABELS, counted
-from eqfuse.inference.network import load_networks
+from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
-from eqfuse.train.device.process import keep_programs
 from eqfuse.train.run.stopping import fail
 
 
@@ -142,14 +141,13 @@ def run_info(arguments: list[str]) -> int:
         return fail(2, error)
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        print(f"  radial   {module.model.radial}, tables of {module.model.radial_knots} knots")
+        print(f"  radial   {Network(run).radial}")
     return 0
 
 
 def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:
     """Run a command; return what its task returns, 0, or 2 for what cannot be used."""
     options = parser.parse_args(arguments)
-    keep_programs()
     try:
         ops.resolve_here(getattr(options, "backend", None))
     except ValueError as error:

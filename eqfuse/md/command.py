@@ -9,7 +9,6 @@ from eqfuse.md.relax import relax
 from eqfuse.md.settings import RelaxSettings, Settings, help_text, parse
 from eqfuse.md.simulation import resume, run
 from eqfuse.md.structures import read_frames
-from eqfuse.train.device.process import keep_memory, keep_programs
 from eqfuse.train.run.stopping import TrainingFailed, exit_code
 from eqfuse.train.settings.schema import ConfigError
 
@@ -44,8 +43,6 @@ def _run(arguments: list[str], help: str, task: Callable) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(help)
         return 0
-    keep_programs()
-    keep_memory()
     return exit_code(lambda: task(arguments), failures=(OSError,))
 
 

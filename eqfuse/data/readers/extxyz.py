@@ -40,9 +40,10 @@ def iterate_extxyz(
     A stress key whose name contains "virial" is read as the virial -V * stress, an energy; with the
     default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
     Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), with ASE's sign.
-    A frame may lack any label. Its weights are those that mace writes: `config_weight` times
-    `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by default, or
-    `config_virials_weight` for the stress of a virial.
+    A frame may lack any label, and its forces those of some atoms, which are NaN; a column
+    `forces_weight` has weights of atoms. Its weights are those that mace writes: `config_weight`
+    times `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by
+    default, or `config_virials_weight` for the stress of a virial.
 
     References: https://github.com/libAtoms/extxyz
     """

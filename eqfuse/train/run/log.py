@@ -111,11 +111,11 @@ def machine() -> dict[str, str]:
     """Return the machine, its devices, and the versions of what computes."""
     import jax
 
-    from eqfuse.ops import _processors
+    from eqfuse.ops import _host
 
     kinds = dict.fromkeys(device.device_kind for device in jax.local_devices())
     devices = ", ".join(kind for kind in kinds if kind != "cpu")
-    processor = _processors.description()[3]
+    processor = _host.description()[3]
     names = f"{platform.node()}, {os.cpu_count()} cores of {processor}"
     versions = [f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES]
     return {

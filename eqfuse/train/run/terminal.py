@@ -1,8 +1,10 @@
 """The output of a run: a report before it compiles anything, a line per epoch, and a bar."""
 
 import contextlib
+import importlib.util
 import math
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -53,7 +55,13 @@ def report(
 
 def lines(rows: dict[str, str]) -> str:
     """Return rows of a report as text."""
-    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+    return "\n".join(
+        # elements may be many; names of files are never broken
+        textwrap.fill(f"{name:<11}{text}", 100, subsequent_indent=11 * " ", break_on_hyphens=False)
+        if name in ("species", "references") and len(text) > 89
+        else f"{name:<11}{text}"
+        for name, text in rows.items()
+    )
 
 
 def ranges(dataset: Dataset) -> dict[str, str]:
@@ -65,7 +73,7 @@ def ranges(dataset: Dataset) -> dict[str, str]:
     if energies:
         rows["energies"] = f"{min(energies):.4f} to {max(energies):.4f} eV/atom, from references"
     if forces:
-        rows["largest force"] = f"{max(f.max() for f in forces):.4f} eV/Å"
+        rows["largest force"] = f"{max(map(np.nanmax, forces)):.4f} eV/Å"
     if stress:
         rows["largest stress"] = f"{max(stress):.4g} eV/Å³ of a component"
     return rows
@@ -233,6 +241,9 @@ class Progress:
         self._stress, self._by = stress, by
         file = log.plain(sys.stdout)  # the bar is not kept in the log, the lines are
         self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
+        # in a notebook rich draws by ipywidgets
+        widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        self._has_bar = self._console.is_terminal or widgets
         self._steps = steps_per_epoch
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
@@ -241,7 +252,7 @@ class Progress:
             rich.progress.TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not self._has_bar,
         )
         self._task = self._bar.add_task("", total=steps_per_epoch)
         self._epoch = self._done = 0
@@ -265,7 +276,7 @@ class Progress:
 
     def heartbeat(self, text: str):
         """Print a line where the output is no terminal and nothing was printed for 10 s."""
-        if not self._console.is_terminal and time.monotonic() - self._logged_at >= HEARTBEAT:
+        if not self._has_bar and time.monotonic() - self._logged_at >= HEARTBEAT:
             self.log(f"       {text}")
 
     def start_epoch(self, epoch: int, done: int = 0):

@@ -127,7 +127,11 @@ def test_guides_run(name, trained, tmp_path):
     receivers, senders, offsets = ase.neighborlist.neighbor_list("ijS", atoms, 3.6)
     given = {"jax": jax, "nn": nn, "atoms": atoms, "numbers": atoms.numbers.astype(np.int32)}
     given |= {"receivers": receivers.astype(np.int32), "senders": senders.astype(np.int32)}
-    lengths = {"positions": atoms.positions, "cell": atoms.cell, "shifts": offsets @ atoms.cell}
+    lengths = {
+        "positions": atoms.positions,
+        "cell": atoms.cell.array,
+        "shifts": offsets @ atoms.cell,
+    }
     given |= {name: np.asarray(array, np.float32) for name, array in lengths.items()}
     module("execute").execute(ROOT / "docs" / "how-to" / f"{name}.md", tmp_path, given)
 

@@ -8,6 +8,7 @@ parity   Every op and two orders of derivative of backend "triton" against e3nn-
          whether a second run has the same bits.
 kernels  The same ops, forward, backward and backward of backward, against e3nn-jax jitted.
 steps    Training steps of the three models against e3nn-jax.
+forces   Energy and forces of networks and sizes of which peers publish times (--only forces).
 
 Two cases come first, their parity and their times; then the rest. No time is given of what is not
 right. What fails, is missing, or does not fit into the minutes is a result that says so; an error
@@ -59,6 +60,17 @@ IN_LARGE = (
     *("nequip-benzene-64-l3", "mixed", "allegro-64-l2", "linear-64-l2"),
 )
 MODELS = ("nequip", "mace", "allegro")
+FORCES = (
+    *((f"mace-mp-{size}", LARGE) for size in "sml"),  # cuEquivariance's example of MACE, and
+    *((f"mace-off-{size}", (4_000, 70_000)) for size in "sml"),
+    *(("mace-off-m", (138, 5_520)), ("mace-off-m", (1_205, 48_200))),  # mlip's proteins
+    ("nequip", (1_000, 28_000)),  # silicon
+)
+"""Networks and sizes; of the last three, only the atoms are published."""
+PRODUCTS = (
+    ("mace-large", (1_000, 158_000)),  # OpenEquivariance's lattice of carbon
+    *(("mace-large", (512, 32_768)), ("mixed", (512, 32_768))),  # FlashTP's: 64 edges of each node
+)
 RESERVE_S = 5  # left of the minutes when the last job is stopped, to end the processes
 PATIENCE = 4  # times what a job is thought to take, so that one that hangs does not take all
 DRY = "a dry run on the CPU in tiny sizes: no number in it says anything about speed"
@@ -68,13 +80,14 @@ COLUMNS = {
     "kernels": ("order", "side", "ms (quartiles)", "times eqfuse", "compile, s", "scratch, GB"),
     "steps": ("side", "ms (quartiles)", "times eqfuse", "compile, s", "scratch, GB", "peak, GB"),
 }
+COLUMNS["forces"] = COLUMNS["steps"]
 """Of the tables, after the case, its nodes and edges, and its dtype."""
 
 
 class Job(NamedTuple):
     """Something to measure."""
 
-    group: str  # "describe", the machine, or "parity", "kernels" or "steps"
+    group: str  # "describe", the machine, or "parity", "kernels", "steps" or "forces"
     case: str = ""  # a key of `problems.PROBLEMS`, or a model
     size: tuple[int, int] = REDUCED  # nodes and edges
     dtype: str = "float32"
@@ -89,7 +102,7 @@ class Job(NamedTuple):
     @property
     def cost_s(self) -> float:
         """Return the seconds that it takes, roughly."""
-        return {"parity": 20, "kernels": 70, "steps": 60}[self.group]
+        return {"parity": 20, "kernels": 70, "steps": 60, "forces": 60}[self.group]
 
 
 def jobs() -> list[Job]:
@@ -105,6 +118,8 @@ def jobs() -> list[Job]:
         *(Job("kernels", name, MIDDLE, dtype) for dtype in OTHER_DTYPES for name in MAIN),
         *(Job("kernels", name, MIDDLE) for name in IN_MIDDLE),
         *(Job("kernels", name, LARGE) for name in IN_LARGE),
+        *(Job("kernels", *product) for product in PRODUCTS),
+        *(Job("forces", *network) for network in FORCES),
     ]
     return list(dict.fromkeys(found))
 
@@ -177,6 +192,7 @@ def results(job, settings: dict) -> list[dict]:
         "parity": lambda: parity.check(job.case, job.dtype, backend, job.size, job.tf32x3),
         "kernels": lambda: times.of_op(*job[1:4], backend, seconds, settings["peers"]),
         "steps": lambda: steps.measure(job.case, job.size, backend, seconds),
+        "forces": lambda: steps.forces(job.case, job.size, backend, seconds),
     }
     found = []
     try:
@@ -227,7 +243,7 @@ class Run:
         if job.group == "kernels" and (wrong := self._red(job)):
             self._add(job, {"error": f"not timed: {wrong}"})
             return
-        if job.group == "steps":  # peaks of memory and compile times are those of a new process
+        if job.group in ("steps", "forces"):  # peaks and compile times are those of a new process
             self._worker.stop()
         limit = min(self._left(), PATIENCE * job.cost_s + 30)
         for result in self._worker.run(job, self._settings, limit):

@@ -1,11 +1,12 @@
 """A training step of each model on energies and forces, on e3nn-jax and on eqfuse.
 
-3 layers, 64 channels, l <= 2; energies, forces, the gradient of a loss on both, and Adam. The same
-model and parameters run on e3nn-jax and on our kernels.
+3 layers, 64 channels, l <= 2; energies, forces, the gradient of a loss on both, and Adam. `forces`
+has networks like MACE-MP-0 and MACE-OFF23, too. The same model and parameters run on both.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -23,6 +24,12 @@ MODELS = {
     "allegro": {"layers": 3, "lmax": 2, "parity": True},
     "mace": {"layers": 3, "lmax": 2, "hidden_lmax": 2},
 }
+_MACE = {"layers": 2, "lmax": 3}
+PUBLISHED = {
+    f"mace-{of}-{size}": _MACE | {"channels": c, "hidden_lmax": lmax, "first_skip": of == "mp"}
+    for of, channels in {"mp": (128, 128, 128), "off": (96, 128, 192)}.items()
+    for lmax, (size, c) in enumerate(zip("sml", channels, strict=True))
+}
 NUM_SPECIES, NUM_GRAPHS = 4, 5
 CUTOFF, TOLERANCE = 5.0, 1e-4
 """Å; and how much the loss and its gradient may differ in float32, by the largest element."""
@@ -34,30 +41,31 @@ def shapes_of_batch(num_nodes: int, num_edges: int) -> Graph:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), graph)
 
 
-def _graph(positions, senders, receivers, shifts, species, graph_index) -> Graph:
+def _graph(positions, senders, receivers, shifts, species, graph_index, graphs=NUM_GRAPHS):
     return Graph(
         positions=positions.astype(np.float32),
         species=species.astype(np.int32),
         edges=ops.Edges.from_arrays(senders, receivers, len(positions)),
         shifts=shifts.astype(np.float32),
         graph_index=graph_index.astype(np.int32),
-        cells=np.zeros((NUM_GRAPHS, 3, 3), np.float32),
+        cells=np.zeros((graphs, 3, 3), np.float32),
         node_mask=np.ones(len(positions), bool),
-        graph_mask=np.ones(NUM_GRAPHS, bool),
+        graph_mask=np.ones(graphs, bool),
     )
 
 
-def batch(nodes: int, edges: int) -> Graph:
+def batch(nodes: int, edges: int, graphs: int = NUM_GRAPHS) -> Graph:
     """Make boxes of atoms whose density suits the cutoff; the shortest pairs are edges."""
-    atoms = nodes // NUM_GRAPHS
+    atoms = nodes // graphs
     rng = np.random.default_rng(0)
-    parts = [_box(rng, atoms, edges // NUM_GRAPHS // 2) for _ in range(NUM_GRAPHS)]
+    parts = [_box(rng, atoms, edges // graphs // 2) for _ in range(graphs)]
     positions, pairs, shifts = (np.concatenate(side) for side in zip(*parts, strict=True))
-    boxes = np.repeat(np.arange(NUM_GRAPHS), atoms)
-    senders, receivers = pairs.T + np.repeat(np.arange(NUM_GRAPHS) * atoms, edges // NUM_GRAPHS)
+    boxes = np.repeat(np.arange(graphs), atoms)
+    senders, receivers = pairs.T + np.repeat(np.arange(graphs) * atoms, edges // graphs)
     order = np.lexsort((senders, receivers))
     species = rng.integers(0, NUM_SPECIES, nodes)
-    return _graph(positions, senders[order], receivers[order], shifts[order], species, boxes)
+    ends = senders[order], receivers[order]
+    return _graph(positions, *ends, shifts[order], species, boxes, graphs)
 
 
 def _box(rng, atoms: int, bonds: int):
@@ -136,4 +144,17 @@ def measure(name: str, size: tuple[int, int], backend: str, seconds: float) -> I
             side: Call(step, arguments, lambda found: (found[2], found[1][0].mu))
             for side, (step, _) in steps.items()
         }
+        yield compared(calls, TOLERANCE, seconds)
+
+
+def forces(name: str, size: tuple[int, int], backend: str, seconds: float) -> Iterator[dict]:
+    """Time energy and forces of one structure by a network of `PUBLISHED` or `MODELS`."""
+    model, fields = ("mace", PUBLISHED[name]) if name in PUBLISHED else (name, {})
+    with precision("float32"):
+        graph, calls = jax.tree.map(jnp.asarray, batch(*size, graphs=1)), {}
+        for side, which in ((REFERENCE, "e3nn"), (OURS, backend)):
+            potential = potential_of(model, which, **fields)
+            arguments = random_arrays(shapes_of(potential, graph)), graph
+            function = functools.partial(models.predict, potential)
+            calls[side] = Call(function, arguments, lambda found: (found.energy, found.forces))
         yield compared(calls, TOLERANCE, seconds)

@@ -16,6 +16,7 @@ from eqfuse.bench import command as program
 from eqfuse.bench import parity, steps, times
 from eqfuse.bench.problems import ORDERS, PROBLEMS
 from eqfuse.bench.times import ParityError
+from eqfuse.models.potential import Prediction
 from tests.bench import worker_program
 
 TINY = (4, 9)
@@ -197,6 +198,21 @@ def test_a_step_is_timed_only_where_loss_and_gradient_agree(off, monkeypatch):
     assert row["checked_against"] == "e3nn-jax"
 
 
+@pytest.mark.parametrize("off", [0.0, 1e-3])
+def test_published_networks_are_timed_only_where_forces_agree(off, monkeypatch):
+    def predict(backend, params, graph):
+        forces = graph.positions + (0.0 if backend == "e3nn" else off * graph.positions.max())
+        return Prediction(params.sum(), None, forces, None)
+
+    shape = jax.ShapeDtypeStruct((3,), "float32")
+    monkeypatch.setattr(steps, "potential_of", lambda name, backend, **fields: backend)
+    monkeypatch.setattr(steps, "shapes_of", lambda potential, graph: shape)
+    monkeypatch.setattr(steps.models, "predict", predict)
+    [row] = steps.forces("mace-mp-l", (7, 12), "llvm", 0.01)
+    assert ("error" in row) == bool(off)
+    assert ("sides" in row) == (not off)
+
+
 def test_batches_have_as_many_edges_as_asked_for_within_the_cutoff():
     graph = steps.batch(135, 2700)
     lengths = np.linalg.norm(graph.vectors, axis=-1)
@@ -273,7 +289,10 @@ def test_what_is_asked_for():
     jobs = program.jobs()
     assert [job.group for job in jobs[:5]] == ["parity", "parity", "kernels", "kernels", "parity"]
     assert [job.case for job in jobs[:4]] == [*program.MAIN, *program.MAIN]
-    assert {job.case for job in jobs if job.group != "steps"} <= set(PROBLEMS)
+    networks = set(steps.PUBLISHED) | set(steps.MODELS)
+    for job in jobs:
+        assert job.case in (networks if job.group in ("steps", "forces") else PROBLEMS)
+    assert set(steps.PUBLISHED) <= {job.case for job in jobs if job.group == "forces"}
     assert {job.case for job in jobs if job.tf32x3} == set(program.MATMULS)
     for dtype in ("float32", "float64", "bfloat16"):
         found = {job.case for job in jobs if job.group == "parity" and job.dtype == dtype}

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import math
+import re
 import sys
 import textwrap
 import threading
@@ -54,14 +55,16 @@ def report(
 
 
 def lines(rows: dict[str, str]) -> str:
-    """Return rows of a report as text."""
-    return "\n".join(
-        # elements may be many; names of files are never broken
-        textwrap.fill(f"{name:<11}{text}", 100, subsequent_indent=11 * " ", break_on_hyphens=False)
-        if name in ("species", "references") and len(text) > 89
-        else f"{name:<11}{text}"
-        for name, text in rows.items()
-    )
+    """Return rows of a report as text; those of many elements in several lines."""
+    texts = [f"{name:<11}{text}" for name, text in rows.items()]
+    for k, name in enumerate(rows):
+        if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
+            text = re.sub(
+                r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k]
+            )  # elements beside their energies
+            filled = textwrap.wrap(text, 100, subsequent_indent=11 * " ", break_on_hyphens=False)
+            texts[k] = "\n".join(filled).replace("\0", " ")
+    return "\n".join(texts)
 
 
 def ranges(dataset: Dataset) -> dict[str, str]:

@@ -38,6 +38,7 @@ _recording = jax.make_user_context(None)  # of a thread, and in the keys of jit'
 _lock = threading.RLock()
 _compiling = threading.Lock()
 _libraries: list = []
+_records: dict[int, dict[str, str]] = {}
 _kernels: dict[str, concurrent.futures.Future] = {}
 _slots: list[handlers.HandlerSlot] = []
 
@@ -162,6 +163,17 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
     return {name: tracker[name] for name in exported}
 
 
+@contextlib.contextmanager
+def registered():
+    """Give a dict of the modules, text by name, that are registered inside; by any thread."""
+    record = {}
+    _records[id(record)] = record
+    try:
+        yield record
+    finally:
+        del _records[id(record)]
+
+
 def register(name: str, text: str) -> str:
     """Register a module's handler with XLA, and compile the module, once in a process.
 
@@ -172,6 +184,8 @@ def register(name: str, text: str) -> str:
         target = name + recorded.suffix
         recorded.texts[target] = text.replace(f"@{name}(", f"@{target}(")
         return target
+    for record in list(_records.values()):
+        record[name] = text
     with _lock:
         if name in _kernels:
             if _kernels[name].done():

@@ -8,6 +8,7 @@ html_theme = "furo"
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+napoleon_use_ivar = True  # fields of named tuples would be described twice
 # links from pages to files of the repository, which are read where it is browsed
 suppress_warnings = ["myst.xref_missing"]
 

@@ -9,7 +9,7 @@
 
     [predicted] = eqfuse.predict("runs/first", [atoms])  # of many structures at once
     print(predicted.energy, predicted.forces)
-    print(eqfuse.descriptors("runs/first", atoms).shape, eqfuse.hessian(atoms).shape)
+    print(eqfuse.descriptors("runs/first", atoms).shape, eqfuse.hessian("runs/first", atoms).shape)
 
 `eqfuse.ops` has the tensor products, as e3nn-jax has them; `eqfuse.models`, `eqfuse.data` and
 `eqfuse.train` are what networks are made of.

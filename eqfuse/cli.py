@@ -43,7 +43,7 @@ COMMANDS = {
     "relax": "eqfuse.md.command:relax_main",
     "check": "eqfuse.certify.check",
     "compare": "eqfuse.certify.compare",
-    "export": "eqfuse.export",
+    "export": "eqfuse.export.command",
     "convert": "eqfuse.convert.command",
     "info": "eqfuse.inference.commands:run_info",
     "bench": "eqfuse.bench.command",

@@ -20,10 +20,10 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     """
     columns = _columns(metrics)
     panels = {
-        "loss": "loss",
-        "forces_rmse_mev_per_a": "force RMSE (meV/Å)",
-        "energy_rmse_mev_per_atom": "energy RMSE (meV/atom)",
-        "stress_rmse_mev_per_a3": "stress RMSE (meV/Å³)",
+        "loss": ("loss", ""),
+        "forces_rmse_mev_per_a": ("force RMSE", "meV/Å"),
+        "energy_rmse_mev_per_atom": ("energy RMSE", "meV/atom"),
+        "stress_rmse_mev_per_a3": ("stress RMSE", "meV/Å³"),
     }
     count = len(columns["epoch"])
     by = "epoch" if len(set(columns["epoch"])) == count else "step"
@@ -36,7 +36,7 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     }
     later = [] if stage is None else columns[by][columns["step"] > stage]
     figure = _figure(len(panels))
-    for axes, (name, label) in zip(figure.axes, panels.items(), strict=True):
+    for axes, (name, (label, unit)) in zip(figure.axes, panels.items(), strict=True):
         positive = False
         titles = {"train": "training", "val": "validation"}
         for (part, title), colour in zip(titles.items(), _COLOURS, strict=True):
@@ -48,18 +48,23 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
                 color=colour,
                 marker="o" if len(values) < 30 else None,
                 markersize=3,
-                label=f"{title}: {values[-1]:.4g}",
+                label=f"{title}: {values[-1]:.4g} {unit}",
             )
         if len(later):
             begin = later[0] - 0.5 if by == "epoch" else stage
             axes.axvline(begin, color="0.4", ls="--", lw=1, label="second stage")
-        axes.set(xlabel=by, ylabel=label, yscale="log" if positive else "linear")
+        axes.set(xlabel=by, ylabel=f"{label} ({unit})" if unit else label)
+        axes.set_yscale("log" if positive else "linear")
+        if positive:
+            _few_labels(axes.yaxis)
         axes.xaxis.get_major_locator().set_params(integer=True)
         if count == 1:  # a point, and no fractions of an epoch around it
             axes.set_xlim(columns[by][0] - 1, columns[by][0] + 1)
-        axes.legend(frameon=False)
+        axes.legend(frameon=True, framealpha=0.9, edgecolor="none")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}")
+    note = "training: mean over the steps since the last validation, before their updates; "
+    figure.supxlabel(f"{note}validation: of the averaged parameters", fontsize="small")
     figure.savefig(target, dpi=150)
 
 
@@ -77,7 +82,8 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
     panels = [panel for panel in panels if len(panel[0])]
     figure = _figure(len(panels))
     for axes, ((reference, predicted), name, unit, milli) in zip(figure.axes, panels, strict=True):
-        reference, predicted = np.ravel(reference), np.ravel(predicted)
+        known = ~np.isnan(np.ravel(reference))  # forces of some atoms may be unknown
+        reference, predicted = np.ravel(reference)[known], np.ravel(predicted)[known]
         error = predicted - reference
         low, high = np.min([reference, predicted]), np.max([reference, predicted])
         margin = 0.05 * (high - low) or 0.01
@@ -98,7 +104,7 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
         mae, rmse = 1e3 * np.abs(error).mean(), 1e3 * np.sqrt((error**2).mean())
         axes.set_title(f"MAE {mae:.4g}, RMSE {rmse:.4g} {milli}", fontsize="medium")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
+            axis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     figure.suptitle(title)
     figure.savefig(target, dpi=150)
 
@@ -137,9 +143,9 @@ def dynamics(table: Path, distances: Path, target: Path):
     for name, colour in zip(("potential", "kinetic"), _COLOURS, strict=True):
         values = columns[f"{name}_ev"]
         change = values - values[0]
-        energy.plot(times, change, color=colour, label=f"{name}, from {values[0]:.4f} eV")
+        energy.plot(times, change, color=colour, lw=0.8, label=f"{name}, from {values[0]:.4f} eV")
     energy.set(ylabel="change of energy (eV)")
-    energy.legend(frameon=False)
+    energy.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize="small")
     kelvin = columns["temperature_k"]
     temperature.plot(times, kelvin, color=_COLOURS[0])
     temperature.set(ylabel="temperature (K)", title=f"mean {kelvin.mean():.1f} K")
@@ -199,6 +205,16 @@ def drifts(runs, target):
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     axes.grid(alpha=0.3, linewidth=0.5)
     figure.savefig(target, dpi=150)
+
+
+def _few_labels(axis):
+    """Label a logarithmic axis at whole powers, a short one at 2 and 5 times these or evenly."""
+    low, high = axis.get_data_interval()
+    between = (1, 2, 5) if high < 30 * low else (1,)
+    logarithmic = matplotlib.ticker.LogLocator(subs=between)
+    axis.set_major_locator(logarithmic if high > 4 * low else matplotlib.ticker.MaxNLocator(5))
+    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def _columns(table: Path) -> dict[str, np.ndarray]:

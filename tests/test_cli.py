@@ -83,7 +83,7 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert main(["info", str(tmp_path)]) == 2  # no run
     assert "has no checkpoint" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
-        main(["info", str(tmp_path), "all"])
+        main(["info", str(tmp_path), "FILE", "all"])
     assert ended.value.code == 2
 
 

@@ -36,7 +36,8 @@ PAGES = sorted(
 )
 TUTORIALS = ("fuse", "backends", "mace", "trained_networks", "train")
 HOW_TO = ("add-a-model", "add-a-reader", "gpu", "predict", "export")
-EXECUTED = {f"docs/tutorials/{n}.md" for n in TUTORIALS} | {f"docs/how-to/{n}.md" for n in HOW_TO}
+EXECUTED = {f"docs/tutorials/{n}.md" for n in TUTORIALS}
+EXECUTED |= {f"docs/how-to/{n}.md" for n in (*HOW_TO, "train-from-python")}
 BLOCK = re.compile(r"^ *```(\S[^\n]*|)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"`(?:mpirun -n \w+ )?eqfuse ([a-z]\w*)((?:\\\n|[^`\n#|])*)")
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#[^)\s]*)?\)")
@@ -63,7 +64,7 @@ def test_a_broken_link_is_seen():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_are_executed_or_marked(page):
     name = page.relative_to(ROOT).as_posix()
-    known = {"text", "bash not-executed", "python not-executed"}
+    known = {"text", *(f"{n} not-executed" for n in ("bash", "cpp", "python"))}
     known |= {"bash", "python"} if name in EXECUTED else set()
     known |= {"pycon"} if name == "docs/explanation/kernels.md" else set()  # a doctest
     infos = [info for info, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
@@ -136,9 +137,13 @@ def test_guides_run(name, trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [n if n == "fuse" else pytest.param(n, marks=pytest.mark.slow) for n in TUTORIALS]
+    "name",
+    [
+        n if n in ("fuse", "train-from-python") else pytest.param(n, marks=pytest.mark.slow)
+        for n in (*TUTORIALS, "train-from-python")
+    ],
 )
-def test_tutorials_run(name, tmp_path):
+def test_pages_run(name, tmp_path):
     for package in ("haiku", "equinox") if name == "fuse" else ():
         pytest.importorskip(package)
     if name == "trained_networks":
@@ -146,7 +151,8 @@ def test_tutorials_run(name, tmp_path):
             sevennet_file("7net-0", download=False)
         except ConvertError as error:
             pytest.skip(str(error))
-    page = ROOT / "docs" / "tutorials" / f"{name}.md"
+    folder = "how-to" if name == "train-from-python" else "tutorials"
+    page = ROOT / "docs" / folder / f"{name}.md"
     module("execute").execute(page, tmp_path)
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
 

@@ -26,7 +26,7 @@ ALLOWED = {
     "convert": {"ops", "graph", "data", "models", "train", "inference", "certify", "convert"},
     "md": {"ops", "data", "models", "train", "inference", "plots", "md"},
     "lammps": {"data", "models", "train", "inference", "lammps"},
-    "export": {"ops", "train", "inference", "export"},
+    "export": {"ops", "data", "models", "train", "inference", "export"},
     "bench": {"ops", "graph", "models", "train", "bench"},
     "cli": {"export", "bench", "ops", "train", "inference", "convert", "md", "lammps", "certify"},
     "jax_md": {"ops", "data", "inference"},

@@ -41,9 +41,14 @@ TOLERANCES = {"bfloat16 product": 2**-4}
 
 
 def graph(nodes: int, edges: int, seed: int = 0):
-    """Return positions, species, senders, receivers of a random graph."""
+    """Return positions, species, senders, receivers of a random graph.
+
+    Where edges are a multiple of nodes, each node has as many.
+    """
     rng = np.random.default_rng(seed)
     receivers = np.sort(rng.integers(nodes, size=edges))
+    if edges % nodes == 0:
+        receivers = np.repeat(np.arange(nodes), edges // nodes)
     senders = (receivers + rng.integers(1, nodes, size=edges)) % nodes
     positions = rng.normal(size=(nodes, 3)) * 1.5
     species = rng.integers(4, size=nodes)

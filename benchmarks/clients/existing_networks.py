@@ -11,14 +11,23 @@ from __future__ import annotations
 import types
 
 import e3nn_jax as e3nn
+import e3nn_jax.legacy
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from eqfuse import ops
 
-E3NN = types.SimpleNamespace(tensor_product=e3nn.tensor_product, Linear=e3nn.flax.Linear)
-SWAPPED = types.SimpleNamespace(tensor_product=ops.tensor_product, Linear=ops.Linear)
+E3NN = types.SimpleNamespace(
+    tensor_product=e3nn.tensor_product,
+    Linear=e3nn.flax.Linear,
+    FunctionalTensorProduct=e3nn.legacy.FunctionalTensorProduct,
+)
+SWAPPED = types.SimpleNamespace(
+    tensor_product=ops.tensor_product,
+    Linear=ops.Linear,
+    FunctionalTensorProduct=ops.FunctionalTensorProduct,
+)
 CUTOFF, NEIGHBOURS, SPECIES = 4.0, 20.0, 4
 ACTS = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
 

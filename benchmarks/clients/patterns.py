@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.clients.existing_networks import (
     ACTS,
+    CUTOFF,
     NEIGHBOURS,
     SPECIES,
     Radial,
@@ -72,13 +73,121 @@ def read_twice(x, y, senders, receivers, product, keep):
     return m * score
 
 
+def summed(m, receivers, nodes):
+    return e3nn.scatter_sum(m, dst=receivers, output_size=nodes)
+
+
+# the same with sums: of x, y, senders, receivers and vectors, with what a layer has
+
+
+def linear_of_rows(x, y, senders, receivers, vectors, layer):
+    """Write a Linear of the gathered rows, as `update_edge_fn` of jraph does."""
+    m = layer.product(layer.linear(x.irreps, "rows")(x[senders]), with_one(y))
+    return summed(m * layer.radial(m, vectors), receivers, len(x))
+
+
+def linear_of_messages(x, y, senders, receivers, vectors, layer):
+    """Write a Linear of each message."""
+    m = layer.product(x[senders], with_one(y))
+    m = layer.linear(x.irreps, "messages")(m * layer.radial(m, vectors))
+    return summed(m, receivers, len(x))
+
+
+GRAPHS = 8
+
+
+def batch_of_graphs(x, y, senders, receivers, vectors, layer):
+    """Write `vmap` over graphs."""
+    nodes = len(x) // GRAPHS
+    m = e3nn.tensor_product(x.irreps, with_one(y).irreps, filter_ir_out=layer.keep)
+    weights = layer.radial(e3nn.zeros(m, (1,)), vectors)
+
+    def graph(x, y, weights, senders, receivers):
+        return summed(layer.product(x[senders], y) * weights, receivers, nodes)
+
+    operands = x, with_one(y), weights, senders % nodes, receivers % nodes
+    out = jax.vmap(graph)(*(jax.tree.map(apart, a) for a in operands))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
+
+
+def apart(array):
+    return array.reshape(GRAPHS, -1, *array.shape[1:])
+
+
+def dense(x, y, senders, receivers, vectors, layer):
+    """Write neighbours as [nodes, neighbours]."""
+    nodes = len(x)
+    y = with_one(y)
+    m = layer.product(x[senders.reshape(nodes, -1)], y.reshape((nodes, -1, y.irreps.dim)))
+    return e3nn.sum(m * layer.radial(m, vectors).reshape(*m.shape[:2], -1), axis=1)
+
+
+def one_hot(x, y, senders, receivers, vectors, layer):
+    """Write the sum as a matmul with a one-hot matrix."""
+    m = layer.product(x[senders], with_one(y))
+    m = m * layer.radial(m, vectors)
+    return e3nn.IrrepsArray(m.irreps, jax.nn.one_hot(receivers, len(x)).T @ m.array)
+
+
+def edge_scalars(x, y, senders, receivers, vectors, layer):
+    """Write scalars of edges beside the gathered features."""
+    scalars = e3nn.bessel(e3nn.norm(vectors).array[:, 0], 8, CUTOFF)
+    m = e3nn.concatenate([x[senders], e3nn.IrrepsArray("8x0e", scalars)]).regroup()
+    m = layer.product(m, with_one(y))
+    return summed(m * layer.radial(m, vectors), receivers, len(x))
+
+
+def constant_added(x, y, senders, receivers, vectors, layer):
+    """Write a constant that is added to the scalars of messages."""
+    m = layer.product(x[senders], with_one(y))
+    m = m * layer.radial(m, vectors)
+    added = np.concatenate([np.full(mul * ir.dim, 0.1 * (ir.l == 0)) for mul, ir in m.irreps])
+    return summed(e3nn.IrrepsArray(m.irreps, m.array + added), receivers, len(x))
+
+
+def legacy(x, y, senders, receivers, vectors, layer):
+    """Write a product by instructions, as the NequIPs of jax-md and mlip do."""
+    y, keep = with_one(y), layer.keep
+    paths = [
+        (i, j, mul, ir)
+        for i, (mul, ir_x) in enumerate(x.irreps)
+        for j, (_, ir_y) in enumerate(y.irreps)
+        for ir in ir_x * ir_y
+        if ir in keep
+    ]
+    out, order, _ = e3nn.Irreps([(mul, ir) for *_, mul, ir in paths]).sort()
+    paths = [(i, j, order[k], "uvu", True) for k, (i, j, *_) in enumerate(paths)]
+    tp = layer.lib.FunctionalTensorProduct(x.irreps, y.irreps, out, paths)
+    size = e3nn.Irreps([(out.num_irreps, "0e")])
+    weights = layer.radial(e3nn.zeros(size, (1,)), vectors)
+    m = e3nn.utils.vmap(tp.left_right)(weights, x[senders], y)
+    return summed(m.regroup(), receivers, len(x))
+
+
 class PatternLayer(nn.Module):
-    """A layer whose message is written as `message` does."""
+    """A layer whose message is written as `message` does, or whose sum as `nodes` does."""
 
     irreps: str
     message: object
     lib: object
     up: object
+    nodes: object
+
+    @property
+    def keep(self) -> list:
+        return sorted({ir for _, ir in irreps_of_gate(self.irreps)})
+
+    @nn.nowrap
+    def product(self, x, y):
+        return self.lib.tensor_product(x, y, filter_ir_out=self.keep)
+
+    @nn.nowrap
+    def linear(self, irreps, name: str):
+        return self.lib.Linear(irreps, name=name)
+
+    @nn.nowrap
+    def radial(self, m, vectors):
+        return Radial(m.irreps.num_irreps, name="radial")(e3nn.norm(vectors).array[:, 0])
 
     @nn.compact
     def __call__(self, x, vectors, species, senders, receivers):
@@ -87,12 +196,13 @@ class PatternLayer(nn.Module):
             gate, num_indexed_weights=SPECIES, force_irreps_out=True, name="skip"
         )(species, x)
         x = (self.up or self.lib.Linear)(x.irreps, name="up")(x)
-        keep = sorted({ir for _, ir in gate})
-        m = self.message(
-            x, harmonics(vectors, 2), senders, receivers, self.lib.tensor_product, keep
-        )
-        m = m * Radial(m.irreps.num_irreps, name="radial")(e3nn.norm(vectors).array[:, 0])
-        x = e3nn.scatter_sum(m, dst=receivers, output_size=x.shape[0]) / jnp.sqrt(NEIGHBOURS)
+        y = harmonics(vectors, 2)
+        if self.nodes:
+            x = self.nodes(x, y, senders, receivers, vectors, self)
+        else:
+            m = self.message(x, y, senders, receivers, self.lib.tensor_product, self.keep)
+            x = summed(m * self.radial(m, vectors), receivers, x.shape[0])
+        x = x / jnp.sqrt(NEIGHBOURS)
         x = self.lib.Linear(gate, force_irreps_out=True, name="down")(x) + skip
         return e3nn.gate(x, **ACTS)
 
@@ -103,6 +213,7 @@ class PatternNetwork(nn.Module):
     lib: object
     message: object = filtered
     up: object = None
+    nodes: object = None
 
     @nn.compact
     def __call__(self, vectors, species, senders, receivers, edges=None):
@@ -112,7 +223,9 @@ class PatternNetwork(nn.Module):
         )
         whole = f"{CHANNELS}x0e + {CHANNELS}x1o + {CHANNELS}x2e"
         for n, irreps in enumerate((whole, whole, f"{CHANNELS}x0e")):
-            layer = PatternLayer(irreps, self.message, self.lib, self.up, name=f"layer_{n}")
+            layer = PatternLayer(
+                irreps, self.message, self.lib, self.up, self.nodes, name=f"layer_{n}"
+            )
             x = layer(x, vectors, species, senders, receivers)
         return self.lib.Linear("0e", name="readout")(x).array[:, 0]
 
@@ -131,5 +244,13 @@ PATTERNS = {
     "x[s] - x[r]": network(message=difference),
     "bfloat16 product": network(message=in_bfloat16),
     "messages read twice": network(message=read_twice),
+    "Linear of gathered rows": network(nodes=linear_of_rows),
+    "Linear of messages": network(nodes=linear_of_messages),
+    "vmap over 8 graphs": network(nodes=batch_of_graphs),
+    "dense neighbours": network(nodes=dense),
+    "one-hot sum": network(nodes=one_hot),
+    "edge scalars beside x[s]": network(nodes=edge_scalars),
+    "constant added": network(nodes=constant_added),
+    "legacy uvu": network(nodes=legacy),
 }
 """By name, what makes a network of a library."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import ase
 import numpy as np
 
-from eqfuse.certify.questions import SIGMAS, Finding, Rounding, line, measure
+from eqfuse.certify.questions import EPS, SIGMAS, Finding, Rounding, line, measure
 from eqfuse.certify.subjects import Subject
 
 NEAREST, FARTHEST, _STEP = 0.2, 12.0, 0.05  # Å
@@ -89,7 +89,6 @@ def walk(subject: Subject, path: Path, begin: float, precision: str, rng) -> Wal
     answers = subject.compute([path.at(r) for r in distances])
     middle = path.at(2.5)
     noise = measure(middle, subject.compute(line(middle, rng)), precision)
-    finest = _FINEST if precision == "float64" else _FINEST_OF_FLOAT32
 
     def row(r, answer):
         return r, answer.energy, float(answer.forces[-1] @ path.direction)
@@ -105,7 +104,7 @@ def walk(subject: Subject, path: Path, begin: float, precision: str, rng) -> Wal
             np.abs(a.forces.sum(axis=0)).max() / max(np.abs(a.forces).max(), 1.0) for a in answers
         )
         findings.append(Finding(opposite, SIGMAS * noise.forces, "eV/Å", "sum of all forces"))
-        findings += _jumps(subject, path, rows, noise, finest, row)
+        findings += _jumps(subject, path, rows, noise, precision, row)
     return Walk(path.name, *rows.T, findings)
 
 
@@ -120,8 +119,10 @@ def _misfits(rows, slope):
     return np.abs(energies), np.abs(np.diff(force) - slope * np.diff(r))
 
 
-def _jumps(subject, path, rows, noise: Rounding, finest: float, row) -> list[Finding]:
+def _jumps(subject, path, rows, noise: Rounding, precision: str, row) -> list[Finding]:
     """Return what is left of the most abrupt changes of energy and of force, in fine intervals."""
+    finest = _FINEST if precision == "float64" else _FINEST_OF_FLOAT32
+    eps = EPS[precision]
     sigmas = noise.energy, noise.forces
     slopes = np.pad(np.diff(rows[:, 2]) / np.diff(rows[:, 0]), 1, mode="edge")
     slopes = (slopes[:-2] + slopes[2:]) / 2  # on both sides of each interval
@@ -152,6 +153,8 @@ def _jumps(subject, path, rows, noise: Rounding, finest: float, row) -> list[Fin
         unit, order = (("eV", 3), ("eV/Å", 2))[kind]
         larger = max(1.0, *(np.abs(ends[:, 1:]).max(axis=0) / usual))
         smooth = 4 * last[-3] / 4**order  # of two halvings
-        limit = SIGMAS * sigmas[kind] * larger + smooth
+        _, energy, force = np.abs(ends).max(axis=0)
+        least = (eps * (energy + len(path.atoms)) / 2, 4 * eps * force)[kind]
+        limit = SIGMAS * max(sigmas[kind] * larger, least) + smooth
         findings.append(Finding(last[-1], limit, unit, f"{path.name}, {ends[0, 0]:.3f} Å"))
     return findings

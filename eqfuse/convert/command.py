@@ -19,6 +19,7 @@ from eqfuse.convert.check import compare
 from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
+from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
 
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(_text(converted))
+    print(f"radial     {Network(options.run).radial}")
     print(f"run        {options.run}")
     print("licence    of the weights: it is that of their authors; check that it allows your use")
     return _check(options) if options.check or options.python else 0

@@ -52,7 +52,7 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
     path = find(program, path)
     with reading(program, path):
         converted = READERS[program](path, choice)
-        check_shapes(converted)
+        check_parameters(converted)
     write_run(converted, path, run)
     return converted
 
@@ -135,8 +135,8 @@ def potential_and_variables(converted: Converted) -> tuple[models.Potential, dic
     return potential, {"params": jax.tree.map(lambda a: np.asarray(a, np.float64), params)}
 
 
-def check_shapes(converted: Converted):
-    """Refuse parameters whose shapes differ from those of the network."""
+def check_parameters(converted: Converted):
+    """Refuse parameters of other shapes than the network has, and numbers that are not finite."""
     potential, variables = potential_and_variables(converted)
     with jax.enable_x64(True):
         graph = collate([], Shape(1, 1, 1), "float64").graph
@@ -154,6 +154,10 @@ def check_shapes(converted: Converted):
             f"the file and {ours.get(different[0])} in eqfuse's {converted.model} "
             f"({len(different)} such names)"
         )
+    numbers = {"reference energies": [*converted.references.values()], "parameters": variables}
+    for name, values in numbers.items():
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(values)):
+            raise ConvertError(f"the {name} of the network are not all finite (NaN or infinity)")
 
 
 def _config(path: Path, run: str, converted: Converted) -> Config:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -35,6 +36,8 @@ def _network(config: dict, arrays: "_Arrays") -> Converted:
     if [ir for _, ir in hidden] != harmonics(len(hidden) - 1):
         refuse(f"the features {hidden}, not 0e, 1o, 2e, ... in this order")
     count = len(config["atomic_numbers"])
+    if not 0 < config["n_layers"] * (1 + config["radial_mlp_layers"]) <= arrays.most:
+        refuse(f"{config['n_layers']} layers, of which the file has no arrays")
     scalars = e3nn.Irreps([(mul, ir) for mul, ir in hidden if ir == SCALAR])
     features = [e3nn.Irreps(f"{count}x0e"), *[hidden] * (config["n_layers"] - 1), scalars]
     references = arrays.take(count)
@@ -98,11 +101,13 @@ class _Arrays:
 
     def __init__(self, file, path):
         self._file, self._path = file, path
+        self.most = os.fstat(file.fileno()).st_size // 64  # arrays: the header of one has 64 bytes
         self.dtype = None
 
     def take(self, *shape: int) -> np.ndarray:
         """Return the next array, which must have this shape, as float64."""
         try:
+            self._require(shape)
             array = np.load(self._file, allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise ConvertError(
@@ -115,6 +120,19 @@ class _Arrays:
             )
         self.dtype = str(array.dtype)
         return array.astype(np.float64)
+
+    def _require(self, shape: tuple[int, ...]):
+        """Refuse an array that the rest of the file is too short for, before it takes memory."""
+        start = self._file.tell()
+        version = np.lib.format.read_magic(self._file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        claimed, _, dtype = read(self._file)
+        left = os.fstat(self._file.fileno()).st_size - self._file.tell()
+        self._file.seek(start)
+        if math.prod(claimed) * dtype.itemsize > left:
+            raise ValueError(f"an array of {claimed} is cut off")
 
     def matrices(self, irreps_in, irreps_out, sets: int | None = None) -> Matrices:
         """Return the next Linear, normalised, by irrep."""

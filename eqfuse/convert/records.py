@@ -85,6 +85,22 @@ class Record:
         return [child for child in modules.values() if isinstance(child, Record)]
 
 
+_MOST_TEXT = 64 * 2**20
+"""Bytes of a pickle, or of code: those of the largest published networks are below 1 MB."""
+
+
+_MOST_REPEATED = 2**20
+"""Numbers of a tensor that has fewer in the file."""
+
+
+def _read(archive: zipfile.ZipFile, name: str, most: float = _MOST_TEXT) -> bytes:
+    """Return a file of an archive, or refuse one that is larger than it has a reason to be."""
+    size = archive.getinfo(name).file_size
+    if size > most:
+        raise ConvertError(f"{name} has {size} bytes, of {most:.0f} at most: it is no network")
+    return archive.read(name)
+
+
 @dataclasses.dataclass(frozen=True)
 class Storage:
     """The bytes of one or several tensors."""
@@ -114,7 +130,7 @@ def read_saved(path):
                 f"{path} is compiled (TorchScript); give the file that was saved beside it, whose "
                 "name does not end in _compiled.model or -lammps.pt"
             )
-        if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+        if f"{root}byteorder" in names and _read(archive, f"{root}byteorder") != b"little":
             raise ConvertError(
                 f"{path} was written on a big-endian machine, which is not supported"
             )
@@ -137,7 +153,7 @@ def read_compiled(path) -> Compiled:
     with _archive(path, what, "constants.pkl") as (archive, root):
         extra, code = (
             {
-                name.removeprefix(root + folder): archive.read(name).decode("utf-8", "replace")
+                name.removeprefix(root + folder): _read(archive, name).decode("utf-8", "replace")
                 for name in archive.namelist()
                 if name.startswith(root + folder) and "debug" not in name
             }
@@ -198,7 +214,7 @@ class _Dict(dict):
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, archive: zipfile.ZipFile, root: str, name: str, data: str):
-        super().__init__(io.BytesIO(archive.read(root + name)))
+        super().__init__(io.BytesIO(_read(archive, root + name)))
         self._archive, self._data, self._kinds, self._storages = archive, root + data, {}, {}
 
     def find_class(self, module, name):
@@ -214,12 +230,13 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid):
         """Return the storage that the pickle names: ("storage", class, key, device, count)."""
-        _, storage, key, *_ = pid
+        _, storage, key, _, count, *_ = pid
         if key not in self._storages:
             kind = storage.kind.rpartition(".")[2]
             if kind not in _DTYPES:
                 refuse(f"tensors of {kind}")
-            data = self._archive.read(self._data.format(key))
+            size = count * np.dtype(_DTYPES[kind]).itemsize
+            data = _read(self._archive, self._data.format(key), size)
             self._storages[key] = Storage(_DTYPES[kind], data)
         return self._storages[key]
 
@@ -251,8 +268,8 @@ def _array(storage: Storage, offset: int, size: tuple, stride: tuple) -> np.ndar
     fits = offset >= 0 and all(n >= 0 for n in size) and all(step >= 0 for step in stride)
     if math.prod(size) == 0:
         return np.zeros(size, flat.dtype)
-    # strides from a file could reach any memory
-    if not fits or last >= len(flat):
+    # strides from a file could reach any memory, or one number many times
+    if not fits or last >= len(flat) or math.prod(size) > max(len(flat), _MOST_REPEATED):
         raise ConvertError(
             f"a tensor of shape {tuple(size)} reaches beyond its {len(flat)} numbers: the file is "
             "damaged"

@@ -105,17 +105,18 @@ def labels_of(columns: Columns, shape: Shape, dtype, weighted: bool) -> Labels:
 
     energy_known, forces_known, stress_known = columns.known.T
     of_energy, of_forces, of_stress = columns.weights.T
+    forces_known = np.repeat(forces_known, atoms) & ~np.isnan(columns.forces).any(axis=1)
     return Labels(
         energy=of_graphs(columns.energy),
-        forces=of_nodes(columns.forces),
+        forces=of_nodes(np.where(forces_known[:, None], columns.forces, 0)),
         stress=of_graphs(columns.stress),
         energy_mask=of_graphs(energy_known, dtype=bool),
-        forces_mask=of_nodes(np.repeat(forces_known, atoms), dtype=bool),
+        forces_mask=of_nodes(forces_known, dtype=bool),
         stress_mask=of_graphs(stress_known, dtype=bool),
         num_atoms=of_graphs(atoms, fill=1, dtype=np.int32),
         weights=Weights(
             energy=of_graphs(of_energy),
-            forces=of_nodes(np.repeat(of_forces, atoms)),
+            forces=of_nodes(np.repeat(of_forces, atoms) * columns.atom_weights),
             stress=of_graphs(of_stress),
         )
         if weighted

@@ -4,8 +4,6 @@ What clean data have by physics or by chance is no problem here: perfect crystal
 and distributions of forces have tails. Frames are sampled where all of them would take long.
 """
 
-import dataclasses
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -14,11 +12,12 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.checks_of_units import energy_differences, springs, total_energies_in_hartree
+from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
 from eqfuse.data.samples import Sample
-from eqfuse.data.structures import Structure, counted
+from eqfuse.data.structures import Structure, counted, has_all_forces
 
 
 def find_problems(
@@ -32,7 +31,7 @@ def find_problems(
     frames = without_isolated_atoms(Joined(structures, validation or ()))
     samples, sets = Joined(dataset.train, dataset.val), (dataset.train, dataset.val, dataset.test)
     every = Joined(*sets)
-    distances = Distances.of(every, dataset.cutoff)
+    distances = dataset.distances.joined(Distances.of(dataset.test, dataset.cutoff))
     return [
         *zero_labels(samples),
         *close_pairs(every, distances),
@@ -108,11 +107,11 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     center = np.median(every)
     spread = 1.4826 * np.median(np.abs(every - center))
     limit = max(np.exp(center + _DEVIATIONS["force"] * spread), _LEAST["force"])
-    largest = np.fromiter((lengths(s).max() for s in labelled), np.float64)
+    largest = np.fromiter((np.nanmax(lengths(s)) for s in labelled), np.float64)
     count = int((largest > limit).sum())
     if 0 < count <= max(1, _FEW * len(labelled)):
         k = int(np.argmax(largest))
-        atom = number_of(labelled[k], int(np.argmax(lengths(labelled[k]))))
+        atom = number_of(labelled[k], int(np.nanargmax(lengths(labelled[k]))))
         yield (
             f"{counted(count, 'frame has', 'frames have')} forces above {limit:.3g} eV/Å, far from "
             f"all others (median {np.exp(center):.2g}); the largest, {largest[k]:.4g} eV/Å, is "
@@ -143,7 +142,7 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
 
     Independent errors e of the components of the forces of n atoms add up to about e sqrt(n).
     """
-    labelled = selected(samples, lambda s: s.forces is not None and s.num_atoms > 1)
+    labelled = selected(samples, lambda s: has_all_forces(s) and s.num_atoms > 1)
     if not labelled:
         return
     net = (np.abs(s.forces.sum(axis=0)).max() / np.sqrt(s.num_atoms) for s in labelled)
@@ -162,48 +161,13 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
 
 NEAREST = 0.5
 """Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
-_SAME = 1e-4  # Å: more than what files round, less than what a step of dynamics moves
 _SAME_ENERGY = 1e-3  # eV/atom
-_SAME_SUMS = 1e-4  # relative
-_PIECE = 10_000  # frames whose sums are compared at once
 _SETS = "training", "validation", "test"
-_FOLLOWING = 3  # frames, next to each other by a sum over pairs, that are compared
-
-
-def vectors(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """Return unit vectors [n_edges, 3] and lengths [n_edges], Å, from receivers to senders."""
-    vector = sample.positions[sample.senders] + sample.shifts - sample.positions[sample.receivers]
-    length = np.linalg.norm(vector, axis=1)
-    return vector / length[:, None], length
 
 
 def number_of(sample: Sample, atom: int) -> int:
     """Return the number of an atom in its structure."""
     return int(atom if sample.order is None else sample.order[atom])
-
-
-@dataclasses.dataclass(frozen=True)
-class Distances:
-    """The nearest distances of all samples, and sums that do not depend on the order of atoms."""
-
-    nearest: np.ndarray  # [n_samples] float32, Å, inf where no atoms are within the cutoff
-    sums: np.ndarray  # [n_samples, 3] float32, over atoms and pairs
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample], cutoff: float) -> "Distances":
-        """Return the distances of samples, looking at each once."""
-        nearest = np.full(len(samples), np.inf, np.float32)
-        sums = np.zeros((len(samples), 3), np.float32)
-        for k, sample in enumerate(samples):
-            if sample.num_edges:
-                lengths = vectors(sample)[1]
-                nearest[k] = lengths.min()
-                weight = (1 - lengths / cutoff) ** 2
-                species = sample.species + 1.3
-                product = species[sample.senders] * species[sample.receivers]
-                # The one that is sorted by comes last.
-                sums[k] = weight.sum(), species.sum(), weight @ product
-        return cls(nearest, sums)
 
 
 def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str]:
@@ -229,7 +193,7 @@ def duplicates(
     Structures are the same here if they have the same elements and the same distances up to the
     cutoff. `sizes` are the numbers of training, validation and test samples, one after the other.
     """
-    pairs = _same(samples, distances)
+    pairs = same_pairs(samples, distances)
     sets = defaultdict(list)
     for pair in pairs:
         sets[tuple(np.searchsorted(np.cumsum(sizes), pair, "right").tolist())].append(pair)
@@ -270,32 +234,6 @@ def _example(samples, pairs) -> str:
 def _energy_difference(samples, pair) -> float:
     a, b = (samples[k].energy for k in pair)
     return 0.0 if a is None or b is None else abs(a - b) / samples[pair[0]].num_atoms
-
-
-def _same(samples: Sequence[Sample], distances: Distances) -> list[tuple[int, int]]:
-    """Return pairs of samples with the same elements and distances."""
-    kept = np.isfinite(distances.nearest)
-    order = np.flatnonzero(kept)[np.lexsort(distances.sums[kept].T)]
-    found = []
-    for start, step in itertools.product(range(0, len(order), _PIECE), range(1, _FOLLOWING + 1)):
-        second = order[start + step : start + step + _PIECE]
-        first = order[start:][: len(second)]
-        sums = distances.sums[first], distances.sums[second]
-        near = np.isclose(*sums, rtol=_SAME_SUMS, atol=_SAME_SUMS).all(axis=1)
-        pairs = zip(first[near].tolist(), second[near].tolist(), strict=True)
-        found += [(min(p), max(p)) for p in pairs if _same_distances(samples[p[0]], samples[p[1]])]
-    return found
-
-
-def _same_distances(a: Sample, b: Sample) -> bool:
-    if not np.array_equal(np.sort(a.species), np.sort(b.species)):
-        return False
-    # A pair at the cutoff may be in one list only; it is the last.
-    lengths = [np.sort(vectors(sample)[1]) for sample in (a, b)]
-    least = min(map(len, lengths))
-    if max(map(len, lengths)) - least > 0.02 * least + 2:
-        return False
-    return bool(np.abs(lengths[0][:least] - lengths[1][:least]).max() < _SAME)
 
 
 def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -> Iterator[str]:

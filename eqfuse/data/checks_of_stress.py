@@ -9,7 +9,7 @@ import numpy as np
 
 from eqfuse.data.checks_of_units import fitted_springs, groups_of
 from eqfuse.data.lazy import evenly, selected
-from eqfuse.data.structures import Structure, counted
+from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _GPA = ase.units.GPa
 _UNITS = {
@@ -111,7 +111,7 @@ def _by_energies(cells):
     change, strains, ends = [], [], []
 
     def key(s: Structure):
-        return s.numbers.tobytes() if s.energy is not None and s.forces is not None else None
+        return s.numbers.tobytes() if s.energy is not None and has_all_forces(s) else None
 
     for group in groups_of(cells, key):
         matrices, count = np.array([s.cell for s in group]), group[0].num_atoms
@@ -257,7 +257,7 @@ def stress_hint(structures: Sequence, predicted: Sequence) -> str | None:
         return None
     if forces:
         given, found = map(np.concatenate, zip(*forces, strict=True))
-        if np.mean((found - given) ** 2) > _LEARNED**2 * np.mean(given**2):
+        if np.nanmean((found - given) ** 2) > _LEARNED**2 * np.nanmean(given**2):
             return None
     stress, expected, cells = map(np.array, zip(*known, strict=True))
     volumes = np.abs(np.linalg.det(cells))

@@ -11,7 +11,7 @@ from ase.data import chemical_symbols, covalent_radii
 
 from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.structures import Structure, counted
+from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _COMPARED = 100  # frames of a group that are compared with each other
 _RUNS = 5  # pieces of the file that these are from
@@ -79,7 +79,7 @@ def _explained(ratio: float, atoms: list[int]) -> str:
 
 def _atoms_and_cell(s: Structure):
     small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
-    if small and s.energy is not None and s.forces is not None:
+    if small and s.energy is not None and has_all_forces(s):
         return s.numbers.tobytes(), s.cell.round(5).tobytes()
     return None
 
@@ -231,7 +231,7 @@ def _elements(kind: int) -> tuple[int, int]:
 
 def _sample(structures: Sequence[Structure]) -> list[Structure]:
     """Return structures with forces, evenly spaced."""
-    forces = selected(structures, lambda s: s.forces is not None and np.any(s.forces))
+    forces = selected(structures, lambda s: has_all_forces(s) and np.any(s.forces))
     steps = np.unique(np.linspace(0, len(forces) - 1, _FRAMES).astype(int)) if forces else []
     sample, atoms = [], 0
     for structure in chosen(forces, steps):

@@ -10,11 +10,19 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.batching import shuffled
+from eqfuse.data.copies import Distances, copies_of, kept_together
 from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags
 from eqfuse.data.references import energies_of_atoms, fitted_references, subtract
 from eqfuse.data.samples import Sample, species_table
 from eqfuse.data.store import StoredSamples, samples_of
-from eqfuse.data.structures import DataError, Structure, count_labelled, counted, with_origins
+from eqfuse.data.structures import (
+    MAX_ATOMIC_NUMBER,
+    DataError,
+    Structure,
+    count_labelled,
+    counted,
+    with_origins,
+)
 
 _SAMPLED = 10_000  # of stored frames
 _OUTLIER, _NO_FORCE = 20.0, 1e-3
@@ -37,6 +45,7 @@ class Dataset:
       species: sorted atomic numbers; a sample's species index into it.
       references: atomic number -> reference energy, eV.
       cutoff: Å.
+      distances: of the training and the validation samples.
       test: samples that the trained network is evaluated on, once.
     """
 
@@ -49,6 +58,7 @@ class Dataset:
     species: tuple[int, ...]
     references: dict[int, float]
     cutoff: float
+    distances: Distances
     test: tuple[Sample, ...] = ()
 
     @classmethod
@@ -63,10 +73,13 @@ class Dataset:
         species: Sequence[int] | None = None,
         references: Mapping[int, float] | Literal["average"] | None = None,
         validation: Sequence[Structure] | None = None,
+        duplicates: str = "warn",
     ) -> "Dataset":
         """Split the structures, subtract reference energies, compute neighbour lists.
 
-        Isolated atoms (see `Structure.config_type`) are in neither set.
+        Isolated atoms (see `Structure.config_type`) are in neither set. Copies (see
+        `eqfuse.data.copies`) of which the split would train on some and validate with others go to
+        one side.
 
         Args:
           structures: whose labels may be missing, except the energies of isolated atoms.
@@ -78,6 +91,8 @@ class Dataset:
             fit to the training structures that have an energy.
           validation: structures to validate with; `val_size` is not used then. None to take them
             from the structures.
+          duplicates: "drop" leaves out what is a copy of an earlier training or validation
+            structure, "error" refuses it, "warn" does neither.
         Raises:
           DataError: an empty split, an isolated atom without an energy, an element that is not
             among the species or has no reference energy, atoms at the same place.
@@ -97,35 +112,65 @@ class Dataset:
             if not len(val_indices):
                 raise DataError("there is no validation structure; give at least one")
         train_indices = frames[train_indices]
-        train_structures = chosen(structures, train_indices)
-        val_structures = chosen(val_from, val_indices)
+        parts = chosen(structures, train_indices), chosen(val_from, val_indices)
         if species is None:
-            species = species_table(Joined(chosen(structures, frames), val_structures))
+            species = species_table(Joined(chosen(structures, frames), parts[1]))
         species = tuple(sorted(species))
+        zero = dict.fromkeys(range(1, MAX_ATOMIC_NUMBER + 1), 0.0)
+        given = Joined(*(samples_of(part, cutoff, species, zero) for part in parts))
+        distances = Distances.of(given, cutoff)
+        first, validates = copies_of(given, distances), np.arange(len(given)) >= len(parts[0])
+        if validation is None:
+            validates = kept_together(first, len(parts[0]))
+        kept = _without_copies(given, first, validates, duplicates)
+        indices, sets = np.concatenate([train_indices, val_indices]), []
+        for numbers, of in (
+            (kept[~validates[kept]], structures),
+            (kept[validates[kept]], val_from),
+        ):
+            own = chosen(of, indices[numbers])
+            stored = isinstance(own, Lazy)
+            samples = (
+                samples_of(own, cutoff, species, zero) if stored else [given[k] for k in numbers]
+            )
+            sets.append((own, numbers, samples))
+        (train_structures, train_numbers, train), (val_structures, val_numbers, val) = sets
         isolated = [structures[i] for i in atoms] + [val_from[i] for i in val_atoms]
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
             references = fitted_references(train_structures, val_structures, species)
         elif references is None:
             references = energies_of_atoms(isolated, cutoff)
-        references = dict(references)
-        train, val = (
-            samples_of(chosen_structures, cutoff, species, references)
-            for chosen_structures in (train_structures, val_structures)
-        )
         _warn_of_atoms_without_neighbors(Joined(train, val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
-        return cls(
+        _warn_of_unknown_forces(Joined(train, val))
+        dataset = cls(
             train=train,
             val=val,
-            train_indices=train_indices,
-            val_indices=val_indices,
+            train_indices=indices[train_numbers],
+            val_indices=indices[val_numbers],
             isolated_atoms=atoms,
             references_fitted=fitted,
             species=species,
-            references=references,
+            references=zero,
             cutoff=float(cutoff),
+            distances=distances.of_some(np.concatenate([train_numbers, val_numbers])),
         )
+        return dataset.with_references(references, structures, validation)
+
+    def with_test(self, structures: Sequence[Structure], duplicates: str = "warn") -> "Dataset":
+        """Return this dataset with test samples, of which `duplicates` says as in `build`."""
+        test = samples_of(structures, self.cutoff, self.species, self.references)
+        every = Joined(self.train, self.val, test)
+        if duplicates != "warn":
+            first = copies_of(every, self.distances.joined(Distances.of(test, self.cutoff)))
+            is_test = np.arange(len(every)) >= len(every) - len(test)
+            kept = _without_copies(every, first, is_test, duplicates)
+            numbers = kept[is_test[kept]] - (len(every) - len(test))
+            test = samples_of(
+                chosen(structures, numbers), self.cutoff, self.species, self.references
+            )
+        return dataclasses.replace(self, test=test)
 
     def with_references(
         self,
@@ -138,10 +183,13 @@ class Dataset:
         def moved(samples, indices, frames):
             if isinstance(samples, StoredSamples):
                 return samples.with_references(references)
-            return tuple(
-                dataclasses.replace(sample, energy=subtract(frames[i], references))
-                for sample, i in zip(samples, indices, strict=True)
-            )
+            return tuple(map(of, samples, (frames[i] for i in indices)))
+
+        def of(sample: Sample, structure: Structure) -> Sample:
+            try:
+                return dataclasses.replace(sample, energy=subtract(structure, references))
+            except DataError as err:
+                raise DataError(f"{sample.name}: {err}") from err
 
         train = moved(self.train, self.train_indices, structures)
         val_from = structures if validation is None else validation
@@ -158,8 +206,8 @@ class Dataset:
         total = count = 0
         for number, sample in enumerate(self.train):
             if sample.forces is not None and number not in outliers:
-                total += float(np.sum(sample.forces**2))
-                count += sample.forces.size
+                total += float(np.nansum(sample.forces**2))
+                count += int((~np.isnan(sample.forces)).sum())
         return float(np.sqrt(total / count)) or 1.0 if count else 1.0
 
     @property
@@ -173,7 +221,7 @@ class Dataset:
         for number in self._outlier_numbers:
             sample = self.train[number]
             largest = np.abs(sample.in_structure(sample.forces)).max(axis=1)
-            outliers.append((sample, int(largest.argmax()), float(largest.max())))
+            outliers.append((sample, int(np.nanargmax(largest)), float(np.nanmax(largest))))
         return outliers
 
     @functools.cached_property
@@ -182,13 +230,13 @@ class Dataset:
         # The percentile of stored frames is that of some.
         given = evenly(self.train, _SAMPLED) if isinstance(self.train, Lazy) else self.train
         some = [s.forces for s in given if s.forces is not None]
-        usual = np.quantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
+        usual = np.nanquantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
         if usual < _NO_FORCE:
             return []
         return [
             number
             for number, sample in enumerate(self.train)
-            if sample.forces is not None and np.abs(sample.forces).max() > _OUTLIER * usual
+            if sample.forces is not None and np.nanmax(np.abs(sample.forces)) > _OUTLIER * usual
         ]
 
     @property
@@ -231,6 +279,29 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
     return np.flatnonzero(~isolated), np.flatnonzero(isolated)
 
 
+def _without_copies(samples, first, later: np.ndarray, duplicates: str) -> np.ndarray:
+    """Return the numbers of the samples that are used; the `later` ones come second.
+
+    `first` are those of `copies_of`.
+    """
+    order = np.argsort(later, kind="stable")
+    own = order[np.sort(np.unique(first[order], return_index=True)[1])]
+    copies = np.setdiff1d(order, own)
+    if duplicates == "warn" or not len(copies):
+        return order
+    copy = int(copies[0])
+    original = next(int(k) for k in own if first[k] == first[copy])
+    example = f"{samples[original].name} and {samples[copy].name}"
+    frames = counted(len(copies), "frame is a copy", "frames are copies")
+    if duplicates == "error":
+        raise DataError(
+            f"{frames} of others (data.duplicates=error): {example}; remove them, or leave them "
+            "out with data.duplicates=drop"
+        )
+    warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
+    return own
+
+
 def _warn_of_unseen_elements(train, val):
     unseen = sorted(set(species_table(val)) - set(species_table(train)))
     if unseen:
@@ -238,6 +309,20 @@ def _warn_of_unseen_elements(train, val):
         warnings.warn(
             f"no training structure has {names}: the model does not learn it, which its errors on "
             "validation structures show; train with structures that have it",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_unknown_forces(samples) -> None:
+    unknown = np.array(
+        [0 if s.forces is None else np.isnan(s.forces).any(1).sum() for s in samples]
+    )
+    if unknown.any():
+        frames = counted(np.count_nonzero(unknown), "frame")
+        warnings.warn(
+            f"the forces of {counted(int(unknown.sum()), 'atom')} in {frames} are NaN, or have no "
+            f"weight, and are not trained on; the first is {samples[int(unknown.argmax())].name}",
             UserWarning,
             stacklevel=3,
         )

@@ -26,12 +26,13 @@ def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[di
     frame_of = np.repeat(np.arange(len(structures)), atoms)
     numbers = np.concatenate([s.numbers for s in structures])
     forces = np.concatenate(errors.pop("forces"))
+    given = ~np.isnan(forces).any(axis=1)
     errors = {name: np.array(values) for name, values in errors.items()}
 
     def of(group: str, frames) -> dict:
         chosen = {name: frames & known[name] for name in quantities}
         own = {name: values[chosen[name]] for name, values in errors.items()}
-        own["forces"] = forces[chosen["forces"][frame_of]]
+        own["forces"] = forces[frames[frame_of] & given]
         labelled = {name: np.count_nonzero(chosen[name]) for name in quantities}
         return _row(group, np.count_nonzero(frames), atoms[frames].sum(), own, labelled)
 
@@ -42,7 +43,7 @@ def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[di
             rows.append(of(f"config_type {name}" if name else "no config_type", types == name))
     for z in sorted(set(numbers.tolist())):
         own = numbers == z
-        labelled = own & known["forces"][frame_of]
+        labelled = own & given
         none = dict.fromkeys(quantities, ())
         counts = dict.fromkeys(quantities, 0) | {"forces": len(set(frame_of[labelled].tolist()))}
         frames, count = len(set(frame_of[own].tolist())), np.count_nonzero(own)

@@ -30,6 +30,7 @@ class Sample:
         Large structures are sorted, see `eqfuse.data.neighbors`.
       weights: of the labels in the loss.
       config_type: name of the group of structures it belongs to, or None.
+      atom_weights: [n_atoms] of the forces of each atom, or None.
     """
 
     positions: np.ndarray
@@ -45,6 +46,7 @@ class Sample:
     order: np.ndarray | None = None
     weights: Weights = UNWEIGHTED
     config_type: str | None = None
+    atom_weights: np.ndarray | None = None
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
@@ -83,6 +85,7 @@ class Columns:
     stress: np.ndarray  # [n_samples, 3, 3]
     known: np.ndarray  # [n_samples, 3] bool, which of these labels are known
     weights: np.ndarray  # [n_samples, 3], of these labels
+    atom_weights: np.ndarray  # [n_atoms], of the forces of each
 
 
 class Samples(tuple):
@@ -96,7 +99,7 @@ class Samples(tuple):
     @property
     def weighted(self) -> bool:
         """Test for a weight of a label that is not one."""
-        return any(sample.weights != UNWEIGHTED for sample in self)
+        return any(s.weights != UNWEIGHTED or s.atom_weights is not None for s in self)
 
     def columns(self, indices: Iterable[int]) -> Columns:
         """Return the columns of the samples of these numbers; there may be none."""
@@ -111,6 +114,7 @@ class Samples(tuple):
 
         forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
         stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
+        ones = [np.ones(s.num_atoms) if (w := s.atom_weights) is None else w for s in some]
         known = [[getattr(s, name) is not None for name in LABELS] for s in some]
         return Columns(
             num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
@@ -126,6 +130,7 @@ class Samples(tuple):
             stress=stacked(stress, (3, 3)),
             known=stacked(known, (3,), bool),
             weights=stacked([s.weights for s in some], (3,)),
+            atom_weights=np.concatenate(ones) if some else np.zeros(0),
         )
 
 
@@ -187,6 +192,7 @@ def _sample(structure: Structure, cutoff, species, references) -> Sample:
         order=order,
         weights=structure.weights,
         config_type=structure.config_type,
+        atom_weights=None if (w := structure.atom_weights) is None else w[order],
     )
 
 

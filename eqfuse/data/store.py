@@ -34,7 +34,7 @@ from eqfuse.data.structures import (
     is_isolated_atom,
 )
 
-_VERSION = "1"
+_VERSION = "2"
 """Version of what the files hold; another one is stored anew."""
 _FRAME = np.dtype(
     [
@@ -49,9 +49,15 @@ _FRAME = np.dtype(
         ("energy", np.float64),
         ("stress", np.float64, (3, 3)),
         ("weights", np.float64, 3),
+        ("weighted", bool),  # whether its atoms have weights
     ]
 )
-_ATOMS = {"numbers": (np.int32, ()), "positions": (np.float64, (3,)), "forces": (np.float64, (3,))}
+_ATOMS = {
+    "numbers": (np.int32, ()),
+    "positions": (np.float64, (3,)),
+    "forces": (np.float64, (3,)),
+    "atom_weights": (np.float64, ()),
+}
 _LIST = np.dtype(
     [
         ("start", np.int64),  # of its edges
@@ -160,8 +166,8 @@ class StoredStructures(Lazy):
         names = json.loads((self.folder / "names.json").read_text("utf-8"))
         self._files, self._types = names["files"], names["config_types"]
         self.frames = _mapped(self.folder / "frames", _FRAME)  # [n_frames]
-        # of all atoms, [n], [n, 3] Å, [n, 3] eV/Å (zero where unknown)
-        self.numbers, self.positions, self.forces = (
+        # of all atoms, [n], [n, 3] Å, [n, 3] eV/Å (zero where unknown), [n]
+        self.numbers, self.positions, self.forces, self.atom_weights = (
             _mapped(self.folder / name, *kind) for name, kind in _ATOMS.items()
         )
         kinds = *self._types, None  # whose number is -1
@@ -187,18 +193,20 @@ class StoredStructures(Lazy):
     def record(self, k: int) -> tuple:
         """Return the fields of a frame, see `_FRAME`, the slice of its atoms in place of two."""
         fields = self.frames[k].item()  # all at once: one by one takes ten times as long
-        start, num_atoms, number, file, kind, known, pbc, cell, energy, stress, weights = fields
+        start, num_atoms, number, file, kind, known, pbc, cell, energy, stress = fields[:-2]
+        weights, weighted = fields[-2:]
         if (self.factors != 1).any():
             [known], [weights] = self.labels(self.frames[k : k + 1])
         atoms = slice(start, start + num_atoms)
-        return number, file, kind, known, pbc, cell, energy, stress, weights, atoms
+        return number, file, kind, known, pbc, cell, energy, stress, weights, weighted, atoms
 
     def origin(self, file: int, number: int) -> str:
         """Return the name of a frame in messages."""
         return f"{self._files[file]}, frame {number}"
 
     def item(self, k: int) -> Structure:
-        number, file, kind, known, pbc, cell, energy, stress, weights, atoms = self.record(k)
+        fields = self.record(k)
+        number, file, kind, known, pbc, cell, energy, stress, weights, weighted, atoms = fields
         has_energy, has_forces, has_stress = known.tolist()
         return Structure.unchecked(
             numbers=self.numbers[atoms],
@@ -211,6 +219,7 @@ class StoredStructures(Lazy):
             config_type=self.config_type(kind),
             origin=self.origin(file, number),
             weights=Weights(*weights.tolist()),
+            atom_weights=self.atom_weights[atoms] if weighted else None,
         )
 
     def config_type(self, kind: int) -> str | None:
@@ -277,7 +286,8 @@ class StoredSamples(Lazy):
         """Test for a weight of a label that is not one."""
         frames = self.structures
         of_types = (frames.factors[frames.frames["config_type"][self.indices]] != 1).any()
-        return bool(of_types or (frames.frames["weights"][self.indices] != 1).any())
+        of_atoms = frames.frames["weighted"][self.indices].any()
+        return bool(of_types or of_atoms or (frames.frames["weights"][self.indices] != 1).any())
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -308,6 +318,7 @@ class StoredSamples(Lazy):
             stress=_or_zero(frames["stress"], has_stress),
             known=known,
             weights=weights,
+            atom_weights=_pieces(structures.atom_weights, of_atoms)[order],
         )
 
     def _shifts(self, lists: np.ndarray) -> np.ndarray:
@@ -322,7 +333,7 @@ class StoredSamples(Lazy):
     def item(self, k: int) -> Sample:
         frames, arrays, number = self.structures, self._arrays, int(self.indices[k])
         fields = frames.record(number)
-        number_in_file, file, kind, known, _, cell, _, stress, weights, atoms = fields
+        number_in_file, file, kind, known, _, cell, _, stress, weights, weighted, atoms = fields
         start, count, first = self._lists[number].item()
         edges, order = slice(start, start + count), arrays["order"][atoms]
         has_energy, has_forces, has_stress = known.tolist() if self._labels else [False] * 3
@@ -340,6 +351,7 @@ class StoredSamples(Lazy):
             order=order,
             weights=Weights(*weights.tolist()),
             config_type=frames.config_type(kind),
+            atom_weights=frames.atom_weights[atoms][order] if weighted else None,
         )
 
 
@@ -366,11 +378,13 @@ def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
                 record["config_type"] = -1 if kind is None else types.setdefault(kind, len(types))
                 record["known"] = [getattr(s, name) is not None for name in LABELS]
                 record["pbc"], record["cell"], record["weights"] = s.pbc, s.cell, s.weights
+                record["weighted"] = s.atom_weights is not None
                 record["energy"] = 0.0 if s.energy is None else s.energy
                 record["stress"] = 0.0 if s.stress is None else s.stress
                 outputs["frames"].write(record.tobytes())
                 forces = np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces
-                arrays = {"numbers": s.numbers, "positions": s.positions, "forces": forces}
+                ones = np.ones(s.num_atoms) if s.atom_weights is None else s.atom_weights
+                arrays = dict(zip(_ATOMS, (s.numbers, s.positions, forces, ones), strict=True))
                 for name, (dtype, _) in _ATOMS.items():
                     outputs[name].write(np.ascontiguousarray(arrays[name], dtype).tobytes())
                 start += s.num_atoms

@@ -62,13 +62,15 @@ class Structure:
       cell: [3, 3] float64, Å, rows are lattice vectors.
       pbc: [3] bool, whether each lattice direction is periodic.
       energy: total energy, eV, or None.
-      forces: [n_atoms, 3] float64, eV/Å, or None.
+      forces: [n_atoms, 3] float64, eV/Å, or None; NaN for atoms, not all, whose forces are unknown
+        or have no weight.
       stress: [3, 3] float64, eV/Å^3, the derivative of the energy by strain over the volume
         (ASE's sign: positive under tension), or None.
       config_type: name of the group of structures it belongs to, or None; "IsolatedAtom" (or
         "isolated_atom") for a single atom whose energy is the reference energy of its element.
       origin: its name in messages, such as "FILE, frame 3", or None.
       weights: of its labels in the loss, finite and zero or more.
+      atom_weights: [n_atoms] float64, further ones of the forces of each atom, or None for one.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
         direction without a lattice vector, an isolated atom of several atoms, an impossible weight.
@@ -84,6 +86,7 @@ class Structure:
     config_type: str | None = None
     origin: str | None = None
     weights: Weights = UNWEIGHTED
+    atom_weights: np.ndarray | None = None
 
     def __post_init__(self):
         numbers = np.asarray(self.numbers)
@@ -110,7 +113,7 @@ class Structure:
         if self.energy is not None:
             self._store("energy", float(_finite("energy", self.energy, ())))
         if self.forces is not None:
-            self._store("forces", _finite("forces", self.forces, (n_atoms, 3)))
+            self._store_forces()
         if self.stress is not None:
             stress = _finite("stress", self.stress, (3, 3))
             self._store("stress", stress if self.volume > 0 else None)
@@ -127,6 +130,24 @@ class Structure:
                 )
             if weight == 0 and not self.is_isolated_atom:
                 self._store(name, None)
+
+    def _store_forces(self) -> None:
+        """Check forces and their weights; what is NaN, or without a weight, is unknown."""
+        shape, forces, weights = (len(self.numbers), 3), np.array(self.forces), self.atom_weights
+        unknown = np.zeros(shape[0], bool)
+        if forces.shape == shape and np.issubdtype(forces.dtype, np.floating):
+            unknown |= np.isnan(forces).any(axis=1)
+        if weights is not None:
+            weights = _finite("atom_weights", weights, shape[:1])
+            if (weights < 0).any():
+                raise DataError(f"the weight of an atom's forces is {weights.min()}, below zero")
+            self._store("atom_weights", weights)
+            unknown |= weights == 0
+        if unknown.any():
+            forces = np.where(unknown[:, None], 0, forces)
+        forces = _finite("forces", forces, shape)
+        forces[unknown] = np.nan
+        self._store("forces", None if unknown.all() else forces)
 
     @classmethod
     def unchecked(cls, **fields) -> "Structure":
@@ -192,6 +213,11 @@ def weighted_by_type(
         return dataclasses.replace(structure, weights=weights) if factor != 1 else structure
 
     return [weighted(structure) for structure in structures]
+
+
+def has_all_forces(item) -> bool:
+    """Test whether the forces of all atoms of a structure or sample are known."""
+    return item.forces is not None and not np.isnan(item.forces).any()
 
 
 def count_labelled(items: Iterable, name: str) -> int:

@@ -18,7 +18,6 @@ from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
 from eqfuse.inference.network import Network, find_runs
-from eqfuse.train.device.process import keep_memory, keep_programs
 
 _DIVERGED = (
     "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
@@ -87,7 +86,8 @@ class Calculator(ase.calculators.calculator.Calculator):
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
-      radial: "network", "table" or "auto", see `Network`; None for that of the run.
+      radial: "network", "table" or "auto", see `Network`; None for that of the run: by default
+        functions of lengths are read from tables wherever these are close to the networks.
       atoms, label, directory: as in ASE's calculators.
     Raises:
       CheckpointError: no readable checkpoint.
@@ -119,8 +119,6 @@ class Calculator(ase.calculators.calculator.Calculator):
         ops.resolve_here(backend)
         if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
-        keep_programs()
-        keep_memory()
         self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
         self.skin = None if skin is None else float(skin)
         self._state: _State | None = None
@@ -299,7 +297,7 @@ class Committee(ase.calculators.calculator.Calculator):
             self.results["stress_spread"] = deviation["stress"]
 
 
-def hessian(atoms) -> np.ndarray:
+def hessian(run, atoms=None) -> np.ndarray:
     """Return the second derivatives of the energy by the positions of atoms.
 
         H[a, i, b, j] = d^2 E / dr_ai dr_bj
@@ -308,11 +306,15 @@ def hessian(atoms) -> np.ndarray:
     `ase.vibrations.VibrationsData(atoms, eqfuse.hessian(atoms))` has frequencies and modes.
 
     Args:
-      atoms: `ase.Atoms` with an `eqfuse.Calculator`; a TypeError names another one.
+      run: the folder of a run, or a file of its network; or left out, for the `eqfuse.Calculator`
+        that the atoms have. A TypeError names another one.
+      atoms: `ase.Atoms`.
     Returns:
       [n_atoms, 3, n_atoms, 3] eV/Å^2, in float64 of what the precision of the network gives.
     """
-    calculator, count = atoms.calc, len(atoms)
+    calculator = run.calc if atoms is None else Calculator(run)
+    atoms = run if atoms is None else atoms
+    count = len(atoms)
     if not isinstance(calculator, Calculator):
         raise TypeError(
             f"the Hessian needs an eqfuse.Calculator, got {type(calculator).__name__}: "

@@ -1,13 +1,16 @@
 """The commands `eqfuse predict`, `eqfuse select` and `eqfuse info`, and the files they write."""
 
 import argparse
+import math
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ase
 import ase.io
+import jax
 import numpy as np
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.formats import filetype, ioformats
@@ -17,11 +20,11 @@ from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import stem
 from eqfuse.data.structures import LABELS, counted
-from eqfuse.inference.network import load_networks
+from eqfuse.inference.evaluator import Evaluator, Placed
+from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
-from eqfuse.train.device.process import keep_programs
 from eqfuse.train.run.stopping import fail
 
 
@@ -54,6 +57,8 @@ def _predict(options):
     out = options.out or Path(f"{stem(options.file)}-predicted.xyz")
     if out.is_dir():
         raise data.DataError(f"{out} is a folder; give the name of a file in it")
+    if out.exists() and not out.is_file():
+        raise data.DataError(f"{out} is a device or a pipe; give the name of a file")
     if out.exists() and options.file.exists() and out.samefile(options.file):
         raise data.DataError(f"{out} is the file that is read; give another name to write to")
     if not out.parent.is_dir():
@@ -132,7 +137,10 @@ def run_info(arguments: list[str]) -> int:
     what = "Print the backends, devices and versions of this machine, or what a run trained."
     parser = argparse.ArgumentParser(prog="eqfuse info", description=what)
     parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
-    run = parser.parse_args(arguments).run
+    help = "measure time and memory of energies and forces of its largest frame, and of repeats"
+    parser.add_argument("file", nargs="?", type=Path, help=help)
+    options = parser.parse_args(arguments)
+    run = options.run
     if run is None:
         print(info())
         return 0
@@ -142,14 +150,69 @@ def run_info(arguments: list[str]) -> int:
         return fail(2, error)
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        print(f"  radial   {module.model.radial}, tables of {module.model.radial_knots} knots")
+        print(f"  radial   {Network(run).radial}")
+    if options.file is None:
+        return 0
+    try:
+        frames = data.read_structures(options.file, require_labels=False)
+        _print_times(Network(run), max(frames, key=lambda s: s.num_atoms))
+    except (CheckpointError, data.DataError) as error:
+        return fail(2, error)
     return 0
+
+
+_MOST_SECONDS, _CALLS = 30.0, 5
+
+
+def _print_times(network: Network, structure: Structure):
+    """Print the time and memory of a structure, and of a cell repeated while that takes seconds."""
+    print(f"energies, forces and stress on {jax.devices()[0].device_kind}, {network.dtype}")
+    print(f"{'atoms':>9}{'edges':>11}{'ms':>10}{'µs/atom':>10}{'MiB':>8}{'KiB/atom':>10}")
+    atoms, began, axis = ase.Atoms(structure.numbers, structure.positions), time.monotonic(), 0
+    atoms.cell, atoms.pbc = structure.cell, structure.pbc
+    while True:
+        evaluator = Evaluator(network)
+        placed = Placed(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+        listed = evaluator.list([placed])
+        evaluator.run(listed)  # compiles
+        before, times = _memory(reset=True), []
+        for _ in range(_CALLS):
+            start = time.perf_counter()
+            evaluator.run(listed)
+            times.append(time.perf_counter() - start)
+        count, seconds = len(atoms), float(np.median(times))
+        used = _memory() - before
+        row = (
+            f"{count:>9}{listed.num_edges:>11}{1e3 * seconds:>10.3g}{1e6 * seconds / count:>10.3g}"
+        )
+        print(f"{row}{used / 2**20:>8.3g}{used / 2**10 / count:>10.3g}", flush=True)
+        if not atoms.pbc.any() or time.monotonic() - began > _MOST_SECONDS:
+            return
+        while not atoms.pbc[axis % 3]:
+            axis += 1
+        repeats = [2 if k == axis % 3 else 1 for k in range(3)]
+        atoms, axis = atoms.repeat(repeats), axis + 1
+
+
+def _memory(*, reset: bool = False) -> float:
+    """Return the largest memory since the last reset, bytes, of the device or this process.
+
+    With `reset`, return what is in use. NaN where the system does not tell.
+    """
+    if stats := jax.local_devices()[0].memory_stats():  # whose peak is since the start
+        return stats["bytes_in_use" if reset else "peak_bytes_in_use"]
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        return math.nan
+    return 1024.0 * int(re.search(r"VmRSS:\s+(\d+)" if reset else r"VmHWM:\s+(\d+)", status)[1])
 
 
 def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:
     """Run a command; return what its task returns, 0, or 2 for what cannot be used."""
     options = parser.parse_args(arguments)
-    keep_programs()
     try:
         ops.resolve_here(getattr(options, "backend", None))
     except ValueError as error:

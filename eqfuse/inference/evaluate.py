@@ -148,6 +148,7 @@ def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | 
     if not pairs:
         return None
     spread, error = map(np.concatenate, zip(*pairs, strict=True))
+    spread, error = spread[~np.isnan(error)], error[~np.isnan(error)]
     rank = scipy.stats.spearmanr(spread, error).statistic if len(spread) > 1 else np.nan
     pictures.spread(spread, error, target)
     ratio = np.sqrt(np.mean(error**2) / np.mean(spread**2))

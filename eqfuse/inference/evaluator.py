@@ -32,6 +32,7 @@ from eqfuse.inference.lists import (
     within,
 )
 from eqfuse.inference.network import Module, Network
+from eqfuse.inference.programs import Kept
 from eqfuse.ops import Edges
 
 _MOST_OWN, _MOST_OTHERS = 2, 1.2
@@ -164,11 +165,11 @@ class Program:
 
     def __init__(self, module: Module):
         self.module, self.sizes, self.lock = module, [], threading.RLock()
-        self._compiled: dict[tuple, Callable] = {}
+        self._compiled: dict[tuple, Kept] = {}
 
     @property
     def num_compilations(self) -> int:
-        return sum(compiled._cache_size() for compiled in self._compiled.values())
+        return sum(map(len, self._compiled.values()))
 
     def compiled(self, function: Callable, **static) -> Callable:
         """Return a compiled program for a function of structures.
@@ -189,7 +190,10 @@ class Program:
                 result, count = function(self.module, params, pairs, geometry, size, **static)
                 return jnp.append(result.astype(jnp.float64).ravel(), count.astype(jnp.float64))
 
-            self._compiled[key] = jax.jit(program, static_argnames="size")
+            module, name = self.module, f"{function.__module__}.{function.__qualname__}"
+            made_of = repr((module.settings, module.cutoff, module.dtype, name, static))
+            is_ours = name.startswith("eqfuse.") and "<" not in name  # others' may change
+            self._compiled[key] = Kept(program, made_of if is_ours else None)
         return self._compiled[key]
 
 

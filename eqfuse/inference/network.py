@@ -10,9 +10,11 @@ import jax
 import numpy as np
 
 from eqfuse import models
+from eqfuse.inference.tables import placed, tables_of
 from eqfuse.models import Potential
-from eqfuse.models.radial_table import choose
+from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
+from eqfuse.train.device.process import keep_memory, keep_programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,9 @@ class Module:
 class Network:
     """A trained potential that is ready to predict. It can be copied and pickled.
 
+    Its process keeps the programs that it compiles, and up to 2 GB of the memory that it frees, see
+    `eqfuse.train.device.process`.
+
     Its `species` are sorted atomic numbers, `cutoff` is in Å, and `references`, [n_species] eV,
     are the reference energies.
 
@@ -40,8 +45,10 @@ class Network:
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
-      radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
-        run. Tables are computed here, once; auto has them for a run that was trained with them.
+      radial: how functions of lengths are computed: "network"; "table", with the knots of the run;
+        or "auto", which has tables for a run that was trained with them, and wherever they are
+        within `eqfuse.inference.tables.BOUND` of the networks. None for that of the run, which is
+        auto unless it says otherwise. `radial` is then a text of what was chosen.
     Raises:
       CheckpointError: no readable checkpoint.
       ValueError: another `which`, dtype or `radial`, or a run that did not train a potential.
@@ -50,6 +57,8 @@ class Network:
     def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
+        keep_programs()
+        keep_memory()
         self.metadata = metadata = read_metadata(run, which=which)
         if metadata["potential"] is None:
             raise CheckpointError(
@@ -62,15 +71,24 @@ class Network:
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
         with self.precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
-            radial = radial or potential.model.radial
+            radial, fields, found = radial or potential.model.radial, {}, None
             if radial == "auto":  # not by the number of edges, which differs from call to call
-                radial = "table" if "radial" in metadata else "network"
-            if radial != potential.model.radial:
-                potential = potential.clone(model=potential.model.clone(radial=radial))
-                choose(potential.model, 0)  # refuses what is none
+                radial = "table"
+                if "radial" not in metadata:
+                    found = tables_of(potential, params)
+                    radial = "table" if found.tree else "network"
+                    fields = {"radial_knots": found.knots} if found.tree else {}
+            potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
+            choose(potential.model, 0)  # refuses what is none
             self.module = Module(potential, self.cutoff, self.dtype)
             self.params = jax.tree.map(lambda p: p.astype(self.dtype), params)
-            if radial == "table":
+            self.radial = radial
+            if found is not None:
+                self.radial = found.why if found.tree else f"networks, since {found.why}"
+                if found.tree:
+                    self.params = self.params | {COLLECTION: placed(found, self.dtype)}
+            elif radial == "table":
+                self.radial = f"tables of {potential.model.radial_knots} knots"
                 self.params = models.with_tables(potential, self.params)
 
     def __getstate__(self):

@@ -7,3 +7,7 @@ from eqfuse.lammps.fix import Attached, attach
 from eqfuse.lammps.mpi import load_mpi
 
 __all__ = ["Attached", "attach", "load_mpi"]
+
+
+def __dir__() -> list[str]:
+    return __all__

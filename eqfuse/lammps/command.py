@@ -53,8 +53,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--radial",
         choices=("auto", "network", "table"),
-        help="whether functions of lengths are read from tables, which are made once; that of the "
-        "run",
+        help="how functions of lengths are computed; by default from tables, wherever they are "
+        "close to the networks",
     )
     parser.add_argument(
         "--log", default="log.lammps", help="LAMMPS's log file, or none [%(default)s]"
@@ -74,10 +74,7 @@ def _run(options, mpi, lammps):
     head, fix, rest = split(options.input)
     share_cores(mpi.COMM_WORLD)
     from eqfuse.lammps.fix import attach
-    from eqfuse.train.device.process import keep_memory, keep_programs
 
-    keep_programs()
-    keep_memory()
     lmp = lammps.lammps(cmdargs=["-log", options.log], comm=mpi.COMM_WORLD)
     try:
         lmp.commands_string(head)

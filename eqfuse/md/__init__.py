@@ -1,10 +1,20 @@
 """Molecular dynamics and relaxation with a trained network, on the device."""
 
-from eqfuse.md.relax import Outcome, relax
-from eqfuse.md.settings import RelaxSettings, Settings
-from eqfuse.md.simulation import resume, run
+import importlib
 
-__all__ = ["Outcome", "RelaxSettings", "Settings", "relax", "resume", "run"]
+_MODULES = {"relax": ("Outcome", "relax"), "settings": ("RelaxSettings", "Settings")}
+_MODULES |= {"simulation": ("resume", "run")}
+__all__ = sorted(name for names in _MODULES.values() for name in names)
+
+
+def __getattr__(name: str):
+    # The command line checks settings before it imports JAX, which takes seconds.
+    for module, names in _MODULES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"eqfuse.md.{module}"), name)
+            globals()[name] = value  # `relax` is also a module
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

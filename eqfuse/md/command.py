@@ -3,13 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import ase.io
-
-from eqfuse.md.relax import relax
 from eqfuse.md.settings import RelaxSettings, Settings, help_text, parse
-from eqfuse.md.simulation import resume, run
-from eqfuse.md.structures import read_frames
-from eqfuse.train.device.process import keep_memory, keep_programs
 from eqfuse.train.run.stopping import TrainingFailed, exit_code
 from eqfuse.train.settings.schema import ConfigError
 
@@ -44,8 +38,6 @@ def _run(arguments: list[str], help: str, task: Callable) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(help)
         return 0
-    keep_programs()
-    keep_memory()
     return exit_code(lambda: task(arguments), failures=(OSError,))
 
 
@@ -53,12 +45,18 @@ def _simulate(arguments: list[str]):
     resumed = [a.partition("=")[2] for a in arguments if a.startswith("resume=")]
     if resumed:
         others = [a for a in arguments if not a.startswith("resume=")]
-        resume(resumed[-1], Settings(**parse(others, ("steps",))).steps if others else None)
+        steps = Settings(**parse(others, ("steps",))).steps if others else None
+        from eqfuse.md.simulation import resume
+
+        resume(resumed[-1], steps)
         return
     if len(arguments) < 2 or any("=" in a for a in arguments[:2]):
         raise ConfigError(f"a network and a structure are needed: {USAGE}")
     network, start, *others = arguments
-    run(network, start, Settings(**parse(others)))
+    settings = Settings(**parse(others))
+    from eqfuse.md.simulation import run  # with JAX, which takes seconds
+
+    run(network, start, settings)
 
 
 def _relax(arguments: list[str]):
@@ -71,6 +69,11 @@ def _relax(arguments: list[str]):
     target = Path(*others or [Path(source).with_name(f"{Path(source).stem}_relaxed.xyz")])
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
+    import ase.io
+
+    from eqfuse.md.relax import relax
+    from eqfuse.md.structures import read_frames
+
     outcomes = relax(network, read_frames(source), settings)
     print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}")
     for number, outcome in enumerate(outcomes):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from typing import Literal
+from typing import Literal, get_args
 
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
@@ -12,6 +12,7 @@ from eqfuse.train.settings.schema import (
     check_ranges,
     described,
     nearest,
+    require,
     setting,
     split,
     typed,
@@ -36,6 +37,15 @@ Examples
   eqfuse md resume=hot steps=40000
 
 Settings (default in brackets)"""
+
+
+_OTHER_NAMES = {
+    "nvt": "langevin (with friction and noise) or nose-hoover (without), at constant temperature",
+    "npt": "npt, which is langevin with stochastic rescaling of the cell",
+    "berendsen": "langevin or nose-hoover, at constant temperature, or npt",
+    "nve": "nve",
+}
+"""What ensembles of other programs are here."""
 
 
 @dataclasses.dataclass
@@ -114,6 +124,9 @@ def parse(arguments: list[str], known=None, kind=Settings) -> dict:
     given = {}
     for argument in arguments:
         name, value = split(argument)
+        if name == "ensemble" and (hint := _OTHER_NAMES.get(value.partition("-")[0].lower())):
+            known = get_args(fields[name].type) if name in fields else ()
+            require(value in known, name, value, hint)
         if name not in fields:
             raise ConfigError(f"{name} is not a setting here; {nearest(name, fields)}")
         given[name] = typed(name, fields[name], value)

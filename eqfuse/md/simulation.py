@@ -16,14 +16,17 @@ from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
-from eqfuse.md.steps import LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
+from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.files import encode, read_file, write_whole
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
+from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
 
 _CHECKPOINT, _FORMAT = "checkpoint.safetensors", 3
+_AT_REST = 0.02
+"""eV/Å, of the largest force of a structure in a minimum."""
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
 
 
@@ -141,6 +144,16 @@ class _Simulation:
         for member, path in self._own_folders():
             member.begin(path)
         self._record(done.rows, 0, 1)
+        still = done.rows[0, :, COLUMNS.index("force")].max() < _AT_REST
+        drawn = settings.temperature and not any(a.get_velocities().any() for a in self._frames)
+        if still and drawn and settings.ensemble == "nve" and len(self._frames[0]) > 1:
+            print(
+                f"the start is at rest in a minimum: half of the kinetic energy of "
+                f"{settings.temperature:g} K goes into potential energy, and the temperature will "
+                f"be about {settings.temperature / 2:g} K; draw twice the temperature, or begin "
+                "with ensemble=langevin",
+                flush=True,
+            )
 
     def go_on(self, arrays: dict, metadata: dict):
         """Take up the state of a checkpoint."""
@@ -156,8 +169,9 @@ class _Simulation:
 
     def proceed(self):
         """Take all steps, and return the last frames."""
+        print(f"trajectory, thermo.csv and checkpoint are written to {self._folder}", flush=True)
         saved = printed = began = time.perf_counter()
-        first = self._step
+        first = None  # the step from which on nothing compiles
         with StopRequest() as request:
             while (step := self._step) < self._settings.steps:
                 every = self._settings.save_every
@@ -169,7 +183,7 @@ class _Simulation:
                 if done.reason == LIMIT:
                     self._stop(self._excess(done, taken))
                 now = time.perf_counter()
-                if first == step:  # that compiled
+                if first is None:
                     began, first = now, step + taken
                 if request.signum is not None:
                     self._finish()
@@ -183,7 +197,8 @@ class _Simulation:
                     self._print(step + taken - first, now - began)
                     printed = now
         self._finish()
-        self._print(self._step - first, time.perf_counter() - began)
+        self._print(0 if first is None else self._step - first, time.perf_counter() - began)
+        print(f"done; trajectory, thermo.csv and thermo.png are in {self._folder}", flush=True)
         frames = [member.frame(state) for member, state in self._states()]
         return frames if len(frames) > 1 else frames[0]
 
@@ -264,13 +279,19 @@ class _Simulation:
     def _print(self, steps: int, seconds: float):
         femtoseconds = self._step * self._settings.timestep
         speed = steps * self._settings.timestep * 1e-6 / max(seconds, 1e-9) * 86400
-        rate = f"{speed:.3g} ns/day" if steps else ""
+        rate = f"{speed:.3g} ns/day, {steps / max(seconds, 1e-9):.3g} steps/s" if steps else ""
         values = np.stack([member.last for member in self._members])
         potential, kinetic, temperature = values[:, :3].T
         kelvin = f"T {temperature[0]:.1f} K"
         if len(values) > 1:
             kelvin = f"T {temperature.min():.1f} to {temperature.max():.1f} K"
             rate += f" for each of {len(values)} structures" if steps else ""
+        if self._settings.ensemble == "npt":
+            pressure, volume = values[:, [COLUMNS.index(n) for n in ("pressure", "volume")]].mean(0)
+            kelvin += f"  V {volume:.2f} Å^3  p {pressure / units.GPa:.3g} GPa"
+        left = self._settings.steps - self._step
+        if steps and left:
+            rate += f", {duration(left * seconds / steps)} left"
         energy = (potential + kinetic).mean()
         print(
             f"step {self._step}/{self._settings.steps}  {femtoseconds:g} fs  "

@@ -150,7 +150,7 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
     forces, strain = done.forces.reshape(state.positions.shape), strain_derivatives(done, geometry)
     state = state._replace(forces=forces, strain=strain)
     state = each(lambda integrator, state: integrator.finish(state, step), state)
-    rows = each(functools.partial(_row, periodic=all(room.grid.pbc)), state, potential)
+    rows = each(_row, state, potential)
     temperature, force = rows[:, COLUMNS.index("temperature")], rows[:, COLUMNS.index("force")]
     good = jnp.all((force <= settings.max_force) & (temperature <= settings.max_temperature))
     good &= jnp.all(jnp.isfinite(potential))
@@ -172,12 +172,13 @@ def _are_valid(listing: Listing, state: State, cutoff: float, skin: float, resca
     return 2 * most <= (cutoff + skin) * stretch - cutoff
 
 
-def _row(integrator: Integrator, state: State, potential, periodic: bool):
+def _row(integrator: Integrator, state: State, potential):
     kinetic = integrator.kinetic(state.velocities)
     temperature = 2 * kinetic / (integrator.freedoms * units.kB)
     force = jnp.sqrt(jnp.max(jnp.sum(state.forces**2, axis=1)))
     row = [potential, kinetic, temperature, force, integrator.conserved(state, potential)]
-    row += [integrator.pressure(state), volume(state.cell)] if periodic else [jnp.nan, jnp.nan]
+    size = volume(state.cell)  # of a slab too, as in the calculator
+    row += [jnp.where(size > 0, value, jnp.nan) for value in (integrator.pressure(state), size)]
     return jnp.stack(row)
 
 

@@ -86,11 +86,10 @@ def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.nd
     masses = np.asarray(atoms.get_masses(), np.float64)[:, None]
     random = np.random.default_rng(seed).standard_normal(velocities.shape)
     velocities = random * np.sqrt(units.kB * temperature / masses)
-    if len(atoms) == 1:
-        return velocities
-    velocities -= (masses * velocities).sum(axis=0) / masses.sum()
+    if len(atoms) > 1:
+        velocities -= (masses * velocities).sum(axis=0) / masses.sum()
     kinetic = (masses * velocities**2).sum() / 2
-    wanted = (3 * len(atoms) - 3) * units.kB * temperature / 2
+    wanted = (3 * max(len(atoms) - 1, 1)) * units.kB * temperature / 2
     return velocities * np.sqrt(wanted / kinetic)
 
 

@@ -36,7 +36,7 @@ from eqfuse.models.radial import (
     spherical_harmonics,
     xplor_cutoff,
 )
-from eqfuse.models.radial_table import radial_basis
+from eqfuse.models.radial_table import breaks_of, radial_basis
 from eqfuse.models.species import (
     check_species_settings,
     narrow_settings,
@@ -309,14 +309,12 @@ class NequIP(nn.Module):
         lengths, directions, real = lengths_and_directions(vectors)
         cutoff, onset = self.cutoff, self.cutoff_onset
         if self.cutoff_function == "xplor":
-            breaks = (onset, cutoff)
             envelope = functools.partial(xplor_cutoff, onset=onset, cutoff=cutoff)
         else:
-            breaks = (cutoff,)
             envelope = functools.partial(polynomial_cutoff, cutoff=cutoff, power=self.poly_power)
         function = network_basis(self, lengths.dtype, envelope)
         reduced = reduced_lengths(self, lengths, species, edges)
-        basis, _ = radial_basis(self, reduced, real, function, breaks)
+        basis, _ = radial_basis(self, reduced, real, function, breaks_of(self))
         sh = spherical_harmonics(directions, range(self.lmax + 1))
         if self.solid_harmonics:
             powers = [lengths[:, None] ** ir.l * jnp.ones(ir.dim, sh.dtype) for _, ir in sh.irreps]

@@ -83,8 +83,10 @@ class Potential(nn.Module):
         }
 
     @nn.compact
-    def __call__(self, vectors, species, edges):
-        """Return the energy of each node, [n_nodes] eV; operands are those of `NequIP`.
+    def __call__(self, vectors, species=None, edges=None):
+        """Return the energy of each node, [n_nodes] eV.
+
+        Operands are those of `NequIP`, or one `eqfuse.graph.Graph`, such as that of a batch.
 
         Raises:
           ValueError: a model that does not predict one scalar, or scale and shift of unlike length.
@@ -94,6 +96,8 @@ class Potential(nn.Module):
                 "scale and shift need one number per species each, "
                 f"got {len(self.scale)} and {len(self.shift)}"
             )
+        if isinstance(vectors, Graph):
+            vectors, species, edges = vectors.vectors, vectors.species, vectors.edges
         out = self.model(vectors, species, edges)
         if e3nn.Irreps("0e") != out.irreps:
             raise ValueError(f"a potential needs a model with irreps_out='0e', got {out.irreps}")
@@ -141,7 +145,7 @@ def predict(potential: Potential, params, graph: Graph, *, stress: bool = False)
 
     Args:
       potential: the module.
-      params: its variables, as `potential.init` returns them.
+      params: its variables, as `potential.init(key, graph)` returns them.
       graph: the batch.
       stress: whether to compute the stress; zero for a cell without volume.
     Returns:

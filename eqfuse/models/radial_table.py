@@ -82,21 +82,39 @@ def with_tables(potential, variables) -> dict:
     """Return variables of a potential with the tables of its radial functions.
 
     A potential that is applied to them reads these tables, whatever `radial` is, and makes none.
-    They are those of the parameters, in their dtype: after a change of these, make them again. The
-    variables are {"params": ...}, and then {"params": ..., "tables": ...}.
+    They are those of the parameters, computed in float64, and of their dtype: after a change of
+    these, make them again. The variables are {"params": ...}, and then {"params": ..., "tables":
+    ...}.
     """
     params = {"params": variables["params"]}
     dtype = jax.tree.leaves(params)[0].dtype
+    with jax.enable_x64(True):
+        tables = jax.tree.map(lambda t: t.astype(dtype), tables_program(potential)(params))
+    return params | {COLLECTION: tables}
+
+
+def tables_program(potential):
+    """Return a jitted function of variables, where x64 is on: the tables in float64.
+
+    They have the `radial_knots` of the model.
+    """
     model = potential.model.clone(radial="table", backend="xla")
     whole = potential.clone(model=model)
-    vectors = jnp.full((1, 3), model.cutoff / 4, dtype)  # tables do not depend on edges
-    edges, species = Edges.from_arrays([0], [0], 1), np.zeros(1, np.int32)
 
-    @jax.jit
     def tables(params):
+        params = jax.tree.map(lambda p: p.astype(jnp.float64), params)
+        vectors = jnp.full((1, 3), model.cutoff / 4)  # tables do not depend on edges
+        edges, species = Edges.from_arrays([0], [0], 1), np.zeros(1, np.int32)
         return whole.apply(params, vectors, species, edges, mutable=[COLLECTION])[1][COLLECTION]
 
-    return params | {COLLECTION: tables(params)}
+    return jax.jit(tables)
+
+
+def breaks_of(network: nn.Module) -> tuple[float, ...]:
+    """Return the lengths at which derivatives of a network jump, Å; the last is the cutoff."""
+    if getattr(network, "cutoff_function", None) == "xplor":
+        return float(network.cutoff_onset), float(network.cutoff)
+    return (float(network.cutoff),)
 
 
 class Grid(NamedTuple):

@@ -22,6 +22,7 @@ from eqfuse.ops._layer import (
     tensor_product_linear,
     tensor_product_linear_gate,
 )
+from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct, FunctionalTensorProduct
 from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import (
@@ -42,6 +43,8 @@ __all__ = [
     "OPS",
     "TF32X3",
     "Edges",
+    "FunctionalFullyConnectedTensorProduct",
+    "FunctionalTensorProduct",
     "Linear",
     "LinearSum",
     "TensorProductLinear",
@@ -78,6 +81,8 @@ _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
 
 def __getattr__(name: str):
     """Import `ops.haiku` and `ops.equinox`, whose frameworks may be absent, on first use."""
+    if name == "FullyConnectedTensorProduct":  # of Haiku, as e3nn's
+        return importlib.import_module(f"{__name__}.haiku").FullyConnectedTensorProduct
     if name not in _FRAMEWORKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -17,12 +17,15 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 
 DEFAULT_CACHES = 1 << 20, 1 << 24
 """Bytes of the caches of level 2 and 3 of a small server, where the system reports none."""
 _TEMPORARY: list[tempfile.TemporaryDirectory] = []
 """Folders that are removed when the process ends."""
+KEPT_DAYS = 30
+"""How long programs are kept after they were compiled, and tables of networks after their use."""
 
 
 def num_processors() -> int:
@@ -149,6 +152,15 @@ def remove_untrusted(folder: pathlib.Path) -> None:
                     stacklevel=2,
                 )
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def remove_old(folder: pathlib.Path, pattern: str) -> None:
+    """Remove files that are older than `KEPT_DAYS`."""
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def write(path: pathlib.Path, content: bytes) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
 from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
 from eqfuse.ops._layer import linear_of
+from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct
 
 
 class Linear(e3nn.haiku.Linear):
@@ -58,6 +59,38 @@ class Linear(e3nn.haiku.Linear):
         finally:
             self.get_parameter = get_parameter
         return {name: get_parameter(name, shape, 1.0, of) for name, (shape, of) in asked.items()}
+
+
+class FullyConnectedTensorProduct(e3nn.haiku.FullyConnectedTensorProduct):
+    """`e3nn.haiku.FullyConnectedTensorProduct`, with its arguments and parameters, by kernels.
+
+    References: e3nn-jax 0.21.
+    """
+
+    def __call__(self, x1: e3nn.IrrepsArray, x2: e3nn.IrrepsArray, **options) -> e3nn.IrrepsArray:
+        """Return the product [..., irreps_out]; operands and errors are those of e3nn's."""
+        x, y = map(e3nn.as_irreps_array, (x1, x2))
+        shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+        irreps = self.irreps_in1, self.irreps_in2
+        rows = [
+            (a if i is None else a.rechunk(i)).broadcast_to((*shape, -1))
+            for a, i in zip((x, y), irreps, strict=True)
+        ]
+        x, y = (a.remove_zero_chunks().simplify() for a in rows)
+        tp = FunctionalFullyConnectedTensorProduct(x.irreps, y.irreps, self.irreps_out.simplify())
+        weights = [
+            hk.get_parameter(
+                f"w[{i.i_in1},{i.i_in2},{i.i_out}] {tp.irreps_in1[i.i_in1]},"
+                f"{tp.irreps_in2[i.i_in2]},{tp.irreps_out[i.i_out]}",
+                shape=i.path_shape,
+                init=hk.initializers.RandomNormal(stddev=i.weight_std),
+            )
+            for i in tp.instructions
+        ]
+        product = functools.partial(tp.left_right, weights, **options)
+        for _ in shape:
+            product = e3nn.utils.vmap(product)
+        return product(x, y).rechunk(self.irreps_out)
 
 
 class TensorProductLinear(hk.Module):

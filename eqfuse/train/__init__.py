@@ -1,14 +1,24 @@
-"""Training: configuration, loop, checkpoints."""
+"""Training: from Python as by `eqfuse train`, and the networks of runs."""
 
-__all__ = ["CheckpointError", "load_run", "read_metadata"]
+import importlib
+
+_PLACES = {
+    "Callback": "eqfuse.train.run.results",
+    "CheckpointError": "eqfuse.train.run.files",
+    "ConfigError": "eqfuse.train.settings.schema",
+    "Interrupted": "eqfuse.train.run.stopping",
+    "TrainingFailed": "eqfuse.train.run.stopping",
+    "fit": "eqfuse.train.main",
+    "load_run": "eqfuse.train.run.checkpoint",
+    "read_metadata": "eqfuse.train.run.checkpoint",
+}
+__all__ = [*_PLACES]
 
 
 def __getattr__(name: str):
     # The command line reads its settings before it imports JAX, which takes seconds.
-    if name in __all__:
-        from eqfuse.train.run import checkpoint
-
-        return getattr(checkpoint, name)
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,9 +4,11 @@ import contextlib
 import datetime
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from eqfuse import __version__
-from eqfuse.train.device.process import keep_freed_memory, keep_programs
+from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_programs
 from eqfuse.train.run.files import new_folder
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
@@ -88,6 +90,36 @@ def _train_all(configs: list[RunSettings]) -> int:
 
 def _train(config: RunSettings) -> int:
     keep_freed_memory()
+    return exit_code(lambda: _run(config))
+
+
+def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
+    """Train a network as `eqfuse train` does; print as it goes, with a bar in a notebook, too.
+
+        folder = eqfuse.train.fit("data.val=0.2", data="train.xyz", channels=16, run="first")
+
+    Args:
+      settings: as on the command line, such as "training.second_stage=null".
+      callbacks: see `eqfuse.train.Callback`.
+      more: settings whose names have no dot; values are as on the command line, or Python's.
+    Returns:
+      the folder of the run, which `eqfuse.Calculator`, `eqfuse.predict` and `load_run` take.
+    Raises:
+      ConfigError, eqfuse.data.DataError: settings or data that are refused.
+      TrainingFailed: such as a loss that is not finite.
+      Interrupted: by Ctrl-C, after a checkpoint.
+    """
+    plain = {True: "true", False: "false", None: "null"}
+    typed = {n: plain[v] if v is None or isinstance(v, bool) else v for n, v in more.items()}
+    arguments, runs = sweep([*settings, *(f"{name}={value}" for name, value in typed.items())])
+    if runs:
+        raise ConfigError("fit trains one run; call it for each of seeds=")
+    keep_memory()
+    return _run(_config(arguments), callbacks)
+
+
+def _run(config: RunSettings, callbacks: Sequence = ()) -> Path:
+    """Train, and return the folder of the run."""
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     import jax
 
@@ -96,19 +128,16 @@ def _train(config: RunSettings) -> int:
     from eqfuse.train import molecule, tetris
     from eqfuse.train.device.parallel import find_devices, matmul_precision
 
-    def task():
-        try:
-            devices = find_devices(getattr(config, "devices", "1"))
-            ops.resolve_here(config.backend)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
-        x64 = jax.enable_x64(config.dtype == "float64")
-        kind = molecule if isinstance(config, Config) else tetris
-        with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
-            kind.run(config, devices)
-
-    return exit_code(task)
+    try:
+        devices = find_devices(getattr(config, "devices", "1"))
+        ops.resolve_here(config.backend)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
+    x64 = jax.enable_x64(config.dtype == "float64")
+    kind = molecule if isinstance(config, Config) else tetris
+    with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
+        return kind.run(config, devices, callbacks)
 
 
 @contextlib.contextmanager

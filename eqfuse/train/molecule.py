@@ -1,10 +1,10 @@
 """A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
-import dataclasses
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -12,7 +12,6 @@ from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset, Sample, Structure
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
-from eqfuse.data.store import samples_of
 from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighted_by_type
 from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
@@ -62,6 +61,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
             species=None if start is None else start.species,
             references=references,
             validation=validation,
+            duplicates=settings.duplicates,
         )
     if config.resume is not None and dataset.references_fitted:
         kept = kept_references(config.resume, dataset.species)
@@ -73,22 +73,17 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         messages += more
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
-    dataset = _with_test(dataset, settings.read("test"))
+    if (test := settings.read("test")) is not None:
+        frames = without_isolated_atoms(test)
+        if not frames:
+            raise data.DataError("data.test has no frame of several atoms")
+        with warnings_printed():
+            dataset = dataset.with_test(frames, settings.duplicates)
     if config.resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset, start
-
-
-def _with_test(dataset: Dataset, structures) -> Dataset:
-    """Return the dataset with test samples of structures that are no isolated atoms, if any."""
-    frames = without_isolated_atoms(structures or ())
-    if structures is not None and not frames:
-        raise data.DataError("data.test has no frame of several atoms")
-    references = dataset.references
-    test = samples_of(frames, dataset.cutoff, dataset.species, references)
-    return dataclasses.replace(dataset, test=test)
 
 
 def _size(value: float | None) -> float | None:
@@ -125,8 +120,8 @@ def build_potential(
 
 
 @logged
-def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> None:
-    """Train a potential; print as it goes.
+def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> Path:
+    """Train a potential; print as it goes; return the folder of the run.
 
     Args:
       config: of the run.
@@ -187,6 +182,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
                 errors = write_results(folder, potential, dataset, facts, **batches, ended=ended)
                 for callback in callbacks:
                     callback.on_end(errors)
+        return folder.path
 
 
 def _initial_network(config: Config, dataset: Dataset, start: Start | None):

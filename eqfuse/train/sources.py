@@ -103,8 +103,15 @@ class MoleculeData:
         "Default for frames without one; they multiply config_weight of a frame",
     )
 
+    duplicates: str = setting(
+        "warn",
+        "copies of frames, also rotated or renumbered: warn of them, drop all but the first, or "
+        "error; those of one file never train and validate",
+    )
+
     def __post_init__(self):
         check_ranges(self, "data.")
+        one_of("data.duplicates", self.duplicates, ("warn", "drop", "error"))
         self.type_weights()
         self._typed_references()
 

@@ -248,7 +248,7 @@ def _fingerprint(dataset: Dataset) -> str:
     """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in Joined(dataset.train, dataset.val):
-        labels = sample.forces, sample.stress
+        labels = sample.forces, sample.stress, sample.atom_weights
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):
             digest.update(np.ascontiguousarray(array).tobytes())

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,8 @@ MIRROR_CLASS = np.array([1, 0, 2, 3, 4, 5, 6, 7])
 
 
 @logged
-def run(config: TetrisConfig, _) -> None:
-    """Train and demonstrate; print as it goes."""
+def run(config: TetrisConfig, *_) -> Path:
+    """Train and demonstrate; print as it goes; return the folder of the run."""
     start = time.monotonic()
     graph, labels = data.tetris(config.data.radius)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
@@ -66,6 +67,7 @@ def run(config: TetrisConfig, _) -> None:
         if not shown.holds:
             raise TrainingFailed("the trained network is not equivariant to the tolerance above")
         print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
+        return folder.path
 
 
 def _check_reach(module) -> None:

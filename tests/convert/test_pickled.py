@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -65,6 +66,28 @@ def test_tensors_do_not_reach_beyond_their_storage(offset, size, stride):
         value(tensor(storage, offset, size, stride))
     inside = value(tensor(storage, 1, (2,), (2,)))
     np.testing.assert_array_equal(inside, [1.0, 3.0])
+
+
+def test_a_tensor_has_no_more_numbers_than_its_storage():
+    """Of stride zero, which asks for 32 GiB in 400 bytes."""
+    tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
+    with pytest.raises(ConvertError, match="reaches beyond its 1 numbers"):
+        value(tensor(Storage("<f4", bytes(4)), 0, (2**33,), (0,)))
+
+
+def test_files_that_grow_when_they_are_read_are_refused(tmp_path):
+    path = tmp_path / "bomb.model"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("a/data.pkl", "w", force_zip64=True) as file,
+    ):
+        for _ in range(100):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    with pytest.raises(ConvertError, match=r"a/data.pkl has 104857600 bytes, of .* at most"):
+        read_module(path)
+    assert tracemalloc.get_traced_memory()[1] < 1e7
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Files of SevenNet, Nequix and nequip that are damaged, or hold what is not known here."""
 
+import io
 import json
 import lzma
 import shutil
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -44,6 +46,7 @@ NEQUIX = {
 # of two layers: energies; then radial, up, down, skip, norm of each; then the readout
 SHAPES = [(2,), (3, 5), (5, 4), (2, 2), (2, 7), (2, 3), (2, 7), (7,), (3,)]
 SHAPES += [(3, 5), (5, 7), (4, 4), (3, 3), (7, 4), (4, 4), (4,), (4, 1)]
+LINEAR = [shape for shape in SHAPES if shape not in ((7,), (3,), (4,))]  # without norms
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,11 @@ def test_a_file_of_nequix_is_read_array_by_array(tmp_path):
         (NEQUIX, [(3,), *SHAPES[1:]], r"an array of \(3,\) where one of \(2,\) is expected"),
         (NEQUIX | {"hidden_irreps": "4x0e+3x1e"}, SHAPES, "not 0e, 1o, 2e, ... in this order"),
         (NEQUIX | {"radial_polynomial_p": 2.5}, SHAPES, "the power 2.5, which is no whole number"),
+        (
+            NEQUIX | {"n_layers": 1_000_000},
+            SHAPES,
+            "1000000 layers, of which the file has no arrays",
+        ),
         ({"cutoff": 5.0}, SHAPES, "its first line has no atomic_numbers, avg_n_neighbors"),
         ([1], SHAPES, "its first line has no atomic_numbers"),
     ],
@@ -121,6 +129,26 @@ def test_a_file_of_nequix_is_read_array_by_array(tmp_path):
 def test_damaged_files_of_nequix_are_refused(config, shapes, message, tmp_path):
     with pytest.raises(ConvertError, match=message):
         read_nequix(nqx(tmp_path / "a.nqx", config, shapes))
+
+
+def test_an_array_that_is_larger_than_its_file_takes_no_memory(tmp_path):
+    path = nqx(tmp_path / "a.nqx", shapes=[])
+    header = io.BytesIO()
+    of = {"descr": "<f8", "fortran_order": False, "shape": (2, 10**9)}
+    np.lib.format.write_array_header_1_0(header, of)
+    path.write_bytes(path.read_bytes() + header.getvalue())
+    tracemalloc.start()
+    with pytest.raises(ConvertError, match="ends, or is damaged"):
+        read_nequix(path)
+    assert tracemalloc.get_traced_memory()[1] < 1e7
+    tracemalloc.stop()
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path):
+    path = nqx(tmp_path / "a.nqx", NEQUIX | {"layer_norm": False, "shift": float("nan")}, LINEAR)
+    with pytest.raises(ConvertError, match="parameters of the network are not all finite"):
+        convert("nequix", path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

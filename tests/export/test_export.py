@@ -51,7 +51,7 @@ def arrays_of(atoms, cutoff, dtype="float64"):
 def assert_agreement(results, atoms, run, tolerance=1e-11):
     energies, forces, stress = (np.asarray(a) for a in results)
     atoms = atoms.copy()
-    atoms.calc = eqfuse.Calculator(run, dtype="float64")
+    atoms.calc = eqfuse.Calculator(run, dtype="float64", radial="network")
     np.testing.assert_allclose(energies, atoms.get_potential_energies(), rtol=tolerance)
     largest = np.abs(atoms.get_forces()).max()
     np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=tolerance * largest)

@@ -135,6 +135,7 @@ def test_bad_input_is_refused_in_one_line(committee, unlabelled, copper, tmp_pat
         ([tmp_path, unlabelled, xyz], "no checkpoint"),
         ([run, unlabelled, unlabelled], "is the file that is read"),
         ([run, unlabelled, tmp_path], "is a folder"),
+        ([run, unlabelled, "/dev/full"], "is a device or a pipe"),
         ([run, unlabelled, tmp_path / "no" / "out.xyz"], "there is no folder"),
         ([run, unlabelled, tmp_path / "out.unknown"], "ASE writes no such format"),
         ([run, unlabelled, tmp_path / "POSCAR"], "holds one frame"),

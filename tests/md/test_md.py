@@ -2,6 +2,8 @@ import csv
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import ase.build
 import ase.io
@@ -370,6 +372,8 @@ def test_settings_are_checked(run, crystal, tmp_path, capsys):
         (["steps=0"], "steps=0 is impossible"),
         (["steps=many"], "a whole number"),
         (["ensemble=npe"], "ensemble=npe is unknown"),
+        (["ensemble=nvt"], "it must be langevin (with friction and noise) or nose-hoover"),
+        (["ensemble=npt-berendsen"], "it must be npt"),
         (["ensemble=npt", "temperature=0"], "above zero"),
         (["pressure=inf"], "pressure=inf is impossible"),
         (["steps"], "name=value"),
@@ -382,3 +386,56 @@ def test_settings_are_checked(run, crystal, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     with pytest.raises(ConfigError, match="another folder"):
         md.run(run, crystal, run=str(tmp_path / "full"))
+
+
+def test_a_wrong_ensemble_is_refused_without_jax():
+    """In a second, and not in the ten that JAX may take."""
+    code = "import sys; from eqfuse.cli import main; code = main(['md', 'a', 'b', 'ensemble=nvt'])"
+    code += "; sys.exit(code if 'jax' not in sys.modules else 7)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
+
+
+def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(simulation, "_SECONDS_BETWEEN_LINES", 0)
+    given = {"ensemble": "npt", "steps": 30, "save_every": 10, "run": str(tmp_path / "npt")}
+    md.run(run, ase.build.bulk("Cu", cubic=True), **given)
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == f"trajectory, thermo.csv and checkpoint are written to {tmp_path / 'npt'}"
+    assert last == f"done; trajectory, thermo.csv and thermo.png are in {tmp_path / 'npt'}"
+    with open(tmp_path / "npt" / "thermo.csv", newline="", encoding="utf-8") as file:
+        row = list(csv.DictReader(file))[-1]
+    assert (
+        f"V {float(row['volume_a3']):.2f} Å^3  p {float(row['pressure_gpa']):.3g} GPa" in lines[-1]
+    )
+    assert " steps/s" in lines[-1]
+    assert all(line.endswith("s left") for line in lines[1:-1])
+
+
+@pytest.mark.parametrize("rest", [True, False])
+def test_a_start_in_a_minimum_says_what_becomes_of_the_temperature(
+    run, tmp_path, capsys, monkeypatch, rest
+):
+    monkeypatch.setattr(simulation, "_AT_REST", 1e-6)  # the network of three epochs is flat
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.rattle(0.0 if rest else 0.1, seed=0)
+    md.run(run, atoms, steps=1, run=str(tmp_path / "nve"))
+    assert ("temperature will be about 150 K" in capsys.readouterr().out) == rest
+
+
+def test_one_atom_has_the_temperature_and_a_slab_its_stress(run, tmp_path):
+    def first_row(atoms, name):
+        md.run(run, atoms, steps=1, run=str(tmp_path / name))
+        with open(tmp_path / name / "thermo.csv", newline="", encoding="utf-8") as file:
+            return next(csv.DictReader(file))
+
+    row = first_row(ase.build.bulk("Cu"), "one")
+    assert float(row["temperature_k"]) == pytest.approx(300)
+    slab = ase.build.fcc111("Cu", (1, 1, 3), vacuum=6.0)
+    slab.rattle(0.05, seed=0)
+    slab.cell[2, 2] = 16.0
+    row = first_row(slab, "slab")
+    slab.calc = eqfuse.Calculator(run)
+    kinetic = 2 * float(row["kinetic_ev"]) / (3 * slab.get_volume())
+    expected = kinetic - slab.get_stress(voigt=False).trace() / 3
+    assert float(row["pressure_gpa"]) * units.GPa == pytest.approx(expected, rel=1e-6)
+    assert first_row(ase.Atoms("Cu2", [[0, 0, 0], [2.5, 0, 0]]), "pair")["pressure_gpa"] == "nan"

@@ -5,12 +5,19 @@ import functools
 import math
 
 import e3nn_jax as e3nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
 
 BOTH2 = "{n}x0e+{n}x0o+{n}x1e+{n}x1o+{n}x2e+{n}x2o"
+
+
+def random_arrays(shapes, seed: int, held_by=np.float32) -> tuple[np.ndarray, ...]:
+    """Return normal numbers that `held_by` can hold, in float64."""
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=s).astype(held_by).astype(np.float64) for s in shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +92,11 @@ class Case:
         return getattr(e3nn, op)(
             e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y), **self.options
         )
+
+    @property
+    def turning(self) -> tuple[str, ...]:
+        """Return the irreps of the first operands, all of those that rotate."""
+        return self.irreps_x, self.irreps_y
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -267,31 +279,178 @@ class WeightedChannelwise(Channelwise):
         return jnp.concatenate(rows, axis=-1)
 
 
-def random_arrays(shapes, seed: int, held_by=np.float32) -> tuple[np.ndarray, ...]:
-    """Return normal numbers that `held_by` can hold, in float64."""
-    rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=s).astype(held_by).astype(np.float64) for s in shapes)
+@dataclasses.dataclass(frozen=True)
+class Channels(Case):
+    """Scalars `irreps_x`, a block of weights for each irrep of `irreps_y`."""
+
+    @property
+    def on_graph(self) -> bool:
+        return False
+
+    @functools.cached_property
+    def irreps_out(self) -> e3nn.Irreps:
+        weights, y = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
+        return e3nn.Irreps([(w.mul, one.ir) for w, one in zip(weights, y, strict=True)])
+
+    def function(self, backend: str):
+        def function(weights, y):
+            y = e3nn.IrrepsArray(self.irreps_y, y)
+            return ops.weighted_channels(y, weights, backend=backend).array
+
+        return function
+
+    def reference(self, weights, y):
+        channels = e3nn.Irreps(self.irreps_x)[0].mul
+        chunks = e3nn.IrrepsArray(self.irreps_y, y).chunks
+        chunks = [jnp.repeat(chunk, channels, axis=-2) for chunk in chunks]
+        repeated = e3nn.from_chunks(self.irreps_out, chunks, y.shape[:-1], y.dtype)
+        weights = e3nn.IrrepsArray(self.irreps_x, weights)
+        return e3nn.elementwise_tensor_product(weights, repeated).array
 
 
-def _product(*arguments, **keywords):
-    return Case("tensor_product", *arguments, **keywords)
+@dataclasses.dataclass(frozen=True)
+class Interpolation:
+    """Tables of `widths`, read by rows of these intervals; results side by side.
+
+    Interval 1 has most rows, interval 2 none.
+    """
+
+    widths: tuple[int, ...]
+    order: int = 6
+    intervals: tuple[int, ...] = (1, 0, 1, 3, 1, 1)
+    num_intervals: int = 4
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("weights", *(f"table {k}" for k in range(len(self.widths))))
+
+    def shapes(self):
+        rows = len(self.intervals)
+        tables = [(self.num_intervals, self.order, width) for width in self.widths]
+        return (rows, self.order), *tables, (rows, sum(self.widths))
+
+    def operands(self, seed: int = 0, held_by=np.float32):
+        return random_arrays(self.shapes()[:-1], seed, held_by)
+
+    def function(self, backend: str):
+        def function(weights, *tables):
+            index = jnp.asarray(self.intervals, jnp.int32)
+            intervals = ops.group_by_interval(index, self.num_intervals)
+            return jnp.concatenate(
+                ops.interpolate(tables, intervals, weights, backend=backend), axis=1
+            )
+
+        return function
+
+    def reference(self, weights, *tables):
+        index = np.array(self.intervals, int)
+        rows = jax.nn.one_hot(index, self.num_intervals, dtype=weights.dtype)
+        return jnp.concatenate(
+            [jnp.einsum("ek,en,knu->eu", rows, weights, table) for table in tables], axis=1
+        )
 
 
-def _elementwise(*arguments, **keywords):
-    return Case("elementwise_tensor_product", *arguments, **keywords)
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """A contraction; with `num_indices`, the weights are chosen by an index of each row."""
+
+    irreps: str
+    irreps_out: str
+    correlation: int
+    shape: tuple[int, ...] = (4,)
+    num_indices: int | None = 3
+
+    names = ("x", "w")
+
+    @property
+    def turning(self):
+        return (self.irreps,)
+
+    @property
+    def factors(self):
+        """Return of how many values a term is the product: x as often as it occurs, and w."""
+        return self.correlation + 1
+
+    @property
+    def sums(self):
+        """Return over how many rows the gradient of each operand is a sum."""
+        return {"w": math.prod(self.shape)} if self.num_indices == 1 else {}
+
+    @functools.cached_property
+    def paths(self):
+        return ops.symmetric_contraction_paths(self.irreps, self.irreps_out, self.correlation)
+
+    @property
+    def index(self):
+        if self.num_indices is None:
+            return None
+        return np.random.default_rng(7).integers(self.num_indices, size=self.shape)
+
+    def shapes(self):
+        x, out = e3nn.Irreps(self.irreps), e3nn.Irreps(self.irreps_out)
+        lead = self.shape if self.num_indices is None else (self.num_indices,)
+        weights = (*lead, sum(count for *_, count in self.paths), x[0].mul)
+        return (*self.shape, x.dim), weights, (*self.shape, out.dim)
+
+    def operands(self, seed: int = 0, held_by=np.float32):
+        return random_arrays(self.shapes()[:-1], seed, held_by)
+
+    def function(self, backend: str):
+        return lambda x, w: (
+            ops.symmetric_contraction(
+                e3nn.IrrepsArray(self.irreps, x),
+                w,
+                self.index,
+                irreps_out=self.irreps_out,
+                correlation=self.correlation,
+                backend=backend,
+            ).array
+        )
+
+    def reference(self, x, w):
+        """Return every monomial of x, then the basis of all irreps at once, then the weights."""
+        irreps, wanted = e3nn.Irreps(self.irreps), e3nn.Irreps(self.irreps_out)
+        if self.index is not None:
+            w = w[self.index]
+        mul = irreps[0].mul
+        single = e3nn.Irreps([(1, ir) for _, ir in irreps])
+        blocks = [
+            x[..., s].reshape(*self.shape, mul, ir.dim)
+            for s, (_, ir) in zip(irreps.slices(), irreps, strict=True)
+        ]
+        x = jnp.concatenate(blocks, axis=-1)  # [..., u, d]
+        products, found = x, {}
+        for degree in range(1, self.correlation + 1):
+            if degree > 1:
+                products = products[..., :, None] * x[..., None, :]
+                products = products.reshape(*x.shape[:-1], x.shape[-1] ** degree)
+            # one irrep that is there for certain, beside those that are wanted
+            top = max((ir for _, ir in irreps), key=lambda ir: ir.l)
+            keep = {e3nn.Irrep(degree * top.l, top.p**degree), *(ir for _, ir in wanted)}
+            basis = e3nn.reduced_symmetric_tensor_product_basis(single, degree, keep_ir=list(keep))
+            flat = jnp.asarray(basis.array, x.dtype).reshape(-1, basis.irreps.dim)
+            maps = jnp.einsum("...i,ij->...j", products, flat, precision="highest")
+            for s, (count, ir) in zip(basis.irreps.slices(), basis.irreps, strict=True):
+                found[ir, degree] = maps[..., s].reshape(*x.shape[:-1], count, ir.dim)
+        outputs, start = [], 0
+        for _, ir in wanted:
+            total = jnp.zeros((*x.shape[:-1], ir.dim), x.dtype)
+            for degree in range(1, self.correlation + 1):
+                if (ir, degree) in found:
+                    stop = start + found[ir, degree].shape[-2]
+                    weights = jnp.moveaxis(w[..., start:stop, :], -1, -2)[..., None]
+                    total += (weights * found[ir, degree]).sum(-2)
+                    start = stop
+            outputs.append(total.reshape(*self.shape, mul * ir.dim))
+        return jnp.concatenate(outputs, axis=-1)
 
 
-def _channelwise(*arguments, **keywords):
-    return Channelwise("channelwise_tensor_product", *arguments, **keywords)
-
-
-def _weighted(*arguments, **keywords):
-    return WeightedChannelwise("channelwise_tensor_product", *arguments, **keywords)
-
-
-def _graph(*arguments, **keywords):
-    return Case("graph_tensor_product", *arguments, **keywords)
-
+_product = functools.partial(Case, "tensor_product")
+_elementwise = functools.partial(Case, "elementwise_tensor_product")
+_graph = functools.partial(Case, "graph_tensor_product")
+_channelwise = functools.partial(Channelwise, "channelwise_tensor_product")
+_weighted = functools.partial(WeightedChannelwise, "channelwise_tensor_product", graph=SMALL)
+_channels = functools.partial(Channels, "weighted_channels")
 
 TENSOR_PRODUCT = {
     "scalars": _product("16x0e+7x0o", "0e+0o"),
@@ -342,10 +501,10 @@ CHANNELWISE = {
 }
 
 WEIGHTED_CHANNELWISE = {
-    "two-paths": _weighted("5x0e+5x1o+5x1e", "5x0e+5x1o", keep="0e+1o", graph=SMALL),
-    "not-sorted": _weighted("4x1o+4x0e+4x1o", "4x1o+4x0e", keep="0e+1o", graph=SMALL),
-    "zero": _weighted("3x0e+3x1o", "3x0e+3x1o", zero_x=(True, False), graph=SMALL),
-    "mul-33": _weighted("33x0e+33x1o", "33x1o", graph=SMALL),
+    "two-paths": _weighted("5x0e+5x1o+5x1e", "5x0e+5x1o", keep="0e+1o"),
+    "not-sorted": _weighted("4x1o+4x0e+4x1o", "4x1o+4x0e", keep="0e+1o"),
+    "zero": _weighted("3x0e+3x1o", "3x0e+3x1o", zero_x=(True, False)),
+    "mul-33": _weighted("33x0e+33x1o", "33x1o"),
     "no-edges": _weighted("4x0e+4x1o", "4x0e", graph=NO_EDGES),
 }
 
@@ -398,3 +557,36 @@ GRAPH = {
     ),
     "nothing-left": _graph("8x0e+8x1o", "0e", keep="2e", weighted=False),
 }
+
+CHANNELS = {
+    "allegro": _channels("64x0e+64x0e+64x0e", "0e+1o+2e"),
+    "not-sorted": _channels("5x0e+5x0e", "3o+1e"),
+    "one-channel": _channels("0e+0e", "0e+1o"),
+    "axes": _channels("3x0e", "1o", shape_x=(2, 3), shape_y=(2, 3)),
+    "no-rows": _channels("3x0e", "1o", shape_x=(0,), shape_y=(0,)),
+}
+
+INTERPOLATE = {
+    "one-table": Interpolation((33,)),
+    "two-tables": Interpolation((5, 2)),
+    "linear": Interpolation((3,), order=2),
+    "no-rows": Interpolation((3,), intervals=()),
+}
+
+CONTRACTION = {
+    "one-factor": Contraction("4x0e+4x1o", "4x1o+4x0e", 1),
+    "two-factors-both-parities": Contraction("3x0e+3x0o+3x1o+3x1e", "3x0e+3x0o+3x1e", 2),
+    "three-factors": Contraction("2x0e+2x1o+2x2e", "2x0e+2x1o", 3),
+    "three-factors-pseudoscalar": Contraction("2x1o+2x1e", "2x0o+2x0e", 3),
+    "channels-33": Contraction("33x0e+33x1o", "33x0e+33x1o", 2),
+    "one-channel": Contraction("1x0e+1x1o", "1x1o", 3, shape=(33,)),
+    "repeated": Contraction("2x1o+2x0e+2x1o", "2x1o+2x0e+2x0e", 2),
+    "own-weights": Contraction("3x0e+3x1o", "3x0e", 3, num_indices=None),
+    "one-index": Contraction("3x0e+3x1o", "3x0e+3x1o", 3, num_indices=1),
+    "one-index-axes": Contraction("3x0e+3x1o", "3x1o", 2, shape=(2, 3), num_indices=1),
+    "axes": Contraction("3x0e+3x1o", "3x0e", 2, shape=(2, 3)),
+    "no-axes": Contraction("3x0e+3x1o", "3x1o", 2, shape=()),
+    "no-rows": Contraction("3x0e+3x1o", "3x0e", 3, shape=(0,)),
+}
+LARGE = Contraction("2x0e+2x1o+2x2e+2x3o", "2x0e+2x1o+2x2e", 3)
+"""The contraction of the largest published MACE."""

@@ -35,12 +35,12 @@ def initial(module, *args, key: int = 1):
 
 
 def derivatives(
-    function, case: Case, dtype, held_by=np.float32, options=None
+    function, case: Case, dtype, held_by=np.float32, mixed: bool = True
 ) -> dict[str, np.ndarray]:
-    """Value, JVP, VJP and the derivatives of the VJP along random directions, in float64.
+    """Value, JVP, VJP and the VJP of the VJP along random directions, in float64.
 
     All of them are one jitted computation in `dtype`, under x64 where that is float64, on numbers
-    that `held_by` can hold; `options` are those of `jax.jit`.
+    that `held_by` can hold; with `mixed`, the JVP of the VJP is one of them.
     """
     shapes = case.shapes()
     operands, tangents = case.operands(0, held_by), random_arrays(shapes[:-1], 1, held_by)
@@ -54,13 +54,14 @@ def derivatives(
         arguments = (*operands, cotangent)
         value, tangent = jax.jvp(function, operands, tangents)
         first, second = jax.vjp(gradients, *arguments)
-        _, mixed = jax.jvp(gradients, arguments, directions)
-        return value, tangent, first, second(directions[:-1]), mixed
+        along = jax.jvp(gradients, arguments, directions)[1] if mixed else ()
+        return value, tangent, first, second(directions[:-1]), along
 
     with jax.enable_x64(dtype == np.float64):
         arguments = jax.tree.map(
             lambda a: jnp.asarray(a, dtype), (operands, tangents, cotangent, directions)
         )
+        options = UNOPTIMIZED if dtype == np.float64 else None
         results = jax.jit(everything, compiler_options=options)(*arguments)
         assert all(a.dtype == dtype for a in jax.tree.leaves(results))
         results = jax.tree.map(lambda a: np.asarray(a).astype(np.float64), results)
@@ -76,14 +77,13 @@ def derivatives(
 
 
 @functools.lru_cache(maxsize=4)
-def reference(case: Case, dtype, held_by=np.float32) -> dict[str, np.ndarray]:
+def reference(case: Case, dtype, held_by=np.float32, mixed: bool = True) -> dict[str, np.ndarray]:
     """Return what e3nn-jax computes in `dtype`."""
-    options = UNOPTIMIZED if dtype == np.float64 else None
-    return derivatives(case.reference, case, dtype, held_by, options)
+    return derivatives(case.reference, case, dtype, held_by, mixed)
 
 
-def assert_parity(case: Case, dtype, backend: str):
-    """Return the value and all derivatives agree with e3nn-jax.
+def assert_parity(case: Case, dtype, backend: str, mixed: bool = True):
+    """Compare the value and all derivatives with those of e3nn-jax.
 
     In float64 to 1e-12 of the largest element of each array; in float32 no error is more than twice
     that of e3nn-jax in float32. Where e3nn-jax happens to round less than once, the error of the
@@ -92,9 +92,9 @@ def assert_parity(case: Case, dtype, backend: str):
     the gradient of an operand that all rows share, which is a sum over `case.sums` of them, one
     more for each.
     """
-    expected, e3nn_result = reference(case, np.float64), reference(case, dtype)
+    expected, e3nn_result = (reference(case, d, mixed=mixed) for d in (np.float64, dtype))
     with only(backend, runs=runs(case)):
-        found = derivatives(case.function(backend), case, dtype)
+        found = derivatives(case.function(backend), case, dtype, mixed=mixed)
     assert found.keys() == expected.keys()
     for name, exact in expected.items():
         assert found[name].shape == exact.shape, name
@@ -126,18 +126,33 @@ def assert_one_rounding(case: Case, dtype, backend: str):
         assert (abs(found[name] - values) <= allowed).all(), name
 
 
+@functools.cache
+def wigner(ir: e3nn.Irrep, improper: bool) -> np.ndarray:
+    """Return what one rotation, or that and an inversion, does to an irrep."""
+    matrix, _ = np.linalg.qr(np.random.default_rng(4).normal(size=(3, 3)))
+    matrix = matrix * np.linalg.det(matrix) * (-1 if improper else 1)
+    return np.asarray(ir.D_from_matrix(matrix))
+
+
+def turned(irreps, array: np.ndarray, improper: bool) -> np.ndarray:
+    """Return an array of irreps, rotated, and inverted too if `improper`."""
+    parts = [np.zeros((*array.shape[:-1], 0))]
+    for (mul, ir), place in zip(e3nn.Irreps(irreps), e3nn.Irreps(irreps).slices(), strict=True):
+        part = array[..., place].reshape(*array.shape[:-1], mul, ir.dim)
+        parts.append((part @ wigner(ir, improper).T).reshape(*array.shape[:-1], -1))
+    return np.concatenate(parts, axis=-1)
+
+
 def assert_equivariant(case: Case, backend: str):
     """Rotating and inverting the operands rotates and inverts the result, to 1e-12 in float64."""
-    matrix, _ = np.linalg.qr(np.random.default_rng(4).normal(size=(3, 3)))
-    x, y, *rest = case.operands()
-    irreps = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y), case.irreps_out
-    function = case.function(backend)
+    operands, function = case.operands(), jax.jit(case.function(backend))
     with jax.enable_x64(True), only(backend):
-        out = np.asarray(jax.jit(function)(x, y, *rest))
-        for rotation in (matrix, -matrix):  # one proper, one improper
-            d_x, d_y, d_out = (np.asarray(i.D_from_matrix(rotation)) for i in irreps)
-            found = np.asarray(jax.jit(function)(x @ d_x.T, y @ d_y.T, *rest))
-            assert error(found, out @ d_out.T) <= 1e-12 * largest(out)
+        out = np.asarray(function(*operands))
+        for improper in (False, True):
+            first = map(turned, case.turning, operands, (improper, improper))
+            rest = operands[len(case.turning) :]
+            expected = turned(case.irreps_out, out, improper)
+            assert error(np.asarray(function(*first, *rest)), expected) <= 1e-12 * largest(out)
 
 
 def runs(case: Case) -> bool:

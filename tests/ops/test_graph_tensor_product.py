@@ -1,4 +1,4 @@
-"""`graph_tensor_product` against gather, e3nn-jax's tensor product, weights and scatter."""
+"""`graph_tensor_product` and `Edges`, beside what test_products.py asks of all products."""
 
 import dataclasses
 
@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _tensor_product
 from tests.ops import tiers
 from tests.ops.cases import GRAPH, SMALL, Case, Graph, random_arrays
 from tests.ops.parity import (
     BACKENDS,
-    assert_equivariant,
-    assert_one_rounding,
-    assert_parity,
     error,
     largest,
     only,
@@ -24,51 +20,7 @@ from tests.ops.parity import (
 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
-# see tiers.value_and_derivatives
-CORE = {
-    "l3",
-    "mul-33",
-    "mul-600",
-    "not-regrouped",
-    "unweighted",
-    "one-y",
-    "one-w",
-    "no-edges",
-    "uvuv-expanded",
-    "one-by-many",
-    "zero-blocks",
-}
-# sizes and layouts between those of others; coefficients of all normalisations: ir/test_form.py
-SLOW = {
-    "scalars",
-    "mixed",
-    "mul-1",
-    "mul-5",
-    "none",
-    "one-y-by-many",
-    "one-y-expanded",
-    "one-w-no-edges",
-    "uvuv-unrolled",
-    "zero-mul",
-}
 CASE = GRAPH["mul-5"]
-
-
-@pytest.fixture(autouse=True)
-def _no_einsum_of_e3nn(monkeypatch):
-    """On xla some products would be e3nn-jax's own, with which they are compared here."""
-    monkeypatch.setattr(_tensor_product, "_repeats_more_than_it_writes", lambda product: False)
-
-
-@tiers.value_and_derivatives(GRAPH, CORE, everywhere="mul-33", slow=SLOW)
-def test_value_and_derivatives(name, dtype, backend):
-    assert_parity(GRAPH[name], dtype, backend)
-
-
-@pytest.mark.parametrize("backend", tiers.NATIVELY)
-@pytest.mark.parametrize("name", ["l3", "uvuv-expanded"])
-def test_equivariance(name, backend):
-    assert_equivariant(GRAPH[name], backend)
 
 
 def everything(case: Case, backend: str, operands):
@@ -180,21 +132,6 @@ def test_weights_broadcast(shape, backend):
             assert error(a, b) <= 1e-12 * largest(b)
 
 
-@kernels
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param("mul-5", jnp.float16, marks=pytest.mark.slow),
-        ("mul-5", jnp.bfloat16),
-        pytest.param("one-w", jnp.bfloat16, marks=pytest.mark.slow),
-        pytest.param("mul-600", jnp.bfloat16, marks=pytest.mark.slow),
-    ],
-)
-def test_half_precision_is_rounded_once(name, dtype, backend):
-    """The gradient of y in the last case is a sum over blocks of channels."""
-    assert_one_rounding(GRAPH[name], dtype, backend)
-
-
 @pytest.mark.parametrize("backend", tiers.NATIVELY)
 def test_dtypes_are_promoted(backend):
     x, y, w = (a.astype(np.float32) for a in CASE.operands())
@@ -228,30 +165,14 @@ def test_the_backend_e3nn_is_e3nn(monkeypatch):
     assert error(with_e3nn, expected) <= 8 * np.finfo(np.float32).eps * largest(expected)
 
 
-EDGES = SMALL.edges()
-X, Y = e3nn.IrrepsArray("2x1o", np.ones((5, 6))), e3nn.IrrepsArray("0e", np.ones((6, 1)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((X, Y), r"needs edges: eqfuse.ops.Edges.from_arrays makes them"),
-        ((X[:4], Y, None, EDGES), r"x must be \[5 nodes, 2x1o\], got shape \(4, 6\)"),
-        (
-            (X, Y[:2], None, EDGES),
-            r"y must be \[6 edges, 1x0e\], or one .* \(2, 1\)",
-        ),
-        (
-            (X, Y, np.ones((6, 3)), EDGES),
-            r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6, 3\)",
-        ),
-        ((X, Y, np.ones(6), EDGES), r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6,\)"),
-        ((X * 1j, Y, None, EDGES), "backend .* is for real numbers: complex"),
-    ],
-)
-def test_errors_name_both_shapes(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ops.graph_tensor_product(*arguments, backend="xla")
+def test_rows_are_grouped_by_interval_in_their_order():
+    index = np.array([3, 1, 3, 0, 1, 3])
+    for make in (ops.group_by_interval, jax.jit(ops.group_by_interval, static_argnums=1)):
+        found = make(jnp.asarray(index, jnp.int32), 5)
+        np.testing.assert_array_equal(found.sender_order, [3, 1, 4, 0, 2, 5])
+        np.testing.assert_array_equal(found.sender_ptr, [0, 1, 3, 3, 6, 6])
+        np.testing.assert_array_equal(found.senders, index)
+        assert found.num_nodes == 5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`tensor_product` against e3nn-jax's."""
+"""`tensor_product` and `tensor_square`, beside what test_products.py asks of all products."""
 
 import e3nn_jax as e3nn
 import jax
@@ -8,73 +8,17 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.cases import TENSOR_PRODUCT, Case
+from tests.ops.cases import Case
 from tests.ops.parity import (
-    assert_equivariant,
-    assert_one_rounding,
-    assert_parity,
     only,
 )
 
 natively = pytest.mark.parametrize("backend", tiers.NATIVELY)
-# see tiers.value_and_derivatives
-CORE = {
-    "l3-both-parities",
-    "mul-33",
-    "regroup",
-    "broadcast",
-    "one-y",
-    "one-y-expanded",
-    "no-rows",
-    "uvuv-expanded",
-    "zero-blocks",
-    "nothing-left",
-}
-# sizes and layouts between those of others; coefficients of all normalisations: ir/test_form.py
-SLOW = {
-    "scalars",
-    "mixed",
-    "mul-1",
-    "mul-5",
-    "none",
-    "no-axes",
-    "broadcast-new-axis",
-    "one-y-no-rows",
-    "uvuv-expanded-regrouped",
-    "uvuv-expanded-not-regrouped",
-    "zero-mul-not-regrouped",
-    "no-irreps",
-}
 
 
 def product(backend):
     """Return the op, compiled anew, so that its backend is seen to run."""
     return jax.jit(lambda x, y: ops.tensor_product(x, y, backend=backend))
-
-
-@tiers.value_and_derivatives(TENSOR_PRODUCT, CORE, everywhere="mul-33", slow=SLOW)
-def test_value_and_derivatives(name, dtype, backend):
-    assert_parity(TENSOR_PRODUCT[name], dtype, backend)
-
-
-@natively
-@pytest.mark.parametrize("name", ["l3-both-parities", "uvuv-expanded"])
-def test_equivariance(name, backend):
-    assert_equivariant(TENSOR_PRODUCT[name], backend)
-
-
-@pytest.mark.parametrize("backend", tiers.KERNELS)
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param("mul-5", jnp.float16, marks=pytest.mark.slow),
-        ("mul-5", jnp.bfloat16),
-        pytest.param("norm", jnp.bfloat16, marks=pytest.mark.slow),
-        pytest.param("one-y", jnp.bfloat16, marks=pytest.mark.slow),
-    ],
-)
-def test_half_precision_is_rounded_once(name, dtype, backend):
-    assert_one_rounding(TENSOR_PRODUCT[name], dtype, backend)
 
 
 @natively
@@ -122,34 +66,6 @@ def test_plain_arrays_are_scalars(backend):
     np.testing.assert_allclose(found.array, expected.reshape(2, 9), rtol=2e-7)  # two roundings
 
 
-@natively
-@pytest.mark.parametrize("name", TENSOR_PRODUCT)
-def test_irreps_and_zero_flags_are_those_of_e3nn(name, backend):
-    """Irreps as they are printed, those without arrays, and the blocks known to be zero."""
-    case = TENSOR_PRODUCT[name]
-    x, y = case.irreps_arrays(*(a.astype(np.float32) for a in case.operands()))
-    expected = jax.eval_shape(lambda: e3nn.tensor_product(x, y, **case.options))
-    without_arrays = e3nn.tensor_product(x.irreps, y.irreps, **case.options)
-    found = jax.eval_shape(lambda: ops.tensor_product(x, y, **case.options, backend=backend))
-    assert repr(found.irreps) == repr(expected.irreps)
-    assert found.shape == expected.shape
-    given = ops.tensor_product(str(x.irreps), y.irreps, **case.options, backend=backend)
-    assert repr(given) == repr(without_arrays)
-
-
-@natively
-@pytest.mark.parametrize("name", ["zero-blocks", "zero-blocks-expanded", "mul-5"])
-def test_blocks_of_zeros_are_known(name, backend):
-    case = TENSOR_PRODUCT[name]
-    x, y = case.irreps_arrays(*(a.astype(np.float32) for a in case.operands()))
-    expected = e3nn.tensor_product(x, y, **case.options)
-    found = ops.tensor_product(x, y, **case.options, backend=backend)
-    assert found.zero_flags == expected.zero_flags
-    nothing = ops.tensor_product(e3nn.zeros(case.irreps_x, (6,)), e3nn.zeros(case.irreps_y, (6,)))
-    assert all(nothing.zero_flags)
-    assert not nothing.array.any()
-
-
 @pytest.mark.parametrize(
     "keep",
     ["0e + 1o", "4x1o", e3nn.Irrep("1o"), [e3nn.Irrep("0e"), "1o"], (e3nn.Irrep("2e"),), []],
@@ -193,36 +109,6 @@ def test_the_matmuls_of_xla():
     assert "tensor<7xf32>" not in text(gradient, "0e", "7x0e")  # ones, to sum products with
 
 
-def test_the_backend_e3nn_is_e3nn(monkeypatch):
-    calls = []
-
-    def spy(*args, **keywords):
-        calls.append(keywords)
-        return "the answer of e3nn"
-
-    monkeypatch.setattr(e3nn, "tensor_product", spy)
-    answer = ops.tensor_product("1o", "1o", filter_ir_out="0e", backend="e3nn")
-    assert answer == "the answer of e3nn"
-    assert calls == [{"filter_ir_out": "0e", "irrep_normalization": None, "regroup_output": True}]
-
-
-X = e3nn.IrrepsArray("1o", jnp.ones((4, 3)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
-    [
-        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
-        ((X, X), {"irrep_normalization": "unit"}, "'unit' is not supported; choose 'component'"),
-        ((X, X * 1j), {}, "backend 'xla' is for real numbers: complex operands are"),
-        ((X, X), {"backend": "cuda"}, "backend 'cuda' is unknown; choose one of triton"),
-    ],
-)
-def test_errors_name_what_is_wrong(arguments, keywords, message):
-    with pytest.raises(ValueError, match=message):
-        ops.tensor_product(*arguments, **{"backend": "xla", **keywords})
-
-
 def test_triton_on_a_cpu_is_refused():
     """Asked for by name, it fails where the computation is lowered; it never falls back."""
     if jax.default_backend() != "cpu":
@@ -262,3 +148,56 @@ def test_xla_repeats_no_operand_beyond_the_size_of_the_product(irreps, keep, is_
     np.testing.assert_allclose(
         product(x, y).array, product(x, y, "triton-interpret").array, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "irreps",
+    tiers.slow_unless(
+        ["2x1o+0x0e+1x0e+1x1o", "5x1o", ""],
+        *("2x1o+0x0e+1x0e+1x1o", "5x1o", "", "2x0e+2x0o+1o+1e", "3x1o+2x2e+0x0e+2x1o"),
+    ),
+)
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(
+    "normalization", tiers.slow_unless(["component"], "component", "norm", "none")
+)
+def test_squares_irreps_and_zero_flags(irreps, normalized, normalization, x64):
+    """Float64 to 1e-13: sums of a dozen products."""
+    x = e3nn.normal(irreps, jax.random.key(0), (3, 2)).astype(jnp.float64)
+    for regroup in (False, True):
+        options = {
+            "irrep_normalization": normalization,
+            "normalized_input": normalized,
+            "regroup_output": regroup,
+        }
+        expected = e3nn.tensor_square(x, **options)
+        found = ops.tensor_square(x, backend="xla", **options)
+        assert repr(found.irreps) == repr(expected.irreps)
+        assert found.zero_flags == expected.zero_flags
+        np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-13)
+        assert ops.tensor_square(irreps, **options) == e3nn.tensor_square(irreps, **options)
+
+
+@pytest.mark.parametrize("backend", tiers.KERNELS)
+def test_gradients_of_squares(backend, x64):
+    irreps = e3nn.Irreps("2x0e+2x1o+1x1o")
+    x = e3nn.normal(irreps, jax.random.key(0), (3,)).array.astype(jnp.float64)
+
+    def gradient(square):
+        def loss(x):
+            return jnp.sum(jnp.sin(square(e3nn.IrrepsArray(irreps, x)).array))
+
+        return jax.jit(jax.value_and_grad(loss))(x)
+
+    expected = gradient(e3nn.tensor_square)
+    with only(backend, forbidden=("tensor_square",)):
+        found = gradient(lambda x: ops.tensor_square(x, backend=backend))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+
+
+def test_squares_of_zeros():
+    x = e3nn.concatenate([e3nn.zeros("2x0e", (3,)), e3nn.normal("1o", jax.random.key(0), (3,))])
+    expected, found = e3nn.tensor_square(x), ops.tensor_square(x, backend="xla")
+    assert found.zero_flags == expected.zero_flags
+    np.testing.assert_allclose(found.array, expected.array, atol=1e-6)

@@ -62,6 +62,11 @@ def problem(op: str, over: str, fused: str, backend: str):
             return lambda _, a: ops.tensor_product(*operands(a), backend=backend).array, {}, arrays
         product = ops.graph_tensor_product
         return lambda _, a: product(*operands(a), None, edges, **options).array, {}, arrays
+    if op == "Linear":
+        module, x = ops.Linear(OUT, backend=backend), arrays.pop("x")
+        shapes = jax.eval_shape(module.init, jax.random.key(0), e3nn.IrrepsArray(X, x))
+        params = jax.tree.map(lambda s: normal(*s.shape), shapes)
+        return lambda p, a: module.apply(p, e3nn.IrrepsArray(X, a["x"])).array, params, {"x": x}
     cls, out, more = ops.TensorProductLinear, OUT, {}
     if op != "TensorProductLinear":
         cls, out = ops.TensorProductLinearGate, GATED

@@ -1,11 +1,8 @@
 """Which checks against e3nn-jax run by default, and which by `--run-slow`."""
 
-import itertools
-
-import numpy as np
 import pytest
 
-from tests.ops.parity import BACKENDS, PORTABLE
+from tests.ops.parity import BACKENDS
 
 Parameter = type(pytest.param())
 NATIVE = "llvm"
@@ -30,21 +27,6 @@ KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
 """The backends; XLA, which compiles longest, by `--run-slow`."""
 
 
-def by_backend(cases, core, always: str | None = NATIVE) -> list:
-    """Return pairs of a case and a backend.
-
-    By default those of the core run on every backend but XLA, the others on
-    the backend `always` alone, if there is one.
-    """
-    found = []
-    for name, given in itertools.product(cases, PORTABLE):
-        backend, marks = (given, ()) if isinstance(given, str) else (given.values[0], given.marks)
-        by_default = backend == always or (name in core and backend != "xla")
-        marks = marks if by_default else [*marks, pytest.mark.slow]
-        found.append(pytest.param(name, backend, marks=marks, id=f"{name}-{backend}"))
-    return found
-
-
 def targets(cases, slow_cases=()) -> list:
     """Return pairs of a case and a GPU; by default, for the H100, and the first for the MI300."""
     return [
@@ -58,34 +40,3 @@ def targets(cases, slow_cases=()) -> list:
         for case in (*cases, *slow_cases)
         for target in ("sm_80", "sm_90", "gfx942")
     ]
-
-
-def value_and_derivatives(cases, core, everywhere: str | None = None, slow=()):
-    """Return the parameters `name`, `dtype` and `backend` of a test of all cases.
-
-    By default a case runs in float64 on the native backend, where one sees what it asks of an
-    op before it chooses a backend, unless it is `slow`, and those of the core on every backend but
-    XLA; one of these in float64 on XLA, and in float32 on the others.
-
-    Args:
-      cases: names.
-      core: those that ask something of a backend.
-      everywhere: the one of the core that also runs on XLA, and in float32; None for the first.
-      slow: those that ask nothing that others do not, which run by `--run-slow`.
-    """
-    assert {*core, *slow} <= {*cases}
-    assert not {*core} & {*slow}
-    first = everywhere or next(name for name in cases if name in core)
-    found = []
-    for name, dtype, given in itertools.product(cases, (np.float64, np.float32), BACKENDS):
-        backend, marks = (given, ()) if isinstance(given, str) else (given.values[0], given.marks)
-        if backend == "xla":
-            by_default = name == first and dtype is np.float64
-        elif dtype is np.float64:
-            by_default = (backend == NATIVE and name not in slow) or name in core
-        else:
-            by_default = name == first
-        marks = marks if by_default else [*marks, pytest.mark.slow]
-        label = f"{name}-{np.dtype(dtype).name}-{backend}"
-        found.append(pytest.param(name, dtype, backend, marks=marks, id=label))
-    return pytest.mark.parametrize(("name", "dtype", "backend"), found)

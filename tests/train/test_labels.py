@@ -113,6 +113,52 @@ def test_weights_scale_the_loss_and_not_the_errors(frames):
     assert tables[0] == pytest.approx(tables[1], rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:the forces of")
+def test_atoms_without_forces_have_no_influence_and_others_a_weight(frames):
+    """The loss is the mean over the known atoms; a weight multiplies squared errors of its atom."""
+    unknown, weights = np.arange(4) == 1, np.array([1.0, 1.0, 3.0, 0.5])
+
+    def masked(frame, k):
+        forces = np.where(unknown[:, None], [np.nan, 1.0, 2.0], frame.forces)
+        return dataclasses.replace(frame, forces=forces) if k < 3 else frame
+
+    lacking = [masked(f, k) for k, f in enumerate(frames)]
+    weighted = [dataclasses.replace(f, atom_weights=weights * ~unknown) for f in frames]
+    batch = batch_of(frames)
+    errors = predicted(batch).forces[:24] - batch.labels.forces[:24]
+    squares = np.asarray(errors**2).mean(axis=1).reshape(6, 4)
+    for given, expected in (
+        (lacking, np.mean(np.concatenate([squares[:3, ~unknown].ravel(), squares[3:].ravel()]))),
+        (weighted, np.mean((weights * squares)[:, ~unknown])),
+    ):
+        value, gradient = loss_and_gradient(given, only("forces"))
+        assert value == pytest.approx(LOSS.forces * expected / LOSS.force_scale**2, rel=1e-6)
+        assert np.isfinite(gradient).all()
+    nothing = dataclasses.replace(frames[0], forces=np.full((4, 3), np.nan))
+    assert nothing.forces is None
+
+
+@pytest.mark.parametrize("store", ["off", "on"])
+def test_a_run_on_forces_that_are_nan_for_some_atoms(copper, tmp_path, monkeypatch, capsys, store):
+    """The errors, also by element, are those of the others; frames on disk have the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    frames = ase.io.read(copper, ":")
+    for atoms in frames:
+        atoms.arrays["forces_weight"] = np.array([2.0, 1.0, 0.0, 1.0])
+        atoms.calc.results["forces"][1] = np.nan
+    ase.io.write(tmp_path / "some.xyz", frames, format="extxyz")
+    run = tmp_path / "run"
+    given = [f"data={tmp_path / 'some.xyz'}", *TINY, "cutoff=3.6", "epochs=1", f"run={run}"]
+    assert main([*given, f"data.store={store}"]) == 0
+    assert "forces of 24 atoms in 12 frames are NaN, or have no weight" in capsys.readouterr().err
+    with open(run / "errors.csv", newline="", encoding="utf-8") as file:
+        rows = {(row["set"], row["group"]): row for row in csv.DictReader(file)}
+    [row] = [dict(r) for r in csv.DictReader((run / "metrics.csv").read_text().splitlines())]
+    error = float(rows["validation", "all"]["forces_rmse_mev_per_a"])
+    assert error == pytest.approx(float(row["val_forces_rmse_mev_per_a"]), rel=1e-4)
+    assert rows["validation", "element Cu"]["forces_rmse_mev_per_a"] == str(error)
+
+
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_a_weight_is_that_of_its_frame_and_its_label(frames, name):
     """The weighted loss is the sum of what each frame alone gives, times its weight."""

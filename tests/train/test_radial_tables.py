@@ -37,7 +37,7 @@ def test_a_table_is_as_good_as_the_networks(trained, copper, capsys):
         Network(trained, radial="none")
 
     assert command(["info", str(trained)]) == 0
-    assert "  radial   table, tables of 128 knots" in capsys.readouterr().out
+    assert "  radial   tables of 128 knots" in capsys.readouterr().out
 
 
 def test_a_run_changes_how_it_computes_radial_functions(trained, tmp_path):

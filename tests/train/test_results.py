@@ -8,6 +8,7 @@ import time
 import ase.io
 import numpy as np
 import pytest
+from ase.data import chemical_symbols
 
 from eqfuse import __version__
 from eqfuse.data import Dataset, read_structures
@@ -148,6 +149,16 @@ def test_an_error_is_in_the_log_and_a_resumed_run_adds_to_it(water, tiny, tmp_pa
     after = log.read_text(encoding="utf-8")
     assert after.startswith(before)
     assert after.count("versions ") == 2
+
+
+def test_the_references_of_many_elements_are_several_lines():
+    each = [f"{symbol} {-13.6 * z:.4f}" for z, symbol in enumerate(chemical_symbols[1:90])]
+    text = terminal.lines({"references": ", ".join(each), "run": 120 * "x"})
+    *references, run = text.splitlines()
+    assert max(map(len, references)) <= 100
+    assert run == f"{'run':<11}{120 * 'x'}"
+    for element in each:
+        assert any(element in line for line in references)
 
 
 def test_callbacks_see_the_start_all_epochs_and_the_end(ended):

@@ -96,6 +96,7 @@ def of_atoms(
 ) -> Structure:
     """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`."""
     per_frame, per_atom = properties_of(atoms)
+    atom_weights = per_atom.get("forces_weight")
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
     return (units or Units()).structure(
@@ -108,6 +109,7 @@ def of_atoms(
         stress=stress_of(per_frame, keys.stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
+        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
     )
 

@@ -40,9 +40,10 @@ def iterate_extxyz(
     A stress key whose name contains "virial" is read as the virial -V * stress, an energy; with the
     default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
     Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), with ASE's sign.
-    A frame may lack any label. Its weights are those that mace writes: `config_weight` times
-    `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by default, or
-    `config_virials_weight` for the stress of a virial.
+    A frame may lack any label, and its forces those of some atoms, which are NaN; a column
+    `forces_weight` has weights of atoms. Its weights are those that mace writes: `config_weight`
+    times `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by
+    default, or `config_virials_weight` for the stress of a virial.
 
     References: https://github.com/libAtoms/extxyz
     """
@@ -117,6 +118,7 @@ def _parse(text: str, stress_key: str):
     def properties(comment: str) -> dict:
         return key_val_str_to_dict(_with_plain_stress(comment, stress_key))
 
+    _require_columns(text)
     try:
         with warnings.catch_warnings():
             # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
@@ -128,6 +130,16 @@ def _parse(text: str, stress_key: str):
         raise DataError(f"unknown element or property {err}; name a real element") from err
     except Exception as err:  # ASE's parser raises many types on broken input
         raise DataError(f"not a frame of extended XYZ: {err}") from err
+
+
+def _require_columns(text: str):
+    """Refuse more columns than the first atom has, for which ASE would take the memory."""
+    _, comment, atom, *_ = text.split("\n", 3)
+    if claimed := re.search(r"Properties\s*=\s*\"?([^\s\"]*)", comment):
+        numbers = [n for n in claimed[1].split(":")[2::3] if n.isdecimal()]
+        columns, has = sum(map(int, numbers)), len(atom.split())
+        if columns > has:
+            raise DataError(f"Properties names {columns} columns, and the first atom has {has}")
 
 
 def _with_plain_stress(comment: str, stress_key: str) -> str:

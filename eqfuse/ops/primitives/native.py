@@ -267,8 +267,8 @@ def _abstract(*args, module, shapes, dtypes=None):
 
 
 def _lower(ctx, *operands, module, **params):
-    machine.register(module.name, module.text)
-    return jax.ffi.ffi_lowering(module.name)(ctx, *operands)
+    name = machine.register(module.name, module.text)
+    return jax.ffi.ffi_lowering(name)(ctx, *operands)
 
 
 def _refuse(ctx, *operands, module, **params):

@@ -15,8 +15,11 @@ import jax
 REPLACED = {
     "e3nn_jax": {"tensor_product": "eqfuse.ops"},
     "e3nn_jax.flax": {"Linear": "eqfuse.ops"},
-    "e3nn_jax.haiku": {"Linear": "eqfuse.ops.haiku"},
+    "e3nn_jax.haiku": dict.fromkeys(("Linear", "FullyConnectedTensorProduct"), "eqfuse.ops.haiku"),
     "e3nn_jax.equinox": {"Linear": "eqfuse.ops.equinox"},
+    "e3nn_jax.legacy": dict.fromkeys(
+        ("FunctionalTensorProduct", "FunctionalFullyConnectedTensorProduct"), "eqfuse.ops"
+    ),
 }
 """Names of e3nn-jax's modules, and the modules whose attributes of the same name they become."""
 BETWEEN = ("jax", "flax", "haiku", "equinox", "functools", "contextlib", "eqfuse.ops.transforms")
@@ -75,7 +78,8 @@ def _modules():
         module = importlib.import_module(of)
         for name in names:
             if own := vars(module).get(name):  # absent without the framework
-                called = own.__call__ if inspect.isclass(own) else own
+                method = "left_right" if hasattr(own, "left_right") else "__call__"
+                called = getattr(own, method) if inspect.isclass(own) else own
                 _own_code[inspect.unwrap(called).__code__] = f"{of}.{name}"
         yield module
 
@@ -84,11 +88,12 @@ def _modules():
 def patched():
     """Put the ops of eqfuse in the place of e3nn-jax's names, for code that is traced within.
 
-    In a `with` block, `e3nn_jax.tensor_product` is `ops.tensor_product`, and the `Linear` of
-    `e3nn_jax.flax`, `.haiku` and `.equinox` is that of `ops`, `ops.haiku` and `ops.equinox`:
-    parameters, their names and results stay. Other threads see e3nn-jax's own, blocks can be
-    nested, and after the block, also by an error, all is as it was. Functions under `jit` are
-    traced again in it. Modules of Equinox make their Linears when they are made: make them in it.
+    In a `with` block, `e3nn_jax.tensor_product` is `ops.tensor_product`, the `Linear` of
+    `e3nn_jax.flax`, `.haiku` and `.equinox` that of `ops`, `ops.haiku` and `ops.equinox`, and
+    `e3nn_jax.legacy.FunctionalTensorProduct` that of `ops`: parameters, their names and results
+    stay. Other threads see e3nn-jax's own, blocks can be nested, and after the block, also by an
+    error, all is as it was. Functions under `jit` are traced again in it. Modules of Equinox make
+    their Linears when they are made: make them in it.
 
     Raises:
       RuntimeError: where code in the block calls what it imported by `from e3nn_jax import`, or

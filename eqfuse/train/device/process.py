@@ -5,14 +5,12 @@ system at once, which clears and maps every page again: a quarter to a half of t
 training step on two cores. Since all of this is for a whole process, no import does it.
 """
 
-import contextlib
 import ctypes
 import hashlib
 import os
 import pathlib
 import stat
 import sys
-import time
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8  # of malloc.h
 _NEVER, _MOST = -1, 2**31 - 1  # a large step frees more than _MOST, 2 GB
@@ -27,10 +25,14 @@ def keep_freed_memory() -> bool:
 
 
 def keep_memory() -> bool:
-    """Keep up to 2 GB of what is freed, unless the environment sets it; return False where not."""
+    """Keep up to 2 GB of what is freed, unless the environment sets it; return False where not.
+
+    Threads share one arena: in their own they get large blocks from the system, whatever the
+    thresholds are. A network calls it when it is loaded, before most threads start.
+    """
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         return False
-    return _set({_MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
+    return _set({_ARENA_MAX: 1, _MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
 
 
 def _set(options: dict[int, int]) -> bool:
@@ -43,9 +45,6 @@ def _set(options: dict[int, int]) -> bool:
     done = [libc.mallopt(option, value) for option, value in options.items()]
     return done == [1] * len(options)
 
-
-KEPT_DAYS = 30
-"""How long a program is kept after it was compiled."""
 
 LONG = 0.1
 """Seconds to compile a program that is worth keeping; JAX's own limit is one."""
@@ -65,14 +64,14 @@ def keep_programs() -> pathlib.Path | None:
 
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return None
-    from eqfuse.ops._host import cache_folder, remove_untrusted
+    from eqfuse.ops._host import cache_folder, remove_old, remove_untrusted
 
     try:
         folder = cache_folder("programs", _machine())
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # others may have written to its files
             remove_untrusted(folder)
             folder.chmod(0o700)
-        _remove_old(folder)
+        remove_old(folder, "*-cache")
     except OSError:  # such as a full disk: programs are compiled again
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -89,11 +88,3 @@ def _machine() -> str:
 
     parts = [*_host.description(), str(_host.num_processors()), jaxlib.__version__]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _remove_old(folder: pathlib.Path):
-    oldest = time.time() - KEPT_DAYS * 24 * 3600
-    for path in folder.glob("*-cache"):
-        with contextlib.suppress(FileNotFoundError):  # another process removes it too
-            if path.stat().st_mtime < oldest:
-                path.unlink()

@@ -1,5 +1,6 @@
 """Checkpoints of a run: written so that none is ever lost, and read back."""
 
+import math
 import os
 import time
 import warnings
@@ -115,18 +116,69 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
       DamagedCheckpointWarning: the newest one is damaged; the one before it is given.
     """
     params, metadata, _ = read_checkpoint(run, _names(run, which))
+    _check(run, metadata, len(jax.tree.leaves(params)))
     for path, array in jax.tree_util.tree_leaves_with_path(params):
         if not np.isfinite(array).all():
             raise CheckpointError(
                 f"{run}: the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} is "
                 "not finite (NaN or infinity), so that nothing it predicts would be; train it again"
             )
-    return module_of(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
+    try:
+        module = module_of(metadata, backend)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{run}: its metadata are not of a network ({error})") from error
+    return module, jax.tree.map(jnp.asarray, params), metadata
 
 
 def read_metadata(run, *, which: str | None = None) -> dict:
     """Return the metadata of `load_run`, which see, without the network."""
-    return _of_newest(run, _names(run, which), only_metadata=True)[0][1]
+    metadata = _of_newest(run, _names(run, which), only_metadata=True)[0][1]
+    _check(run, metadata)
+    return metadata
+
+
+_MOST_LMAX = 12
+_TYPES = {"config": dict, "model": str, "model_fields": dict, "potential": (dict, type(None))}
+_TYPES |= {"species": list, "reference_energies": dict}
+
+
+def _check(run, metadata: dict, num_arrays: int | None = None):
+    """Refuse metadata of other types, or numbers, than a network has, before it is built."""
+
+    def require(condition: bool, what: str, value):
+        if not condition:
+            raise CheckpointError(
+                f"{run} is damaged, or no network of eqfuse: its metadata have {what} {value!r:.60}"
+            )
+
+    is_tetris = "potential" in metadata and metadata["potential"] is None
+    for name, kind in _TYPES.items():
+        if not (is_tetris and name in ("species", "reference_energies")):
+            require(isinstance(metadata.get(name), kind), name, metadata.get(name))
+    fields, species = metadata["model_fields"], metadata.get("species")
+    for name, value in fields.items():
+        if isinstance(value, float):
+            require(math.isfinite(value), name, value)
+    layers, lmax = fields.get("layers", 1), fields.get("lmax", 1)
+    is_count = type(layers) is int and 0 < layers <= (num_arrays or layers)
+    require(is_count, "layers", layers)
+    require(type(lmax) is int and 0 <= lmax <= _MOST_LMAX, "lmax", lmax)
+    if is_tetris:
+        return
+    cutoff, dtype = fields.get("cutoff"), metadata["config"].get("dtype")
+    require(type(cutoff) in (int, float) and cutoff > 0, "cutoff", cutoff)
+    require(dtype in ("float32", "float64"), "config.dtype", dtype)
+    known = all(type(z) is int and 1 <= z <= 118 for z in species)
+    require(known and species == sorted(set(species)) != [], "species", species)
+    references = metadata["reference_energies"]
+    energies = [references.get(str(z)) for z in species]
+    finite = all(type(e) in (int, float) and math.isfinite(e) for e in energies)
+    require(finite, "reference_energies", references)
+    for name in ("scale", "shift"):
+        value = metadata["potential"].get(name)
+        plain = isinstance(value, list | tuple) and len(value) == len(species)
+        ok = plain and all(type(v) in (int, float) and math.isfinite(v) for v in value)
+        require(ok, name, value)
 
 
 def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside: bool = False):

@@ -79,15 +79,11 @@ def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = 
 
     It is 0 done; 1 the work failed; 2 settings or data refused; 128 + signal if interrupted.
     """
-    # JAX takes seconds to import: refused settings do not wait for it.
-    from eqfuse.data import DataError
-    from eqfuse.train import CheckpointError
-
     try:
         task()
-    except (ConfigError, DataError) as error:
+    except ConfigError as error:
         return fail(2, error)
-    except (TrainingFailed, CheckpointError, *failures) as error:
+    except (TrainingFailed, *failures) as error:
         return fail(1, error)
     except Interrupted as error:
         print(error, file=sys.stderr)
@@ -95,6 +91,16 @@ def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except ValueError as error:
+        # JAX takes seconds to import: refused settings do not wait for it.
+        from eqfuse.data import DataError
+        from eqfuse.train import CheckpointError
+
+        if isinstance(error, DataError):
+            return fail(2, error)
+        if isinstance(error, CheckpointError):
+            return fail(1, error)
+        raise
     return 0
 
 

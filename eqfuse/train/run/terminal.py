@@ -1,8 +1,11 @@
 """The output of a run: a report before it compiles anything, a line per epoch, and a bar."""
 
 import contextlib
+import importlib.util
 import math
+import re
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -52,8 +55,16 @@ def report(
 
 
 def lines(rows: dict[str, str]) -> str:
-    """Return rows of a report as text."""
-    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+    """Return rows of a report as text; those of many elements in several lines."""
+    texts = [f"{name:<11}{text}" for name, text in rows.items()]
+    for k, name in enumerate(rows):
+        if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
+            text = re.sub(
+                r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k]
+            )  # elements beside their energies
+            filled = textwrap.wrap(text, 100, subsequent_indent=11 * " ", break_on_hyphens=False)
+            texts[k] = "\n".join(filled).replace("\0", " ")
+    return "\n".join(texts)
 
 
 def ranges(dataset: Dataset) -> dict[str, str]:
@@ -65,7 +76,7 @@ def ranges(dataset: Dataset) -> dict[str, str]:
     if energies:
         rows["energies"] = f"{min(energies):.4f} to {max(energies):.4f} eV/atom, from references"
     if forces:
-        rows["largest force"] = f"{max(f.max() for f in forces):.4f} eV/Å"
+        rows["largest force"] = f"{max(map(np.nanmax, forces)):.4f} eV/Å"
     if stress:
         rows["largest stress"] = f"{max(stress):.4g} eV/Å³ of a component"
     return rows
@@ -233,6 +244,9 @@ class Progress:
         self._stress, self._by = stress, by
         file = log.plain(sys.stdout)  # the bar is not kept in the log, the lines are
         self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
+        # in a notebook rich draws by ipywidgets
+        widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        self._has_bar = self._console.is_terminal or widgets
         self._steps = steps_per_epoch
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
@@ -241,7 +255,7 @@ class Progress:
             rich.progress.TimeRemainingColumn(),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not self._has_bar,
         )
         self._task = self._bar.add_task("", total=steps_per_epoch)
         self._epoch = self._done = 0
@@ -265,7 +279,7 @@ class Progress:
 
     def heartbeat(self, text: str):
         """Print a line where the output is no terminal and nothing was printed for 10 s."""
-        if not self._console.is_terminal and time.monotonic() - self._logged_at >= HEARTBEAT:
+        if not self._has_bar and time.monotonic() - self._logged_at >= HEARTBEAT:
             self.log(f"       {text}")
 
     def start_epoch(self, epoch: int, done: int = 0):

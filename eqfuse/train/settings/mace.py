@@ -7,60 +7,10 @@ from pathlib import Path
 
 import yaml
 
-from eqfuse.train.settings.options import OTHER_NAMES, parse
+from eqfuse.train.settings.options import OTHER_NAMES, parse, read_own
 from eqfuse.train.settings.schema import ConfigError, one_of, require
 
-_DEFAULTS = """
-model: MACE
-r_max: 5.0
-num_radial_basis: 8
-num_cutoff_basis: 5
-max_ell: 3
-correlation: 3
-num_interactions: 2
-MLP_irreps: 16x0e
-radial_MLP: "[64, 64, 64]"
-default_dtype: float64
-energy_key: REF_energy
-forces_key: REF_forces
-stress_key: REF_stress
-loss: weighted
-energy_weight: 1.0
-forces_weight: 100.0
-stress_weight: 1.0
-swa_energy_weight: 1000.0
-swa_forces_weight: 100.0
-optimizer: adam
-amsgrad: true
-batch_size: 10
-lr: 0.01
-scheduler: ReduceLROnPlateau
-lr_factor: 0.8
-scheduler_patience: 50
-lr_scheduler_gamma: 0.9993
-ema_decay: 0.99
-clip_grad: 10.0
-max_num_epochs: 2048
-seed: 123
-"""
-"""Of mace_run_train 0.3.16, where those here are others."""
-
-_LOSSES = {
-    "weighted": "mse",
-    "ef": "mse",
-    "stress": "mse",
-    "forces_only": "mse",
-    "huber": "huber",
-    "universal": "universal",
-}
-_WITH_STRESS = ("stress", "huber", "universal")
-_TRANSLATED = {
-    *("config", "name", "train_file", "valid_file", "valid_fraction", "test_file", "E0s", "model"),
-    *("hidden_irreps", "radial_MLP", "MLP_irreps", "pair_repulsion", "amsgrad", "scheduler", "ema"),
-    *("lr_scheduler_gamma", "swa", "start_swa", "swa_forces_weight", "foundation_model", "wandb"),
-}
-_NETWORK = ("cutoff", "layers", "channels", "model")
-"""The beginnings of settings of a network, which one that is fine-tuned has."""
+_MACE = read_own("mace.yaml")
 
 
 def translated(command: str) -> str:
@@ -79,7 +29,7 @@ def translated(command: str) -> str:
         except (OSError, TypeError, yaml.YAMLError) as error:
             raise ConfigError(f"--config {path} cannot be read: {error}") from error
     typed = {name.replace("stage_two", "swa"): str(value) for name, value in typed.items()}
-    given = {name: str(value) for name, value in yaml.safe_load(_DEFAULTS).items()} | typed
+    given = {name: str(value) for name, value in _MACE["defaults"].items()} | typed
     ours = {setting: value for name, value in given.items() if (setting := _same(name))}
     ours |= _network(given) | _training(given)
     for theirs, name in {"train_file": "data", "valid_file": "data.val", "name": "run"}.items():
@@ -93,7 +43,7 @@ def translated(command: str) -> str:
         ours["data.reference_energies"] = given["E0s"]
     lines = []
     if "foundation_model" in given:
-        ours = {k: v for k, v in ours.items() if k.partition(".")[0] not in _NETWORK}
+        ours = {k: v for k, v in ours.items() if k.partition(".")[0] not in _MACE["network"]}
         ours["start_from"] = "foundation"
         if given.get("E0s") in ("average", "estimated"):
             ours["data.reference_energies"] = "fit"
@@ -102,8 +52,12 @@ def translated(command: str) -> str:
     if "foundation_model" not in given:  # whose folder does not exist yet
         parse(arguments)
     lines.append(" ".join(["eqfuse train", *map(shlex.quote, arguments)]))
-    rest = [n for n in typed if n not in _TRANSLATED and not _same(n) and typed[n] != "False"]
-    return "\n".join([*lines, *(f"# --{name}: {OTHER_NAMES[name]}" for name in rest)])
+    rest = [
+        n for n in typed if n not in _MACE["translated"] and not _same(n) and typed[n] != "False"
+    ]
+    return "\n".join(
+        [*lines, *(f"# --{name}: {OTHER_NAMES.get(name, 'no option of mace')}" for name in rest)]
+    )
 
 
 def _same(name: str) -> str | None:
@@ -160,16 +114,18 @@ def _network(given: dict[str, str]) -> dict:
 
 
 def _training(given: dict[str, str]) -> dict:
-    one_of("--loss", given["loss"], _LOSSES)
+    one_of("--loss", given["loss"], _MACE["losses"])
     one_of("--scheduler", given["scheduler"], ("ReduceLROnPlateau", "ExponentialLR"))
     one_of("--optimizer", given["optimizer"], ("adam", "adamw"))
     adam, plateau = given["optimizer"] == "adam", given["scheduler"] == "ReduceLROnPlateau"
     amsgrad = given["amsgrad"] == "True"
     epochs = int(given["max_num_epochs"])
     ours = {
-        "training.loss": _LOSSES[given["loss"]],
+        "training.loss": _MACE["losses"][given["loss"]],
         "training.energy_weight": "0" if given["loss"] == "forces_only" else given["energy_weight"],
-        "training.stress_weight": given["stress_weight"] if given["loss"] in _WITH_STRESS else None,
+        "training.stress_weight": given["stress_weight"]
+        if given["loss"] in _MACE["with_stress"]
+        else None,
         "training.optimizer": "amsgrad" if adam and amsgrad else given["optimizer"],
         "training.weight_decay": None if adam else given.get("weight_decay", "5e-07"),
         "training.schedule": "plateau" if plateau else "exponential",

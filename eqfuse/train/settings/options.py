@@ -32,15 +32,17 @@ _GONE = {"model.radial_accuracy", "model.radial_knots=None"}
 """Settings in the config.yaml of earlier runs, which chose knots of tables."""
 
 
-def _read_own(name: str) -> dict:
+def read_own(name: str) -> dict:
+    """Return a file of this folder."""
     return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
-PRESETS: dict[str, dict[str, dict]] = _read_own("presets.yaml")["networks"]
+_PRESETS = read_own("presets.yaml")
+PRESETS: dict[str, dict[str, dict]] = _PRESETS["networks"]
 """By model and name: settings by their full names."""
-PARAMETERS: dict[str, dict[str, int]] = _read_own("presets.yaml")["parameters"]
+PARAMETERS: dict[str, dict[str, int]] = _PRESETS["parameters"]
 OTHER_NAMES: dict[str, str] = {
-    theirs: ours for ours, names in _read_own("other_names.yaml").items() for theirs in names
+    theirs: ours for ours, names in read_own("other_names.yaml").items() for theirs in names
 }
 """By the name of a setting of mace or nequip: what to write here."""
 

@@ -321,6 +321,13 @@ def test_3bpa(shared_data):
     assert np.sqrt(np.mean(forces**2)) == pytest.approx(0.948, abs=5e-4)
 
 
+def test_more_columns_than_there_are_take_no_memory(write):
+    """ASE would take 750 MB and 25 s for them."""
+    file = write(CELL.format(stress="").replace("forces:R:3", "forces:R:3000000000"))
+    with pytest.raises(DataError, match=r"frame 0: Properties names 3000000004 columns, .* has 7"):
+        read_extxyz(file)
+
+
 @pytest.mark.parametrize("factor", [1, -1, 1 / 160.2])
 def test_stress_and_virial_of_a_frame_agree_or_are_refused(write, factor):
     virial = " ".join(f"{-24 * factor * number:.8f}" for number in STRESS.ravel())

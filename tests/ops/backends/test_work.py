@@ -1,16 +1,14 @@
-"""What is computed, and what is not: calls, launches and compilations."""
+"""What is computed, and what is not: forms and compilations. Launches: test_what_runs.py."""
 
 import functools
 
 import jax
 import numpy as np
-import pytest
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.ir.form import Role
 from eqfuse.ops.primitives import forms as _forms
 from tests.ops.cases import Case, random_arrays
-from tests.ops.parity import NEEDS_TRITON, interpreted, only
 
 TINY = Case("graph_tensor_product", "2x0e+2x1o", "0e+1o", keep="0e+1o")
 
@@ -73,37 +71,6 @@ def test_all_tangents_are_one_call():
     [form] = forms(lambda *a: jax.jvp(function, a, tangents)[1], *operands)
     assert names(form.inputs) == ["x", "y", "w", "t_x", "t_y", "t_w"]
     assert names(form.outputs) == ["out"]
-
-
-@NEEDS_TRITON
-@pytest.mark.parametrize(
-    ("order", "launches"), [("forward", 1), ("backward", 1), ("double backward", 2)]
-)
-def test_launches(order, launches):
-    """The forward and the backward pass of a graph product are one kernel each.
-
-    The backward pass of that is two, since it sums to the senders and to the receivers.
-    """
-    operands = TINY.operands()
-    [cotangent] = random_arrays(TINY.shapes()[-1:], 2)
-    directions = random_arrays(TINY.shapes()[:-1], 3)
-    forward = TINY.function("triton-interpret")
-
-    def backward(*a):
-        return jax.vjp(forward, *a[:-1])[1](a[-1])
-
-    def double_backward(*a):
-        return jax.vjp(backward, *a)[1](directions)
-
-    function, arguments = {
-        "forward": (forward, operands),
-        "backward": (backward, (*operands, cotangent)),
-        "double backward": (double_backward, (*operands, cotangent)),
-    }[order]
-    before = interpreted()
-    with only("triton-interpret", launches=launches):
-        jax.block_until_ready(jax.jit(function)(*arguments))
-    assert interpreted() - before == launches
 
 
 def test_outside_jit_a_form_is_compiled_once():

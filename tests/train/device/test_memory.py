@@ -8,9 +8,9 @@ from eqfuse.train.device import process
 # Threads have arenas of their own unless there is only one. Only a part of the block is touched.
 CODE = """
 import ctypes, resource, sys, threading
-from eqfuse.train.device.process import keep_freed_memory
-if "keep" in sys.argv:
-    assert keep_freed_memory()
+from eqfuse.train.device import process
+for name in sys.argv[2:]:
+    assert getattr(process, name)()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 size, touched = int(sys.argv[1]), 100 << 20
@@ -33,10 +33,18 @@ print(min(faults() for _ in range(3)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is of Linux")
-@pytest.mark.parametrize("size", [100 << 20, 5 << 29], ids=["100 MB", "2.5 GB"])
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(
+    ("keep", "size"),
+    [
+        ("keep_freed_memory", 100 << 20),
+        ("keep_freed_memory", 5 << 29),
+        ("keep_memory", 100 << 20),
+        (None, 100 << 20),
+        (None, 5 << 29),
+    ],
+)
 def test_freed_memory_is_used_again(keep, size):
-    command = [sys.executable, "-W", "error", "-c", CODE, str(size), *["keep"] * keep]
+    command = [sys.executable, "-W", "error", "-c", CODE, str(size), *([keep] if keep else [])]
     faults = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert faults < 40 if keep else faults > 40  # of 25 600 pages, or 50 large ones
 

@@ -28,9 +28,11 @@ from eqfuse.train.step import init_state
 
 METADATA = {
     "model": "nequip",
-    "model_fields": {"channels": 3, "layers": 1, "num_species": 2},
+    "config": {"dtype": "float32"},
+    "model_fields": {"channels": 3, "layers": 1, "num_species": 2, "cutoff": 4.0},
     "potential": {"scale": [0.5, 0.5], "shift": [-1.0, -2.0], "trainable_scale_shift": False},
     "species": [1, 8],
+    "reference_energies": {"1": -13.6, "8": -432.0},
 }
 
 
@@ -46,7 +48,7 @@ def test_a_run_is_read_back(tmp_path):
     module, read, metadata = load_run(tmp_path)
     assert isinstance(module, models.Potential)
     assert (module.scale, module.shift) == ((0.5, 0.5), (-1.0, -2.0))
-    assert module.model == models.build("nequip", channels=3, layers=1, num_species=2)
+    assert module.model == models.build("nequip", channels=3, layers=1, num_species=2, cutoff=4.0)
     jax.tree.map(np.testing.assert_array_equal, read, params(3.0))
     assert (metadata["step"], metadata["epoch"], metadata["species"]) == (3, 1, [1, 8])
     _, read, metadata = load_run(tmp_path, which="last")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from eqfuse import __version__
+from eqfuse.train import ConfigError, fit
 from eqfuse.train.main import main
 
 TRAIN = Path(__file__).parents[3] / "train.py"
@@ -65,6 +66,18 @@ def test_a_sweep_checks_all_runs_and_trains_them_in_folders_of_their_own(
     assert main(sweep) == 2
     assert "exists already" in capsys.readouterr().err
     assert not trained
+
+
+def test_fit_takes_settings_of_python_and_raises_what_is_refused(monkeypatch):
+    configs = []
+    monkeypatch.setattr("eqfuse.train.main._run", lambda config, callbacks: configs.append(config))
+    fit("training.second_stage=null", data="ethanol", channels=8, verbose=True, epochs=None)
+    [config] = configs
+    assert (config.model.channels, config.verbose, config.epochs) == (8, True, None)
+    assert config.training.second_stage is None
+    for wrong, part in (({"chanels": 8}, "nearest: channels"), ({"seeds": 2}, "trains one run")):
+        with pytest.raises(ConfigError, match=part):
+            fit(data="ethanol", **wrong)
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x00b", "a\x1b[31mb", "\udcff"])

@@ -197,6 +197,7 @@ class Machine:
     registers: int
     level2: int = DEFAULT_CACHES[0]  # bytes of the cache that a core uses
     level3: int = DEFAULT_CACHES[1]
+    processors: int = 0  # 0 for those of this machine
 
     @property
     def block_bytes(self) -> int:
@@ -219,7 +220,8 @@ class Machine:
         0 where a pass by sender is faster: edges that stay in a cache, or more processors than
         parts. It does not depend on how many threads are used, and results do not either.
         """
-        return PARTS if num_bytes >= self.streamed_bytes and (os.cpu_count() or 1) <= PARTS else 0
+        processors = self.processors or os.cpu_count() or 1
+        return PARTS if num_bytes >= self.streamed_bytes and processors <= PARTS else 0
 
     @staticmethod
     def is_long(num_vectors: int) -> bool:

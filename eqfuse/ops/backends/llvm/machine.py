@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -22,9 +24,21 @@ from eqfuse.ops.backends.llvm.layout import Machine
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 """Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
 
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Kernels that are written for another machine, by name; `suffix` ends the names."""
+
+    target: Machine
+    suffix: str
+    texts: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+
+_recording = jax.make_user_context(None)  # of a thread, and in the keys of jit's caches
 _lock = threading.RLock()
 _compiling = threading.Lock()
 _libraries: list = []
+_records: dict[int, dict[str, str]] = {}
 _kernels: dict[str, concurrent.futures.Future] = {}
 _slots: list[handlers.HandlerSlot] = []
 
@@ -69,9 +83,24 @@ def _target():
     return machine, dict(features)
 
 
-@functools.cache
+@contextlib.contextmanager
+def recording(target: Machine, suffix: str):
+    """Lower programs of this thread for another machine, and yield the texts of their kernels.
+
+    Nothing is compiled. A program calls the kernel NAME as NAMEsuffix.
+    """
+    recorded = Recording(target, suffix)
+    with _recording(recorded):
+        yield recorded.texts
+
+
 def machine() -> Machine:
-    """Return the vectors and caches of this processor."""
+    """Return the vectors and caches of the machine for which kernels are written."""
+    return _recording.value.target if _recording.value else _this_machine()
+
+
+@functools.cache
+def _this_machine() -> Machine:
     _, features = _target()
     vectors = 16, 32 if features.get("neon") else 16
     if features.get("avx"):
@@ -134,17 +163,34 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
     return {name: tracker[name] for name in exported}
 
 
-def register(name: str, text: str) -> None:
+@contextlib.contextmanager
+def registered():
+    """Give a dict of the modules, text by name, that are registered inside; by any thread."""
+    record = {}
+    _records[id(record)] = record
+    try:
+        yield record
+    finally:
+        del _records[id(record)]
+
+
+def register(name: str, text: str) -> str:
     """Register a module's handler with XLA, and compile the module, once in a process.
 
     A thread compiles; calls wait for it, see `runtime.page`. A second call for a module that does
-    not compile raises RuntimeError.
+    not compile raises RuntimeError. The result is the name by which programs call it.
     """
+    if recorded := _recording.value:
+        target = name + recorded.suffix
+        recorded.texts[target] = text.replace(f"@{name}(", f"@{target}(")
+        return target
+    for record in list(_records.values()):
+        record[name] = text
     with _lock:
         if name in _kernels:
             if _kernels[name].done():
                 _kernels[name].result()
-            return
+            return name
         slot = _free_slot()
         new = ctypes.pythonapi.PyCapsule_New
         new.restype = ctypes.py_object
@@ -155,6 +201,7 @@ def register(name: str, text: str) -> None:
         except RuntimeError:  # the interpreter is ending, and starts no threads
             _kernels[name] = concurrent.futures.Future()
             _kernels[name].set_result(_fill(slot, name, text))
+        return name
 
 
 def finish() -> None:

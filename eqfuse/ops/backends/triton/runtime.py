@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import zlib
 
+import jax
 import jaxlib
 import numpy as np
 from jax import ffi
@@ -85,6 +86,9 @@ def _folder() -> str:
     return folder
 
 
+exporting = jax.make_user_context(None)
+"""The target, such as "sm_90", of a program that `eqfuse.export` lowers; of a thread."""
+
 _ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py assumes the same
 
 
@@ -147,6 +151,8 @@ def lower_gpu(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
     does not write of the output keeps the input's value.
     """
     spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
+    if exporting.value:
+        return _lower_exported(ctx, spec, operands, scalars, grid, aliases)
     library = gpu_library()
     compiled = compile_kernel(spec, target_of(ctx))
     parameters = [
@@ -160,6 +166,29 @@ def lower_gpu(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
         "triton_kernel_call_ffi", api_version=4, operand_output_aliases=dict(aliases)
     )
     return rule(ctx, *operands, opaque=zlib.compress(call.to_proto(spec.name, b"") + image))
+
+
+def _lower_exported(ctx, spec: KernelSpec, operands, scalars, grid, aliases):
+    """Launch the kernel by the handler of `eqfuse/export/eqfuse_cuda.cpp`, to which the image goes.
+
+    Triton's kernels have pointers to scratch memory behind their arguments, null for ours.
+    """
+    compiled = compile_kernel(spec, exporting.value)
+    entry = re.search(rf"\.entry {compiled.entry}\((.*?)\)", compiled.assembly, re.DOTALL)
+    arguments = len(ctx.avals_in) + len(scalars) + len(ctx.avals_out)
+    extra = len(re.findall(r"_param_\d+", entry[1])) - arguments
+    sizes = 32 * compiled.num_warps, compiled.shared_bytes, extra
+    rule = ffi.ffi_lowering(
+        "eqfuse_cuda_launch", api_version=4, operand_output_aliases=dict(aliases)
+    )
+    return rule(
+        ctx,
+        *operands,
+        image=compiled.binary,
+        entry=compiled.entry,
+        launch=" ".join(map(str, (*_grid_of_three(spec, grid), *sizes))),
+        scalars=" ".join(str(int(value)) for value in scalars),
+    )
 
 
 def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:

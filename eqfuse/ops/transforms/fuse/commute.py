@@ -321,8 +321,11 @@ def gather_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite 
     d, x, index = node.params["dimension_numbers"], *(trace.avals[v] for v in node.inputs)
     apart = zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True)
     batch = _Batch.of(node, x, index, tuple(map(int, d.offset_dims)), tuple(apart))
-    if batch is None or x.dtype.name not in FLOATS:
+    if batch is None or x.dtype.name not in FLOATS or len(batch.graphs) == x.ndim - 1:
         return None
+    counts = {n.params["num_rows"] for n in trace.nodes if n.name == "eqfuse_form"}
+    if None in batch.apart and x.shape[0] in counts and trace.constant(node.inputs[1]) is not None:
+        return None  # channels of each row, in another order
     kept = (*d.operand_batching_dims, *d.start_index_map)
     sizes = zip(node.params["slice_sizes"], x.shape, strict=True)
     if any(size != of for n, (size, of) in enumerate(sizes) if n not in kept):

@@ -259,8 +259,9 @@ def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> F
         raise Unfit("channels are not evenly spaced")
     names = (*operands, None)
     channels = {name: _has_channels(paths, name) for name in names}
-    if not any(channels[name] for name in operands):  # one channel: that of the left operand
-        channels[names[0]] = True
+    for path in paths:  # one channel: that of the left operand
+        if not any(channels[slot.name] for slot in path.slots[:-1]):
+            channels[path.slots[0].name] = True
     paths.sort(key=lambda path: int(path.slots[-1].elements[0, 0]))
     lines = [[_segment(slot, channels[slot.name]) for slot in path.slots] for path in paths]
     used: dict = {name: set() for name in names}

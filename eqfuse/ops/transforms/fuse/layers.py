@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import e3nn_jax as e3nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,9 +18,34 @@ from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
 from eqfuse.ops.transforms.fuse.gate import GateMatch, gate_behind
-from eqfuse.ops.transforms.fuse.match import CONVERT, Joined, Match, as_rows, match_product
-from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, Unfit
-from eqfuse.ops.transforms.fuse.trace import Polynomial, Terms, Trace, merged, summed
+from eqfuse.ops.transforms.fuse.match import (
+    CONVERT,
+    WEIGHTS,
+    Joined,
+    Match,
+    as_rows,
+    match_product,
+    parts_of,
+)
+from eqfuse.ops.transforms.fuse.rows import (
+    ARITHMETIC,
+    MOVES,
+    ROWS,
+    ArrayFactor,
+    ProductFactor,
+    RowPolynomials,
+    Unfit,
+    behind,
+)
+from eqfuse.ops.transforms.fuse.trace import (
+    Gathered,
+    Polynomial,
+    Scatter,
+    Terms,
+    Trace,
+    merged,
+    summed,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +153,95 @@ def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
     updates, masks = without_masks(trace, rows, scatter.updates)
-    product = _of_row(trace, rows, scatter, rows.of(*updates), masks)
+    row = rows.of(*updates)
+    try:
+        product = _of_row(trace, rows, scatter, row, masks)
+    except Unfit:
+        parts, rest = _parts(row)
+        if not parts or (len(parts) == 1 and not rest.terms):
+            raise
+        parts = [_of_row(trace, rows, scatter, part, masks) for part in parts]
+        added = AddedRows(rest, scatter, tuple(masks), math.prod(parts[0].shape[1:]))
+        product = SumOfProducts(tuple(parts), added if rest.terms else None)
     return [(trace.nodes[number].outputs[0], product)]
+
+
+def _parts(row: Polynomial) -> tuple[list[Polynomial], Polynomial]:
+    """Return what rows have of each product, and the rest, which no product is in."""
+    parts: dict = {}
+    for key, terms in row.terms.items():
+        products = tuple(name for name in key if isinstance(name, ProductFactor))
+        parts.setdefault(products, {})[key] = terms
+    rest = parts.pop((), {})
+    return [Polynomial(row.shape, p) for p in parts.values()], Polynomial(row.shape, rest)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AddedRows:
+    """The sum to nodes of rows that are made of no product."""
+
+    row: Polynomial
+    scatter: Scatter
+    masks: tuple[Mask, ...]
+    size: int
+
+    def __post_init__(self):
+        for terms in self.row.terms.values():
+            if len(np.unique(terms.place)) < len(terms.place):
+                raise Unfit("rows that are added to a product are a sum of others")
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        names = [n for key in self.row.terms for n in key] + [m.value for m in self.masks]
+        values = [n.rows if isinstance(n, Gathered) else n.value for n in names]
+        return (self.scatter.start, self.scatter.index, *values)
+
+    def compute(self, arrays: dict):
+        index, start = arrays[self.scatter.index], arrays[self.scatter.start]
+        kept = jnp.ones(len(index), start.dtype)
+        for mask in self.masks:
+            kept *= as_rows(mask.value, arrays[mask.value.value])[:, 0] != mask.zero
+        out = 0
+        for key, terms in self.row.terms.items():
+            columns = np.full(self.size, len(terms.place))
+            columns[terms.place] = np.arange(len(terms.place))
+            rows = jnp.asarray(terms.scale, start.dtype)[None]
+            for n, name in enumerate(key):
+                if isinstance(name, Gathered):
+                    name = ArrayFactor(name.rows, ROWS)
+                rows = rows * as_rows(name, arrays[name.value])[:, terms.index[:, n]]
+            one_for_all = rows.shape[0] == 1
+            rows = kept[:, None] if one_for_all else rows * kept[:, None]
+            added = jnp.zeros((start.shape[0], rows.shape[1]), rows.dtype)
+            mode = jax.lax.GatherScatterMode[self.scatter.mode]
+            added = added.at[index].add(rows, mode=mode, wrap_negative_indices=False)
+            if one_for_all:
+                added = added * jnp.asarray(terms.scale, start.dtype)
+            out = out + jnp.pad(added, ((0, 0), (0, 1)))[:, columns]
+        return out.reshape(start.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SumOfProducts:
+    """Several products on a graph, or others rows beside one, that are added before their sum."""
+
+    parts: tuple[GraphProduct, ...]
+    added: AddedRows | None
+    name = "graph_tensor_product"
+    pattern = "gather, products, sum"
+    inside = frozenset()
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        added = () if self.added is None else self.added.inputs
+        return tuple(dict.fromkeys([v for p in self.parts for v in p.inputs] + [*added]))
+
+    def compute(self, arrays: dict, shared: dict):
+        first, *others = self.parts
+        out = first.compute(arrays, shared)
+        for part in others:
+            out = out + dataclasses.replace(part, start=None).compute(arrays, shared)
+        return out if self.added is None else out + self.added.compute(arrays)
 
 
 def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) -> GraphProduct:
@@ -139,26 +252,27 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
         raise Unfit("dtypes change in the sum", CONVERT)
     product = match_product(trace, rows, row, Index.RECEIVER, dtype)
     gathered = list(product.gathered.values())
-    others = [g for g in gathered if g.index != scatter.index]
+    # features of the receivers alone are those of senders that are the receivers
+    others = [g for g in gathered if g.index != scatter.index] or gathered
     counts = {g: trace.avals[g.value].shape[0] for g in gathered}
     if len({(g.index, g.mode, g.fill, counts[g]) for g in others}) > 1:
-        raise Unfit(
-            "node features are gathered by several index arrays",
-            "multiply with features of one end; gather those of the other apart",
-        )
+        raise Unfit("node features are gathered by several index arrays")
     if any(counts[g] != aval.shape[0] for g in gathered if g not in others):
         raise Unfit("rows are gathered from one number of nodes and added to another")
     if not gathered:
+        functions = _of_gathered(trace, rows, product)
         raise Unfit(
-            "no operand of the product is gathered from nodes",
-            "gather the features of nodes inside of the function, as x[senders]",
+            f"{functions} of gathered rows is multiplied"
+            if functions
+            else "no operand of the product is gathered from nodes",
+            f"apply {functions} to the nodes, before the gather"
+            if functions
+            else "gather the features of nodes inside of the function, as x[senders]",
         )
-    if not others:
-        raise Unfit("rows are gathered from the nodes that they are added to")
     own = [g for g in gathered if g not in others]
     if scatter.mode == "CLIP" and any(g.mode == "FILL_OR_DROP" for g in own):
         raise Unfit("an index out of range means one thing to the gather and another to the sum")
-    read_there = {name for name, g in product.gathered.items() if g.index == scatter.index}
+    read_there = {name for name, g in product.gathered.items() if g not in others}
     if read_there:
         changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
         product = dataclasses.replace(product, form=product.form.indexed(changed))
@@ -184,6 +298,20 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     )
     zero = trace.uniform(scatter.start) == 0
     return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
+
+
+def _of_gathered(trace: Trace, rows: RowPolynomials, product: Match) -> str:
+    """Return the primitives between gathers and the left operand of a product; "" for none."""
+    names: set[str] = set()
+    for name, operand in zip(product.names, product.form.inputs, strict=True):
+        if operand.role is Role.LEFT and name != WEIGHTS:
+            for value in (part.value for part in parts_of(name)):
+                if (made := trace.producer.get(value)) is None:
+                    continue
+                all_behind = [made[0], *behind(trace, made[0], lambda n: True)]
+                if not rows.gathers.keys().isdisjoint(all_behind):
+                    names |= {trace.nodes[n].name for n in all_behind if n > min(rows.gathers)}
+    return ", ".join(sorted(names - MOVES - ARITHMETIC - {"eqfuse_form", "convert_element_type"}))
 
 
 def _masked(product: Match, promised: bool) -> tuple:
@@ -362,10 +490,7 @@ def _linear(linear_form: LinearForm) -> Linear:
 def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> GraphProduct:
     """Return the product on a graph that gives this row of the nodes."""
     if len(row.terms) > 1 or any(len(key) != 1 for key in row.terms):
-        raise Unfit(
-            "more than a sum over edges goes into the Linear",
-            "apply a Linear to the sum alone, and add the other one",
-        )
+        raise Unfit("more than a sum over edges goes into the Linear")
     scatter = summed(trace, *sums.values())
     if trace.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")

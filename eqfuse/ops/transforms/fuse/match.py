@@ -153,7 +153,7 @@ def match_product(
     if not products:
         raise Unfit("no product is summed")
     if len(products) > 1:
-        raise Unfit("several products are added", "sum each to the nodes, and add the sums")
+        raise Unfit("several products are added", "apply a Linear to each, and add the results")
     [product] = products
     node = trace.nodes[product.node]
     form, backend = node.params["form"], node.params["backend"]
@@ -164,10 +164,7 @@ def match_product(
         for v, o in zip(node.inputs, form.inputs, strict=True)
     ]
     if None in operands:
-        raise Unfit(
-            "an operand of the product has channels on an axis in an unknown order",
-            "give the product [edges, irreps]: axis_to_mul before it",
-        )
+        raise Unfit("an operand of the product has channels on an axis in an unknown order")
     drafts = drafts_of(row, product, form, operands)
     drafts = [_as_arrays(d, trace, on_graph) for d in drafts]
     roles = {}

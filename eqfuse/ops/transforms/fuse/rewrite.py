@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -14,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
 from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
+from eqfuse.ops.transforms.fuse.match import CONVERT
 from eqfuse.ops.transforms.fuse.rows import (
     ARITHMETIC,
     MOVES,
@@ -34,7 +36,8 @@ from eqfuse.ops.transforms.fuse.trace import (
 from eqfuse.ops.transforms.patch import patched
 
 OPS = pathlib.Path(__file__).parents[2]
-"""The folder whose lines are not those of the user."""
+FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
+"""The folder, and packages, whose lines are not those of the user."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,23 +51,41 @@ class Entry:
     advice: str  # what to do about the reason, or ""
 
 
-def table(entries: list[Entry]) -> str:
+NOTHING = "nothing"
+
+
+def table(entries: list[Entry], closed: ClosedJaxpr) -> str:
     if not entries:
-        return "nothing to replace: the trace has no product of ops.tensor_product"
+        return _instead(Trace(closed, {}))
     lines = [("where", "pattern", "computed by", "why not", "what to do")]
-    lines += [(e.where, e.pattern, e.op or "as written", e.reason, e.advice) for e in entries]
+    for e in entries:
+        why_not = e.reason or "all of it is"
+        lines.append((e.where, e.pattern, e.op or "as written", why_not, e.advice or NOTHING))
     return aligned(lines)
 
 
+def _instead(trace: Trace) -> str:
+    """Say what a trace without products of ops has in their place."""
+    names = collections.Counter(node.name for node in trace.nodes)
+    found = ", ".join(f"{count} {name}" for name, count in names.most_common(4)) or "nothing"
+    said = f"nothing to replace: no ops.tensor_product is in the trace, but {found}"
+    own = {}
+    for node in trace.nodes:
+        frames = list(_jax_compat.user_frames(node.eqn.source_info))
+        if any("e3nn_jax" in f.file_name and f.function_name in OF_E3NN for f in frames):
+            own[_where(node)] = None
+    if own:
+        said += f"; e3nn-jax's own product is at {', '.join(own)}: trace it with patch=True"
+    return said
+
+
+OF_E3NN = ("tensor_product", "_left_right", "_block_left_right")
+"""Functions of e3nn-jax that write products out."""
 NO_LINEAR = (
     "no Linear of ops is behind the sum",
-    "take the Linear behind the sum from ops, ops.haiku or ops.equinox",
+    "take the Linear behind the sum from ops, ops.haiku or ops.equinox, or use patch=True",
 )
-NO_SUM = (
-    "its rows go neither to nodes nor to a Linear",
-    "sum them by e3nn.scatter_sum, or give them to ops.Linear",
-)
-READ_ELSEWHERE = "its rows are read elsewhere too", "read the sum over edges instead of its terms"
+READ_ELSEWHERE = "its rows are read elsewhere too", NOTHING
 GRADIENT = (
     "the gradient is taken inside of the function",
     "wrap the energy by ops.fuse, and differentiate what it returns",
@@ -112,7 +133,7 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
         except (Unfit, TooLargeError) as error:
             advice = getattr(error, "advice", "")
             if between := _between(trace, rows, number):
-                advice = advice or f"apply {between} after the sum"
+                advice = CONVERT if between == "convert_element_type" else advice
                 between = f" ({between} between them)"
             reasons |= dict.fromkeys(found, (f"{error}{between}", advice))
     values, nodes = _without_twice(trace, ops)
@@ -123,7 +144,11 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
             entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, *reason))
             fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
     for number in sorted(nodes.intersection(products)):
-        reason = READ_ELSEWHERE if number in fused else reasons.get(number, NO_SUM)
+        reason = READ_ELSEWHERE if number in fused else reasons.get(number)
+        reason = reason or (
+            f"its rows go to {_readers(trace, number, nodes)}, not to a sum",
+            NOTHING,
+        )
         entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
@@ -162,6 +187,19 @@ def _goes_into_matmul(trace: Trace, value: int) -> bool:
     return False
 
 
+def _readers(trace: Trace, number: int, needed_nodes: set[int]) -> str:
+    """Return the primitives that read what a node makes, behind moves and arithmetic."""
+    seen, names = set(trace.nodes[number].outputs), set()
+    for node in (trace.nodes[n] for n in sorted(needed_nodes)):
+        if seen.isdisjoint(node.inputs):
+            continue
+        if node.name in MOVES | ARITHMETIC:
+            seen.update(node.outputs)
+        else:
+            names.add(node.name)
+    return ", ".join(sorted(names)) or "the result"
+
+
 MATCHERS = {"scatter-add": layers.graph_products, "eqfuse_linear_form": layers.layers}
 """By primitive: what matches the patterns that begin with it: [(value, op that computes it)]."""
 
@@ -180,7 +218,7 @@ def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
 def _where(node: Node) -> str:
     for frame in _jax_compat.user_frames(node.eqn.source_info):
         path = pathlib.PurePath(frame.file_name)
-        if not path.is_relative_to(OPS) and "e3nn_jax" not in path.parts:
+        if not path.is_relative_to(OPS) and FRAMEWORKS.isdisjoint(path.parts):
             return f"{path.name}:{frame.start_line}"
     return ""
 
@@ -262,7 +300,7 @@ def fuse(
         entries: list[Entry] = []
         outputs = rewritten(closed, arrays, entries)
         if report:
-            print(table(entries))
+            print(table(entries, closed))
         return result_of(outputs)
 
     return fused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import e3nn_jax as e3nn
@@ -257,26 +258,125 @@ def energy(x, y, w):
     return jnp.sum(nodes.array**2)
 
 
-def linear_of_e3nn(x, y, w):
-    nodes = scalars_only(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, ops.tensor_product)
-    parameters = {"params": {"w[0,0] 8x0e,4x0e": w[:4, :8].T}}
-    return e3nn.flax.Linear("4x0e").apply(parameters, nodes).array
+def layer(x, y, w, rows=lambda x, w: x[SENDERS], message=lambda m, w: m, nodes=lambda n, x, w: n):
+    x, y = e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y)
+    m = ops.tensor_product(rows(x, w), y, filter_ir_out="0e+1o")
+    return nodes(summed(message(m, w)), x, w).array
+
+
+def layer_with(**parts):
+    return lambda x, y, w: layer(x, y, w, **parts)
+
+
+def each(function, a):
+    return e3nn.IrrepsArray(a.irreps, function(a.array))
+
+
+def mixed(a, w, lib=ops):
+    parameters = {f"w[0,0] {a.irreps[0]},4x0e": w[:4, : a.irreps[0].mul].T}
+    return lib.linear(a, parameters, "4x0e")
+
+
+def mixed_by_e3nn(a, x, w):
+    parameters = {f"w[0,0] {a.irreps[0]},4x0e": w[:4, : a.irreps[0].mul].T}
+    return e3nn.flax.Linear("4x0e").apply({"params": parameters}, a)
+
+
+def gathered_weights(w):
+    return w[:NODES, :1][SENDERS]
+
+
+def rows_of_products(x, y, w):
+    x, y = e3nn.IrrepsArray(X, x)[SENDERS], e3nn.IrrepsArray(Y, y)
+    return ops.tensor_product(x, y), ops.tensor_product(x * 2.0, y * y.array[:, :1])
+
+
+HALF = jnp.bfloat16
+ADVICE = {
+    "convert after the sum": (
+        layer_with(message=lambda m, w: m.astype(HALF)),
+        layer_with(nodes=lambda n, x, w: n.astype(HALF)),
+    ),
+    "apply tanh to the nodes, before the gather": (
+        layer_with(rows=lambda x, w: each(jnp.tanh, x[SENDERS])),
+        layer_with(rows=lambda x, w: each(jnp.tanh, x)[SENDERS]),
+    ),
+    "gather the features of nodes inside of the function": (
+        layer_with(rows=lambda x, w: e3nn.IrrepsArray(X, jnp.concatenate([x.array] * 2)[:EDGES])),
+        layer_with(rows=lambda x, w: x[np.arange(EDGES) % NODES]),
+    ),
+    "multiply the features of nodes with them before the gather": (
+        layer_with(message=lambda m, w: m * gathered_weights(w)),
+        layer_with(rows=lambda x, w: (x * w[:NODES, :1])[SENDERS]),
+    ),
+    "give each irrep one weight": (
+        layer_with(message=lambda m, w: each(lambda a: a * (jnp.arange(32) % 2), m)),
+        layer_with(message=lambda m, w: m * jnp.arange(1.0, 17.0)),
+    ),
+    "take the Linear behind the sum from ops": (
+        layer_with(nodes=mixed_by_e3nn),
+        layer_with(nodes=lambda n, x, w: mixed(n, w)),
+    ),
+    "apply a Linear to each, and add the results": (
+        lambda *a: mixed(sum(rows_of_products(*a)[1:], rows_of_products(*a)[0]), a[2]).array,
+        lambda *a: sum(mixed(m, a[2]).array for m in rows_of_products(*a)),
+    ),
+    "wrap the energy by ops.fuse": (
+        jax.value_and_grad(energy),
+        jax.value_and_grad(ops.fuse(energy, report=True)),
+    ),
+    "trace it with patch=True": (
+        lambda *a: function_of(difference, e3nn.tensor_product)(*a),
+        ops.fuse(lambda x, y, w: layer(x, y, w), report=True),
+    ),
+}
+OTHER_NETWORK = ("give each irrep", "trace it", "convert")
+
+
+@pytest.mark.parametrize("advice", ADVICE)
+def test_advice_helps_where_it_is_followed(advice, capsys, monkeypatch):
+    """The advice is in the report, and without it once it is followed; values stay."""
+    monkeypatch.setenv("EQFUSE_FUSED", "always")
+    operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
+    function, followed = ADVICE[advice]
+    expected = ops.fuse(function, report=True)(*operands)
+    assert advice in capsys.readouterr().out
+    fused = followed if "wrap" in advice or "trace" in advice else ops.fuse(followed, report=True)
+    found = fused(*operands)
+    report = capsys.readouterr().out
+    assert "as written" not in report
+    assert advice not in report
+    if not advice.startswith(OTHER_NETWORK):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (read_elsewhere, "its rows are read elsewhere too"),
-        (lambda *a: read_elsewhere(*a)[1], "its rows go neither to nodes nor to a Linear"),
-        (jax.value_and_grad(energy), "wrap the energy by ops.fuse"),
-        (linear_of_e3nn, "take the Linear behind the sum from ops"),
-        (lambda x, y, w: jnp.sin(x), "no product of ops.tensor_product"),
+        (read_elsewhere, "its rows are read elsewhere too | nothing"),
+        (lambda *a: read_elsewhere(*a)[1], "its rows go to the result, not to a sum | nothing"),
+        (lambda x, y, w: jnp.sin(x), "no ops.tensor_product is in the trace, but 1 sin"),
+        (layer_with(message=lambda m, w: each(jnp.tanh, m)), "(tanh between them) | nothing"),
     ],
 )
-def test_the_report_says_what_to_do(function, says, capsys):
+def test_the_report_gives_no_advice_where_none_helps(function, says, capsys):
     operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
     jax.make_jaxpr(ops.fuse(function, report=True))(*operands)
-    assert says in capsys.readouterr().out
+    report = capsys.readouterr().out
+    assert says in re.sub(" +", " ", report)
+    assert all(cell.strip() for line in report.splitlines() for cell in line.split("|"))
+
+
+def test_the_place_is_the_users_line_in_haiku(capsys):
+    hk = pytest.importorskip("haiku")
+    network = hk.without_apply_rng(
+        hk.transform(lambda x, y: ops.haiku.Linear("2x0e")(ops.tensor_product(x, y)))
+    )
+    x, y = e3nn.normal(X, jax.random.key(0), (3,)), e3nn.normal(Y, jax.random.key(0), (3,))
+    params = network.init(jax.random.key(0), x, y)
+    ops.fuse(network.apply, report=True)(params, x, y)
+    assert "\ntest_fuse_client_patterns.py:" in capsys.readouterr().out
 
 
 def test_the_report_of_an_energy_does_not_speak_of_gradients(capsys):

@@ -1,9 +1,5 @@
-"""A trained network as one program to take along: StableHLO and weights in one file.
+"""A trained network as one program to take along: StableHLO and weights in one file."""
 
-`export`, and the command `eqfuse export RUN FILE`.
-"""
-
-import argparse
 import importlib.util
 import json
 import os
@@ -23,7 +19,6 @@ from eqfuse.inference.network import Network
 from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
 from eqfuse.train.run.files import write_whole
-from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
 
 RADIAL = ("network", "table")
@@ -67,7 +62,8 @@ def export(
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       radial: "network", or "table" for tables of its radial functions in the place of the networks
-        that compute them: faster, with forces that are the networks' to about 1e-7.
+        that compute them, with forces that are the networks' to about 1e-7. XLA reads them more
+        slowly on a CPU, so that they are not the default here.
     Returns:
       the metadata of the file, as text.
     Raises:
@@ -135,61 +131,47 @@ def _function(network: Network, structure, read):
 
     Only the variables of the numbers `read` are weights; the others are in no result.
     """
-    potential = network.module.potential
-    species_of = np.full(len(chemical_symbols), -1, np.int32)
-    species_of[list(network.species)] = np.arange(len(network.species))
 
     def function(weights, numbers, positions, cell, senders, receivers, shifts):
         variables = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(network.params)]
         for k, weight in zip(read, weights, strict=True):
             variables[k] = weight
         params = jax.tree.unflatten(structure, variables)
-        species = jnp.asarray(species_of)[numbers]
         vectors = positions[senders] + shifts - positions[receivers]
-        near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
-        vectors = jnp.where(near, vectors, 0)  # zero: padding
-        count = positions.shape[0]
-        edges = Edges(senders, receivers, *orders((receivers, senders), count), count)
-
-        known, atoms = jnp.maximum(species, 0), jnp.ones(count, bool)
-        gradient, energies = energies_and_gradient(potential, params, vectors, known, edges, atoms)
-        forces = add_forces(gradient, edges, jnp.zeros_like(positions))
+        atoms = jnp.ones(numbers.shape, bool)
+        energies, forces, virial = of_vectors(
+            network, params, numbers, vectors, senders, receivers, atoms
+        )
+        species = species_of(network)[numbers]
         energies += jnp.asarray(network.references, energies.dtype)[species]
-        energies = jnp.where(species < 0, jnp.nan, energies)
-        virial = vectors.T @ gradient
         volume = jnp.abs(jnp.dot(cell[0], jnp.cross(cell[1], cell[2])))
         safe = jnp.where(volume > 0, volume, 1)
-        return energies, forces, jnp.where(volume > 0, (virial + virial.T) / (2 * safe), 0)
+        return energies, forces, jnp.where(volume > 0, virial / safe, 0)
 
     return function
 
 
-def main(arguments: list[str]) -> int:
-    """Write the program of a network, and print what it is; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="eqfuse export",
-        description="Write energies, forces and stress of a network as one program (StableHLO), "
-        "with its weights, that runs by JAX without eqfuse. To give a network to mace-torch, see "
-        "'eqfuse convert export'.",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of the run, or file of its network")
-    parser.add_argument("file", metavar="FILE", type=Path, help="to write, such as si.safetensors")
-    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
-    parser.add_argument("--dtype", choices=("float32", "float64"), help="that of the run")
-    parser.add_argument(
-        "--radial",
-        choices=RADIAL,
-        default="network",
-        help="network; or table, which is faster: functions of lengths are read from tables, and "
-        "the networks that compute them are not in the file",
-    )
-    options = parser.parse_args(arguments)
+def species_of(network: Network):
+    """Return the species of atomic numbers, -1 for elements that the network does not know."""
+    species = np.full(len(chemical_symbols), -1, np.int32)
+    species[list(network.species)] = np.arange(len(network.species))
+    return jnp.asarray(species)
 
-    def write():
-        kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
-        metadata = export(options.run, options.file, **kinds)
-        size = options.file.stat().st_size / 1e6
-        print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
-        print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
 
-    return exit_code(write)
+def of_vectors(network: Network, params, numbers, vectors, senders, receivers, atoms):
+    """Return energies [n] without references, forces [n, 3], and dE/de [3, 3] of a strain e.
+
+    Atoms for which `atoms` is false have no energy; unknown elements that of NaN. Vectors beyond
+    the cutoff are taken for padding, which is zero.
+    """
+    species, count = species_of(network)[numbers], numbers.shape[0]
+    near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
+    vectors = jnp.where(near, vectors, 0)
+    edges = Edges(senders, receivers, *orders((receivers, senders), count), count)
+    gradient, energies = energies_and_gradient(
+        network.module.potential, params, vectors, jnp.maximum(species, 0), edges, atoms
+    )
+    forces = add_forces(gradient, edges, jnp.zeros((count, 3), vectors.dtype))
+    strain = vectors.T @ gradient
+    energies = jnp.where(atoms & (species < 0), jnp.nan, energies)
+    return energies, forces, (strain + strain.T) / 2

@@ -1,0 +1,121 @@
+"""Copies: structures that occur twice, also rotated, mirrored or with atoms in another order.
+
+Structures are the same here if they have the same elements and the same distances up to the cutoff.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components
+
+from eqfuse.data.samples import Sample
+
+_SAME = 1e-4  # Å: more than what files round, less than what a step of dynamics moves
+_SAME_SUMS = 1e-4  # relative
+_PIECE = 10_000  # frames whose sums are compared at once
+_FOLLOWING = 3  # frames, next to each other by a sum over pairs, that are compared
+
+
+def vectors(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Return unit vectors [n_edges, 3] and lengths [n_edges], Å, from receivers to senders."""
+    vector = sample.positions[sample.senders] + sample.shifts - sample.positions[sample.receivers]
+    length = np.linalg.norm(vector, axis=1)
+    return vector / length[:, None], length
+
+
+@dataclasses.dataclass(frozen=True)
+class Distances:
+    """The nearest distances of all samples, and sums that do not depend on the order of atoms."""
+
+    nearest: np.ndarray  # [n_samples] float32, Å, inf where no atoms are within the cutoff
+    sums: np.ndarray  # [n_samples, 3] float32, over atoms and pairs
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], cutoff: float) -> "Distances":
+        """Return the distances of samples, looking at each once."""
+        nearest = np.full(len(samples), np.inf, np.float32)
+        sums = np.zeros((len(samples), 3), np.float32)
+        for k, sample in enumerate(samples):
+            if sample.num_edges:
+                lengths = vectors(sample)[1]
+                nearest[k] = lengths.min()
+                weight = (1 - lengths / cutoff) ** 2
+                species = sample.species + 1.3
+                product = species[sample.senders] * species[sample.receivers]
+                # The one that is sorted by comes last.
+                sums[k] = weight.sum(), species.sum(), weight @ product
+        return cls(nearest, sums)
+
+    def joined(self, *others: "Distances") -> "Distances":
+        """Return these distances and those of other samples, one after the other."""
+        every = (self, *others)
+        parts = ([getattr(d, name) for d in every] for name in ("nearest", "sums"))
+        return Distances(*map(np.concatenate, parts))
+
+    def of_some(self, indices) -> "Distances":
+        """Return the distances of some samples."""
+        return Distances(self.nearest[indices], self.sums[indices])
+
+
+def same_pairs(samples: Sequence[Sample], distances: Distances) -> list[tuple[int, int]]:
+    """Return pairs of samples with the same elements and distances."""
+    kept = np.isfinite(distances.nearest)
+    order = np.flatnonzero(kept)[np.lexsort(distances.sums[kept].T)]
+    found = []
+    for start, step in itertools.product(range(0, len(order), _PIECE), range(1, _FOLLOWING + 1)):
+        second = order[start + step : start + step + _PIECE]
+        first = order[start:][: len(second)]
+        sums = distances.sums[first], distances.sums[second]
+        near = np.isclose(*sums, rtol=_SAME_SUMS, atol=_SAME_SUMS).all(axis=1)
+        pairs = zip(first[near].tolist(), second[near].tolist(), strict=True)
+        found += [(min(p), max(p)) for p in pairs if _same_distances(samples[p[0]], samples[p[1]])]
+    return found
+
+
+def _same_distances(a: Sample, b: Sample) -> bool:
+    if not np.array_equal(np.sort(a.species), np.sort(b.species)):
+        return False
+    # A pair at the cutoff may be in one list only; it is the last.
+    lengths = [np.sort(vectors(sample)[1]) for sample in (a, b)]
+    least = min(map(len, lengths))
+    if max(map(len, lengths)) - least > 0.02 * least + 2:
+        return False
+    return bool(np.abs(lengths[0][:least] - lengths[1][:least]).max() < _SAME)
+
+
+def copies_of(samples: Sequence[Sample], distances: Distances) -> np.ndarray:
+    """Return the number of the first copy of each sample, [n_samples]; its own without copies."""
+    count, pairs = len(samples), same_pairs(samples, distances)
+    a, b = np.array(pairs, np.int64).reshape(-1, 2).T
+    graph = scipy.sparse.coo_array((np.ones(len(a)), (a, b)), (count, count))
+    part = connected_components(graph, directed=False)[1]
+    firsts, part = np.unique(part, return_index=True, return_inverse=True)[1:]
+    return firsts[part]
+
+
+def kept_together(first: np.ndarray, num_train: int) -> np.ndarray:
+    """Return which samples validate, [n_samples] bool, so that no copy of one trains.
+
+    `first` are those of `copies_of`; before, all from `num_train` on validate. Copies of which some
+    train go to the validation as long as it does not grow, and else to the training. Where all are
+    copies of one structure, nothing changes.
+    """
+    validates = np.arange(len(first)) >= num_train
+    sizes = np.bincount(first, minlength=len(first))
+    in_val = np.bincount(first[validates], minlength=len(first))
+    split = (in_val > 0) & (in_val < sizes)
+    room = int(in_val[split].sum())
+    order = dict.fromkeys(first[num_train:][split[first[num_train:]]].tolist())
+    chosen = []
+    for group in order:
+        if sizes[group] <= room:
+            chosen.append(group)
+            room -= int(sizes[group])
+    if not chosen and not (in_val == sizes)[in_val > 0].any():
+        chosen = sorted(order, key=lambda group: sizes[group])[:1]
+    validates[split[first]] = False
+    validates[np.isin(first, chosen)] = True
+    return np.arange(len(first)) >= num_train if validates.all() else validates

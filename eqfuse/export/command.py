@@ -1,0 +1,117 @@
+"""The command `eqfuse export RUN FILE`."""
+
+import argparse
+from pathlib import Path
+
+import ase.io
+
+from eqfuse.data import neighbor_list
+from eqfuse.export.folder import ENGINES, export_folder
+from eqfuse.export.program import RADIAL, export
+from eqfuse.inference.lists import room_for_pairs
+from eqfuse.train import read_metadata
+from eqfuse.train.run.stopping import exit_code
+from eqfuse.train.settings.schema import ConfigError
+
+
+def main(arguments: list[str]) -> int:
+    """Write the program of a network, and print what it is; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="eqfuse export",
+        description="Write energies, forces and stress of a network as one program (StableHLO), "
+        "with its weights, that runs by JAX without eqfuse; or with --for, as a folder with its "
+        "own kernels for an engine without Python. To give a network to mace-torch, see "
+        "'eqfuse convert export'.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, or file of its network")
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="to write: si.safetensors, or a folder with --for"
+    )
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="that of the run")
+    parser.add_argument(
+        "--radial",
+        choices=RADIAL,
+        default="network",
+        help="network; or table: functions of lengths are read from tables, and the networks that "
+        "compute them are not in the file; faster with --for and eqfuse's kernels",
+    )
+    engines = parser.add_argument_group("folders for engines")
+    engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")
+    engines.add_argument(
+        "--platform", choices=("cpu", "cuda"), default="cpu", help="cuda is not run on a GPU yet"
+    )
+    engines.add_argument("--target", default="sm_80", help="of --platform cuda, such as sm_90")
+    engines.add_argument(
+        "--backend", choices=("llvm", "xla"), default="llvm", help="whose kernels: eqfuse's, XLA's"
+    )
+    engines.add_argument(
+        "--atoms", type=int, nargs="+", default=[], help="most atoms of each program, with ghosts"
+    )
+    engines.add_argument("--edges", type=int, nargs="+", default=[], help="most edges of each")
+    engines.add_argument(
+        "--structure", metavar="FILE", help="whose frames the programs are made for, without ghosts"
+    )
+    engines.add_argument(
+        "--types", nargs="+", default=(), metavar="ELEMENT", help="of LAMMPS's types 1, 2, ..."
+    )
+    options = parser.parse_args(arguments)
+    kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
+
+    def write():
+        if options.engine:
+            sizes = _sizes(options)
+            target = "cpu" if options.platform == "cpu" else options.target
+            own = {"engine": options.engine, "target": target, "backend": options.backend}
+            export_folder(
+                options.run, options.file, sizes=sizes, types=options.types, **own, **kinds
+            )
+            size = sum(f.stat().st_size for f in options.file.iterdir()) / 1e6
+            print(f"{options.file} is written ({size:.1f} MB): README.txt in it says how to run it")
+            for atoms, edges in sizes:
+                print(f"at most {atoms} atoms, with ghosts, and {edges} edges")
+            return
+        if options.atoms or options.edges or options.structure or options.types:
+            raise ConfigError(
+                "--atoms, --edges, --structure and --types are for folders: add --for"
+            )
+        metadata = export(options.run, options.file, **kinds)
+        size = options.file.stat().st_size / 1e6
+        print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
+        print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
+
+    return exit_code(write)
+
+
+def _sizes(options) -> list[tuple[int, int]]:
+    """Return atoms and edges of the programs: those given, or steps of two for structures."""
+    if options.structure is None:
+        if not options.atoms or len(options.atoms) != len(options.edges):
+            raise ConfigError(
+                "give as many --atoms as --edges, such as --atoms 500 1000 --edges 20000 40000; "
+                "or a --structure"
+            )
+        return list(zip(options.atoms, options.edges, strict=True))
+    if options.atoms or options.edges:
+        raise ConfigError("--structure is in the place of --atoms and --edges; leave one out")
+    return sizes_for(options.structure, read_metadata(options.run)["model_fields"]["cutoff"])
+
+
+def sizes_for(file, cutoff: float) -> list[tuple[int, int]]:
+    """Return atoms and edges of programs for the frames of a file, from the largest in halves."""
+    try:
+        frames = ase.io.read(file, ":")
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not frames or not all(map(len, frames)):
+        raise ConfigError(f"{file} holds no atoms, or a frame without any")
+    counts = []
+    for atoms in frames:
+        pairs = neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
+        counts.append((len(atoms), room_for_pairs(len(pairs[0]))))
+    (atoms, edges), least = map(max, zip(*counts, strict=True)), min(counts)
+    sizes = [(atoms, edges)]
+    while atoms > 2 * least[0]:
+        atoms, edges = -(-atoms // 2), -(-edges // 2)
+        sizes.append((atoms, edges))
+    return sizes[::-1]

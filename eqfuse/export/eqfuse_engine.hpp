@@ -1,0 +1,313 @@
+// Energies, forces and virials of a network that `eqfuse export --for pjrt` wrote, without Python.
+//
+//   eqfuse::Engine engine(folder, plugin);  // plugin: a library with XLA's PJRT for CPUs
+//   engine.compute(numbers, owned, senders, receivers, vectors);
+//
+// Atoms are the owned ones, then ghosts. Edge e says that atom senders[e] is a neighbour of
+// receivers[e] within the cutoff, at vectors[3 e ...] (A) from it; all ordered pairs are needed
+// whose receivers are less than `hops` edges away from an owned atom. Errors are exceptions
+// (std::runtime_error) that say what is wrong and what to do. C++17; link with -ldl.
+#pragma once
+#include <dlfcn.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <initializer_list>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace eqfuse {
+
+constexpr int FORMAT = 1;  // of folders that this header reads
+
+[[noreturn]] inline void fail(const std::string &text) { throw std::runtime_error(text); }
+
+inline std::string read_file(const std::string &name) {
+  std::ifstream file(name, std::ios::binary);
+  if (!file) fail(name + " cannot be read; is the folder whole?");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The functions of PJRT's C interface that are used here: their places in PJRT_Api, and what each
+// takes, a structure of words that begins with its size and a null. Both only ever grow at their
+// ends, within major version 0 of the interface.
+class Pjrt {
+ public:
+  enum Function { ERROR_DESTROY = 0, ERROR_MESSAGE = 1, PLUGIN_INITIALIZE = 3, EVENT_DESTROY = 5, EVENT_AWAIT = 8,
+                  CLIENT_CREATE = 10, CLIENT_DESTROY = 11, ADDRESSABLE_DEVICES = 16, COMPILE = 20,
+                  BUFFER_FROM_HOST = 22, EXECUTABLE_DESTROY = 50, EXECUTE = 55, BUFFER_DESTROY = 58, TO_HOST = 70 };
+  using Word = uint64_t;
+  struct Words { Word at[32]; Word operator[](int k) const { return at[k]; } };
+
+  explicit Pjrt(const std::string &plugin) {
+    void *library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) fail("the plug-in of PJRT cannot be loaded: " + std::string(dlerror()));
+    auto get = reinterpret_cast<const Word *(*)()>(dlsym(library, "GetPjrtApi"));
+    if (!get) fail(plugin + " is no plug-in of PJRT: it has no GetPjrtApi");
+    api = get();
+    const int major = *reinterpret_cast<const int *>(api + 4);
+    if (major != 0) fail(plugin + " has major version " + std::to_string(major) + " of PJRT's interface; 0 is needed");
+    call(PLUGIN_INITIALIZE, {});
+  }
+
+  template <class T> static Word word(T *pointer) { return reinterpret_cast<Word>(pointer); }
+
+  static Words words(std::initializer_list<Word> given) {
+    Words words{};
+    words.at[0] = sizeof(words);
+    std::copy(given.begin(), given.end(), words.at + 2);
+    return words;
+  }
+
+  Words call(Function function, std::initializer_list<Word> given) const {
+    Words arguments = words(given);
+    using Pointer = void *(*)(Words *);
+    void *error = reinterpret_cast<Pointer>(api[5 + function])(&arguments);
+    if (error) {
+      Words message = words({word(error)}), destroy = words({word(error)});
+      reinterpret_cast<Pointer>(api[5 + ERROR_MESSAGE])(&message);
+      const std::string text(reinterpret_cast<const char *>(message[3]), message[4]);
+      reinterpret_cast<Pointer>(api[5 + ERROR_DESTROY])(&destroy);
+      fail(text);
+    }
+    return arguments;
+  }
+
+  void await(Word event) const {
+    try {
+      call(EVENT_AWAIT, {event});
+    } catch (...) {
+      call(EVENT_DESTROY, {event});
+      throw;
+    }
+    call(EVENT_DESTROY, {event});
+  }
+
+  void register_handler(const char *name, const void *handler, const std::string &platform) const {
+    static std::set<std::pair<const Word *, std::string>> known;  // a second one would be refused
+    if (!known.emplace(api, name).second) return;
+    constexpr Word FFI = 5;
+    auto *extension = reinterpret_cast<const Word *>(api[1]);
+    while (extension && (extension[1] & 0xffffffff) != FFI) extension = reinterpret_cast<const Word *>(extension[2]);
+    if (!extension) fail("the plug-in of PJRT takes no kernels: it has no FFI extension");
+    Word arguments[7] = {sizeof(arguments), word(name), std::strlen(name), word(handler), word(platform.c_str()), platform.size(), 0};
+    void *error = reinterpret_cast<void *(*)(Word *)>(extension[5])(arguments);
+    if (error) fail("the plug-in of PJRT refuses the kernel " + std::string(name));
+  }
+
+  const Word *api;
+};
+
+class Engine {
+ public:
+  double cutoff = 0;  // A
+  int hops = 0;       // ghosts reach this many cutoffs
+  bool is_double = false;
+  std::map<std::string, int> elements;     // symbols and atomic numbers that the network knows
+  std::vector<double> energies, forces;    // [atoms] eV, zero for ghosts; [3 atoms] eV/A
+  std::array<double, 9> virial{};          // eV, minus the derivative by a strain
+  double energy = 0;                       // eV, of the owned atoms, with reference energies
+
+  Engine(const std::string &folder, const std::string &plugin) : folder(folder) {
+    read_manifest();
+    pjrt = std::make_unique<Pjrt>(plugin);
+    if (!library.empty()) load_kernels();
+    client = pjrt->call(Pjrt::CLIENT_CREATE, {})[8];
+    device = *reinterpret_cast<const Word *>(pjrt->call(Pjrt::ADDRESSABLE_DEVICES, {client})[3]);
+  }
+  Engine(const Engine &) = delete;
+  Engine &operator=(const Engine &) = delete;
+  ~Engine() {
+    try {
+      for (auto &program : programs)
+        if (program.executable) pjrt->call(Pjrt::EXECUTABLE_DESTROY, {program.executable});
+      if (client) pjrt->call(Pjrt::CLIENT_DESTROY, {client});
+    } catch (...) {
+    }
+  }
+
+  void compute(const std::vector<int> &numbers, int owned, const std::vector<int> &senders,
+               const std::vector<int> &receivers, const std::vector<double> &vectors) {
+    check(numbers, owned, senders, receivers, vectors);
+    const size_t atoms = numbers.size(), edges = senders.size();
+    Program &program = fitting(atoms, edges);
+    if (is_double)
+      run<double>(program, numbers, owned, senders, receivers, vectors);
+    else
+      run<float>(program, numbers, owned, senders, receivers, vectors);
+    energy = 0;
+    for (int k = 0; k < owned; ++k) energy += energies[k] += references[numbers[k]];
+  }
+
+ private:
+  using Word = Pjrt::Word;
+  struct Program {
+    size_t atoms, edges;
+    std::string file;
+    Word executable = 0;
+  };
+  std::string folder, library, processor;
+  bool is_cuda = false;
+  std::vector<Program> programs;  // the smallest first
+  std::map<int, double> references;
+  std::unique_ptr<Pjrt> pjrt;
+  Word client = 0, device = 0;
+
+  void read_manifest() {
+    std::istringstream lines(read_file(folder + "/manifest.txt"));
+    std::string line, key, text;
+    int format = 0;
+    while (std::getline(lines, line)) {
+      std::istringstream words(line);
+      words >> key;
+      if (key == "format") {
+        words >> format;
+        if (format > FORMAT)
+          fail(folder + " was made by a later version of eqfuse (format " + std::to_string(format) + ", and this header reads " +
+               std::to_string(FORMAT) + "); compile with the eqfuse_engine.hpp in the folder");
+      } else if (key == "for") {
+        words >> text;
+        if (text != "pjrt") fail(folder + " is for " + text + "; write one with eqfuse export --for pjrt");
+      } else if (key == "dtype") {
+        words >> text;
+        is_double = text == "float64";
+      } else if (key == "platform") {
+        words >> text;
+        is_cuda = text == "cuda";
+      } else if (key == "cutoff") {
+        words >> cutoff;
+      } else if (key == "hops") {
+        words >> hops;
+      } else if (key == "processor") {
+        words >> processor;
+      } else if (key == "library") {
+        words >> library;
+      } else if (key == "element") {
+        int number;
+        double reference;
+        words >> text >> number >> reference;
+        elements[text] = number;
+        references[number] = reference;
+      } else if (key == "program") {
+        Program program;
+        words >> program.atoms >> program.edges >> program.file;
+        programs.push_back(program);
+      }
+    }
+    if (!format || programs.empty() || !(cutoff > 0)) fail(folder + "/manifest.txt is not that of eqfuse export, or damaged");
+  }
+
+  void load_kernels() {
+    utsname here;
+    uname(&here);
+    if (processor != here.machine)
+      fail("the kernels in " + folder + " are for a processor " + processor + ", and this one is " + here.machine +
+           "; export the network on such a machine, or with --backend xla");
+    void *handle = dlopen((folder + "/" + library).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle) fail("the kernels of the network cannot be loaded: " + std::string(dlerror()));
+    auto *kernel = static_cast<const void *const *>(dlsym(handle, "eqfuse_kernels"));
+    if (!kernel) fail(folder + "/" + library + " is no library of eqfuse export: it has no eqfuse_kernels");
+    for (; *kernel; kernel += 2) pjrt->register_handler(static_cast<const char *>(kernel[0]), kernel[1], is_cuda ? "CUDA" : "Host");
+  }
+
+  void check(const std::vector<int> &numbers, int owned, const std::vector<int> &senders,
+             const std::vector<int> &receivers, const std::vector<double> &vectors) const {
+    const int atoms = numbers.size();
+    if (owned < 0 || owned > atoms) fail("owned is " + std::to_string(owned) + ", outside 0 to " + std::to_string(atoms) + " atoms");
+    if (senders.size() != receivers.size() || vectors.size() != 3 * senders.size())
+      fail("there are " + std::to_string(senders.size()) + " senders, " + std::to_string(receivers.size()) + " receivers and " +
+           std::to_string(vectors.size()) + " components of vectors; each edge has one, one and three");
+    for (int number : numbers)
+      if (!references.count(number)) {
+        std::string known;
+        for (auto &element : elements) known += " " + element.first;
+        fail("the network does not know the element of atomic number " + std::to_string(number) + "; it knows" + known);
+      }
+    for (auto *ends : {&senders, &receivers})
+      for (int end : *ends)
+        if (end < 0 || end >= atoms)
+          fail("an edge names atom " + std::to_string(end) + ", outside 0 to " + std::to_string(atoms) + " atoms");
+    for (size_t e = 0; e < senders.size(); ++e) {
+      const double *v = &vectors[3 * e], square = v[0] * v[0] + v[1] * v[1] + v[2] * v[2];
+      if (square < 1e-6 && senders[e] != receivers[e])  // it would be taken for padding
+        fail("atoms " + std::to_string(receivers[e]) + " and " + std::to_string(senders[e]) + " are at one place");
+    }
+  }
+
+  Program &fitting(size_t atoms, size_t edges) {
+    for (auto &program : programs)
+      if (atoms <= program.atoms && edges <= program.edges) {
+        if (!program.executable) compile(program);
+        return program;
+      }
+    auto &most = programs.back();
+    fail("there are " + std::to_string(atoms) + " atoms (with ghosts) and " + std::to_string(edges) + " edges, and the largest program holds " +
+         std::to_string(most.atoms) + " and " + std::to_string(most.edges) + "; export one with more --atoms and --edges");
+  }
+
+  void compile(Program &program) {
+    std::string code = read_file(folder + "/" + program.file);
+    // CompileOptionsProto: any device, one replica, one partition, portable
+    static const char options[] = "\x1a\x0f\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x20\x01\x28\x01\x20\x01";
+    auto text = Pjrt::words({Pjrt::word(code.data()), code.size(), Pjrt::word("mlir"), 4});
+    program.executable = pjrt->call(Pjrt::COMPILE, {client, Pjrt::word(&text), Pjrt::word(options), sizeof(options) - 1})[6];
+  }
+
+  Word to_device(const void *data, Word type, std::initializer_list<int64_t> dims) const {
+    auto done = pjrt->call(Pjrt::BUFFER_FROM_HOST, {client, Pjrt::word(data), type, Pjrt::word(dims.begin()), dims.size(), 0, 0, 0, device, 0, 0});
+    pjrt->await(done[13]);
+    return done[14];
+  }
+
+  template <class T> std::vector<T> to_host(Word buffer, size_t count) const {
+    std::vector<T> data(count);
+    pjrt->await(pjrt->call(Pjrt::TO_HOST, {buffer, 0, Pjrt::word(data.data()), count * sizeof(T)})[6]);
+    return data;
+  }
+
+  template <class T>
+  void run(Program &program, const std::vector<int> &numbers, int owned, const std::vector<int> &senders,
+           const std::vector<int> &receivers, const std::vector<double> &vectors) {
+    constexpr Word INT32 = 4, REAL = sizeof(T) == 8 ? 12 : 11;
+    const int64_t n = program.atoms, e = program.edges, atoms = numbers.size(), edges = senders.size();
+    std::vector<int> all(n, references.begin()->first), ends[2] = {senders, receivers};
+    std::copy(numbers.begin(), numbers.end(), all.begin());
+    for (auto &list : ends)  // padding joins atoms to themselves, at no distance
+      for (int64_t k = edges; k < e; ++k) list.push_back((k - edges) * n / (e - edges));
+    std::vector<T> padded(3 * e);
+    std::copy(vectors.begin(), vectors.end(), padded.begin());
+    struct Buffers {  // freed whatever happens
+      const Pjrt &pjrt;
+      std::vector<Word> list;
+      ~Buffers() {
+        for (Word buffer : list)
+          if (buffer) try { pjrt.call(Pjrt::BUFFER_DESTROY, {buffer}); } catch (...) {}
+      }
+    } in{*pjrt, {}}, out{*pjrt, {0, 0, 0}};
+    in.list.push_back(to_device(all.data(), INT32, {n}));
+    in.list.push_back(to_device(&owned, INT32, {}));
+    for (auto &list : ends) in.list.push_back(to_device(list.data(), INT32, {e}));
+    in.list.push_back(to_device(padded.data(), REAL, {e, 3}));
+    Word *given[1] = {in.list.data()}, *made[1] = {out.list.data()}, done[1] = {0};
+    auto options = Pjrt::words({});
+    pjrt->call(Pjrt::EXECUTE, {program.executable, Pjrt::word(&options), Pjrt::word(given), 1, in.list.size(), Pjrt::word(made), Pjrt::word(done), device});
+    pjrt->await(done[0]);
+    auto e_atoms = to_host<T>(out.list[0], n), f = to_host<T>(out.list[1], 3 * n), w = to_host<T>(out.list[2], 9);
+    energies.assign(e_atoms.begin(), e_atoms.begin() + atoms);
+    forces.assign(f.begin(), f.begin() + 3 * atoms);
+    std::copy(w.begin(), w.end(), virial.begin());
+  }
+};
+
+}  // namespace eqfuse

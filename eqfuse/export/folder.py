@@ -1,0 +1,277 @@
+"""A trained network as a folder that engines run without eqfuse, with kernels of its own.
+
+The folder holds programs of StableHLO for several sizes, the kernels as a shared library, what a
+host needs, and a text. `eqfuse_engine.hpp` reads it in C++, `engine.py` in Python.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from ase.data import atomic_numbers, chemical_symbols
+
+from eqfuse import __version__
+from eqfuse.export.program import RADIAL, of_vectors
+from eqfuse.inference.network import Network
+from eqfuse.models import Allegro
+from eqfuse.ops import Edges
+from eqfuse.ops._edges import orders
+from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.ops.backends.triton import runtime as launches
+from eqfuse.train.settings.schema import ConfigError
+
+FORMAT = 1
+"""Version of the folder, its first line; readers refuse later ones."""
+ENGINES = {
+    "pjrt": ("eqfuse_engine.hpp", "eqfuse_run.cpp"),
+    "openmm": ("engine.py",),
+    "lammps": (),
+}
+"""What a folder is for, and the files of this package that are copied into it."""
+KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_cuda_launch"
+WITHOUT = "--backend xla writes a folder without kernels"
+
+
+def export_folder(
+    run,
+    folder,
+    *,
+    engine: str,
+    sizes,
+    target: str = "cpu",
+    types=(),
+    which: str | None = None,
+    dtype: str | None = None,
+    radial: str = "network",
+    backend: str = "llvm",
+) -> Path:
+    """Write a trained network as a folder that an engine runs on CPUs, without eqfuse.
+
+    Args:
+      run: the run's folder, or a file of its network.
+      folder: to write; it must not exist. It is written whole or not at all.
+      engine: "pjrt" for C++, "openmm" for Python with JAX, or "lammps" for `pair_style jax/kk`.
+      sizes: pairs of the most atoms, with ghosts, and the most edges of a program.
+      target: "cpu", or with engine="pjrt" one of CUDA such as "sm_90", not yet run on a GPU.
+      types: the elements of LAMMPS's types 1, 2, ...; all of the network if there are none.
+      which: "best" or "last" checkpoint; None for the best there is.
+      dtype: "float64" or "float32"; None for that of the run.
+      radial: "network" or "table", see `export`.
+      backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
+    Returns:
+      the folder.
+    Raises:
+      CheckpointError: no readable checkpoint.
+      ConfigError: a folder that exists or cannot be written, sizes that are none, an element that
+        the network does not know, or something that is not installed.
+    """
+    folder = Path(folder)
+    _refuse(folder, engine, sizes, target, radial, backend)
+    if target != "cpu" and backend == "llvm":
+        backend = "triton"
+    network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
+    try:
+        elements = [atomic_numbers[t] for t in types] or list(network.species)
+        species = np.array([network.species.index(z) for z in elements], np.int32)
+    except (KeyError, ValueError):
+        known = " ".join(chemical_symbols[z] for z in network.species)
+        raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
+    model = network.module.potential.model
+    hops = 1 if isinstance(model, Allegro) else model.layers
+    write = {"lammps": _write_bundle}.get(engine, _write_program)
+    names, texts = [], {}
+    suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes))}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = {"prefix": f".{folder.name}.", "dir": folder.parent}
+        with tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True) as part:
+            part = Path(part)
+            part.chmod(0o755)
+            for atoms, edges in sorted(sizes):
+                name, size = f"program_{atoms}_{edges}", (atoms, edges)
+                with network.precision(), _lowered_for(target, backend, suffix) as recorded:
+                    write(part, name, network, engine, size, hops, species, recorded)
+                names.append(f"program {atoms} {edges} {name}")
+                texts |= recorded
+            if LAUNCHER in texts:
+                _build_launcher(part)
+            elif texts:
+                library.build(texts, part / KERNELS)
+            _write_texts(part, network, engine, target, hops, elements, names, texts)
+            os.rename(part, folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return folder
+
+
+def _refuse(folder: Path, engine: str, sizes, target: str, radial: str, backend: str):
+    """Raise ConfigError for what cannot be written."""
+    for name, value, known in (
+        ("engine", engine, ENGINES),
+        ("radial", radial, RADIAL),
+        ("backend", backend, ("llvm", "xla")),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    if not sizes or any(atoms < 1 or edges < 1 for atoms, edges in sizes):
+        raise ConfigError("a program needs a number of atoms and one of edges, each 1 or more")
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder} exists already and is not overwritten; name another folder")
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ConfigError("exporting needs flatbuffers: pip install 'eqfuse[export]'")
+    if engine == "lammps" and importlib.util.find_spec("lammps_jax") is None:
+        raise ConfigError("--for lammps needs lammps-jax: pip install lammps-jax")
+    if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+", target)):
+        raise ConfigError(
+            f"target must be cpu, or with --for pjrt one of CUDA such as sm_90, got {target!r}"
+        )
+    if target != "cpu" and backend == "llvm" and shutil.which("g++") is None:
+        raise ConfigError(f"the launcher of kernels needs g++; {WITHOUT}")
+    reason = machine.unavailable() or library.unavailable()
+    if target == "cpu" and backend == "llvm" and reason:
+        raise ConfigError(f"{reason}; {WITHOUT}")
+
+
+@contextlib.contextmanager
+def _lowered_for(target: str, backend: str, suffix: str):
+    """Lower programs of this thread for a target; yield the kernels that need a library."""
+    if target == "cpu":
+        with machine.recording(library.TARGET, suffix) as texts:
+            yield texts
+    else:
+        with launches.exporting(target):
+            yield {LAUNCHER: ""} if backend == "triton" else {}
+
+
+def _build_launcher(part: Path):
+    """Compile the handler that launches the kernels of a program on a GPU."""
+    source = Path(__file__).with_name("eqfuse_cuda.cpp")
+    shutil.copyfile(source, part / source.name)
+    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}"]
+    command = ["g++", *flags, str(source), "-o", str(part / KERNELS), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"g++ did not compile the launcher: {done.stderr.strip()}")
+
+
+def _digest(network: Network, *words) -> str:
+    """Return what tells the kernels of a folder from those of all others in a process."""
+    digest = hashlib.sha256(repr((__version__, network.module.settings, network.dtype)).encode())
+    for leaf in jax.tree.leaves(network.params):
+        digest.update(np.asarray(leaf).tobytes())
+    digest.update(repr(words).encode())
+    return digest.hexdigest()[:12]
+
+
+def _write_program(part: Path, name: str, network: Network, engine, size, hops, species, texts):
+    """Write the program of a size: StableHLO for PJRT, or what `jax.export` reads."""
+    num_atoms, num_edges = size
+    shape, real = jax.ShapeDtypeStruct, np.dtype(network.dtype)
+    edges = shape((num_edges,), np.int32)
+    numbers, owned = shape((num_atoms,), np.int32), shape((), np.int32)
+    shapes = numbers, owned, edges, edges, shape((num_edges, 3), real)
+
+    @functools.partial(jax.jit, keep_unused=True)
+    def function(numbers, owned, senders, receivers, vectors):
+        atoms = jnp.arange(num_atoms) < owned
+        energies, forces, strain = of_vectors(
+            network, network.params, numbers, vectors, senders, receivers, atoms
+        )
+        return energies, forces, -strain
+
+    if LAUNCHER not in texts:
+        function.lower(*shapes)  # names the kernels
+    platform = "cuda" if launches.exporting.value else "cpu"
+    calls = [jax.export.DisabledSafetyCheck.custom_call(text) for text in texts]
+    exported = jax.export.export(function, platforms=(platform,), disabled_checks=calls)(*shapes)
+    data = exported.mlir_module_serialized if engine == "pjrt" else exported.serialize()
+    (part / name).write_bytes(data)
+
+
+def _write_bundle(part: Path, name: str, network: Network, engine, size, hops, species, texts):
+    """Write the bundle of a size for lammps-jax, whose ghosts reach as far as the energies."""
+    from lammps_jax.export import LammpsNeighborList, export_model, wrap_energy_fn
+
+    num_atoms, num_edges = size
+
+    def energy(positions, types, graph):
+        # lammps-jax: senders are the centres, and padding is the number of atoms
+        live, last = graph.edge_mask, num_atoms - 1
+        centres, others = (jnp.minimum(a, last) for a in (graph.senders, graph.receivers))
+        vectors = positions[others] - positions[centres]
+        near = live & (jnp.sum(vectors**2, axis=1) < network.cutoff**2)
+        vectors = jnp.where(near[:, None], vectors, 0)
+        ends = jnp.where(live, centres, last), jnp.where(live, others, last)
+        edges = Edges(*ends[::-1], *orders(ends, num_atoms), num_atoms)
+        kinds = jnp.asarray(species)[jnp.clip(types, 0, len(species) - 1)]
+        energies = network.module.potential.apply(network.params, vectors, kinds, edges)
+        return energies + jnp.asarray(network.references, energies.dtype)[kinds]
+
+    def call(function, arguments):
+        graph = LammpsNeighborList(*arguments[4:])
+        return function(*arguments[:2], graph), graph, *arguments[2:4]
+
+    shape, real = jax.ShapeDtypeStruct, np.dtype(network.dtype)
+    one, edge = shape((), np.int32), shape((num_edges,), np.int32)
+    shapes = shape((num_atoms, 3), real), shape((num_atoms,), np.int32), one, one, edge, edge
+    options = {"max_atoms": num_atoms, "owned_rows_only": hops > 1, "dtype": real}
+    for function in wrap_energy_fn(energy, call_model=call, **options):
+        function.lower(*shapes, shape((num_edges,), bool))  # names the kernels
+    export_model(
+        energy_fn=energy,
+        path=part / f"{name}.json",
+        max_atoms=num_atoms,
+        max_edges=num_edges,
+        cutoff=network.cutoff,
+        unit_style="metal",
+        precision=network.dtype,
+        n_hops=hops,
+        n_species=len(species),
+        platform="cpu",
+        custom_call_targets=tuple(texts),
+    )
+
+
+def _write_texts(
+    part: Path, network: Network, engine: str, target, hops, elements, programs, texts
+):
+    """Write the manifest, the text that says how to run it, and files of this package."""
+    references = dict(zip(network.species, network.references.tolist(), strict=True))
+    lines = [
+        f"format {FORMAT}",
+        f"eqfuse {__version__}",
+        f"jax {jax.__version__}",
+        f"for {engine}",
+        f"platform {'cpu' if target == 'cpu' else 'cuda ' + target}",
+        f"dtype {network.dtype}",
+        f"cutoff {network.cutoff!r}",
+        f"hops {hops}",
+        *(f"element {chemical_symbols[z]} {z} {references[z]!r}" for z in elements),
+        *programs,
+        *([f"processor {platform.machine()}", f"library {KERNELS}"] if texts else []),
+        *(f"kernel {name}" for name in texts),
+    ]
+    (part / MANIFEST).write_text("\n".join(lines) + "\n")
+    here = Path(__file__).parent
+    for name in ENGINES[engine]:
+        shutil.copyfile(here / name, part / name)
+    text = (here / f"{engine}.txt").read_text()
+    symbols = " ".join(chemical_symbols[z] for z in elements)
+    text = text.replace("ELEMENTS", symbols).replace("REACH", f"{hops * network.cutoff:g}")
+    (part / "README.txt").write_text(text.replace("BUNDLE", f"{programs[-1].split()[-1]}.json"))
+    if engine == "lammps" and texts:
+        handlers = ";".join(f"{name}=$here/{KERNELS}:{name}" for name in texts)
+        script = 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\n'
+        (part / "env.sh").write_text(f'{script}export LAMMPS_JAX_FFI_HANDLERS="{handlers}"\n')

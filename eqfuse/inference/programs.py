@@ -1,0 +1,107 @@
+"""Compiled programs that the next process finds on disk, and does not even trace.
+
+JAX's own cache spares the compilation, but a network is traced and lowered first, which takes most
+of the time of a first answer. A program is kept beside those of JAX, where `keep_programs` chose
+the folder, together with the text of its native kernels. It is found by all that it was made of:
+the settings of the network, shapes, the source of eqfuse, versions, settings of JAX and of the
+environment.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.experimental import serialize_executable
+
+from eqfuse.ops import _host
+from eqfuse.ops.backends.llvm import machine
+
+_PACKAGES = ("jax", "jaxlib", "e3nn-jax", "flax", "llvmlite")
+_VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+class Kept:
+    """A jitted function of arrays and of the static `size`, whose programs are kept on disk.
+
+    The function returns one array; `made_of` is text on which it depends besides the arguments, or
+    None, to keep nothing.
+    """
+
+    def __init__(self, function: Callable, made_of: str | None):
+        self._jitted, self._made_of = jax.jit(function, static_argnames="size"), made_of
+        self._programs: dict[tuple, Callable] = {}
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __call__(self, *arguments, size: int):
+        leaves, tree = jax.tree.flatten(arguments)
+        key = size, tree, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        if key not in self._programs:
+            self._programs[key] = self._program(arguments, key)
+        return self._programs[key](*arguments)
+
+    def _program(self, arguments, key) -> Callable:
+        size, tree, shapes = key
+        if self._made_of is None or (folder := _folder()) is None:
+            return self._jitted.lower(*arguments, size=size).compile()
+        made_of = _made_of_everywhere(), self._made_of, size, str(tree), shapes, _settings()
+        file = folder / f"eqfuse-{hashlib.sha256(repr(made_of).encode()).hexdigest()}-cache"
+        trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
+        if (found := _load(file, *trees)) is not None:
+            return found
+        with machine.registered() as kernels:
+            program = self._jitted.lower(*arguments, size=size).compile()
+        # what cannot be stored is compiled again by the next process
+        with contextlib.suppress(ValueError, NotImplementedError, OSError):
+            content = serialize_executable.serialize(program)[0]
+            content = pickle.dumps((kernels, content))
+            _host.write(file, hashlib.sha256(content).digest() + content)
+        return program
+
+
+def _load(file: Path, in_tree, out_tree) -> Callable | None:
+    content = _host.read(file)
+    if content is None or hashlib.sha256(content[32:]).digest() != content[:32]:
+        return None
+    kernels, program = pickle.loads(content[32:])  # of a file that only this user can write
+    for name, text in kernels.items():
+        machine.register(name, text)
+    return serialize_executable.deserialize_and_load(program, in_tree, out_tree)
+
+
+def _folder() -> Path | None:
+    """Return the folder of programs if eqfuse chose it; None where it is JAX's own, or for GPUs."""
+    named = jax.config.jax_compilation_cache_dir
+    if not (named and jax.config.jax_enable_compilation_cache) or jax.default_backend() != "cpu":
+        return None
+    ours = _host.cache_folder("programs")
+    return Path(named) if ours == Path(named).parent else None
+
+
+@functools.cache
+def _made_of_everywhere() -> str:
+    """Return a hash of the source of eqfuse, and versions."""
+    source, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        source.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    versions = [importlib.metadata.version(name) for name in _PACKAGES]
+    return f"{source.hexdigest()} {versions}"
+
+
+def _settings() -> str:
+    """Return what a user may have set, in JAX, e3nn-jax or the environment."""
+    import e3nn_jax
+
+    of_jax = [(k, v) for k, v in sorted(jax.config.values.items()) if "cache" not in k]
+    own = [(k, v) for k, v in sorted(os.environ.items()) if k.startswith("EQFUSE_")]
+    own = [(k, v) for k, v in own if k not in ("EQFUSE_CACHE_DIR", "EQFUSE_TEST_DATA")]
+    others = [os.environ.get(name) for name in _VARIABLES]
+    normalization = [e3nn_jax.config(n) for n in ("gradient_normalization", "path_normalization")]
+    return repr((of_jax, own, others, normalization))

@@ -1,0 +1,153 @@
+"""Tables of radial functions of trained networks, where they are close to the networks.
+
+The error of a table is that of its slopes: forces are sums of them, with factors that a table does
+not change. It is measured in float64 at 800 lengths from a thousandth of the cutoff to the cutoff,
+for each pair of species that has functions of its own, relative to the largest slope of the network
+at that length or beyond, which is at least a thousandth of the largest of all. Tables are kept in
+the folder of `eqfuse.ops._host`, so that each network is measured once.
+"""
+
+import hashlib
+import io
+import os
+import zipfile
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse.models.radial_table import ORDER, breaks_of, choose, grid, tables_program
+from eqfuse.ops import _host
+
+BOUND = 1e-7
+"""Largest error of tables that are taken without being asked for."""
+KNOTS = (256, 384, 512, 1024)
+"""Numbers of knots: the first that keeps the bound is taken."""
+MOST_BYTES = 1 << 28
+"""Size of the largest tables."""
+_PROBES = 800  # lengths, which are at every 25th of the intervals of each of `KNOTS`
+_LEAST_SLOPE = 1e-3
+_FORMAT = 1  # of files in the cache
+
+
+class Tables(NamedTuple):
+    """The tables of a network, a tree of [pairs * intervals, 6, width] in float64, or None."""
+
+    tree: dict | None
+    knots: int
+    why: str
+
+
+def tables_of(potential, variables) -> Tables:
+    """Return tables within `BOUND` of a potential's networks, found in the cache or made now."""
+    model = potential.model.clone(radial="auto", backend=None, fused=None)
+    if getattr(model, "nonlinear", False):
+        return Tables(None, 0, choose(model, 0).why)
+    potential, variables = potential.clone(model=model), {"params": variables["params"]}
+    key = hashlib.sha256(repr((_FORMAT, BOUND, KNOTS, MOST_BYTES, potential)).encode())
+    for path, leaf in jax.tree.leaves_with_path(variables):
+        leaf = np.ascontiguousarray(leaf)
+        key.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
+        key.update(leaf.data)
+    file = _host.cache_folder("radial") / f"{key.hexdigest()}.npz"
+    if (found := _read(file)) is None:
+        found = measured(potential, variables)
+        _write(file, found)
+    return found
+
+
+def measured(potential, variables) -> Tables:
+    """Make tables with more and more knots until their error is within `BOUND`."""
+    exact, pairs, least = None, potential.model.num_pairs(), 0.0
+    for knots in KNOTS:
+        if knots < min(least, KNOTS[-1]):
+            continue
+        tree, size = _made(potential, variables, knots, MOST_BYTES)
+        if tree is None:
+            of = f" of {pairs} pairs of species" if pairs > 1 else ""
+            return Tables(None, 0, f"tables{of} would take {size / 1e9:.1f} GB")
+        if exact is None:
+            exact, _ = _made(potential, variables, _PROBES, np.inf)
+        cells = (grid(breaks_of(potential.model), n) for n in (knots, _PROBES))
+        error = slope_error(tree, exact, *cells)
+        why = f"tables of {knots} knots, whose slopes are the networks' to {error:.0e}"
+        if error <= BOUND:
+            return Tables(tree, knots, why)
+        least = knots * (error / BOUND) ** 0.2  # errors of slopes fall with the fifth power
+    return Tables(None, 0, f"{why} only")
+
+
+def _made(potential, variables, knots: int, most: float):
+    """Return tables, or None if they were larger than `most` bytes, and their size."""
+    potential = potential.clone(model=potential.model.clone(radial_knots=knots))
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        traced = tables_program(potential).trace(variables)
+        size = sum(8 * int(np.prod(t.shape)) for t in jax.tree.leaves(traced.out_info))
+        if size > most:
+            return None, size
+        return jax.device_get(traced.lower().compile()(variables)), size
+
+
+def slope_error(tree, exact, cells, probes) -> float:
+    """Return the largest error of slopes of tables at the knots of more exact ones.
+
+    The trees have tables with the intervals `cells` and `probes`, see `eqfuse.models.radial_table`.
+    """
+    numbers = np.arange(1, ORDER)
+    lengths = probes.center - probes.half  # where the exact tables have the networks' slopes
+    interval = 0
+    for first, number, start, step in cells.pieces:
+        at = np.clip((lengths - start) // step, 0, number - 1).astype(int)
+        interval = np.where(lengths >= start, first + at, interval)
+    half = cells.half[interval]
+    powers = numbers * ((lengths - cells.center[interval]) / half)[:, None] ** (numbers - 1)
+    errors = []
+    for table, of_probes in zip(jax.tree.leaves(tree), jax.tree.leaves(exact), strict=True):
+        pairs = len(table) // len(cells.half)
+        for own, right in zip(np.split(table, pairs), np.split(of_probes, pairs), strict=True):
+            slopes = np.einsum("enu,en->eu", own[interval, 1:], powers / half[:, None])
+            signs = numbers * (-1.0) ** (numbers - 1)
+            expected = np.einsum("enu,n->eu", right[:, 1:], signs) / probes.half[:, None]
+            largest = np.abs(expected).max(axis=1)
+            beyond = np.maximum.accumulate(largest[::-1])[::-1]
+            scale = np.maximum(beyond, _LEAST_SLOPE * beyond[0])
+            error = np.abs(slopes - expected).max(axis=1)
+            errors.append((error / np.where(scale > 0, scale, 1)).max())
+    return float(max(errors))
+
+
+def placed(tables: Tables, dtype: str) -> dict:
+    """Return the tree of tables on the device."""
+    return jax.tree.map(lambda table: jnp.asarray(table, dtype), tables.tree)
+
+
+def _write(file, found: Tables):
+    arrays = {"knots": np.array(found.knots), "why": np.array(found.why)}
+    for path, table in jax.tree.leaves_with_path(found.tree):
+        arrays["/" + "/".join(key.key for key in path)] = table
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    _host.write(file, content.getbuffer())
+    _host.remove_old(file.parent, "*.npz")
+
+
+def _read(file) -> Tables | None:
+    """Return tables of a file; None if there is none, or a damaged one."""
+    if (content := _host.read(file)) is None:
+        return None
+    try:
+        os.utime(file)  # files that are used are kept
+        with np.load(io.BytesIO(content)) as arrays:  # which checks the sums of zip
+            arrays = dict(arrays)
+        knots, why = int(arrays.pop("knots")), str(arrays.pop("why"))
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError):
+        return None
+    tree = {}
+    for name, table in arrays.items():
+        *parents, last = name.split("/")[1:]
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = table
+    return Tables(tree if knots else None, knots, why)

@@ -1,0 +1,114 @@
+"""A shared library of kernels, for programs that run without Python: typed handlers of XLA's FFI.
+
+It needs libc only. Each kernel is in it for several levels of x86-64, of which the first call takes
+the best that the processor has; threads are XLA's, at most OMP_NUM_THREADS. Its public symbols are
+the handlers, named as programs call them, and `eqfuse_kernels`, an array of name and handler that
+ends with zeros.
+"""
+
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, PARTS, Machine
+from eqfuse.ops.backends.llvm.machine import API_VERSIONS
+from eqfuse.ops.backends.llvm.runtime import Runtime
+
+TARGET = Machine(32, 16, *DEFAULT_CACHES, processors=PARTS)
+"""The machine for which kernels of a library are written, whatever the machine that writes them."""
+
+LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"), "aarch64": ("generic",)}
+"""LLVM's names of the processors for which a library of an architecture is compiled."""
+
+
+def _handlers(names, levels: int) -> str:
+    """Return the LLVM IR of the handlers that XLA calls, which choose the level."""
+    here, table = pathlib.Path(__file__).parent, []
+    one = "define internal i64 @best() {\n  ret i64 0\n}\n"
+    parts = [(here / "levels.ll").read_text()]
+    parts.append((here / "levels_x86_64.ll").read_text() if levels > 1 else one)
+    for k, name in enumerate(names):
+        slots = ", ".join(f"[2 x ptr] [ptr @{name}_{n}, ptr null]" for n in range(levels))
+        parts += [f"declare ptr @{name}_{n}(ptr)" for n in range(levels)]
+        parts.append(
+            f"@slots{k} = internal constant [{levels} x [2 x ptr]] [{slots}]\n"
+            f'@name{k} = internal constant [{len(name) + 1} x i8] c"{name}\\00"\n'
+            f"define ptr @{name}(ptr %frame) {{\n  %level = call i64 @find()\n"
+            f"  %slot = getelementptr [2 x ptr], ptr @slots{k}, i64 %level\n"
+            "  %r = call ptr @eqfuse_enter(ptr %frame, ptr %slot)\n  ret ptr %r\n}"
+        )
+        table += [f"ptr @name{k}", f"ptr @{name}"]
+    table += ["ptr null", "ptr null"]
+    parts.append(f"@eqfuse_kernels = constant [{len(table)} x ptr] [{', '.join(table)}]")
+    return "\n".join(parts) + "\n"
+
+
+def unavailable() -> str:
+    """Return why no library can be written here, or ""."""
+    if sys.platform != "linux" or platform.machine() not in LEVELS:
+        here = f"{sys.platform} {platform.machine()}"
+        return f"libraries of kernels are written on Linux, x86_64 or aarch64, not on {here}"
+    if not _linker():
+        return "linking needs ld or ld.lld, and neither is installed; install binutils"
+    return ""
+
+
+def _linker() -> str | None:
+    return shutil.which("ld") or shutil.which("ld.lld")
+
+
+def _libc() -> str:
+    """Return the file of the libc of this process, by whose name a library asks for libc."""
+    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+        name = line.split(maxsplit=5)[-1]
+        if "/libc.so" in name or "/libc-2" in name or "/ld-musl" in name:
+            return name
+    raise RuntimeError("the libc of this process is not in /proc/self/maps")
+
+
+def build(texts: dict[str, str], file: pathlib.Path) -> None:
+    """Write a shared library of the kernels that `machine.recording` recorded.
+
+    Args:
+      texts: the LLVM IR of each kernel, by the name of its handler.
+      file: to write.
+    Raises:
+      RuntimeError: no library can be written here, or the linker failed.
+    """
+    import llvmlite.binding as llvm
+
+    if reason := unavailable():
+        raise RuntimeError(reason)
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    levels = LEVELS[platform.machine()]
+    runtime = Runtime(min(API_VERSIONS), large_pages=True).text()
+    with tempfile.TemporaryDirectory() as folder:
+        folder, objects = pathlib.Path(folder), []
+
+        def compile_for(cpu: str, text: str):
+            target = llvm.Target.from_default_triple().create_target_machine(
+                cpu=cpu, opt=2, reloc="pic", jit=False
+            )
+            parsed = llvm.parse_assembly(text)
+            parsed.verify()
+            objects.append(folder / f"{len(objects)}.o")
+            objects[-1].write_bytes(target.emit_object(parsed))
+
+        compile_for(levels[0], runtime)
+        compile_for(levels[0], _handlers(texts, len(levels)))
+        for n, cpu in enumerate(levels):
+            for name, text in texts.items():
+                compile_for(cpu, text.replace(f"@{name}(", f"@{name}_{n}("))
+        exported = folder / "exported"
+        names = "; ".join([*texts, "eqfuse_kernels"])
+        exported.write_text(f"{{ global: {names}; local: *; }};")
+        command = [_linker(), "-shared", "-Bsymbolic", "-soname", file.name, "-z", "noexecstack"]
+        command += ["-z", "defs", "--build-id=none", "--version-script", exported, "-o", file]
+        done = subprocess.run([*command, *objects, _libc()], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{command[0]} did not link the kernels: {done.stderr.strip()}")

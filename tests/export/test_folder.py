@@ -1,0 +1,394 @@
+"""`eqfuse export --for`: folders that run without eqfuse, and in C++ without Python."""
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ase.build
+import ase.io
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+from ase.calculators.socketio import SocketIOCalculator
+
+import eqfuse
+from eqfuse import cli
+from eqfuse.export import engine, export_folder
+from eqfuse.export.command import sizes_for
+from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.train.settings.schema import ConfigError
+from tests.lammps.untrained import untrained_run
+
+SOURCES = Path(eqfuse.__file__).parent / "export"
+SIZES = [(40, 800), (600, 28000)]
+
+pytestmark = pytest.mark.skipif(
+    bool(library.unavailable() or machine.unavailable()), reason="no libraries of kernels here"
+)
+
+
+def plugin():
+    """Return XLA's PJRT plug-in for CPUs: $EQFUSE_PJRT_PLUGIN, or that of lammps-jax-pjrt-cpu."""
+    if file := os.environ.get("EQFUSE_PJRT_PLUGIN"):
+        return file
+    found = importlib.util.find_spec("lammps_jax_pjrt_cpu")
+    if found is None:
+        pytest.skip("no PJRT plug-in: pip install lammps-jax-pjrt-cpu, or EQFUSE_PJRT_PLUGIN")
+    return str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so"))
+
+
+def compiled(source: Path, out: Path):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
+    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out), "-ldl"]
+    subprocess.run(command, check=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("folders")
+
+
+@pytest.fixture(scope="module")
+def host(place):
+    return compiled(SOURCES / "eqfuse_run.cpp", place / "host")
+
+
+@pytest.fixture(scope="module")
+def mace(place):
+    run = untrained_run(place, "mace")
+    return run, export_folder(run, place / "mace_folder", engine="pjrt", sizes=SIZES)
+
+
+def structure(name):
+    """Return a crystal, a slab, a skewed cell smaller than the cutoff, or a molecule."""
+    if name == "molecule":  # all of it is far from the first of two domains along x
+        return ase.Atoms("AlCu2", [[10, 0, 0], [12.4, 0.1, 0], [10.3, 2.5, 0.2]])
+    atoms = ase.build.bulk("Al", cubic=True)
+    if name == "skewed":
+        atoms = ase.build.bulk("Al") * (2, 1, 1)
+    if name == "slab":
+        atoms = ase.build.fcc111("Al", (2, 2, 2), vacuum=4.0)
+        atoms.info.clear()
+    atoms.numbers[0] = 29
+    atoms.rattle(0.1, seed=1)
+    atoms.positions += [7, -5, 3]  # outside of the cell
+    return atoms
+
+
+def run_host(host, folder, atoms, tmp_path, *options, environment=()):
+    """Return energy, forces and virial by the C++ program, in a process without Python."""
+    file = tmp_path / "start.xyz"
+    ase.io.write(file, atoms)
+    command = [str(host), str(folder), plugin(), str(file), *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(environment))
+    assert done.returncode == 0, done.stderr
+    energy, virial, *forces = [
+        [float(x) for x in line.split()[1:]] for line in done.stdout.splitlines()
+    ]
+    assert len(forces) == len(atoms)
+    return energy[0], np.array(forces), np.reshape(virial, (3, 3))
+
+
+def assert_agreement(results, atoms, run, tolerance, dtype="float64", rounded=True):
+    """Compare with the calculator on XLA's kernels, whose positions have the digits of a file."""
+    energy, forces, virial = results
+    atoms = atoms.copy()
+    if rounded:
+        atoms.positions = atoms.positions.round(8)
+        atoms.set_cell(atoms.cell.array)
+    atoms.calc = eqfuse.Calculator(run, dtype=dtype, backend="xla")
+    assert abs(energy - atoms.get_potential_energy()) < tolerance * abs(energy)
+    largest = np.abs(atoms.get_forces()).max()
+    np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=tolerance * largest)
+    if atoms.pbc.all():
+        expected = -atoms.get_stress(voigt=False) * atoms.get_volume()
+        atol = tolerance * np.abs(expected).max()
+        np.testing.assert_allclose(virial, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["crystal", "slab", "skewed", "molecule"])
+@pytest.mark.parametrize("domains", [0, 2])
+def test_a_program_without_python_agrees_with_the_calculator(mace, host, tmp_path, name, domains):
+    """With two domains: ghosts, and for the molecule, a domain that is empty."""
+    run, folder = mace
+    atoms = structure(name)
+    options = ["--domains", str(domains)] if domains else []
+    # the file has 8 decimals, also of the cell: 1e-8 of 0.1 Å
+    assert_agreement(run_host(host, folder, atoms, tmp_path, *options), atoms, run, 2e-8)
+
+
+def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
+    run, folder = mace
+    atoms = structure("crystal")
+    for level in ("0", "1"):
+        environment = {"EQFUSE_LEVEL": level, "OMP_NUM_THREADS": "1"}
+        results = run_host(host, folder, atoms, tmp_path, environment=environment)
+        assert_agreement(results, atoms, run, 2e-8)
+
+
+@pytest.mark.parametrize(("model", "backend"), [("nequip", "xla"), ("allegro", "llvm")])
+def test_float32_and_other_networks(place, host, tmp_path, model, backend):
+    run = untrained_run(tmp_path, model)
+    folder = export_folder(
+        run, tmp_path / "a", engine="pjrt", sizes=SIZES, dtype="float32", backend=backend
+    )
+    assert (folder / "eqfuse_kernels.so").exists() == (backend == "llvm")
+    atoms = structure("crystal")
+    results = run_host(host, folder, atoms, tmp_path, "--domains", "2")
+    assert_agreement(results, atoms, run, 2e-5)
+
+
+def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
+    _, folder = mace
+    shutil.copytree(folder, tmp_path / "copy")
+    program = compiled(Path(__file__).with_name("twice.cpp"), tmp_path / "twice")
+    command = [str(program), plugin(), str(folder), str(tmp_path / "copy")]
+    done = subprocess.run(command, capture_output=True, text=True, env={})
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines)) == (0, 8), done.stdout + done.stderr
+    assert len(set(lines[:4])) == 1
+    assert "does not know the element of atomic number 79; it knows Al Cu" in lines[4]
+    assert "owned is 3, outside 0 to 2 atoms" in lines[5]
+    assert "an edge names atom 2, outside 0 to 2 atoms" in lines[6]
+    assert "2 senders, 2 receivers and 5 components of vectors" in lines[7]
+
+
+def test_what_a_host_cannot_run_gives_a_sentence(mace, host, tmp_path):
+    _, folder = mace
+    crystal = structure("crystal")
+    at_one_place = crystal.copy()
+    at_one_place.positions[2] = at_one_place.positions[1]
+    gold = crystal.copy()
+    gold.symbols[:] = "Au"
+    other = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
+
+    def changed(old, new):
+        text = (folder / "manifest.txt").read_text()
+        assert old in text
+        return text.replace(old, new)
+
+    for atoms, manifest, missing, expected in (
+        (crystal * (6, 6, 6), None, None, "864 atoms (with ghosts) and"),
+        (gold, None, None, "the network does not know Au; it knows Al Cu"),
+        (at_one_place, None, None, "atoms 1 and 2 are at one place"),
+        (crystal, None, "eqfuse_kernels.so", "the kernels of the network cannot be loaded"),
+        (crystal, None, "program_40_800", "cannot be read; is the folder whole?"),
+        (crystal, None, "manifest.txt", "cannot be read; is the folder whole?"),
+        (crystal, changed("format 1", "format 2"), None, "a later version of eqfuse (format 2"),
+        (crystal, changed(platform.machine(), other), None, f"for a processor {other}, and this"),
+    ):
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        if manifest:
+            (copy / "manifest.txt").write_text(manifest)
+        if missing:
+            (copy / missing).unlink()
+        ase.io.write(tmp_path / "start.xyz", atoms)
+        command = [str(host), str(copy), plugin(), str(tmp_path / "start.xyz")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1, expected
+        assert expected in done.stderr
+    assert (
+        "cannot be loaded"
+        in subprocess.run(
+            [str(host), str(folder), "nothing.so", "a"], capture_output=True, text=True
+        ).stderr
+    )
+
+
+def test_a_folder_holds_nothing_of_the_machine_that_writes_it(mace, place, tmp_path, monkeypatch):
+    _, folder = mace
+    other = machine.Machine(64, 32, 1 << 22, 1 << 26, processors=64)
+    monkeypatch.setattr(machine, "_this_machine", lambda: other)
+    again = export_folder(place / "mace", tmp_path / "again", engine="pjrt", sizes=SIZES)
+    for file in folder.iterdir():
+        assert str(place).encode() not in file.read_bytes()
+        if not file.name.startswith("program"):  # the order of its constants differs
+            assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+
+
+READER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import engine, numpy as np
+given = dict(np.load(sys.argv[3]))
+for folder in sys.argv[1:3]:
+    one = engine.Engine(folder)
+    results = one.compute(**given)
+assert not [name for name in sys.modules if name.startswith(("eqfuse", "flax", "e3nn"))]
+np.savez(sys.argv[3], *results)
+for bad in ({**given, "numbers": np.full(4, 79)}, {k: np.tile(v, (99, 1)[: v.ndim]) if k in
+            ("numbers", "positions") else v for k, v in given.items()}):
+    try:
+        one.compute(**bad)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
+    run, folder = untrained_run(tmp_path, "mace"), tmp_path / "a"
+    atoms = structure("crystal")
+    ase.io.write(tmp_path / "start.extxyz", [atoms, atoms * (3, 1, 1)])
+    sizes = sizes_for(tmp_path / "start.extxyz", 4.0)
+    assert [n for n, _ in sizes] == [6, 12]
+    command = ["export", str(run), str(folder), "--for", "openmm"]
+    assert cli.main([*command, "--structure", str(tmp_path / "start.extxyz")]) == 0
+    shutil.copytree(folder, tmp_path / "copy")
+    arrays = {"numbers": atoms.numbers, "positions": atoms.positions}
+    np.savez(tmp_path / "a.npz", **arrays, cell=atoms.cell.array, pbc=atoms.pbc)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, "-c", READER, *map(str, (folder, tmp_path / "copy"))]
+    done = subprocess.run(
+        [*command, str(tmp_path / "a.npz")], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    unknown, one_place = done.stdout.splitlines()
+    assert "does not know the elements [79]; it knows Al Cu" in unknown
+    assert "are at one place" in one_place
+    with np.load(tmp_path / "a.npz") as results:
+        energies, forces, virial = results.values()
+    # sums in another order, of about 100 numbers: 1e-14
+    assert_agreement((energies.sum(), forces, virial), atoms, run, 1e-11, rounded=False)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
+    run, file = untrained_run(tmp_path), tmp_path / "mine"
+    file.write_text("mine")
+    given = {"engine": "pjrt", "sizes": [(4, 8)]}
+    for folder, options, expected in (
+        (file, given, "exists already and is not overwritten"),
+        (file / "a", given, "cannot be written: (Not a directory|File exists)"),
+        (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
+        (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
+        (tmp_path / "a", given | {"target": "gfx942"}, "target must be cpu, or with --for pjrt"),
+        (tmp_path / "a", given | {"types": ["Au"]}, "types are Au, and the network knows Al Cu"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            export_folder(run, folder, **options)
+    monkeypatch.setattr(library, "_linker", lambda: None)
+    with pytest.raises(ConfigError, match="install binutils; --backend xla writes"):
+        export_folder(run, tmp_path / "a", **given)
+    monkeypatch.setattr(library, "_linker", lambda: "/bin/false")
+    with pytest.raises(RuntimeError, match="did not link the kernels"):
+        export_folder(run, tmp_path / "a", **given)
+    assert file.read_text() == "mine"
+    command = ["export", str(run), str(tmp_path / "a")]
+    assert cli.main([*command, "--for", "pjrt", "--atoms", "4"]) == 2
+    assert cli.main([*command, "--atoms", "4"]) == 2
+    assert "give as many --atoms as --edges" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "nequip", "nothing"]
+
+
+def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
+    """ASE's server of i-PI's protocol; positions come in full precision."""
+    run, folder = mace
+    atoms = structure("crystal")
+    ase.io.write(tmp_path / "start.xyz", atoms)
+    name = f"eqfuse_folder_{os.getpid()}"
+    command = [str(host), str(folder), plugin(), str(tmp_path / "start.xyz"), "--unix", name]
+    with SocketIOCalculator(unixsocket=name, timeout=300) as server:
+        client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={})
+        try:
+            for seed in range(2):
+                atoms.rattle(0.05, seed=seed)
+                atoms.set_cell(atoms.cell.array * 1.01, scale_atoms=True)
+                here = atoms.copy()
+                here.calc = server
+                virial = -here.get_stress(voigt=False) * here.get_volume()
+                results = here.get_potential_energy(), here.get_forces(), virial
+                assert_agreement(results, atoms, run, 1e-10, rounded=False)
+        finally:
+            server.close()
+            client.kill()
+            print(client.communicate()[1])
+
+
+def test_openmm_runs_a_folder(tmp_path):
+    """Its energy and forces are the calculator's, and NVE keeps the energy."""
+    openmm = pytest.importorskip("openmm")
+    from openmm import app, unit
+
+    run = untrained_run(tmp_path, "mace")
+    atoms = structure("crystal")
+    folder = export_folder(run, tmp_path / "a", engine="openmm", sizes=[(4, 400)])
+    topology, system = app.Topology(), openmm.System()
+    residue = topology.addResidue("crystal", topology.addChain())
+    for symbol in atoms.symbols:
+        element = app.Element.getBySymbol(symbol)
+        topology.addAtom(symbol, element, residue)
+        system.addParticle(element.mass)
+    vectors = [openmm.Vec3(*row) for row in atoms.cell.array / 10] * unit.nanometer
+    topology.setPeriodicBoxVectors(vectors)
+    system.setDefaultPeriodicBoxVectors(*vectors)
+    system.addForce(engine.openmm_force(engine.Engine(folder), topology))
+    integrator = openmm.VerletIntegrator(1 * unit.femtosecond)
+    platform = openmm.Platform.getPlatformByName("Reference")
+    context = openmm.Context(system, integrator, platform)
+    context.setPositions(atoms.positions / 10 * unit.nanometer)
+    context.setVelocitiesToTemperature(300 * unit.kelvin, 1)
+
+    def energies():
+        state = context.getState(energy=True, forces=True)
+        forces = state.getForces(asNumpy=True).value_in_unit(
+            unit.kilojoule_per_mole / unit.angstrom
+        )
+        potential, kinetic = state.getPotentialEnergy(), state.getKineticEnergy()
+        return *(e.value_in_unit(unit.kilojoule_per_mole) for e in (potential, kinetic)), forces
+
+    potential, kinetic, forces = energies()
+    per_mole = ase.units.kJ / ase.units.mol
+    # ASE's and OpenMM's constants differ by 1e-8
+    results = potential * per_mole, forces * per_mole, np.zeros((3, 3))
+    atoms.calc = eqfuse.Calculator(run, backend="xla")
+    assert abs(results[0] - atoms.get_potential_energy()) < 1e-7 * abs(results[0])
+    np.testing.assert_allclose(results[1], atoms.get_forces(), rtol=1e-6, atol=1e-9)
+    integrator.step(50)
+    later = energies()
+    assert abs(later[0] - potential) > 1e-4
+    assert abs(sum(later[:2]) - potential - kinetic) < 1e-3 * kinetic
+
+
+def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path):
+    """The program that `pair_style jax/kk` runs, by the client of jaxlib; ghosts as LAMMPS's."""
+    lammps_jax = pytest.importorskip("lammps_jax.export")
+    run, atoms = untrained_run(tmp_path, "nequip"), structure("molecule")
+    folder = export_folder(
+        run, tmp_path / "a", engine="lammps", sizes=[(6, 12)], types=["Cu", "Al"]
+    )
+    bundle = json.loads((folder / "program_6_12.json").read_text())
+    assert bundle["contract"]["n_hops"] == 2
+    script = '. ./env.sh; echo "$LAMMPS_JAX_FFI_HANDLERS"'
+    given = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True)
+    handlers = dict(entry.split("=") for entry in given.stdout.strip().split(";"))
+    assert sorted(handlers) == bundle["contract"]["custom_call_targets"]
+    files = {value.rpartition(":")[0] for value in handlers.values()}
+    assert files == {str(folder / "eqfuse_kernels.so")}
+    engine._register(folder / "eqfuse_kernels.so", list(handlers))
+
+    client = jax.devices()[0].client
+    text = lammps_jax.program_text(bundle, "energy_and_forces_mlir")
+    options = jaxlib.xla_client.CompileOptions()
+    devices = jaxlib._jax.DeviceList((client.devices()[0],))
+    program = client.compile_and_load(text, devices, options)
+    senders, receivers = np.nonzero(~np.eye(3, dtype=bool))
+    ends = [np.append(a, np.full(6, 6)).astype(np.int32) for a in (senders, receivers)]
+    positions = np.concatenate([atoms.positions, np.full((3, 3), 50.0)])
+    types = np.array([1, 0, 0, 0, 0, 0], np.int32)
+    arrays = positions, types, np.int32(3), np.int32(0), *ends, np.arange(12) < 6
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(a) for a in arrays]
+        results = program.execute_sharded(arrays).disassemble_into_single_device_arrays()
+        energy, forces = (np.asarray(a[0]) for a in results)
+    assert_agreement((float(energy), forces[:3], None), atoms, run, 1e-11, rounded=False)

@@ -1,0 +1,84 @@
+"""Metadata of a network with wrong types or sizes: one sentence, before anything is built."""
+
+import copy
+
+import ase.build
+import ase.io
+import pytest
+
+import eqfuse
+from eqfuse import cli
+from eqfuse.data import neighbor_list
+from eqfuse.inference import commands
+from eqfuse.train import CheckpointError
+from eqfuse.train.run import files
+from tests.lammps.untrained import untrained_run
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    [file] = untrained_run(tmp_path_factory.mktemp("runs")).glob("**/best.safetensors")
+    arrays, metadata = files.read_file(file)
+    return arrays, {k: v for k, v in metadata.items() if k not in ("format", "arrays_sha256")}
+
+
+def test_time_and_memory_are_measured_by_the_number_of_atoms(
+    network, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(commands, "_MOST_SECONDS", 0.0)
+    path, frame = tmp_path / "network.safetensors", ase.build.bulk("Cu", cubic=True)
+    path.write_bytes(files.encode(*network))
+    ase.io.write(tmp_path / "copper.xyz", [frame, frame.repeat((1, 1, 2))])
+    assert cli.main(["info", str(path), str(tmp_path / "copper.xyz")]) == 0
+    *_, heads, row = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["atoms", "edges", "ms", "µs/atom", "MiB", "KiB/atom"]
+    atoms, edges, milliseconds, each, *_ = map(float, row.split())
+    cutoff = network[1]["model_fields"]["cutoff"]
+    large = frame.repeat((1, 1, 2))
+    assert atoms == 8
+    assert edges == len(neighbor_list(large.positions, large.cell.array, large.pbc, cutoff)[0])
+    assert each == pytest.approx(1e3 * milliseconds / 8, rel=0.02)
+    assert cli.main(["info", str(path), str(tmp_path / "none.xyz")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+CHANGES = {
+    "layers": ("model_fields", "layers", 100_000),
+    "lmax": ("model_fields", "lmax", 60),
+    "no layers": ("model_fields", "layers", "two"),
+    "avg_num_neighbors": ("model_fields", "avg_num_neighbors", float("nan")),
+    "cutoff": ("model_fields", "cutoff", None),
+    "unknown field": ("model_fields", "colour", 1),
+    "model_fields": ("model_fields", None, 3),
+    "model": ("model", None, "other"),
+    "model type": ("model", None, ["nequip"]),
+    "config": ("config", None, "text"),
+    "dtype": ("config", "dtype", "float16"),
+    "species": ("species", None, [29, 29]),
+    "species type": ("species", None, "Cu"),
+    "species number": ("species", None, [13, 290]),
+    "references": ("reference_energies", "29", None),
+    "references type": ("reference_energies", None, [1.0]),
+    "references number": ("reference_energies", "29", float("inf")),
+    "scale": ("potential", "scale", [1.0]),
+    "shift": ("potential", "shift", ["a", "b"]),
+    "potential": ("potential", None, 7),
+    "potential field": ("potential", "colour", 7),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_metadata_of_wrong_types_or_sizes_are_one_sentence(network, tmp_path, capsys, name):
+    arrays, metadata = network[0], copy.deepcopy(network[1])
+    group, key, value = CHANGES[name]
+    if key is None:
+        metadata[group] = value
+    else:
+        metadata[group][key] = value
+    path = tmp_path / "network.safetensors"
+    path.write_bytes(files.encode(arrays, metadata))
+    with pytest.raises((CheckpointError, ValueError)) as error:
+        eqfuse.Calculator(path)
+    assert "\n" not in str(error.value)
+    assert cli.main(["info", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

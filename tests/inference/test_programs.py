@@ -1,0 +1,54 @@
+"""Programs of the process before are found on disk, by all that they were made of."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.lammps.untrained import untrained_run
+
+CODE = """
+import sys
+import ase.build
+import eqfuse
+from eqfuse.models import Potential
+calls, apply = [], Potential.apply
+Potential.apply = lambda *args, **kwargs: calls.append(1) or apply(*args, **kwargs)
+atoms = ase.build.bulk("Al", cubic=True) * 2
+atoms.rattle(0.1, seed=0)
+atoms.calc = eqfuse.Calculator(sys.argv[1], radial="network")
+print(repr(atoms.get_potential_energy()), len(calls), atoms.calc.num_compilations)
+"""
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory):
+    """Return a function that computes in a new process: energy, traces and programs."""
+    folder = tmp_path_factory.mktemp("programs")
+    run = untrained_run(folder)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    inherited |= {"EQFUSE_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
+
+    def answer(**variables):
+        command = [sys.executable, "-W", "error", "-c", CODE, str(run)]
+        done = subprocess.run(
+            command, env=inherited | variables, check=True, capture_output=True, text=True
+        )
+        energy, traces, programs = done.stdout.split()
+        return float(energy), int(traces), int(programs)
+
+    answer.cache = folder / "cache"
+    return answer
+
+
+def test_the_second_process_traces_nothing(answer):
+    energy, traces, programs = answer()
+    assert (traces > 0, programs) == (True, 1)
+    assert answer() == (energy, 0, 1)
+    assert answer(EQFUSE_FUSED="never")[1] > 0  # made of other things
+    for file in answer.cache.glob("programs/*/eqfuse-*-cache"):  # damaged
+        content = bytearray(file.read_bytes())
+        content[100] ^= 1
+        file.write_bytes(content)
+    assert answer()[0] == energy

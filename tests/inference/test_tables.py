@@ -1,0 +1,84 @@
+"""Tables of radial functions are taken where they are close to the networks, and measured once."""
+
+import ase
+import numpy as np
+import pytest
+
+from eqfuse.cli import main
+from eqfuse.inference import network as module
+from eqfuse.inference import tables
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
+from tests.lammps.untrained import untrained_run
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Return an empty folder of tables."""
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "radial"
+
+
+def forces(network, lengths):
+    """Return the forces on the second atom of pairs of aluminium and copper, [lengths, 3]."""
+    pairs = [ase.Atoms([13, 29], [[0, 0, 0], [d, 0, 0]]) for d in lengths]
+    return np.array([p.forces[1] for p in predict(network, pairs, batch_size=100)])
+
+
+@pytest.mark.parametrize("model", ["nequip", "mace", "allegro"])
+def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
+    """From far below bonds to the cutoff; and they are not with a coarse table that is let pass."""
+    run = untrained_run(tmp_path, model)
+    lengths = np.concatenate([[0.05, 0.1, 0.2], np.linspace(0.3, 3.9, 60), [3.95, 3.98, 3.99]])
+    exact = forces(Network(run, radial="network"), lengths)
+    largest = np.abs(exact).max(axis=1)
+    beyond = np.maximum.accumulate(largest[::-1])[::-1]
+    scale = np.maximum(beyond, 1e-3 * largest.max())[:, None]
+
+    def error():
+        network = Network(run)
+        assert "tables of" in network.radial
+        assert "tables" in network.params
+        return (np.abs(forces(network, lengths) - exact) / scale).max()
+
+    assert 1e-14 < error() <= tables.BOUND
+    monkeypatch.setattr(tables, "KNOTS", (32,))
+    monkeypatch.setattr(tables, "BOUND", 1.0)
+    assert error() > 1e-7
+
+
+def test_a_coarse_table_is_refused(tmp_path, monkeypatch, capsys):
+    run = untrained_run(tmp_path)
+    monkeypatch.setattr(tables, "KNOTS", (16, 32))
+    network = Network(run)
+    assert "tables" not in network.params
+    assert network.module.potential.model.radial == "network"
+    assert main(["info", str(run)]) == 0
+    assert "radial   networks, since tables of 32 knots, whose" in capsys.readouterr().out
+    monkeypatch.setattr(tables, "MOST_BYTES", 1000)
+    assert "would take 0.0 GB" in Network(run).radial
+
+
+def test_a_network_is_measured_once_and_its_process_keeps_memory(tmp_path, cache, monkeypatch):
+    run, calls = untrained_run(tmp_path), []
+    for name in ("keep_memory", "keep_programs"):
+        monkeypatch.setattr(module, name, lambda name=name: calls.append(name))
+    first = Network(run)
+    assert sorted(calls) == ["keep_memory", "keep_programs"]
+    [file] = cache.iterdir()
+
+    def again(*_):
+        raise AssertionError("measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "measured", again)
+        found = Network(run)
+        Network(run, radial="network")
+        Network(run, radial="table")  # with the knots of the run
+    assert found.radial == first.radial
+    np.testing.assert_array_equal(forces(found, [2.0]), forces(first, [2.0]))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert Network(run).radial == first.radial
+    assert file.read_bytes() != content

@@ -1,0 +1,289 @@
+"""All products against e3nn-jax: value, derivatives, equivariance, half precision, irreps, errors.
+
+A kind is an op: its cases; those of them that ask something of a backend, which run on every
+backend but XLA by default, and the first of them on XLA too; and those that ask nothing that others
+do not. By default the rest runs on the native backend, where one sees what a case asks of an op
+before it chooses a backend.
+"""
+
+import functools
+import itertools
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops import _tensor_product
+from tests.ops import cases, tiers
+from tests.ops.cases import CHANNELWISE, ELEMENTWISE, SMALL, TENSOR_PRODUCT
+from tests.ops.parity import (
+    BACKENDS,
+    assert_equivariant,
+    assert_one_rounding,
+    assert_parity,
+    error,
+    largest,
+)
+
+KINDS = {
+    "product": (
+        TENSOR_PRODUCT,
+        "mul-33 l3-both-parities regroup broadcast one-y one-y-expanded no-rows uvuv-expanded "
+        "zero-blocks nothing-left",
+        "scalars mixed mul-1 mul-5 norm none no-axes broadcast-new-axis one-y-no-rows one-x "
+        "uvuv-expanded-regrouped uvuv-expanded-not-regrouped not-regrouped zero-mul-not-regrouped "
+        "no-irreps",
+    ),
+    "graph": (
+        cases.GRAPH,
+        "mul-33 l3 mul-600 not-regrouped unweighted one-y one-w no-edges uvuv-expanded one-by-many "
+        "zero-blocks",
+        "scalars l2-both-parities mixed mul-1 mul-5 norm none one-y-by-many one-y-expanded "
+        "zero-mul one-w-no-edges one-y-and-w uvuv-unrolled",
+    ),
+    "elementwise": (
+        ELEMENTWISE,
+        "mul-33 cut-blocks one-y no-rows",
+        "scalars l3-both-parities mixed mul-1 mul-5 none no-axes zero-mul",
+    ),
+    "channelwise": (CHANNELWISE, "graph l3-both-parities graph-no-edges", "graph-mul-33"),
+    "weights": (cases.WEIGHTED_CHANNELWISE, "two-paths no-edges", "mul-33"),
+    "channels": (cases.CHANNELS, "not-sorted no-rows", "axes"),
+    "interpolate": (cases.INTERPOLATE, "two-tables", "one-table"),
+    "contraction": (
+        cases.CONTRACTION,
+        "two-factors-both-parities three-factors channels-33 own-weights one-index no-rows",
+        "one-factor axes no-axes one-index-axes",
+    ),
+}
+FLOAT32 = ("product", "graph", "contraction", "interpolate")
+"""Kinds that run in float32 by default; bfloat16, which is computed in it, is tested of others."""
+# coefficients of all normalisations: ir/test_form.py
+CASES = {f"{kind}: {name}": c for kind, (of, *_) in KINDS.items() for name, c in of.items()}
+CORE = {f"{kind}: {name}" for kind, (_, core, _) in KINDS.items() for name in core.split()}
+kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
+natively = pytest.mark.parametrize("backend", tiers.NATIVELY)
+
+
+def of_all_kinds():
+    """Yield a case, a dtype and a backend of each comparison, slow where it is not by default."""
+    for kind, (of, *names) in KINDS.items():
+        core, slow = (group.split() for group in names)
+        for name, dtype, given in itertools.product(of, ("float64", "float32"), BACKENDS):
+            backend, marks = (given, []) if isinstance(given, str) else (*given.values, given.marks)
+            by_default = name in core or (backend == tiers.NATIVE and name not in slow)
+            if backend == "xla" or dtype == "float32":
+                by_default = name == core[0] and (backend != "xla" or dtype == "float64")
+                by_default &= dtype == "float64" or kind in FLOAT32
+            marks = [*marks] if by_default else [*marks, pytest.mark.slow]
+            label = f"{kind}: {name}-{dtype}-{backend}"
+            yield pytest.param(f"{kind}: {name}", dtype, backend, marks=marks, id=label)
+
+
+@pytest.fixture(autouse=True)
+def _no_einsum_of_e3nn(request, monkeypatch):
+    """On xla some products on a graph would be e3nn-jax's own, with which they are compared."""
+    if request.node.name.partition("[")[2].startswith("graph: "):
+        monkeypatch.setattr(_tensor_product, "_repeats_more_than_it_writes", lambda product: False)
+
+
+@pytest.mark.parametrize(("name", "dtype", "backend"), list(of_all_kinds()))
+def test_value_and_derivatives(name, dtype, backend):
+    """Of the core, in both orders of forward and reverse mode."""
+    assert_parity(CASES[name], np.dtype(dtype), backend, mixed=name in CORE)
+
+
+TURNED = {
+    "product: uvuv-expanded",
+    "graph: l3",
+    "graph: uvuv-expanded",
+    "elementwise: cut-blocks",
+    "channelwise: graph",
+    "channels: not-sorted",
+    "contraction: three-factors-pseudoscalar",
+}
+
+
+@natively
+@pytest.mark.parametrize(
+    "name",
+    tiers.slow_unless(TURNED, *sorted({*TURNED, *CORE} - {n for n in CASES if "interp" in n})),
+)
+def test_equivariance(name, backend):
+    case = CASES[name]
+    if all(0 not in shape for shape in case.shapes()):
+        assert_equivariant(case, backend)
+
+
+HALF = ["product: mul-5", "graph: mul-5", "channelwise: graph", "contraction: own-weights"]
+HALF += ["channels: not-sorted", "interpolate: two-tables"]
+MORE = ["elementwise: mul-5", "product: norm", "product: one-y", "graph: one-w", "graph: mul-600"]
+
+
+@kernels
+@pytest.mark.parametrize("dtype", tiers.slow_unless([jnp.bfloat16], jnp.bfloat16, jnp.float16))
+@pytest.mark.parametrize("name", tiers.slow_unless(HALF, *HALF, *MORE))
+def test_half_precision_is_rounded_once(name, dtype, backend):
+    """The gradient of y of many channels on a graph is a sum over blocks of channels."""
+    assert_one_rounding(CASES[name], dtype, backend)
+
+
+OWN = [n for n in CASES if n.split(":")[0] not in ("product", "graph", "elementwise")]
+
+
+@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *OWN))
+def test_the_backend_e3nn_is_the_definition(name, x64):
+    case = CASES[name]
+    found, expected = (
+        np.asarray(jax.jit(f)(*case.operands())) for f in (case.function("e3nn"), case.reference)
+    )
+    assert error(found, expected) <= 1e-13 * largest(expected)
+
+
+@pytest.mark.parametrize("name", ["tensor_product", "elementwise_tensor_product"])
+def test_the_backend_e3nn_is_e3nn(name, monkeypatch):
+    monkeypatch.setattr(e3nn, name, lambda *args, **keywords: (args, keywords["filter_ir_out"]))
+    answer = getattr(ops, name)("1o", "2x1o", filter_ir_out="0e", backend="e3nn")
+    assert answer == (("1o", "2x1o"), "0e")
+
+
+@kernels
+@pytest.mark.parametrize("name", ["channels: one-channel", "interpolate: two-tables"])
+def test_vmap(name, backend):
+    case = CASES[name]
+    arrays = [a.astype(np.float32) for a in case.operands()]
+    found = jax.jit(jax.vmap(case.function(backend)))(*(np.stack([a, 2 * a]) for a in arrays))
+    expected = case.reference(*arrays)
+    np.testing.assert_allclose(found, np.stack([expected, 4 * expected]), rtol=0, atol=1e-5)
+
+
+@natively
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("product", "elementwise"))])
+def test_irreps_are_those_of_e3nn(name, backend):
+    """As they are printed, with arrays and without; zero flags: test_as_e3nn.py."""
+    case = CASES[name]
+    theirs = functools.partial(getattr(e3nn, case.op), **case.options)
+    ours = functools.partial(getattr(ops, case.op), **case.options, backend=backend)
+    x, y = case.irreps_arrays(*(a.astype(np.float32) for a in case.operands()))
+    found, expected = (jax.eval_shape(lambda f=f: f(x, y)) for f in (ours, theirs))
+    assert repr(found.irreps) == repr(expected.irreps)
+    assert found.shape == expected.shape
+    assert repr(ours(str(x.irreps), y.irreps)) == repr(theirs(x.irreps, y.irreps))
+
+
+@pytest.mark.parametrize("backend", ["e3nn", "xla"])
+@pytest.mark.parametrize("name", CHANNELWISE)
+def test_channelwise_irreps_are_sorted_and_merged(name, backend):
+    case = CHANNELWISE[name]
+    x, y = case.irreps_arrays(*(a.astype(np.float32) for a in case.operands()))
+    edges = None if case.graph is None else case.graph.edges()
+    found = jax.eval_shape(
+        lambda: ops.channelwise_tensor_product(x, y, edges, **case.options, backend=backend)
+    )
+    assert repr(found.irreps) == repr(case.irreps_out)
+    given = ops.channelwise_tensor_product(x.irreps, str(y.irreps), **case.options)
+    assert repr(given) == repr(case.irreps_out)
+
+
+X = e3nn.IrrepsArray("2x1o", jnp.ones((4, 6)))
+SIX, FIVE = (e3nn.IrrepsArray("2x1o", jnp.ones((n, 6))) for n in (6, 5))
+Y, SCALARS = e3nn.IrrepsArray("0e+1o", jnp.ones((4, 4))), e3nn.IrrepsArray("0e", np.ones((6, 1)))
+PAIR = e3nn.IrrepsArray("2x0e+2x1o", np.ones((4, 8), np.float32))
+W, INDEX = np.ones((3, 5, 2), np.float32), np.zeros(4, int)  # 1 + 2 + 2 paths to 0e
+EDGES, INTERVALS = SMALL.edges(), ops.group_by_interval(jnp.zeros(6, jnp.int32), 4)
+UNKNOWN = {"irrep_normalization": "unit"}, "'unit' is not supported; choose 'component'"
+CUDA = {"backend": "cuda"}, "backend 'cuda' is unknown; choose one of triton"
+COMPLEX = {}, "backend 'xla' is for real numbers: complex"
+
+
+def tables(*shape):
+    return [jnp.ones(shape)]
+
+
+# of each op: arguments, keywords, and what the message says
+REFUSED = {
+    ops.tensor_product: [
+        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
+        ((X, X), *UNKNOWN),
+        ((X, X * 1j), *COMPLEX),
+        ((X, X), *CUDA),
+    ],
+    ops.graph_tensor_product: [
+        ((FIVE, SCALARS), {}, r"needs edges: eqfuse.ops.Edges.from_arrays makes them"),
+        ((X, SCALARS, None, EDGES), {}, r"x must be \[5 nodes, 2x1o\], got shape \(4, 6\)"),
+        ((FIVE, SCALARS[:2], None, EDGES), {}, r"y must be \[6 edges, 1x0e\], or one .* \(2, 1\)"),
+        ((FIVE, SCALARS, np.ones((6, 3)), EDGES), {}, r"\[6 edges, 2 irreps of 2x1o\].* \(6, 3\)"),
+        ((FIVE, SCALARS, np.ones(6), EDGES), {}, r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6,\)"),
+        ((FIVE * 1j, SCALARS, None, EDGES), *COMPLEX),
+    ],
+    ops.elementwise_tensor_product: [
+        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
+        ((X, X[:, :3]), {}, r"of irreps, got 2 \(2x1o\) and 1 \("),
+        (("2x1o", "1o"), {}, r"same number of irreps, got 2 \(2x"),
+        ((X, X), *UNKNOWN),
+        ((X, X), *CUDA),
+    ],
+    ops.channelwise_tensor_product: [
+        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
+        ((X, X[:, :3]), {}, "same multiplicity, got 2x1o and 1x1o"),
+        (("2x1o+0e", "2x1o"), {}, r"got 2x1o\+1x0e and 2x1o"),
+        ((X, X, EDGES), {}, r"x must be \[6 edges, 2x1o\], got"),
+        ((X[:1], X, EDGES), {}, r"x must be \[6 edges"),
+        ((SIX, SIX, EDGES), {}, r"y must be \[5 nodes, 2x1o\], got"),
+        ((X, X), {"weights": jnp.ones(6)}, "weights are for a product on a graph, with edges"),
+        ((SIX, FIVE, EDGES), {"weights": jnp.ones(4)}, r"\[6 irreps of .*\], got shape \(4,\)"),
+        ((X, X), *UNKNOWN),
+        ((X, X), *CUDA),
+    ],
+    ops.weighted_channels: [
+        ((X, jnp.ones((4, 2))), {}, "must have a multiplicity of 1, got 2x1"),
+        ((Y, jnp.ones((4, 5))), {}, r"\[..., 2 irreps of .*\(4, 5\)"),
+        ((Y, jnp.ones((3, 6))), {}, r"axes \(4,\) of y, got shape \(3, 6\)"),
+    ],
+    ops.tensor_square: [((X,), {"irrep_normalization": "cg"}, "='cg' is not supported")],
+    ops.interpolate: [
+        (
+            ([], INTERVALS, jnp.ones((6, 6))),
+            {},
+            r"\[4 intervals, order, width\] of order 6, got.*\[\]",
+        ),
+        ((tables(3, 6, 2), INTERVALS, jnp.ones((6, 6))), {}, r"got shapes \[\(3, 6, 2\)\]"),
+        (
+            (tables(4, 5, 2), INTERVALS, jnp.ones((6, 6))),
+            {},
+            r"order 6, got shapes \[\(4, 5, 2\)\]",
+        ),
+        (
+            (tables(4, 6, 2), INTERVALS, jnp.ones((5, 6))),
+            {},
+            r"\[6 rows, order\], got shape \(5, 6\)",
+        ),
+    ],
+    ops.symmetric_contraction: [
+        (
+            (PAIR, W[:, :4], INDEX),
+            {},
+            r"\[num_indices, 5 paths, 2 channels\], got shape \(3, 4, 2\)",
+        ),
+        ((PAIR, W[0, 1:]), {}, r"\[..., 5 paths, 2 channels\], got shape \(4, 2\)"),
+        ((PAIR, W, INDEX.astype(float)), {}, "index must hold integers, got float"),
+        ((PAIR, W, INDEX), {"irreps_out": "3x0e"}, r"one multiplicity.*2x0e\+2x1o and 3x0e"),
+        ((PAIR[:, :5], W, INDEX), {}, r"one multiplicity.*2x0e\+1x1o and 2x0e"),
+        ((PAIR, W, INDEX), {"irreps_out": "2x0o"}, "0o, which no symmetric product of up to 3"),
+        ((PAIR, W, INDEX), {"correlation": 0}, "correlation must be at least 1, got 0"),
+        ((PAIR, W, INDEX), *CUDA),
+    ],
+}
+
+
+@pytest.mark.parametrize("op", REFUSED, ids=lambda op: op.__name__)
+def test_errors_name_what_is_wrong(op):
+    options = {"backend": "xla"}
+    if op is ops.symmetric_contraction:
+        options |= {"irreps_out": "2x0e", "correlation": 3}
+    for arguments, keywords, message in REFUSED[op]:
+        with pytest.raises(ValueError, match=message):
+            op(*arguments, **options | keywords)

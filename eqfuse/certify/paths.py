@@ -5,7 +5,7 @@ from typing import NamedTuple
 import ase
 import numpy as np
 
-from eqfuse.certify.questions import EPS, SIGMAS, Finding, Rounding, line, measure
+from eqfuse.certify.questions import SIGMAS, Finding, Rounding, line, measure
 from eqfuse.certify.subjects import Subject
 
 NEAREST, FARTHEST, _STEP = 0.2, 12.0, 0.05  # Å
@@ -104,7 +104,7 @@ def walk(subject: Subject, path: Path, begin: float, precision: str, rng) -> Wal
             np.abs(a.forces.sum(axis=0)).max() / max(np.abs(a.forces).max(), 1.0) for a in answers
         )
         findings.append(Finding(opposite, SIGMAS * noise.forces, "eV/Å", "sum of all forces"))
-        findings += _jumps(subject, path, rows, noise, precision, row)
+        findings += _jumps(subject, path, rows, noise, precision, row, rng)
     return Walk(path.name, *rows.T, findings)
 
 
@@ -119,10 +119,9 @@ def _misfits(rows, slope):
     return np.abs(energies), np.abs(np.diff(force) - slope * np.diff(r))
 
 
-def _jumps(subject, path, rows, noise: Rounding, precision: str, row) -> list[Finding]:
+def _jumps(subject, path, rows, noise: Rounding, precision: str, row, rng) -> list[Finding]:
     """Return what is left of the most abrupt changes of energy and of force, in fine intervals."""
     finest = _FINEST if precision == "float64" else _FINEST_OF_FLOAT32
-    eps = EPS[precision]
     sigmas = noise.energy, noise.forces
     slopes = np.pad(np.diff(rows[:, 2]) / np.diff(rows[:, 0]), 1, mode="edge")
     slopes = (slopes[:-2] + slopes[2:]) / 2  # on both sides of each interval
@@ -153,8 +152,10 @@ def _jumps(subject, path, rows, noise: Rounding, precision: str, row) -> list[Fi
         unit, order = (("eV", 3), ("eV/Å", 2))[kind]
         larger = max(1.0, *(np.abs(ends[:, 1:]).max(axis=0) / usual))
         smooth = 4 * last[-3] / 4**order  # of two halvings
-        _, energy, force = np.abs(ends).max(axis=0)
-        least = (eps * (energy + len(path.atoms)) / 2, 4 * eps * force)[kind]
-        limit = SIGMAS * max(sigmas[kind] * larger, least) + smooth
+        limit = SIGMAS * sigmas[kind] * larger + smooth
+        if last[-1] > limit:  # a short distance may have more rounding than its numbers say
+            here = path.at(ends[0, 0])
+            there = measure(here, subject.compute(line(here, rng)), precision)
+            limit = max(limit, SIGMAS * there[kind] + smooth)
         findings.append(Finding(last[-1], limit, unit, f"{path.name}, {ends[0, 0]:.3f} Å"))
     return findings

@@ -176,7 +176,11 @@ class TensorProductLinear(nn.Module):
             zeros = functools.partial(e3nn.zeros, leading_shape=batch_axes.shape, dtype=dtype)
             return tuple(e3nn.IrrepsArray(p, next(outputs)) if p.dim else zeros(p) for p in parts)
         if fused_gate is not None:
-            return e3nn.IrrepsArray(fused_gate.irreps_out, *outputs)
+            irreps = fused_gate.irreps_out
+            if self.force_irreps_out and linear.irreps_out != e3nn.Irreps(self.irreps_out):
+                whole = jax.eval_shape(gate, e3nn.zeros(self.irreps_out, (), dtype))
+                irreps = whole.irreps  # the same channels in the blocks that were asked for
+            return e3nn.IrrepsArray(irreps, *outputs)
         return gate(self._preactivation(linear.irreps_out, *outputs, zero_flags, skip))
 
     def _gate(self) -> tuple[Callable | None, Callable]:

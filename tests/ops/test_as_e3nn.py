@@ -240,6 +240,19 @@ def test_a_skip_of_zeros_is_zero():
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("irreps", ["3x0e+3x0e", "3x0e+3x0e+2x1o", "2x0o+2x0e+3x0e+1o+1x1o"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gated_blocks_are_those_that_were_asked_for(irreps, backend):
+    x, y = (
+        e3nn.normal(i, jax.random.key(k), (ROWS,)) for k, i in enumerate(("4x0e+2x1o", "0e+1o"))
+    )
+    theirs, ours = (
+        ops.TensorProductLinearGate(irreps, force_irreps_out=True, backend=b)
+        for b in ("e3nn", backend)
+    )
+    assert_modules_agree(ours, theirs, (x, y))
+
+
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("irreps_y", ["1x0e", "2x0e"])

@@ -22,7 +22,7 @@ _MEDIAN_OF_SQUARES = 0.455  # of a normal distribution
 _DIRECTIONS = 3
 _LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
 _REACH = 5.0  # Å, by which a strain moves neighbours
-_FINER = 4  # times shorter, of differences that are taken again
+_FINER, _LEVELS = 4, 3  # times shorter are differences that are taken again, so often at most
 _STENCIL = (-3, -2, -1, 1, 2, 3)
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
@@ -182,7 +182,9 @@ def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     """Ask whether forces are the slope of the energy, all atoms at once and each atom alone."""
     questions = []
 
-    def along(name, direction, remark, step=noise.step):
+    def along(name, direction, remark, level=0):
+        step = noise.step / _FINER**level
+
         def judge(answers):
             first, *others = answers
             slope, apart = _slope([a.energy for a in others], step)
@@ -190,8 +192,8 @@ def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
             return [Finding(abs(slope + (first.forces * direction).sum()), limit, "eV/Å", remark)]
 
         lines = [atoms, *(moved(atoms, k * step * direction) for k in _STENCIL)]
-        finer = functools.partial(along, name, direction, remark, step / _FINER)
-        return Question(name, lines, judge, finer if step == noise.step else None)
+        finer = functools.partial(along, name, direction, remark, level + 1)
+        return Question(name, lines, judge, finer if level < _LEVELS else None)
 
     for _ in range(_DIRECTIONS):
         questions.append(along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), ""))
@@ -209,11 +211,11 @@ def strained(atoms: ase.Atoms, strain) -> ase.Atoms:
     return copy
 
 
-def stresses(atoms: ase.Atoms, noise: Rounding, finer: bool = False) -> list[Question]:
+def stresses(atoms: ase.Atoms, noise: Rounding, level: int = 0) -> list[Question]:
     """Ask whether each component of the stress is the slope of the energy by that strain."""
     if not (atoms.pbc.all() and atoms.cell.rank == 3):
         return []
-    step, volume = noise.step / (_REACH * (_FINER if finer else 1)), atoms.get_volume()
+    step, volume = noise.step / (_REACH * _FINER**level), atoms.get_volume()
     structures = [atoms]
     for i, j in _VOIGT:
         strain = np.zeros((3, 3))
@@ -232,8 +234,8 @@ def stresses(atoms: ase.Atoms, noise: Rounding, finer: bool = False) -> list[Que
         worst = int(np.argmax(errors / limits))
         return [Finding(errors[worst], limits[worst], "eV/Å³", likely or AXES[worst])]
 
-    again = None if finer else lambda: stresses(atoms, noise, True)[0]
-    return [Question("stress", structures, judge, again)]
+    finer = None if level == _LEVELS else lambda: stresses(atoms, noise, level + 1)[0]
+    return [Question("stress", structures, judge, finer)]
 
 
 def _likely_stress(stress, slopes, limits) -> str:

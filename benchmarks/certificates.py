@@ -3,6 +3,7 @@
 A line for each potential, with what failed or was noted and by how much.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -34,8 +35,11 @@ def line_of(report: dict) -> str:
     return "| " + " | ".join(cells).replace("\n", " ") + " |"
 
 
-def main(files: list[str]) -> int:
+def main() -> int:
     """Print the table, and return 1 where a report has another format."""
+    parser = argparse.ArgumentParser(prog="benchmarks.certificates", description=__doc__)
+    parser.add_argument("files", nargs="+", help="reports, JSON")
+    files = parser.parse_args().files
     print("| calculator | version | precision | verdict | failed | noted |")
     print("|---|---|---|---|---|---|")
     for file in files:
@@ -48,4 +52,4 @@ def main(files: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

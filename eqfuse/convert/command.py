@@ -63,7 +63,7 @@ def _check(options) -> int:
     except ConvertError as error:
         print(f"check      {error}", file=sys.stderr)
         print("without the program:")
-        code = check.main([options.run, "--backends", "--steps", "0"])
+        code = check.main([options.run, "--backends", "--picoseconds", "0"])
         return 2 if options.python else code
     return 0
 

@@ -106,7 +106,7 @@ def assert_agreement(results, atoms, run, tolerance, dtype="float64", rounded=Tr
     if rounded:
         atoms.positions = atoms.positions.round(8)
         atoms.set_cell(atoms.cell.array)
-    atoms.calc = eqfuse.Calculator(run, dtype=dtype, backend="xla")
+    atoms.calc = eqfuse.Calculator(run, dtype=dtype, backend="xla", radial="network")
     assert abs(energy - atoms.get_potential_energy()) < tolerance * abs(energy)
     largest = np.abs(atoms.get_forces()).max()
     np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=tolerance * largest)
@@ -351,7 +351,7 @@ def test_openmm_runs_a_folder(tmp_path):
     per_mole = ase.units.kJ / ase.units.mol
     # ASE's and OpenMM's constants differ by 1e-8
     results = potential * per_mole, forces * per_mole, np.zeros((3, 3))
-    atoms.calc = eqfuse.Calculator(run, backend="xla")
+    atoms.calc = eqfuse.Calculator(run, backend="xla", radial="network")
     assert abs(results[0] - atoms.get_potential_energy()) < 1e-7 * abs(results[0])
     np.testing.assert_allclose(results[1], atoms.get_forces(), rtol=1e-6, atol=1e-9)
     integrator.step(50)

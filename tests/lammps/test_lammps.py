@@ -103,7 +103,7 @@ def assert_agreement(result, calculator, pbc=True):
 def test_two_ranks_agree_with_the_calculator(results, runs, forces):
     """A skewed cell, smaller than the cutoff along one axis, of two elements; two layers."""
     result = results("alloy", forces=forces)
-    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64"))
+    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network"))
 
 
 @needs_lammps
@@ -129,7 +129,7 @@ def test_dynamics_with_atoms_that_migrate_agree_with_ase(results, runs):
     assert lists[0] > 1
     assert (lists == lists[0]).all()  # decided together
     assert (result["counts"][:, 1] <= 2).all()  # programs
-    calculator = eqfuse.Calculator(runs("nequip"), dtype="float64")
+    calculator = eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network")
     assert_agreement(result, calculator)
     atoms = atoms_of(result, calculator, "before_")
     atoms.set_masses(np.array([0, 26.98, 63.546])[result["before_type"]])
@@ -146,7 +146,7 @@ def test_a_cell_that_deforms_agrees_with_ase(results, runs):
     """NPT of all six components of the cell."""
     result = results("npt")
     assert np.abs(result["cell"] / 1.0 - result["before_cell"]).max() > 0.05
-    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64"))
+    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network"))
 
 
 @needs_lammps
@@ -165,7 +165,7 @@ def test_an_error_in_a_step_ends_all_ranks(runs, tmp_path):
 @pytest.mark.parametrize(("ranks", "forces"), [(1, "returned"), (3, "returned"), (3, "complete")])
 def test_ranks_and_models_agree_with_the_calculator(results, runs, model, ranks, forces):
     result = results("alloy", ranks, forces, model)
-    assert_agreement(result, eqfuse.Calculator(runs(model), dtype="float64"))
+    assert_agreement(result, eqfuse.Calculator(runs(model), dtype="float64", radial="network"))
 
 
 @needs_lammps
@@ -183,7 +183,7 @@ def test_tables_of_radial_networks_agree_with_the_calculator(results, runs):
 def test_clusters_and_ranks_without_atoms_agree_with_the_calculator(results, runs, forces):
     result = results("clusters", 4, forces)
     assert (result["counts"][:, 2] == 0).any()
-    calculator = eqfuse.Calculator(runs("nequip"), dtype="float64")
+    calculator = eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network")
     assert_agreement(result, calculator, pbc=[False, True, False])
 
 
@@ -219,7 +219,7 @@ def test_the_command_runs_an_input_on_two_ranks(runs, tmp_path):
     assert lines[1] == "10"
     rows = np.array([line.split() for line in lines[9:]], float)
     atoms = ase.Atoms("Al48", rows[:, 1:4], cell=[12, 8, 8], pbc=True)
-    atoms.calc = eqfuse.Calculator(runs("nequip"), dtype="float64")
+    atoms.calc = eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network")
     np.testing.assert_allclose(rows[:, 4:], atoms.get_forces(), rtol=0, atol=1e-8)
 
 

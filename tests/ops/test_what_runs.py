@@ -118,7 +118,7 @@ def test_the_table_has_every_case():
         for over in ("rows", "a graph")
         for fused in choice.MODES
         if (op, over) != ("TensorProduct", "rows") or fused == "auto"
-    } | {("interpolate", "rows, by interval", "auto")}
+    } | {("interpolate", "rows, by interval", "auto"), ("Linear", "rows", "auto")}
     assert {tuple(line[:3]) for line in LINES} == expected
 
 

@@ -115,7 +115,7 @@ def test_nan_in_the_data(refused, water, tmp_path):
     def change(text):
         lines = text.splitlines()
         words = lines[2 + 5 * 3].split()
-        lines[2 + 5 * 3] = " ".join([*words[:-1], "nan"])
+        lines[2 + 5 * 3] = " ".join([words[0], "nan", *words[2:]])
         return "\n".join(lines) + "\n"
 
     error = refused(rewritten(water, tmp_path, change))
@@ -276,7 +276,8 @@ def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after,
 def test_a_run_folder_may_have_any_name(tmp_path, name):
     folder = RunFolder(tmp_path / name, "seed: 0\n")
     folder.close()
-    checkpoints = Checkpoints(folder.checkpoints, {"model": "nequip", "model_fields": {}})
+    metadata = {"config": {}, "model": "nequip", "model_fields": {}, "potential": None}
+    checkpoints = Checkpoints(folder.checkpoints, metadata)
     checkpoints.offer("last", 3, lambda: {"w": np.zeros(3)}, {"epoch": 1})
     assert read_metadata(tmp_path / name)["epoch"] == 1
 

@@ -133,7 +133,10 @@ def test_guides_run(name, trained, tmp_path):
         "shifts": offsets @ atoms.cell,
     }
     given |= {name: np.asarray(array, np.float32) for name, array in lengths.items()}
-    module("execute").execute(ROOT / "docs" / "how-to" / f"{name}.md", tmp_path, given)
+    page = ROOT / "docs" / "how-to" / f"{name}.md"
+    module("execute").execute(page, tmp_path, given)
+    executed = re.findall(r"(?m)^ *```(?:bash|python)$", page.read_text(encoding="utf-8"))
+    assert executed  # there were such blocks; one that fails is an error
 
 
 @pytest.mark.parametrize(

@@ -177,9 +177,8 @@ class TensorProductLinear(nn.Module):
             return tuple(e3nn.IrrepsArray(p, next(outputs)) if p.dim else zeros(p) for p in parts)
         if fused_gate is not None:
             irreps = fused_gate.irreps_out
-            if self.force_irreps_out and linear.irreps_out != e3nn.Irreps(self.irreps_out):
-                whole = jax.eval_shape(gate, e3nn.zeros(self.irreps_out, (), dtype))
-                irreps = whole.irreps  # the same channels in the blocks that were asked for
+            if self.force_irreps_out:  # the same channels in the blocks that were asked for
+                irreps = jax.eval_shape(gate, e3nn.zeros(self.irreps_out, (), dtype)).irreps
             return e3nn.IrrepsArray(irreps, *outputs)
         return gate(self._preactivation(linear.irreps_out, *outputs, zero_flags, skip))
 

@@ -69,7 +69,7 @@ def test_tensors_do_not_reach_beyond_their_storage(offset, size, stride):
 
 
 def test_a_tensor_has_no_more_numbers_than_its_storage():
-    """Of stride zero, which asks for 32 GiB in 400 bytes."""
+    """A stride of zero asks for 32 GiB in 400 bytes."""
     tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
     with pytest.raises(ConvertError, match="reaches beyond its 1 numbers"):
         value(tensor(Storage("<f4", bytes(4)), 0, (2**33,), (0,)))

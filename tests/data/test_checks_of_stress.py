@@ -116,7 +116,7 @@ def test_stress_that_lacks_the_symmetry_of_a_crystal():
 
 
 def test_stress_that_no_crystal_holds():
-    """Of frames of different atoms, without forces that springs explain."""
+    """The frames have different atoms, and no forces that springs explain."""
     frames = read_embedded("lif")[:4]
     assert not list(stress_problems(frames))
     [problem] = stress_problems(wrong(frames, "in GPa"))

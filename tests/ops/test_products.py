@@ -92,7 +92,7 @@ def _no_einsum_of_e3nn(request, monkeypatch):
 
 @pytest.mark.parametrize(("name", "dtype", "backend"), list(of_all_kinds()))
 def test_value_and_derivatives(name, dtype, backend):
-    """Of the core, in both orders of forward and reverse mode."""
+    """The core is derived in both orders of forward and reverse mode."""
     assert_parity(CASES[name], np.dtype(dtype), backend, mixed=name in CORE)
 
 

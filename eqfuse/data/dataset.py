@@ -123,18 +123,17 @@ class Dataset:
         if validation is None:
             validates = kept_together(first, len(parts[0]))
         kept = _without_copies(given, first, validates, duplicates)
-        indices, sets = np.concatenate([train_indices, val_indices]), []
-        for numbers, of in (
-            (kept[~validates[kept]], structures),
-            (kept[validates[kept]], val_from),
-        ):
+        indices = np.concatenate([train_indices, val_indices])
+
+        def side(of, numbers):
             own = chosen(of, indices[numbers])
-            stored = isinstance(own, Lazy)
-            samples = (
-                samples_of(own, cutoff, species, zero) if stored else [given[k] for k in numbers]
-            )
-            sets.append((own, numbers, samples))
-        (train_structures, train_numbers, train), (val_structures, val_numbers, val) = sets
+            if isinstance(own, Lazy):
+                return own, samples_of(own, cutoff, species, zero)
+            return own, [given[k] for k in numbers]
+
+        train_numbers, val_numbers = kept[~validates[kept]], kept[validates[kept]]
+        train_structures, train = side(structures, train_numbers)
+        val_structures, val = side(val_from, val_numbers)
         isolated = [structures[i] for i in atoms] + [val_from[i] for i in val_atoms]
         fitted = references == "average" or (references is None and not isolated)
         if fitted:

@@ -151,13 +151,8 @@ class TensorProductLinear(nn.Module):
         fused_gate = make_gate and _fused_gate(make_gate, linear, zero_flags, mode)
         batch_axes, arrays = _rows(product, x, y, weights, edges)
         if skip is not None:
-            skip, lead = e3nn.as_irreps_array(skip), batch_axes.shape
-            alike = skip.irreps.simplify() == linear.irreps_out.simplify()
-            if not alike or skip.shape[:-1] != lead:
-                raise ValueError(
-                    f"skip must be [{', '.join(map(str, lead))}, {linear.irreps_out}], the output "
-                    f"of the Linear, got {skip.irreps} of shape {skip.shape}"
-                )
+            skip = e3nn.as_irreps_array(skip)
+            _check_skip(skip, linear.irreps_out, batch_axes.shape)
         added = [] if skip is None else [batch_axes.rows(skip.array)]
         dtype = promoted([*arrays, *added], parameters)
         floats = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
@@ -321,6 +316,15 @@ class TensorProductLinearGate(TensorProductLinear):
             make, reference = xla.gate, e3nn.gate
         acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
         return functools.partial(make, **acts), functools.partial(reference, **acts)
+
+
+def _check_skip(skip: e3nn.IrrepsArray, irreps: e3nn.Irreps, lead: tuple[int, ...]):
+    """Refuse a skip that is no row for each output of the Linear."""
+    if skip.irreps.simplify() != irreps.simplify() or skip.shape[:-1] != lead:
+        raise ValueError(
+            f"skip must be [{', '.join(map(str, lead))}, {irreps}], the output of the Linear, got "
+            f"{skip.irreps} of shape {skip.shape}"
+        )
 
 
 def _parts(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:

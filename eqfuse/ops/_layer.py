@@ -173,7 +173,7 @@ class TensorProductLinear(nn.Module):
         if fused_gate is not None:
             irreps = fused_gate.irreps_out
             if self.force_irreps_out:  # the same channels in the blocks that were asked for
-                irreps = jax.eval_shape(gate, e3nn.zeros(self.irreps_out, (), dtype)).irreps
+                irreps = make_gate(e3nn.Irreps(self.irreps_out)).irreps_out
             return e3nn.IrrepsArray(irreps, *outputs)
         return gate(self._preactivation(linear.irreps_out, *outputs, zero_flags, skip))
 
@@ -348,7 +348,7 @@ def _fused_gate(make_gate, linear, zero_flags, mode: str):
             refuse(mode, "no path leads to some of the irreps that the gate reads")
         return None
     try:
-        return make_gate(linear)
+        return make_gate(linear.irreps_out)
     except UnknownActivationError:
         refuse(mode, "the kernels do not know an activation; see the argument even_act")
     return None

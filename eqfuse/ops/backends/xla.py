@@ -303,14 +303,14 @@ def parity(name: str) -> int:
         return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0
 
 
-def scalar_activation(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
+def scalar_activation(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:
     """Return `e3nn.scalar_activation` of a row; `functions` as there."""
-    return gates.scalar_activation(linear, _activations(functions, normalize_act))
+    return gates.scalar_activation(z, _activations(functions, normalize_act))
 
 
-def gate(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
+def gate(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:
     """Return `e3nn.gate` of a row; `functions` as there."""
-    return gates.gate(linear, _activations(functions, normalize_act))
+    return gates.gate(z, _activations(functions, normalize_act))
 
 
 def _activations(functions, normalize: bool) -> gates.Activations:

@@ -74,15 +74,15 @@ class Gate:
     irreps_out: e3nn.Irreps
 
 
-def scalar_activation(linear: Linear, activations: Activations) -> Gate:
+def scalar_activation(z: e3nn.Irreps, activations: Activations) -> Gate:
     """Return `e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
     tiles, irreps = [], []
-    for n, (block, (mul, ir)) in enumerate(zip(linear.blocks_out, linear.irreps_out, strict=True)):
+    for n, (columns, (mul, ir)) in enumerate(zip(z.slices(), z, strict=True)):
         act = IDENTITY
         if ir.l == 0:
             act = activations("act", ir.p)
             ir = _activated(ir, act)
-        tiles.append(Tile(Part(n, 0, mul), block.offset, act))
+        tiles.append(Tile(Part(n, 0, mul), columns.start, act))
         irreps.append((mul, ir))
     return Gate(tuple(tiles), e3nn.Irreps(irreps))
 
@@ -94,17 +94,17 @@ def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
     return e3nn.Irrep(0, p)
 
 
-def gate(linear: Linear, activations: Activations) -> Gate:
+def gate(z: e3nn.Irreps, activations: Activations) -> Gate:
     """Return `e3nn.gate` of the row: the last scalars gate other irreps, the rest is activated."""
-    blocks = list(enumerate(linear.irreps_out))
+    blocks = list(enumerate(z))
     vectors = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l > 0]
     if not vectors:
-        return scalar_activation(linear, activations)
+        return scalar_activation(z, activations)
     scalars = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l == 0]
     extra = sum(p.mul for p in scalars) - sum(p.mul for p in vectors)
     if extra < 0:
         raise ValueError(
-            f"a gate needs a scalar for every other irrep, and {linear.irreps_out} has "
+            f"a gate needs a scalar for every other irrep, and {z} has "
             f"{sum(p.mul for p in scalars)} scalars for {sum(p.mul for p in vectors)}"
         )
     activated = _take(scalars, extra)
@@ -115,13 +115,13 @@ def gate(linear: Linear, activations: Activations) -> Gate:
 
     tiles, irreps, offset = [], [], 0
     for part in activated:
-        ir = linear.irreps_out[part.block].ir
+        ir = z[part.block].ir
         act = activations("act", ir.p)
         tiles.append(Tile(part, offset, act))
         irreps.append((part.mul, _activated(ir, act)))
         offset += part.mul
     for gating, part in pairs:
-        ir, ir_gate = (linear.irreps_out[p.block].ir for p in (part, gating))
+        ir, ir_gate = (z[p.block].ir for p in (part, gating))
         act = activations("gate_act", ir_gate.p)
         [ir] = _activated(ir_gate, act) * ir
         tiles.append(Tile(part, offset, act, gating))

@@ -267,7 +267,10 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
     ours = named_arrays("state", like)
     kinds = [{n: (a.shape, a.dtype) for n, a in tree.items()} for tree in (ours, arrays)]
     if kinds[0] != kinds[1]:
-        raise CheckpointError(f"checkpoint {path} is of another model or optimizer")
+        raise CheckpointError(
+            f"the training state of {path} is of another model or optimizer, or of another version "
+            "of eqfuse; start_from= trains its network in a new run"
+        )
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in ours])
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import ase.units
 import numpy as np
 
-from eqfuse.data.checks_of_units import fitted_springs, groups_of
+from eqfuse.data.checks_of_forces import fitted_springs, groups_of
 from eqfuse.data.lazy import evenly, selected
 from eqfuse.data.structures import Structure, counted, has_all_forces
 

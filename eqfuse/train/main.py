@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eqfuse import __version__
 from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_programs
-from eqfuse.train.run.files import new_folder
+from eqfuse.train.run.files import require_free
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config
@@ -79,7 +79,7 @@ def _configs(arguments: list[str]) -> list[Config]:
     folder = given.get("run", f"runs/{stamp}_sweep")
     configs = [_config([*arguments, *own, f"run={folder}/{name}"]) for name, own in runs]
     for config in configs:
-        new_folder(config.run, "run")
+        require_free(config.run)
     return configs
 
 

@@ -1,4 +1,4 @@
-"""Checks of signs and units: of forces, of differences of energies, of energies of atoms."""
+"""Checks of signs and units of forces and energies, see `eqfuse.data.checks`."""
 
 from array import array
 from collections import defaultdict
@@ -195,19 +195,23 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
     certain = np.abs(stiffness) > _CERTAIN * error
     if not certain.any():
         return
-    names = {k: _elements(kind) for k, kind in enumerate(kinds.tolist())}
-    best = int(np.argmax(np.where(certain, np.abs(stiffness) / error, 0)))
+    pairs = [divmod(kind, 1000) for kind in kinds.tolist()]
     where = counted(len(sample), "frame")
+
+    def name(k: int) -> str:
+        return "-".join(chemical_symbols[z] for z in pairs[k])
+
     if (stiffness[certain] < 0).all():
+        best = int(np.argmax(np.where(certain, np.abs(stiffness) / error, 0)))
         yield (
             f"forces push atoms together where bonds are short (stiffness of "
-            f"{_named(names[best])} {stiffness[best]:.3g} eV/Å^2 in {where}): their sign is "
+            f"{name(best)} {stiffness[best]:.3g} eV/Å^2 in {where}): their sign is "
             "probably wrong; forces are minus the gradient of the energy"
         )
     # Bonds of hydrogen vary least; others are averaged over single and multiple ones.
-    known = [k for k in np.flatnonzero(certain) if _usual(*names[k])]
-    known = [k for k in known if 1 in names[k]] or known
-    usual = {k: _usual(*names[k]) for k in known}
+    known = [k for k in np.flatnonzero(certain) if _usual(*pairs[k])]
+    known = [k for k in known if 1 in pairs[k]] or known
+    usual = {k: _usual(*pairs[k]) for k in known}
     odd = [k for k, (low, high) in usual.items() if not low < abs(stiffness[k]) < high]
     if len(odd) > len(known) / 2:
         k = max(odd, key=lambda k: abs(stiffness[k]) / error[k])
@@ -215,31 +219,19 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
         few = abs(stiffness[k]) < low
         unit = "Hartree/Å or Hartree/Bohr" if few else "kcal/mol/Å, kJ/mol/Å or kJ/mol/nm"
         yield (
-            f"bonds {_named(names[k])} have a stiffness of {abs(stiffness[k]):.3g} eV/Å^2 in "
+            f"bonds {name(k)} have a stiffness of {abs(stiffness[k]):.3g} eV/Å^2 in "
             f"{where}, and usually {low:g} to {high:g}: forces are probably in {unit}, and eV/Å is "
             "needed"
         )
 
 
-def _named(elements) -> str:
-    return "-".join(chemical_symbols[z] for z in elements)
-
-
-def _elements(kind: int) -> tuple[int, int]:
-    return divmod(kind, 1000)
-
-
 def _sample(structures: Sequence[Structure]) -> list[Structure]:
     """Return structures with forces, evenly spaced."""
     forces = selected(structures, lambda s: has_all_forces(s) and np.any(s.forces))
-    steps = np.unique(np.linspace(0, len(forces) - 1, _FRAMES).astype(int)) if forces else []
-    sample, atoms = [], 0
-    for structure in chosen(forces, steps):
-        if sample and atoms + structure.num_atoms > _MOST_ATOMS:
-            break
-        sample.append(structure)
-        atoms += structure.num_atoms
-    return sample
+    steps = np.unique(np.linspace(0, max(len(forces) - 1, 0), _FRAMES).astype(int))
+    sample = list(chosen(forces, steps[: len(forces)]))
+    atoms = np.cumsum([s.num_atoms for s in sample])
+    return [s for k, s in enumerate(sample) if k == 0 or atoms[k] <= _MOST_ATOMS]
 
 
 def _bonds(structure: Structure):

@@ -28,6 +28,7 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, monkeypatch, capsys
     [
         (["steps=2"], 1, "did not reach 100% in 2 steps; try steps=4"),
         (["epochs=3", "run=first"], 2, "data= is missing: without it a network learns the Tetris"),
+        (["model.zbl=true"], 2, "which has no model.zbl; give a file"),
         (["layer=3"], 2, "layer is not a setting of this run; nearest: layers"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

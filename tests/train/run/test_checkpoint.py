@@ -270,12 +270,6 @@ def test_files_of_others_and_of_later_versions_are_refused(tmp_path):
         load_run(later)
 
 
-def test_an_unknown_checkpoint_is_refused_by_name(tmp_path):
-    for read in (load_run, read_metadata):
-        with pytest.raises(ValueError, match='which=\'foo\' is unknown; it is "best", "last"'):
-            read(tmp_path, which="foo")
-
-
 @pytest.mark.parametrize(
     ("written", "intact"),
     [

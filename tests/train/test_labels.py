@@ -123,7 +123,7 @@ def test_atoms_without_forces_have_no_influence_and_others_a_weight(frames):
     assert nothing.forces is None
 
 
-@pytest.mark.parametrize("store", ["off", "on"])
+@pytest.mark.parametrize("store", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_run_on_forces_that_are_nan_for_some_atoms(copper, tmp_path, monkeypatch, capsys, store):
     """The errors, also by element, are those of the others; frames on disk have the same."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

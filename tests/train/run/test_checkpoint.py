@@ -108,7 +108,8 @@ def states():
         ("nested", nested, tree, jax.tree.map(jnp.sin, tree)),
     ):
         state = init_state(at, optimizer)
-        yield name, state.replace(optimizer=optimizer.update(slope, state.optimizer, at)[1])
+        update = jax.jit(optimizer.update)
+        yield name, state.replace(optimizer=update(slope, state.optimizer, at)[1])
     dtypes = ("bool", "int8", "uint32", "int32", "float16", "bfloat16", "float32", "float64")
     yield "dtypes", [np.arange(6).reshape(2, 3).astype(jnp.dtype(dtype)) for dtype in dtypes]
     yield "odd", (np.float64(np.pi), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, None, {})

@@ -123,7 +123,6 @@ LONG = 300 * "x"
     "settings",
     [
         ["data=ethanol", f"run={LONG}"],
-        ["data=ethanol", f"run=runs/{LONG}/first"],
         ["data=ethanol", f"start_from={LONG}"],
         ["data=ethanol", f"data.reference_energies={LONG}"],
         ["data=extxyz", f"data.path={LONG}"],

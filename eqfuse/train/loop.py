@@ -327,7 +327,7 @@ class Fit:
         error = row["val_forces_rmse_mev_per_a"]
         if not (error < self._hint_below and self._settings.stress_weight):
             return
-        self._hint_below, params = error / 2, self._compiled.average_of(state)()
+        self._hint_below, params = 0.8 * error, self._compiled.average_of(state)()
         if hint := hint_of_stress(self._compiled.potential, params, self._val):
             self._hint_below = 0.0
             progress.log(f"warning: {hint}")

@@ -371,7 +371,20 @@ def test_yaml_holds_the_resolved_settings():
 
 
 @pytest.mark.parametrize(
-    "name", ["2024_06_01", "1e3", "true", "str(3)", "a\\ b", "a,b", "c\\", "0x1"]
+    "name",
+    [
+        "2024_06_01",
+        "1e3",
+        "true",
+        "str(3)",
+        "a\\ b",
+        "a,b",
+        "c\\",
+        "0x1",
+        "a${b}",
+        "${",
+        "${oc.env:HOME}",
+    ],
 )
 def test_a_text_is_what_was_typed(tmp_path, name):
     config = parse([f"run={name}", *MOLECULE, f"data.energy_key={name}"])
@@ -401,12 +414,3 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     fitted = [*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"]
     fitted = options.parse(fitted)
     assert fitted.data.reference_energies == "fit"
-
-
-@pytest.mark.parametrize("name", ["a${b}", "${", r"a\${b}", "${oc.env:HOME}", r"\\${x}", r"a\b"])
-def test_a_name_is_taken_as_it_is(tmp_path, name):
-    """Variables are left to the shell."""
-    config = parse([f"run={name}", *MOLECULE])
-    assert config.run == name
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert read_config(tmp_path) == config

@@ -210,7 +210,7 @@ def drifts(runs, target):
 def _few_labels(axis):
     """Label a logarithmic axis at whole powers, a short one at 2 and 5 times these or evenly."""
     low, high = axis.get_data_interval()
-    between = (1, 2, 5) if high < 30 * low else (1,)
+    between = (1, 2, 5) if high < 100 * low else (1,)
     logarithmic = matplotlib.ticker.LogLocator(subs=between)
     axis.set_major_locator(logarithmic if high > 4 * low else matplotlib.ticker.MaxNLocator(5))
     axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))

@@ -55,7 +55,7 @@ def fused(
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
     acts = dict(zip(names, (jax.nn.silu, jnp.tanh) * 2, strict=True))
-    gate = xla.gate(linear, **acts, normalize_act=True) if gated else None
+    gate = xla.gate(linear.irreps_out, **acts, normalize_act=True) if gated else None
     return Fused.build(product.form, linear, gate, gated)
 
 

@@ -137,7 +137,7 @@ def test_what_is_trusted(monkeypatch, owner, mode, said):
 def test_a_temporary_folder_is_removed(folder):
     folder.mkdir()
     folder.chmod(0o777)
-    code = "from eqfuse.ops import _host; print(_host.cache_folder())"
+    code = f"import runpy; print(runpy.run_path({_host.__file__!r})['cache_folder']())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     used = pathlib.Path(done.stdout.strip())
     assert not used.is_relative_to(folder)

@@ -185,6 +185,7 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     assert compile.COUNTS["compiled"] == 3
 
 
+@pytest.mark.slow  # workers of processes find what others wrote, below
 def test_second_process_compiles_nothing(folder):
     pytest.importorskip("triton")
     from eqfuse.ops.backends.triton.compile import compile_kernel

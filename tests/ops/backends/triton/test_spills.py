@@ -19,6 +19,7 @@ def _empty(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "_KERNELS", {})
 
 
+@pytest.mark.slow
 def test_gradients_of_radial_layers_have_warps_that_do_not_spill():
     """In tf32x3, of the last layers of NequIP's three; two warps spill, but with Triton 3.6."""
     form = derivatives(_linear_form(3, 64, (960, 1920, 128), False, 1.0, "tf32x3"))["backward"]

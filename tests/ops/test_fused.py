@@ -77,7 +77,7 @@ def run_by(way, request):
 
 
 CORE = "rows-linear graph-gate-skip rows-indexed-bias rows-channelwise graph-channelwise-split "
-CORE += "rows-fully-connected rows-many-columns"
+CORE += "rows-fully-connected rows-many-columns graph-scalar-first"
 ORDERS = {
     "xla": "rows-linear",
     "llvm": CORE,

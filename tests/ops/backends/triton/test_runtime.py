@@ -11,7 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from eqfuse.ops import _host
+pytest.importorskip("triton")
+
+from triton._C.libtriton import passes
+
+from eqfuse.ops.backends.triton import compile
+from eqfuse.ops.backends.triton.compile import compile_kernel, compile_many, source_file
+from eqfuse.ops.backends.triton.interpret import interpret, interpret_count
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
@@ -23,8 +29,6 @@ spec, values, expected, ROW_START = (
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Return an empty cache folder, and a runtime that has compiled and loaded nothing yet."""
-    from eqfuse.ops.backends.triton import compile
-
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "_KERNELS", {})
     monkeypatch.setattr(compile, "COUNTS", collections.Counter())
@@ -45,8 +49,6 @@ def test_names_differ_with_source_and_types():
 
 
 def test_source_file_is_rebuilt_when_damaged(folder):
-    from eqfuse.ops.backends.triton.compile import source_file
-
     path = source_file(spec())
     assert path.is_relative_to(folder)
     assert path.read_text() == spec().source
@@ -54,61 +56,8 @@ def test_source_file_is_rebuilt_when_damaged(folder):
     assert source_file(spec()).read_text() == spec().source
 
 
-def test_unwritable_folder_falls_back_with_a_warning(tmp_path, monkeypatch):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(blocked / "folder"))
-    with pytest.warns(UserWarning, match="cannot be written to.*Set EQFUSE_CACHE_DIR"):
-        fallback = _host.cache_folder()
-    _host.ensure(fallback / "a.py", b"text")
-    assert (fallback / "a.py").read_bytes() == b"text"
-    assert _host.cache_folder() == fallback  # without a second warning, which would be an error
-
-
-def test_default_folder(monkeypatch, tmp_path):
-    monkeypatch.delenv("EQFUSE_CACHE_DIR", raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _host.cache_folder() == tmp_path / "eqfuse"
-
-
-def test_readers_see_whole_files_while_others_write(tmp_path):
-    path, contents = tmp_path / "file", [bytes([i]) * 100_000 for i in range(4)]
-    _host.write(path, contents[0])
-
-    def write_and_read(i):
-        _host.write(path, contents[i % 4])
-        return path.read_bytes()
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(write_and_read, range(200))) <= set(contents)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: text.replace('"answer": 42', '"answer": 43'),
-        lambda text: "[]",
-        lambda text: "",
-    ],
-    ids=["cut", "changed", "other json", "empty"],
-)
-def test_damaged_entries_are_not_read(tmp_path, damage):
-    path, key = tmp_path / "entry.json", {"source": "a", "types": ["*fp32"]}
-    _host.write_entry(path, key, {"answer": 42})
-    assert _host.read_entry(path, key) == {"answer": 42}
-    assert _host.read_entry(path, {**key, "source": "b"}) is None
-    path.write_text(damage(path.read_text()))
-    assert _host.read_entry(path, key) is None
-
-
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_interpreted_kernel_equals_numpy(folder, dtype):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.interpret import interpret, interpret_count
-
     results, before = [], interpret_count()
     for _ in range(2):
         out = np.full((3, 20), np.nan, dtype)
@@ -123,9 +72,6 @@ def test_interpreted_kernel_equals_numpy(folder, dtype):
 
 
 def test_interpreter_refuses_what_does_not_fit(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.interpret import interpret
-
     out = np.zeros((3, 20), np.float32)
     with pytest.raises(ValueError, match=r"wants inputs .*\*fp32.*got .*\*fp64"):
         interpret(spec(), (values(np.float64), ROW_START), (out,), (20,))
@@ -139,10 +85,6 @@ def test_interpreter_refuses_what_does_not_fit(folder):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_kernel_compiles_without_a_gpu(folder, target):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-    from eqfuse.ops.backends.triton.interpret import interpret
-
     out = np.zeros((3, 20), np.float32)
     interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))  # must not disturb the compiler
     kernel = compile_kernel(spec(), target)
@@ -154,17 +96,11 @@ def test_kernel_compiles_without_a_gpu(folder, target):
 
 
 def test_unknown_target_is_refused(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     with pytest.raises(ValueError, match="target 'h100' is unknown; it looks like 'sm_90'"):
         compile_kernel(spec(), "h100")
 
 
 def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-
     layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
     assert compile.COUNTS == {"compiled": 1, "in_memory": 9}
     compile._KERNELS.clear()
@@ -187,9 +123,6 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
 
 @pytest.mark.slow  # workers of processes find what others wrote, below
 def test_second_process_compiles_nothing(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     compile_kernel(spec(), "sm_90")
     program = (
         "import sys\n"
@@ -209,10 +142,6 @@ def test_second_process_compiles_nothing(folder):
 
 
 def test_many_kernels_compile_in_processes(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-    from eqfuse.ops.backends.triton.compile import compile_many
-
     specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
     kernels = compile_many([*specs, *specs], "sm_90", processes=2)
     assert [k.entry for k in kernels] == [s.name for s in (*specs, *specs)]
@@ -223,9 +152,6 @@ def test_many_kernels_compile_in_processes(folder):
 
 
 def test_workers_report_what_the_compiler_says(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_many
-
     broken = spec(source=case["SOURCE"].replace("edge += 1", "edge += unknown_name"))
     with pytest.raises(RuntimeError, match=rf"(?s){broken.name} did not compile.*unknown_name"):
         compile_many([broken, spec()], "sm_90", processes=2)
@@ -233,11 +159,6 @@ def test_workers_report_what_the_compiler_says(folder):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
-    pytest.importorskip("triton")
-    from triton._C.libtriton import passes
-
-    from eqfuse.ops.backends.triton import compile
-
     used = []
     add_coalesce = passes.ttgpuir.add_coalesce
     monkeypatch.setattr(
@@ -253,8 +174,6 @@ def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
 
 
 def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
-    from eqfuse.ops.backends.triton import compile
-
     tried = []
 
     def assemble(ptx):
@@ -272,7 +191,6 @@ def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
 
 def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
     """512 threads of 144 registers would compile, and fail to launch."""
-    from eqfuse.ops.backends.triton import compile
 
     def assemble(ptx):
         return compile.Assembled(128, 0 if ".maxnreg" in ptx else 16, b"")
@@ -285,9 +203,6 @@ def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
 
 
 def test_ptx_has_no_line_numbers(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-
     stages, _ = compile.compile_stages(spec(), "sm_90")
     assert "!DILocation" in stages["llir"]  # there were some
     for what in (".loc", ".file", ".section", "//", str(folder)):
@@ -296,9 +211,6 @@ def test_ptx_has_no_line_numbers(folder):
 
 
 def test_register_limits_are_valid_ptx(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-
     stages, _ = compile.compile_stages(spec(), "sm_90")
     limited = compile._with_register_limit(stages["ptx"], 128)
     assert limited.count("\n.maxnreg 128\n") == 1
@@ -307,10 +219,6 @@ def test_register_limits_are_valid_ptx(folder):
 
 
 def test_one_thread_compiles_while_another_interprets(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-    from eqfuse.ops.backends.triton.interpret import interpret
-
     def interpreted():
         out = np.full((3, 20), np.nan, np.float32)
         interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))

@@ -16,13 +16,13 @@ from eqfuse.ops.primitives.lowering import compile_ahead
 
 pytest.importorskip("triton")
 
+from eqfuse.ops.backends.triton import compile
+
 NUM_NODES, NUM_EDGES = 5, 12
 
 
 @pytest.fixture(autouse=True)
 def _empty(tmp_path, monkeypatch):
-    from eqfuse.ops.backends.triton import compile
-
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "_KERNELS", {})
     monkeypatch.setattr(compile, "COUNTS", collections.Counter())
@@ -53,8 +53,6 @@ def force_matching(backend):
 
 def test_lowering_finds_every_kernel_compiled(monkeypatch):
     from jaxlib import gpu_triton
-
-    from eqfuse.ops.backends.triton import compile
 
     function, args = force_matching("triton")
     kernels = compile_ahead(function, *args, target="sm_90", processes=2)

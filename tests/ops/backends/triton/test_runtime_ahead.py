@@ -1,6 +1,5 @@
 """The kernels of a whole computation, compiled in parallel before it is lowered."""
 
-import collections
 import pathlib
 
 import e3nn_jax as e3nn
@@ -21,11 +20,7 @@ from eqfuse.ops.backends.triton import compile
 NUM_NODES, NUM_EDGES = 5, 12
 
 
-@pytest.fixture(autouse=True)
-def _empty(tmp_path, monkeypatch):
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile, "_KERNELS", {})
-    monkeypatch.setattr(compile, "COUNTS", collections.Counter())
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def force_matching(backend):

@@ -12,11 +12,7 @@ from eqfuse.ops.backends.triton import compile, linear
 from eqfuse.ops.backends.triton import compile as compiler
 from eqfuse.ops.show import derivatives
 
-
-@pytest.fixture(autouse=True)
-def _empty(tmp_path, monkeypatch):
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compiler, "_KERNELS", {})
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.mark.slow

@@ -270,22 +270,3 @@ def test_buffers_that_do_not_fit_are_an_error(call):
     refused("rows, got")
     call.shapes = shapes[:-1]
     refused("results, got")
-
-
-def test_damaged_buffers_never_crash(call):
-    """Fuzzed: any mixture of wrong indices, sizes and dtypes is an error."""
-    rng = np.random.default_rng(5)
-    good, shapes = {n: a.copy() for n, a in call.arguments.items()}, list(call.shapes)
-    for _ in range(60):
-        call.arguments, call.shapes = {n: a.copy() for n, a in good.items()}, list(shapes)
-        name = str(rng.choice(list(good)))
-        array = call.arguments[name]
-        kind = rng.integers(3)
-        if kind == 0 and array.dtype == np.int32:
-            array[rng.integers(len(array))] = rng.choice([-1, 10**9, -(10**9), EDGES + 7])
-        elif kind == 1:
-            call.arguments[name] = array[: rng.integers(len(array))]
-        else:
-            call.shapes[rng.integers(len(shapes))] = tuple(rng.integers(1, 5, 2).tolist())
-        with pytest.raises(REFUSED, match="eqfuse: "):
-            call()

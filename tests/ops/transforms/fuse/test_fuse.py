@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.parity import NEEDS_TRITON, UNOPTIMIZED
+from tests.ops.parity import UNOPTIMIZED
 
 NODES, EDGES = 4, 7
 X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
@@ -339,24 +339,3 @@ def test_the_report_says_where(capsys):
     assert what == "gather, product, sum"
     ops.fuse(FOUND["weights"])(*operands)
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.slow
-@NEEDS_TRITON
-def test_the_kernels_of_a_gpu(monkeypatch):
-    """Those that Triton compiles, interpreted, for a product with the rows beside it."""
-    x, y, w = (jnp.asarray(a, jnp.float32) for a in arrays(BESIDE))
-    function = WITH_ROWS["beside"]
-
-    def results(function, backend):
-        monkeypatch.setenv("EQFUSE_BACKEND", backend)
-
-        def loss(*operands):
-            return jnp.sum(jnp.sin(function(*operands).array))
-
-        return jax.value_and_grad(loss, (0, 1, 2))(x, y, w)
-
-    found, expected = results(ops.fuse(function), "triton-interpret"), results(function, "xla")
-    assert on_graph(ops.fuse(function), x, y, w) == 1
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

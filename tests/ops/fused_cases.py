@@ -216,7 +216,7 @@ def orders(problem: Problem, backend: str) -> dict:
     cotangent = problem.normal(*jax.eval_shape(function, *point).shape)
     directions = problem.normal_like((*point, point))
 
-    @functools.partial(jax.jit, compiler_options=UNOPTIMIZED if backend == "e3nn" else None)
+    @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
     def everything(point, cotangent, directions):
         def vjp(params, arrays, cotangent):
             return jax.vjp(function, params, arrays)[1](cotangent)

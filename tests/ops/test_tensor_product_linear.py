@@ -124,7 +124,7 @@ def test_errors():
     x, y, weights, edges, _, skip = problem.arguments(problem.arrays)
     key = jax.random.PRNGKey(0)
     with pytest.raises(ValueError, match=r"skip must be \[5, 3x0e\]"):
-        TensorProductLinear("3x0e", filter_ir_out=["0e", "0o", "1o", "1e"], backend="xla").init(
+        TensorProductLinear("3x0e", filter_ir_out=["0e", "0o", "1o"], backend="xla").init(
             key, x, y, weights, edges, None, skip
         )
     with pytest.raises(ValueError, match="give edges as well"):

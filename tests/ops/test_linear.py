@@ -139,7 +139,7 @@ def test_linear_is_e3nns(name, backend):
         assert list(found["params"]) == list(params["params"])
         jax.tree.map(np.testing.assert_array_equal, found, params)
         with computed_by(backend):
-            got = derivatives(ours, params, args)
+            got = derivatives(ours, params, args, UNOPTIMIZED)
         outputs = (jax.eval_shape(module.apply, params, *args) for module in (ours, theirs))
         assert len({out.irreps for out in outputs}) == 1
         assert_close(got, derivatives(theirs, params, args, UNOPTIMIZED), 1e-13)

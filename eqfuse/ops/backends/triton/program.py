@@ -329,7 +329,6 @@ class ProgramKernel(NamedTuple):
 
     spec: KernelSpec
     scratch: int  # elements of scratch memory, of the dtype of the forms
-    guarded: frozenset[int]  # the numbers of the steps that a barrier stands before
 
 
 def cost(program: Program) -> int:
@@ -390,19 +389,15 @@ def barriers(program: Program) -> frozenset[int]:
     return frozenset(result)
 
 
+@functools.lru_cache(maxsize=64)
 def generate(program: Program, dtype: str) -> ProgramKernel:
     """Return the kernel of a program whose forms are of one dtype."""
-    return _generate(program, dtype, WARPS)
-
-
-@functools.lru_cache(maxsize=64)
-def _generate(program: Program, dtype: str, warps: int) -> ProgramKernel:
-    return _ProgramEmitter(program, dtype, warps).kernel()
+    return _ProgramEmitter(program, dtype).kernel()
 
 
 class _ProgramEmitter:
-    def __init__(self, program: Program, dtype: str, warps: int):
-        self.dtype, self.warps, self.threads = dtype, warps, 32 * warps
+    def __init__(self, program: Program, dtype: str):
+        self.dtype, self.threads = dtype, 32 * WARPS
         self.logical = program.in_loops  # with bool
         self.program = prepared(program)
         self.places, self.scratch = self.program.places()
@@ -431,9 +426,9 @@ class _ProgramEmitter:
             for side in (self.program.inputs, self.program.outputs)
         ]
         types[1].append(pointer_type(self.dtype))
-        spec = KernelSpec.build("steps", "\n".join(source), *types, (), self.warps)
+        spec = KernelSpec.build("steps", "\n".join(source), *types, (), WARPS)
         element = 8 if self.dtype == "float64" else 4
-        return ProgramKernel(spec, max(1, self.scratch // element), guarded)
+        return ProgramKernel(spec, max(1, self.scratch // element))
 
     def _pointer(self, n: int) -> str:
         if n not in self.pointers:

@@ -32,9 +32,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--radial",
         choices=RADIAL,
-        default="network",
-        help="network; or table: functions of lengths are read from tables, and the networks that "
-        "compute them are not in the file; faster with --for and eqfuse's kernels",
+        default="auto",
+        help="functions of lengths: network; table, without the networks that compute them; or "
+        "auto, which is table with eqfuse's kernels where forces are the network's to 1e-7",
     )
     engines = parser.add_argument_group("folders for engines")
     engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")

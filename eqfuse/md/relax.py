@@ -57,6 +57,7 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
     for number, atoms in enumerate(frames):
         with naming(f"frame {number}"):
             _require_possible(atoms, network, settings)
+    network = network.of_elements([number for atoms in frames for number in atoms.numbers])
     outcomes = []
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         batch = _Batch(network, settings)

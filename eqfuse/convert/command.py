@@ -1,7 +1,9 @@
 """The command `eqfuse convert`: networks of other programs as runs, and back.
 
+eqfuse convert 7net-0 RUN               # a published network by its name, as a run
+eqfuse convert list                     # their names, programs, elements and licences
 eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
-eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn, or its name, such as 7net-0
+eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn
 eqfuse convert nequix FILE.nqx RUN      # a network of nequix
 eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
 eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
@@ -19,6 +21,7 @@ from eqfuse.convert.check import compare
 from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
+from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
@@ -38,7 +41,12 @@ def main(arguments: list[str]) -> int:
     Returns:
       0 done; 1 a check failed; 2 a file or folder that cannot be used.
     """
+    if arguments and (named := published().get(arguments[0].lower())):
+        arguments = [named.program, *arguments]
     options = _parser().parse_args(arguments)
+    if options.program == "list":
+        print(listed())
+        return 0
     try:
         if options.program == "export":
             export_mace(options.run, options.file)
@@ -51,7 +59,11 @@ def main(arguments: list[str]) -> int:
     print(_text(converted))
     print(f"radial     {Network(options.run).radial}")
     print(f"run        {options.run}")
-    print("licence    of the weights: it is that of their authors; check that it allows your use")
+    network = identify(find(options.program, options.file))
+    if network is None:
+        print("licence    of the weights: that of their authors; check that it allows your use")
+    else:
+        print(f"published  as {network.name}; licence: {network.licence}; cite {network.citation}")
     return _check(options) if options.check or options.python else 0
 
 
@@ -90,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         program.set_defaults(choice=None)
         if choice:
             program.add_argument(choice, dest="choice", help=f"which one, of a network with {of}")
+    programs.add_parser("list", help="published networks, each of which is converted by its name")
     export = programs.add_parser(
         "export",
         help="a run of MACE, for mace-torch (to run without eqfuse: eqfuse export)",
@@ -97,6 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN", help="the folder of the run")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
     return parser
+
+
+def listed() -> str:
+    """Return a table of the published networks."""
+    return "\n".join(
+        f"{name:<22}{n.program:<10}{str(n.elements or '-')[:9]:<11}{n.licence:<17}"
+        + ("by its name" if n.in_wheel else f"fetch {n.url}")
+        for name, n in published().items()
+    )
 
 
 def _text(converted: Converted) -> str:

@@ -13,7 +13,8 @@ from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.mace import read_mace
 from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequix import read_nequix
-from eqfuse.convert.sevennet import read_sevennet, sevennet_file
+from eqfuse.convert.registry import find_network
+from eqfuse.convert.sevennet import read_sevennet
 from eqfuse.data import Shape, collate
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
@@ -40,7 +41,7 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
 
     Args:
       program: one of `READERS`.
-      path: the file; for sevennet also the name of a published network, such as "7net-0".
+      path: the file, or the name of a published network, such as "7net-0".
       run: the folder, which must not exist.
       choice: which head (mace) or fidelity (sevennet), of a network with several.
     Returns:
@@ -58,10 +59,8 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
 
 
 def find(program: str, path) -> Path:
-    """Return the file that is meant, perhaps by the name of a published network of sevennet."""
-    if program == "sevennet" and not Path(path).exists():
-        return sevennet_file(str(path))
-    return Path(path)
+    """Return the file that is meant, perhaps by the name of a published network."""
+    return Path(path) if Path(path).exists() else find_network(str(path), program)
 
 
 def convert_mace(path, run, *, head: str | None = None) -> Converted:

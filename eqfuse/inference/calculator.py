@@ -16,6 +16,7 @@ from eqfuse import ops
 from eqfuse.data import DataError, Structure
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
+from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
 from eqfuse.inference.network import Network, find_runs
 
@@ -88,9 +89,12 @@ class Calculator(ase.calculators.calculator.Calculator):
       backend: see `eqfuse.ops`.
       radial: "network", "table" or "auto", see `Network`; None for that of the run: by default
         functions of lengths are read from tables wherever these are close to the networks.
+      dispersion: "d3(bj)", "d3(bj,r2scan)", ..., which `dftd3` computes on the CPU and is added;
+        without a functional it is that of PBE. There are then no stresses of atoms.
       atoms, label, directory: as in ASE's calculators.
     Raises:
       CheckpointError: no readable checkpoint.
+      ConfigError: another dispersion, or no `dftd3`.
       TypeError: an unknown argument; names the one that was probably meant.
       ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that
         does not run here, or a run that did not train a potential.
@@ -107,6 +111,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         dtype=None,
         backend=None,
         radial=None,
+        dispersion: str | None = None,
         atoms=None,
         label=None,
         directory=".",
@@ -121,6 +126,10 @@ class Calculator(ase.calculators.calculator.Calculator):
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
         self.skin = None if skin is None else float(skin)
+        self.dispersion = None if dispersion is None else Dispersion.parse(dispersion)
+        if dispersion is not None:
+            names = self.implemented_properties
+            self.implemented_properties = tuple(n for n in names if n != "stresses")
         self._state: _State | None = None
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)
@@ -233,7 +242,8 @@ class Calculator(ase.calculators.calculator.Calculator):
             self._cell, self._volume = checked.cell, checked.volume
         placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
         try:
-            return self._evaluator([placed], of_atoms=of_atoms)
+            results = self._evaluator([placed], of_atoms=of_atoms)
+            return results if self.dispersion is None else self.dispersion.added(results, [placed])
         except FlownApartError as error:
             raise FlownApartError(f"{error}; in a simulation: {_DIVERGED}") from error
 

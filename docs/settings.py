@@ -40,8 +40,8 @@ def page() -> str:
     rows = [(f"`model={model} preset={name}`", text) for model, name, text in help.presets()]
     note = (
         "A preset is a group of settings; a setting beside one overrides it. Parameters are those\n"
-        "of a network for three elements. `eqfuse train model=mace preset=small --cfg` prints all\n"
-        "settings."
+        "of a network for three elements. `eqfuse train model=mace preset=small data=FILE --cfg`\n"
+        "prints all settings."
     )
     parts.append(_table("Presets", ("preset", "is"), rows, note))
     for title, rows in help.sections():

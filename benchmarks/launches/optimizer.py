@@ -4,8 +4,7 @@
     python -m benchmarks.launches optimizer [NAME ...] --account
 
 Gradient to parameters and their average, for the networks of `benchmarks.launches.models`: Adam,
-Muon as `train.py` has it on a GPU, and optax's Muon, which takes the matrices of each shape by
-themselves.
+and optax's Muon as `train.py` has it, on matrices of equal shapes together.
 """
 
 import argparse
@@ -13,46 +12,25 @@ import functools
 
 import jax
 import optax
-from optax import contrib
 
 from benchmarks import launches
 from benchmarks.predictions import steps
 from benchmarks.predictions.devices import DEVICES
 from eqfuse.bench.steps import MODELS, potential_of, shapes_of, shapes_of_batch
-from eqfuse.train import muon, step
+from eqfuse.train import step
 from eqfuse.train.flat import Flat
+from eqfuse.train.optimizer import muon
 
-SIDES = ("Adam", "Muon", "Muon of optax")
-
-
-def of_optax(flat: Flat) -> optax.GradientTransformation:
-    """Return optax's Muon of a flat array, for a learning rate of one."""
-    placed = zip(flat.names, flat.shapes, strict=True)
-    dimensions = flat.tree.unflatten(
-        [
-            contrib.MuonDimensionNumbers(len(shape) - 2, len(shape) - 1)
-            if muon.is_matrix(name, shape)
-            else None
-            for name, shape in placed
-        ]
-    )
-    inner = contrib.muon(1.0, consistent_rms=muon.RMS, muon_weight_dimension_numbers=dimensions)
-
-    def update(gradient, state, params=None):
-        updates, state = inner.update(flat.unflatten(gradient), state, flat.unflatten(params))
-        return flat.flatten(updates), state
-
-    return optax.GradientTransformation(lambda p: inner.init(flat.unflatten(p)), update)
+SIDES = ("Adam", "Muon")
 
 
 def update_of(name: str, side: str):
     """Return the update of a network's parameters, and the shapes of its arguments."""
     shapes = shapes_of(potential_of(name, "xla"), shapes_of_batch(135, 2_700))
-    flat = Flat.of(shapes, muon.place)
+    flat = Flat.of(shapes)
     found = {
         "Adam": lambda: optax.chain(optax.scale_by_adam(), optax.scale(-1.0)),
-        "Muon": lambda: muon.muon(flat, muon.SPARED),
-        "Muon of optax": lambda: of_optax(flat),
+        "Muon": lambda: muon(flat),
     }[side]()
 
     def update(state, gradient):

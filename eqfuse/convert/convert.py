@@ -19,9 +19,9 @@ from eqfuse.data import Shape, collate
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import RUNS, Config
+from eqfuse.train.settings.config import MODELS, Config
 from eqfuse.train.settings.options import to_yaml
-from eqfuse.train.sources import ExtxyzData
+from eqfuse.train.sources import DataSettings
 from eqfuse.train.start import UNITS
 
 READERS = {
@@ -161,12 +161,12 @@ def check_parameters(converted: Converted):
 
 def _config(path: Path, run: str, converted: Converted) -> Config:
     """Return the settings of the run, whose data file is the file that was converted."""
-    settings = RUNS.groups["model"][converted.model]
+    settings = MODELS[converted.model]
     names = {f.name for f in dataclasses.fields(settings)}
     fields = {name: v for name, v in converted.fields.items() if name in names}
     return Config(
         model=settings(**fields, zbl=converted.repulsion is not None),
-        data=ExtxyzData(path=str(path.resolve())),
+        data=DataSettings(path=str(path.resolve())),
         training=MoleculeTraining(),
         dtype=converted.dtype,
         run=run,

@@ -51,7 +51,7 @@ class Network:
         auto unless it says otherwise. `radial` is then a text of what was chosen.
     Raises:
       CheckpointError: no readable checkpoint.
-      ValueError: another `which`, dtype or `radial`, or a run that did not train a potential.
+      ValueError: another `which`, dtype or `radial`.
     """
 
     def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None):
@@ -60,11 +60,6 @@ class Network:
         keep_programs()
         keep_memory()
         self.metadata = metadata = read_metadata(run, which=which)
-        if metadata["potential"] is None:
-            raise CheckpointError(
-                f"{run} trained a classification (data=tetris), not a potential, so that there are "
-                "no energies and forces"
-            )
         self.dtype = dtype or metadata["config"]["dtype"]
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])

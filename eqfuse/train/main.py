@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -12,12 +13,25 @@ from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_pro
 from eqfuse.train.run.files import new_folder
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
-from eqfuse.train.settings.config import Config, RunSettings
+from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
 from eqfuse.train.settings.mace import translated
-from eqfuse.train.settings.options import parse, sweep, to_yaml
+from eqfuse.train.settings.options import SHORTHANDS, parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.tetris_settings import TETRIS, asks_for_tetris
+
+_OF_DATA = ("data", "config=", "resume=", "start_from=", "seeds=", "-", "--cfg")
+"""Beginnings of the arguments of which a run has one, and the Tetris example none."""
+
+_TETRIS = ("model", "preset", "seed", "steps", "backend", "dtype", "precision", "sequence")
+_TETRIS += ("verbose", "training.lr")
+"""What the Tetris example takes, besides `model.` settings."""
+
+_SMALL = {  # logits, and their rounding, grow with channels and with products of products
+    "nequip": ["channels=16"],
+    "allegro": ["channels=16", "model.latent_dim=64"],
+    "mace": ["channels=16", "model.correlation=2", "model.parity=true", "lr=0.003"],
+}
+"""Settings of the Tetris example by default, by network."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[:1] == ["--from-mace"]:
             print(translated(" ".join(arguments[1:])))
             return 0
+        if not any(argument.startswith(_OF_DATA) for argument in arguments):
+            tetris = _tetris_config(arguments)
+            return exit_code(lambda: _run(tetris, task="tetris"))
         settings = [argument for argument in arguments if argument != "--cfg"]
         configs = _configs(settings)
     except ConfigError as error:
@@ -43,14 +60,14 @@ def main(arguments: list[str] | None = None) -> int:
     return _train_all(configs)
 
 
-def _described(config: RunSettings) -> str:
+def _described(config: Config) -> str:
     """Return a configuration as YAML, with a comment on its preset."""
     ours = (config.model.name, config.preset)
     comment = "".join(f"# preset={n}: {text}\n" for m, n, text in presets() if (m, n) == ours)
     return comment + to_yaml(config)
 
 
-def _configs(arguments: list[str]) -> list[RunSettings]:
+def _configs(arguments: list[str]) -> list[Config]:
     """Return the configurations of the runs that the arguments ask for, all checked."""
     arguments, runs = sweep(arguments)
     if not runs:
@@ -66,13 +83,25 @@ def _configs(arguments: list[str]) -> list[RunSettings]:
     return configs
 
 
-def _config(arguments: list[str]) -> RunSettings:
-    if asks_for_tetris(arguments):
-        return parse(arguments, TETRIS)
+def _config(arguments: list[str]) -> Config:
     return resumed_config(arguments) or started_config(arguments) or parse(arguments)
 
 
-def _train_all(configs: list[RunSettings]) -> int:
+def _tetris_config(arguments: list[str]) -> Config:
+    """Return the configuration of the Tetris example; refuse what is for data only."""
+    given = {a.partition("=")[0]: a.partition("=")[2] for a in arguments}
+    small = [] if "preset" in given else _SMALL.get(given.get("model", "nequip"), [])
+    config = parse(["data=ethanol", *small, *arguments])  # any data, which are not used
+    full = (SHORTHANDS.get(name, name) for name in given)
+    if others := [n for n in full if n not in _TETRIS and not n.startswith("model.")]:
+        raise ConfigError(
+            f"data= is missing: without it a network learns the Tetris shapes, which has no "
+            f"{', '.join(others)}; give a file, such as data=FILE.xyz, or a set, see --help"
+        )
+    return config
+
+
+def _train_all(configs: list[Config]) -> int:
     """Train runs one after the other; return the exit code of the last, or the first that failed.
 
     Settings or data that one run refuses, and a signal, end all.
@@ -88,7 +117,7 @@ def _train_all(configs: list[RunSettings]) -> int:
     return failed
 
 
-def _train(config: RunSettings) -> int:
+def _train(config: Config) -> int:
     keep_freed_memory()
     return exit_code(lambda: _run(config))
 
@@ -118,26 +147,25 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
     return _run(_config(arguments), callbacks)
 
 
-def _run(config: RunSettings, callbacks: Sequence = ()) -> Path:
-    """Train, and return the folder of the run."""
+def _run(config: Config, callbacks: Sequence = (), task: str = "molecule") -> Path | None:
+    """Train, and return the folder of the run; the Tetris example has none."""
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     import jax
 
     keep_programs()
     from eqfuse import ops
-    from eqfuse.train import molecule, tetris
     from eqfuse.train.device.parallel import find_devices, matmul_precision
 
     try:
-        devices = find_devices(getattr(config, "devices", "1"))
+        devices = find_devices(config.devices)
         ops.resolve_here(config.backend)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
     x64 = jax.enable_x64(config.dtype == "float64")
-    kind = molecule if isinstance(config, Config) else tetris
     with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
-        return kind.run(config, devices, callbacks)
+        run = importlib.import_module(f"eqfuse.train.{task}").run
+        return run(config, devices, callbacks)
 
 
 @contextlib.contextmanager

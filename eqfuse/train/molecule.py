@@ -33,7 +33,7 @@ from eqfuse.train.schedule import Limits, MoleculeTraining
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError, require
-from eqfuse.train.sources import MoleculeData
+from eqfuse.train.sources import DataSettings
 from eqfuse.train.start import Start, check_radial, interrupted_run, kept_references, run_metadata
 from eqfuse.train.step import Compiled, init_state, initial_parameters
 
@@ -151,10 +151,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
                 like = init_state(training[0].flatten(params), training[1])
                 limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
                 resume = interrupted_run(config, like, metadata, folder, limits, writes)
-        if "radial" in metadata:  # of an earlier version, which chose the knots of its tables
-            knots = metadata["radial"]["knots"]
-            potential = potential.clone(model=potential.model.clone(radial_knots=knots))
-        elif choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
+        if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
         facts = report(config, dataset, batchers[0], folder, devices)
         print(lines(facts))
@@ -214,7 +211,7 @@ def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batche
 
 
 def weighted(
-    settings: MoleculeData, structures: Sequence[Structure], validation: Sequence[Structure] | None
+    settings: DataSettings, structures: Sequence[Structure], validation: Sequence[Structure] | None
 ):
     """Return the structures with the weights of their config_type."""
     weights = settings.type_weights()
@@ -238,7 +235,7 @@ def _trained_labels(training: MoleculeTraining) -> list[str]:
 
 def require_labels(
     training: MoleculeTraining,
-    settings: MoleculeData,
+    settings: DataSettings,
     frames: Sequence[Structure | Sample],
     chosen: bool = False,
 ):

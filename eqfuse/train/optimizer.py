@@ -1,15 +1,24 @@
 """The optimizer, and which parameters it changes."""
 
+import math
 from fnmatch import fnmatchcase
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from eqfuse.train.flat import Flat
-from eqfuse.train.muon import muon, place
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import ConfigError
+
+RMS = 0.5
+"""Root mean square of the elements of an update of a matrix by Muon, for a learning rate of one.
+
+A common choice is 0.2, about what Adam's updates have. Weights of this package, like those of
+e3nn-jax, have a standard deviation of one (their layers divide by sqrt(fan-in) instead), and were
+trained better with 0.5 to 1: see benchmarks/results/accuracy.md.
+"""
 
 
 def make_optimizer(settings: MoleculeTraining, flat: Flat, decays) -> optax.GradientTransformation:
@@ -18,7 +27,7 @@ def make_optimizer(settings: MoleculeTraining, flat: Flat, decays) -> optax.Grad
     `decays` is 1 where weight decay acts on the parameters, which lie as `flat` says, else 0.
 
     References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW);
-      for Muon see `eqfuse.train.muon`.
+      for Muon see `muon`.
     """
     clip = settings.clip_norm
     parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
@@ -32,6 +41,62 @@ def make_optimizer(settings: MoleculeTraining, flat: Flat, decays) -> optax.Grad
     if settings.optimizer == "adamw":
         parts.append(_weight_decay(rate, decays))
     return optax.chain(*parts, optax.scale(-1.0))
+
+
+def muon(flat: Flat) -> optax.GradientTransformation:
+    """Return Muon for the matrices, Adam with Nesterov's momentum for other parameters.
+
+    It is optax's, for a learning rate of one, on matrices of equal shapes together and on one
+    vector of all others, so that a GPU launches few kernels. Embeddings, weights of the symmetric
+    contraction, biases, readouts to one channel and scale and shift of the energies are no
+    matrices, see `is_matrix`.
+
+    References: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks";
+      Liu et al. 2025, arXiv:2502.16982 (the scale of an update); Koker and Smidt 2025,
+      arXiv:2508.16067 (an equivariant potential trained with it).
+    """
+    groups = {}  # numbers of leaves, by the shape of their matrices; () for all others
+    for number, (name, shape) in enumerate(zip(flat.names, flat.shapes, strict=True)):
+        group = shape[-2:] if is_matrix(name, shape) else ()
+        groups.setdefault(group, []).append(number)
+    names = {group: "x".join(map(str, group)) or "others" for group in groups}
+    of_matrix = contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+    dimensions = {name: of_matrix if group else None for group, name in names.items()}
+    inner = contrib.muon(1.0, consistent_rms=RMS, muon_weight_dimension_numbers=dimensions)
+
+    def split(array) -> dict:
+        leaves = jax.tree.leaves(flat.unflatten(array))
+        return {
+            names[group]: jnp.concatenate([leaves[n].reshape(-1, *group) for n in numbers])
+            for group, numbers in groups.items()
+        }
+
+    def join(parts: dict):
+        leaves = [None] * len(flat.shapes)
+        for group, numbers in groups.items():
+            sizes = [math.prod(flat.shapes[n]) // math.prod(group) for n in numbers]
+            pieces = jax.lax.split(parts[names[group]], sizes)
+            for n, piece in zip(numbers, pieces, strict=True):
+                leaves[n] = piece.reshape(flat.shapes[n])
+        return flat.flatten(jax.tree.unflatten(flat.tree, leaves))
+
+    def update(gradient, state, params=None):
+        del params  # for weight decay, of which there is none
+        parts = split(gradient)
+        updates, state = inner.update(parts, state, parts)
+        return join(updates), state
+
+    return optax.GradientTransformation(lambda params: inner.init(split(params)), update)
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Test whether the last two axes of a parameter are a matrix from channels to channels.
+
+    They are one `w[i,j]` of a Linear, of each species if it has weights of its own, or the kernel
+    of a dense layer.
+    """
+    linear = name == "kernel" or name.startswith("w[")
+    return linear and len(shape) >= 2 and min(shape[-2:]) > 1
 
 
 def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
@@ -96,7 +161,7 @@ def trained_of(params, freeze: str | None):
 
 def flat_training(settings: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
     """Return the layout of the parameters in one array, and the optimizer of that array."""
-    flat = Flat.of(params, place)
+    flat = Flat.of(params)
     optimizer = make_optimizer(settings, flat, flat.flatten(decays_of(params)))
     if settings.freeze is None:
         return flat, optimizer

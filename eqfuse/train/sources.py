@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from typing import ClassVar
+from typing import Literal
 
 import yaml
 
@@ -21,6 +21,25 @@ from eqfuse.train.settings.schema import (
     setting,
 )
 
+SETS = {
+    "ethanol": "1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded.",
+    "lif": "90 cells of LiF at 300 K, strained, with stress (GFN2-xTB; eV, Å); embedded.",
+    "extxyz": "Extended-xyz files, or others that ASE reads: molecules or periodic cells (eV, Å).",
+    "3bpa": "3BPA: 500 frames of a drug-like molecule at 300 K, with isolated atoms (eV, Å).",
+    "acac": "Acetylacetone: 500 frames at 300 K, with isolated atoms (eV, Å).",
+    "rmd17": "Revised MD17 (.npz; kcal/mol, converted to eV): a file, or training split 1 of a "
+    "molecule.",
+    "md22": "MD22 (.npz; kcal/mol, converted to eV): a file, or the frames of a molecule.",
+}
+"""The choices of `data=`: what they are."""
+EMBEDDED = ("ethanol", "lif")
+_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
+"""The files of isolated atoms that are downloaded with a set."""
+_NPZ, _KEYED = ("rmd17", "md22"), ("extxyz", *_ATOMS)
+_ONLY = {"path": (*_KEYED, *_NPZ), "molecule": _NPZ, "folder": (*_ATOMS, *_NPZ)}
+_ONLY |= dict.fromkeys(("energy_key", "forces_key", "stress_key"), _KEYED)
+"""Settings that not all sets have, with those that have them."""
+
 FIT, AVERAGE = "fit", "average"
 """Values of `data.reference_energies`: see its help."""
 _LARGE = 64e6  # bytes of files
@@ -30,55 +49,33 @@ _SIZE = Range(
 )
 
 
-def import_data():
-    """Import `eqfuse.data` when data are read: it imports JAX, which takes seconds."""
-    from eqfuse import data
-
-    return data
-
-
 def _references(value: str) -> str:
     return value if value in (FIT, AVERAGE) or value.startswith("{") else absolute(value)
 
 
-def _is_missing(path: str) -> bool:
-    """Return True for no such file; all else that is wrong with it, its reader says."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        pass
-    return False
-
-
-def _numbers(text: str | None, least: float) -> dict:
-    """Return the mapping to finite numbers of at least `least` in a YAML text; {} if it is none."""
-    try:
-        plain = yaml.safe_load(re.sub(r":(?=\S)", ": ", text or ""))  # {1:-13.6} is Python's
-    except yaml.YAMLError:
-        return {}
-    if not isinstance(plain, dict):
-        return {}
-    values = plain.values()
-    ok = all(type(value) in (int, float) and least <= value < math.inf for value in values)
-    return plain if ok else {}
-
-
-def _atomic_number(element) -> int | None:
-    """Return the atomic number of an element by its symbol or number; None if there is none."""
-    from ase.data import atomic_numbers  # takes a while to import
-
-    if isinstance(element, int) and 1 <= element <= 118:
-        return element
-    return atomic_numbers.get(element) if element != "X" else None
-
-
 @dataclasses.dataclass
-class MoleculeData:
-    """Structures with energies and forces; embedded unless a subclass reads them elsewhere."""
+class DataSettings:
+    """Structures with energies and forces, of one of `SETS`."""
 
-    name: str = ""
+    name: str = "extxyz"
+    path: str | None = setting(
+        None,
+        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it; null: "
+        "download the set",
+        convert=absolute,
+    )
+    val_path: str | None = setting(
+        None,
+        "a file or pattern, of the same format, to validate with; null: frames of data.path "
+        "(data.val)",
+        convert=absolute,
+    )
+    test: str | None = setting(
+        None,
+        "a file or pattern, of the same format, whose errors of the best network are evaluated "
+        "once, at the end",
+        convert=absolute,
+    )
     train: float | None = setting(
         None, "training frames: fraction below 1, or number; null: rest", _SIZE
     )
@@ -102,33 +99,79 @@ class MoleculeData:
         "weights of frames in the loss by their config_type: '{bulk: 1, surface: 2.5}', with "
         "Default for frames without one; they multiply config_weight of a frame",
     )
-
-    duplicates: str = setting(
+    duplicates: Literal["warn", "drop", "error"] = setting(
         "warn",
         "copies of frames, also rotated or renumbered: warn of them, drop all but the first, or "
         "error; those of one file never train and validate",
     )
+    check: Literal["warn", "strict", "off"] = setting(
+        "warn",
+        "what to do with data of files that are probably wrong (units, signs, duplicates, "
+        "outliers, ...): warn, strict (refuse them) or off",
+    )
+    store: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "where frames and their neighbour lists are kept: on (on disk, in "
+        "~/.cache/eqfuse/store, made once by worker processes), off (in memory), or auto (on disk "
+        "for more than 64 MB of files)",
+    )
+    energy_key: str = setting("energy", "name of the energies in the file, eV")
+    forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
+    stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
+    molecule: str | None = setting(
+        None, "rmd17, md22: the molecule to download, if no data.path is given"
+    )
+    folder: str | None = setting(
+        None, "where downloads are kept; null: ~/.cache/eqfuse", convert=absolute
+    )
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            sets, value = _ONLY.get(field.name, (self.name,)), getattr(self, field.name)
+            need = f"left out with data={self.name}: it is for data={', '.join(sets)}"
+            has = self.name in sets or value == field.default
+            require(has, f"data.{field.name}", value, need)
+        need = f"the file to train on: data={self.name} data.path=FILE"
+        require(self.path or self.name != "extxyz", "data.path", "null", need)
+        if self.name in _NPZ:
+            self._check_molecule()
+        need = "left out: all frames of data.val_path validate"
+        unset = self.val == DataSettings.val
+        require(self.val_path is None or unset, "data.val", self.val, need)
         check_ranges(self, "data.")
-        one_of("data.duplicates", self.duplicates, ("warn", "drop", "error"))
         self.type_weights()
         self._typed_references()
+
+    def _check_molecule(self):
+        if self.path is not None:
+            need = "left out: see data.path"
+            require(self.molecule is None, "data.molecule", self.molecule, need)
+            return
+        from eqfuse.data.readers.public import molecules
+
+        known = molecules(self.name)
+        what = f"a file: data={self.name} data.path=FILE, or data.molecule given, one of "
+        require(self.molecule is not None, "data.path", "null", what + ", ".join(known))
+        one_of("data.molecule", self.molecule, known)
 
     @property
     def origin(self) -> str:
         """Return the origin of the structures, for people."""
-        return f"{self.name}, embedded"
-
-    @property
-    def validation_origin(self) -> str | None:
-        """Return the origin of those that validate; None for the same."""
-        return None
+        how = "embedded" if self.name in EMBEDDED else "downloaded"
+        return self.path or f"{' '.join(filter(None, (self.name, self.molecule)))}, {how}"
 
     @property
     def references_origin(self) -> str | None:
         """Return the origin of the reference energies; None for the structures."""
-        return self.reference_energies
+        downloaded = self.path is None and self.name in _ATOMS
+        return self.reference_energies or ("isolated atoms, downloaded" if downloaded else None)
+
+    @property
+    def keys(self):
+        """Return the names of the labels in the files."""
+        from eqfuse.data import Keys
+
+        return Keys(energy=self.energy_key, forces=self.forces_key, stress=self.stress_key)
 
     def type_weights(self) -> dict[str, float]:
         """Return the weights of frames by config_type, or refuse the setting."""
@@ -140,121 +183,9 @@ class MoleculeData:
 
     def check_data(self, dataset, structures, validation) -> list[str]:
         """Return probable faults of the data, for warnings; `data.check=strict` refuses them."""
-        return []
-
-    def missing_label(self, name: str) -> str:
-        """Return the advice for a label (energy, forces or stress) that no frame has."""
-        return f"no {name}"
-
-    def read(self, part: str = "path") -> list | None:
-        """Return the structures, in eV and Å, of `data.path`, `val_path` or `test`, or None.
-
-        Public sets are downloaded.
-        """
-        return import_data().read_embedded(self.name) if part == "path" else None
-
-    def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
-        """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
-        if self.reference_energies == AVERAGE:
-            return AVERAGE
-        if typed := self._typed_references():
-            return typed
-        path, key = self._references_path(), self.reference_key or self._keys().energy
-        if path is not None and _is_missing(path):
-            raise import_data().DataError(
-                f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
-                "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
-            )
-        if path is None:
-            return None
-        return import_data().isolated_atom_energies(path, energy_key=key, cutoff=cutoff)
-
-    def _typed_references(self) -> dict[int, float]:
-        """Return energies that are given as a mapping, eV by atomic number; {} for none."""
-        text = self.reference_energies
-        if text is None or not text.startswith("{"):
-            return {}
-        need = "energies in eV by element, such as '{H: -13.6, 8: -2041.9}'"
-        energies = {_atomic_number(z): float(e) for z, e in _numbers(text, -math.inf).items()}
-        require(energies and None not in energies, "data.reference_energies", text, need)
-        return energies
-
-    def _keys(self):
-        keys = import_data().Keys()._asdict()
-        return import_data().Keys(
-            *(getattr(self, f"{name}_key", key) for name, key in keys.items())
-        )
-
-    def _references_path(self):
-        return None if self.reference_energies in (FIT, AVERAGE) else self.reference_energies
-
-
-@dataclasses.dataclass
-class EthanolData(MoleculeData):
-    """1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded."""
-
-    name: str = "ethanol"
-
-
-@dataclasses.dataclass
-class LithiumFluorideData(MoleculeData):
-    """90 cells of LiF at 300 K, strained, with stress (GFN2-xTB; eV, Å); embedded."""
-
-    name: str = "lif"
-
-
-@dataclasses.dataclass
-class FileData(MoleculeData):
-    """Data from files, or downloaded where `path` is None."""
-
-    format: ClassVar[str | None] = None  # of eqfuse.data.readers.FORMATS; None: by the suffix
-    path: str | None = setting(
-        None, "a local file to train on; null: download it", convert=absolute
-    )
-    val_path: str | None = setting(
-        None,
-        "a file or pattern, of the same format, to validate with; null: frames of data.path "
-        "(data.val)",
-        convert=absolute,
-    )
-
-    check: str = setting(
-        "warn",
-        "what to do with data that are probably wrong (units, signs, duplicates, outliers, ...): "
-        "warn, strict (refuse them) or off",
-    )
-    store: str = setting(
-        "auto",
-        "where frames and their neighbour lists are kept: on (on disk, in "
-        "~/.cache/eqfuse/store, made once by worker processes), off (in memory), or auto (on disk "
-        "for more than 64 MB of files)",
-    )
-    test: str | None = setting(
-        None,
-        "a file or pattern, of the same format, whose errors of the best network are evaluated "
-        "once, at the end",
-        convert=absolute,
-    )
-
-    def __post_init__(self):
-        one_of("data.check", self.check, ("warn", "strict", "off"))
-        one_of("data.store", self.store, ("auto", "on", "off"))
-        unset = self.val == MoleculeData.val
-        need = "left out: all frames of data.val_path validate"
-        require(self.val_path is None or unset, "data.val", self.val, need)
-        super().__post_init__()
-
-    @property
-    def origin(self) -> str:
-        return self.path or f"{self.name}, downloaded"
-
-    @property
-    def validation_origin(self) -> str | None:
-        return self.val_path
-
-    def check_data(self, dataset, structures, validation) -> list[str]:
-        if self.check == "off":
+        if self.check == "off" or self.name in EMBEDDED:
             return []
+        from eqfuse.data import DataError
         from eqfuse.data.checks import find_problems
         from eqfuse.data.structures import counted
 
@@ -262,39 +193,71 @@ class FileData(MoleculeData):
         if problems and self.check == "strict":
             for problem in problems:
                 print(f"problem: {problem}", file=sys.stderr, flush=True)
-            raise import_data().DataError(
+            raise DataError(
                 f"data.check=strict refuses data with {counted(len(problems), 'problem')}"
             )
         return problems
 
     def missing_label(self, name: str) -> str:
+        """Return the advice for a label (energy, forces or stress) that no frame has."""
         from eqfuse.data.readers import missing_label
 
-        if self.path is None:
-            return super().missing_label(name)
-        return missing_label(matching(self.path)[0], name, self._keys())
+        path = self.path and matching(self.path)[0]
+        return missing_label(path, name, self.keys) if path else f"no {name}"
 
     def read(self, part: str = "path") -> list | None:
-        """Read the files of a setting; keep their frames on disk where `store` asks for it."""
+        """Return the structures, in eV and Å, of `data.path`, `val_path` or `test`, or None.
+
+        Public sets are downloaded; frames of files are kept on disk where `store` asks for it.
+        """
+        from eqfuse.data import DataError, read_embedded
+
         path = getattr(self, part)
-        if path is None:
-            return self._download() if part == "path" else None
         if part == "path":
             self._check_apart()
+            if path is None:
+                embedded = self.name in EMBEDDED
+                return read_embedded(self.name) if embedded else self._download()
+        if path is None:
+            return None
         files = matching(path)
         if missing := [file for file in files if _is_missing(file)]:
-            raise import_data().DataError(f"no such file: {missing[0]}; check data.{part}")
+            raise DataError(f"no such file: {missing[0]}; check data.{part}")
         size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
         if self.store == "on" or (self.store == "auto" and size > _LARGE):
             from eqfuse.data.store import store_structures
 
-            return store_structures(files, format=self.format, keys=self._keys())
+            return store_structures(files, format=self._format, keys=self.keys)
         return [structure for file in files for structure in self._read_file(file)]
 
+    @property
+    def _format(self) -> str | None:
+        """Return the format of the files, of `eqfuse.data.readers.FORMATS`; None: by the suffix."""
+        return "rmd17" if self.name in _NPZ else None
+
     def _read_file(self, file) -> list:
-        return import_data().read_structures(
-            file, format=self.format, keys=self._keys(), require_labels=False
-        )
+        from eqfuse.data import read_structures
+
+        return read_structures(file, format=self._format, keys=self.keys, require_labels=False)
+
+    def _fetched(self, file: str):
+        from eqfuse.data import fetch_public
+
+        return fetch_public(self.name, file, self.folder)
+
+    def _download(self) -> list:
+        if self.name in _ATOMS:
+            return self._read_file(self._fetched("train_300K.xyz"))
+        import numpy as np
+
+        from eqfuse.data import read_rmd17
+
+        frames = None
+        if self.name == "rmd17":
+            # Frames near each other in time are alike: the authors give splits of 1000 for it.
+            split = self._fetched("index_train_01.csv")
+            frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
+        return read_rmd17(self._fetched(f"{self.name}_{self.molecule}.npz"), frames=frames)
 
     def _check_apart(self):
         """Refuse a file that trains and validates, or one of these that tests."""
@@ -305,30 +268,43 @@ class FileData(MoleculeData):
         }
         for first, second in itertools.combinations(files, 2):
             if both := sorted(files[first] & files[second]):
-                raise import_data().DataError(
+                from eqfuse.data import DataError
+
+                raise DataError(
                     f"{both[0]} is among the files of data.{first} and of data.{second}: what is "
                     "trained on does not validate or test; move it, or change the pattern"
                 )
 
+    def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
+        """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
+        from eqfuse.data import DataError, isolated_atom_energies
 
-@dataclasses.dataclass
-class ExtxyzData(FileData):
-    """An extended-xyz file, read by ASE: molecules or periodic cells (eV, Å)."""
+        path = self.reference_energies
+        if path == AVERAGE:
+            return AVERAGE
+        if typed := self._typed_references():
+            return typed
+        if path is None and self.path is None and self.name in _ATOMS:
+            path = self._fetched(_ATOMS[self.name])
+        if path in (None, FIT):
+            return None
+        if _is_missing(path):
+            raise DataError(
+                f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
+                "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
+            )
+        key = self.reference_key or self.energy_key
+        return isolated_atom_energies(path, energy_key=key, cutoff=cutoff)
 
-    name: str = "extxyz"
-    path: str | None = setting(
-        None,
-        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it",
-        convert=absolute,
-    )
-    energy_key: str = setting("energy", "name of the energies in the file, eV")
-    forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
-    stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
-
-    def __post_init__(self):
-        need = f"the file to train on: data={self.name} data.path=FILE"
-        require(self.path is not None, "data.path", "null", need)
-        super().__post_init__()
+    def _typed_references(self) -> dict[int, float]:
+        """Return energies that are given as a mapping, eV by atomic number; {} for none."""
+        text = self.reference_energies
+        if text is None or not text.startswith("{"):
+            return {}
+        need = "energies in eV by element, such as '{H: -13.6, 8: -2041.9}'"
+        energies = {_atomic_number(z): float(e) for z, e in _numbers(text, -math.inf).items()}
+        require(energies and None not in energies, "data.reference_energies", text, need)
+        return energies
 
 
 def matching(path: str) -> list[str]:
@@ -341,103 +317,40 @@ def matching(path: str) -> list[str]:
         return [path]
     matches = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
     if not matches:
-        raise import_data().DataError(
+        from eqfuse.data import DataError
+
+        raise DataError(
             f"no file matches {path}; check the pattern (data.path, data.val or data.test)"
         )
     return matches
 
 
-@dataclasses.dataclass
-class PublicData(FileData):
-    """A public data set: a local file, or downloaded."""
-
-    folder: str | None = setting(
-        None, "where downloads are kept; null: ~/.cache/eqfuse", convert=absolute
-    )
-
-    def _downloaded(self, file: str):
-        return import_data().fetch_public(self.name, file, self.folder)
-
-
-@dataclasses.dataclass
-class ThreeBPAData(PublicData):
-    """3BPA: 500 frames of a drug-like molecule at 300 K, with isolated atoms (eV, Å)."""
-
-    name: str = "3bpa"
-
-    @property
-    def references_origin(self) -> str | None:
-        downloaded = "isolated atoms, downloaded" if self.path is None else None
-        return self.reference_energies or downloaded
-
-    def _download(self) -> list:
-        return self._read_file(self._downloaded("train_300K.xyz"))
-
-    def _references_path(self):
-        if self.path is None and self.reference_energies is None:
-            atoms = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
-            return self._downloaded(atoms[self.name])
-        return super()._references_path()
+def _is_missing(path) -> bool:
+    """Return True for no such file; all else that is wrong with it, its reader says."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
 
 
-@dataclasses.dataclass
-class AcAcData(ThreeBPAData):
-    """Acetylacetone: 500 frames at 300 K, with isolated atoms (eV, Å)."""
-
-    name: str = "acac"
-
-
-@dataclasses.dataclass
-class RMD17Data(PublicData):
-    """Revised MD17 (.npz; kcal/mol, converted to eV): a file, or training split 1 of a molecule."""
-
-    format: ClassVar[str | None] = "rmd17"
-    name: str = "rmd17"
-    molecule: str | None = setting(None, "the molecule to download, if no data.path is given")
-
-    def __post_init__(self):
-        if self.path is not None:
-            need = "left out: see data.path"
-            require(self.molecule is None, "data.molecule", self.molecule, need)
-        else:
-            from eqfuse.data.readers.public import molecules
-
-            known = molecules(self.name)
-            what = f"a file: data={self.name} data.path=FILE, or data.molecule given, one of "
-            require(self.molecule is not None, "data.path", "null", what + ", ".join(known))
-            one_of("data.molecule", self.molecule, known)
-        super().__post_init__()
-
-    @property
-    def origin(self) -> str:
-        return self.path or f"{self.name} {self.molecule}, downloaded"
-
-    def _download(self) -> list:
-        import numpy as np
-
-        frames = None
-        if self.name == "rmd17":
-            # Frames near each other in time are alike: the authors give splits of 1000 for it.
-            split = self._downloaded("index_train_01.csv")
-            frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
-        file = self._downloaded(f"{self.name}_{self.molecule}.npz")
-        return import_data().read_rmd17(file, frames=frames)
+def _numbers(text: str | None, least: float) -> dict:
+    """Return the mapping to finite numbers of at least `least` in a YAML text; {} if it is none."""
+    try:
+        plain = yaml.safe_load(re.sub(r":(?=\S)", ": ", text or ""))  # {1:-13.6} is Python's
+    except yaml.YAMLError:
+        return {}
+    values = plain.values() if isinstance(plain, dict) else [None]
+    ok = all(type(value) in (int, float) and least <= value < math.inf for value in values)
+    return plain if ok else {}
 
 
-@dataclasses.dataclass
-class MD22Data(RMD17Data):
-    """MD22 (.npz; kcal/mol, converted to eV): a file, or the frames of a molecule."""
+def _atomic_number(element) -> int | None:
+    """Return the atomic number of an element by its symbol or number; None if there is none."""
+    from ase.data import atomic_numbers  # takes a while to import
 
-    name: str = "md22"
-
-
-DATA = {
-    "ethanol": EthanolData,
-    "lif": LithiumFluorideData,
-    "extxyz": ExtxyzData,
-    "3bpa": ThreeBPAData,
-    "acac": AcAcData,
-    "rmd17": RMD17Data,
-    "md22": MD22Data,
-}
-"""The settings of each `data=`."""
+    if isinstance(element, int) and 1 <= element <= 118:
+        return element
+    return atomic_numbers.get(element) if element != "X" else None

@@ -13,7 +13,7 @@ from eqfuse import models
 from eqfuse.data import Batcher, Dataset, Structure
 from eqfuse.data.lazy import Joined
 from eqfuse.data.references import fit_energies_of_atoms
-from eqfuse.data.structures import LABELS, UNWEIGHTED
+from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.pairs import radii_of
 from eqfuse.models.radial_table import choose
@@ -153,8 +153,7 @@ class Start:
         """Return the potential, and the settings of its model as plain values."""
         radial = {name: getattr(self.config.model, name) for name in RADIAL}
         fields = self.metadata["model_fields"] | radial
-        plain = {k: v for k, v in self.metadata.items() if k != "radial"}  # knots of before
-        potential = module_of(plain | {"model_fields": fields}, self.config.backend)
+        potential = module_of(self.metadata | {"model_fields": fields}, self.config.backend)
         check_radial(potential.model, self.metadata["model"])
         return potential, fields
 
@@ -254,10 +253,8 @@ def _fingerprint(dataset: Dataset) -> str:
             digest.update(np.ascontiguousarray(array).tobytes())
         if sample.energy is not None:
             digest.update(np.float64(sample.energy).tobytes())
-        # not for others, whose digest is that of runs before labels could be missing
-        if sample.energy is None or sample.forces is None or sample.weights != UNWEIGHTED:
-            known = [getattr(sample, name) is not None for name in LABELS]
-            digest.update(np.array([*known, *sample.weights], np.float64).tobytes())
+        known = [getattr(sample, name) is not None for name in LABELS]
+        digest.update(np.array([*known, *sample.weights], np.float64).tobytes())
     return digest.hexdigest()
 
 
@@ -290,17 +287,10 @@ def interrupted_run(
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
     # before the state, which follows the settings
     check_same_run(metadata["config"], theirs["config"], folder.path)
-    # settings that earlier versions did not have are as these versions were: their defaults
-    ours = metadata["model_fields"]
-    defaults = {f.name: f.default for f in dataclasses.fields(models.MODELS[theirs["model"]])}
-    theirs["model_fields"] = {name: defaults.get(name) for name in ours} | theirs["model_fields"]
-    same_radial = all(theirs["model_fields"][name] in (ours[name], None) for name in RADIAL)
-    if same_radial and isinstance(theirs.get("radial"), dict):
-        metadata["radial"] = theirs["radial"]  # knots that an earlier version chose
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         both = [_decisive(tree[name]) for tree in (theirs, metadata)]
         if both[0] != both[1]:
-            files = filter(None, (config.data.origin, config.data.validation_origin))
+            files = filter(None, (config.data.origin, config.data.val_path))
             raise ConfigError(
                 f"{' or '.join(files)} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"
@@ -322,4 +312,4 @@ def _decisive(value):
     """Return metadata without the settings that decide how a network computes, not what."""
     if not isinstance(value, dict):
         return value
-    return {k: v for k, v in value.items() if k not in (*RADIAL, "radial_accuracy")}
+    return {k: v for k, v in value.items() if k not in RADIAL}

@@ -17,7 +17,7 @@ from eqfuse.models import Potential, predict
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, error_sums
-from eqfuse.train.settings.config import Config, RunSettings
+from eqfuse.train.settings.config import Config
 
 
 @flax.struct.dataclass
@@ -69,9 +69,7 @@ def apply_gradient(
     return TrainState(params, average, optimizer_state, state.step + 1)
 
 
-def compiled_step(
-    step: Callable, config: RunSettings, single: bool = True, *, reports: bool = False
-):
+def compiled_step(step: Callable, config: Config, single: bool = True, *, reports: bool = False):
     """Return a compiled training step: one native call, or as it is written.
 
     One call, on a `single` device, where `sequence` is "on", or "auto" and `ops.sequence` expects

@@ -1,7 +1,6 @@
 """Wrong settings: each is refused in one line that names it, or means something and is trained."""
 
 import contextlib
-import dataclasses
 import os
 import re
 import shutil
@@ -12,10 +11,8 @@ import jax
 import numpy as np
 
 from eqfuse.train.main import main
-from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import RUNS, Config
+from eqfuse.train.settings.config import known
 from eqfuse.train.settings.options import SHORTHANDS
-from eqfuse.train.sources import ExtxyzData
 from tests.fuzz.checks import (
     FailureError,
     check_no_traceback,
@@ -48,14 +45,7 @@ _TOO_LARGE = re.compile(
 
 def _names() -> list[str]:
     """Every setting of this training, by its full name or its short one."""
-    groups = {
-        "": Config,
-        "model.": RUNS.groups["model"]["nequip"],
-        "data.": ExtxyzData,
-        "training.": MoleculeTraining,
-    }
-    names = [group + f.name for group, kind in groups.items() for f in dataclasses.fields(kind)]
-    return sorted({*names, *SHORTHANDS} - {"model.name", "data.name", "training"})
+    return sorted({*known("nequip"), *SHORTHANDS})
 
 
 class Cases:

@@ -239,15 +239,6 @@ def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path,
     assert evaluate([str(run), str(other), "--out", str(tmp_path / "out")]) == 0
 
 
-@pytest.mark.slow
-def test_a_classification_is_refused(tmp_path, copper, capsys):
-    folder = tmp_path / "tetris"
-    assert main(["model=tetris", "steps=1", f"run={folder}"]) in (0, 1)
-    capsys.readouterr()
-    assert evaluate([str(folder), str(copper)]) == 2
-    assert "not a potential" in capsys.readouterr().err
-
-
 def test_bad_input_is_refused(run, copper, tmp_path, capsys):
     for arguments, part in (
         ([run, copper], "Cu not among"),

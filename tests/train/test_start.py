@@ -12,10 +12,8 @@ import pytest
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.resume import started_config
-from eqfuse.train.settings.options import parse, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
-from eqfuse.train.tetris_settings import TETRIS
 from tests.small_runs import TINY, prepared, write_displaced
 
 
@@ -204,7 +202,7 @@ def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, 
 
 def test_a_fit_that_the_frames_do_not_determine_is_a_warning(settings, capsys):
     dataset, text = prepared(*settings, "data.reference_energies=fit", tiny=())
-    assert "moved to the data by least squares" in text
+    assert "moved to the data by least squares" in " ".join(text.split())  # it may be wrapped
     warning = capsys.readouterr().err
     values = f"H {dataset.references[1]:.1f}, O {dataset.references[8]:.1f} eV"
     assert f"the fit does not determine the reference energies of {values}" in warning
@@ -245,8 +243,6 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
     empty = tmp_path / "empty"
     shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
     assert "has no checkpoint" in refused([f"start_from={empty}", *rest], capsys, 1)
-    (empty / "config.yaml").write_text(to_yaml(parse(["data=tetris"], TETRIS)), encoding="utf-8")
-    assert "classifies the Tetris shapes" in refused([f"start_from={empty}", *rest], capsys)
 
 
 def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp_path):

@@ -104,11 +104,10 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
       which: "best" or "last"; None for the best one if there is one yet, else the last.
       backend: implementation of the ops, see `eqfuse.ops`; None to choose by device.
     Returns:
-      module, a `models.Potential` (energies in eV, relative to the reference energies) or, for a
-      Tetris run, the bare network; params, its variables, in float64 only where JAX has that
-      enabled; metadata, a dict with the configuration, irreps (of the input, each layer and the
-      output), species (atomic numbers), reference energies (eV, by atomic number as text:
-      {"6": -1029.5}), statistics and units.
+      module, a `models.Potential` (energies in eV, relative to the reference energies); params, its
+      variables, in float64 only where JAX has that enabled; metadata, a dict with the
+      configuration, irreps (of the input, each layer and the output), species (atomic numbers),
+      reference energies (eV, by atomic number as text: {"6": -1029.5}), statistics and units.
     Raises:
       CheckpointError: no readable checkpoint there.
       ValueError: another `which`, or one for a file.
@@ -138,7 +137,7 @@ def read_metadata(run, *, which: str | None = None) -> dict:
 
 
 _MOST_LMAX = 12
-_TYPES = {"config": dict, "model": str, "model_fields": dict, "potential": (dict, type(None))}
+_TYPES = {"config": dict, "model": str, "model_fields": dict, "potential": dict}
 _TYPES |= {"species": list, "reference_energies": dict}
 
 
@@ -151,11 +150,9 @@ def _check(run, metadata: dict, num_arrays: int | None = None):
                 f"{run} is damaged, or no network of eqfuse: its metadata have {what} {value!r:.60}"
             )
 
-    is_tetris = "potential" in metadata and metadata["potential"] is None
     for name, kind in _TYPES.items():
-        if not (is_tetris and name in ("species", "reference_energies")):
-            require(isinstance(metadata.get(name), kind), name, metadata.get(name))
-    fields, species = metadata["model_fields"], metadata.get("species")
+        require(isinstance(metadata.get(name), kind), name, metadata.get(name))
+    fields, species = metadata["model_fields"], metadata["species"]
     for name, value in fields.items():
         if isinstance(value, float):
             require(math.isfinite(value), name, value)
@@ -163,8 +160,6 @@ def _check(run, metadata: dict, num_arrays: int | None = None):
     is_count = type(layers) is int and 0 < layers <= (num_arrays or layers)
     require(is_count, "layers", layers)
     require(type(lmax) is int and 0 <= lmax <= _MOST_LMAX, "lmax", lmax)
-    if is_tetris:
-        return
     cutoff, dtype = fields.get("cutoff"), metadata["config"].get("dtype")
     require(type(cutoff) in (int, float) and cutoff > 0, "cutoff", cutoff)
     require(dtype in ("float32", "float64"), "config.dtype", dtype)
@@ -267,18 +262,14 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
     ours = named_arrays("state", like)
     kinds = [{n: (a.shape, a.dtype) for n, a in tree.items()} for tree in (ours, arrays)]
     if kinds[0] != kinds[1]:
-        raise CheckpointError(f"checkpoint {path} is of another model or optimizer")
+        raise CheckpointError(
+            f"the training state of {path} is of another model or optimizer, or of another version "
+            "of eqfuse; start_from= trains its network in a new run"
+        )
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in ours])
 
 
 def module_of(metadata: dict, backend: str | None):
     """Return the network that a checkpoint is of, see `load_run`."""
-    fields = dict(metadata["model_fields"])
-    fields.pop("radial_accuracy", None)  # earlier versions chose knots by it
-    if fields.get("radial_knots", 0) is None:
-        del fields["radial_knots"]
-    if isinstance(metadata.get("radial"), dict):
-        fields.setdefault("radial_knots", metadata["radial"]["knots"])
-    model = models.build(metadata["model"], **fields, backend=backend)
-    plain = metadata["potential"]
-    return model if plain is None else models.Potential.from_plain(model, plain)
+    model = models.build(metadata["model"], **metadata["model_fields"], backend=backend)
+    return models.Potential.from_plain(model, metadata["potential"])

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
-from eqfuse.train.settings.config import RUNS, Config, PotentialSettings
+from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
 from eqfuse.train.settings.schema import ConfigError, require
 
@@ -111,13 +111,8 @@ def read_config(folder: Path) -> Config:
 
 
 def check_same_run(ours: dict, theirs: dict, folder: Path):
-    """Refuse a checkpoint with other settings (`theirs`) than those in config.yaml (`ours`).
-
-    A setting that the version which made the checkpoint did not have yet was at its default.
-    """
+    """Refuse a checkpoint with other settings (`theirs`) than those in config.yaml (`ours`)."""
     ours, theirs = flat(ours, folder), flat(theirs, folder)
-    known = RUNS.known({group: ours[group] for group in RUNS.groups})
-    theirs = {key: field.default for key, field in known.items()} | theirs
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
         for key in sorted(ours.keys() | theirs.keys())

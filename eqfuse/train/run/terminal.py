@@ -38,7 +38,7 @@ def report(
     rows = {
         **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
         "data": settings.origin if path is None else _files(path),
-        "frames": _frames(settings.validation_origin, dataset),
+        "frames": _frames(settings.val_path, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "references": f"{references} eV ({_references_origin(config, dataset)})",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",

@@ -13,13 +13,12 @@ from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
     POSITIVE,
     Range,
-    Schema,
     absolute,
     check_ranges,
     require,
     setting,
 )
-from eqfuse.train.sources import AVERAGE, DATA, FIT
+from eqfuse.train.sources import AVERAGE, FIT, DataSettings
 
 NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _MODELS = Path(eqfuse.__file__).parent / "models"
@@ -29,12 +28,19 @@ _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
 
 
 @dataclasses.dataclass
-class NetworkSettings:
-    """What every network has besides the fields of its module."""
+class PotentialSettings:
+    """What every potential has besides the fields of the module of its network."""
 
     avg_num_neighbors: float | None = setting(
         None, "neighbours per atom; null: from the data", POSITIVE
     )
+    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
+    shift: Literal["mean", "zero"] = setting(
+        "mean",
+        "energy that an atom has besides what the network computes: the mean of the training "
+        "energies, relative to the reference energies, or zero, which is right far from the data",
+    )
+    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
         check_ranges(self, "model.")
@@ -49,21 +55,8 @@ class NetworkSettings:
         return fields | {"avg_num_neighbors": self.avg_num_neighbors or avg_num_neighbors}
 
 
-@dataclasses.dataclass
-class PotentialSettings(NetworkSettings):
-    """What a potential adds to the settings of its network."""
-
-    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
-    shift: Literal["mean", "zero"] = setting(
-        "mean",
-        "energy that an atom has besides what the network computes: the mean of the training "
-        "energies, relative to the reference energies, or zero, which is right far from the data",
-    )
-    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
-
-
-def settings_of_network(name: str, base: type) -> type:
-    """Return the settings of a network as a dataclass, with those of `base`.
+def _settings_of_network(name: str) -> type:
+    """Return the settings of a network as a dataclass, with those of every potential.
 
     They are the fields of its class that are numbers, texts, true or false, with literal defaults,
     and the docstring is their help. The source is read and not imported: that would import JAX,
@@ -86,18 +79,22 @@ def settings_of_network(name: str, base: type) -> type:
             within = within if kind in ("int", "float") else None
             default = setting(ast.literal_eval(item.value), texts[key], within)
             fields.append((key, eval(kind, {"Literal": Literal}), default))
-    made = dataclasses.make_dataclass(NETWORKS[name], fields, bases=(base,))
+    made = dataclasses.make_dataclass(NETWORKS[name], fields, bases=(PotentialSettings,))
     made.__doc__ = doc.splitlines()[0]
     return made
 
 
+MODELS = {name: _settings_of_network(name) for name in NETWORKS}
+"""The settings of each `model=`."""
+
+
 @dataclasses.dataclass(kw_only=True)
-class RunSettings:
-    """A whole run: the settings of its model, data and training, and those of every run."""
+class Config:
+    """A whole run: the settings of its model, data and training, and its own."""
 
     model: Any
-    data: Any
-    training: Any
+    data: DataSettings
+    training: MoleculeTraining
     preset: str | None = setting(None, "settings that go together, see Presets")
     seed: int = setting(
         0,
@@ -120,9 +117,7 @@ class RunSettings:
         "run a training step in one native call or launch; auto: for small networks on a CPU, "
         "without profile=",
     )
-    steps: int | None = setting(
-        None, "stop after this many steps; null: no limit (100 for tetris)", POSITIVE
-    )
+    steps: int | None = setting(None, "stop after this many steps; null: no limit", POSITIVE)
     profile: bool = setting(
         False, "trace a few steps before the training, for Perfetto or TensorBoard"
     )
@@ -132,17 +127,6 @@ class RunSettings:
     run: str | None = setting(
         None, "folder of the run; null: runs/<date-time>_<model>_<data>", convert=os.path.expanduser
     )
-
-    def __post_init__(self):
-        check_ranges(self, "")
-        fits = self.precision != "tf32x3" or self.dtype == "float32"
-        require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
-
-
-@dataclasses.dataclass(kw_only=True)
-class Config(RunSettings):
-    """A run on energies and forces."""
-
     devices: str = setting(
         "1", "share every batch between a number of devices, all, or distributed; see Options"
     )
@@ -172,7 +156,9 @@ class Config(RunSettings):
     )
 
     def __post_init__(self):
-        super().__post_init__()
+        check_ranges(self, "")
+        fits = self.precision != "tf32x3" or self.dtype == "float32"
+        require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
         require(fits, "devices", self.devices, "a number of devices, all, or distributed")
         wrong = AVERAGE
@@ -186,13 +172,17 @@ class Config(RunSettings):
         require(given != wrong, "data.reference_energies", wrong, need)
 
 
-RUNS = Schema(
-    Config,
-    {
-        "model": {name: settings_of_network(name, PotentialSettings) for name in NETWORKS},
-        "data": DATA,
-    },
-    MoleculeTraining,
-    {"model": "nequip"},
-)
-"""The settings of runs on energies and forces."""
+def known(model: str) -> dict[str, dataclasses.Field]:
+    """Return every setting of a run with this network by its full name."""
+    nodes = {
+        "": Config,
+        "model.": MODELS[model],
+        "data.": DataSettings,
+        "training.": MoleculeTraining,
+    }
+    return {
+        prefix + field.name: field
+        for prefix, node in nodes.items()
+        for field in dataclasses.fields(node)
+        if "help" in field.metadata
+    }

@@ -4,10 +4,11 @@ import dataclasses
 import textwrap
 from pathlib import Path
 
-from eqfuse.train.settings.config import RUNS
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import MODELS, Config
 from eqfuse.train.settings.options import PARAMETERS, PRESETS, SHORTHANDS
 from eqfuse.train.settings.schema import described
-from eqfuse.train.tetris_settings import TETRIS
+from eqfuse.train.sources import SETS, DataSettings
 
 
 def help_text() -> str:
@@ -39,31 +40,23 @@ def presets():
 
 def choices() -> dict[str, list[tuple[str, str]]]:
     """Return for each group the choices, as `name=value` and what it is."""
-    groups = {group: {**RUNS.groups[group], **TETRIS.groups[group]} for group in RUNS.groups}
-    return {
-        group: [
-            (f"{group}={name}", f"{node.__doc__}{' Default.' * (TETRIS.choices[group] == name)}")
-            for name, node in nodes.items()
-        ]
-        for group, nodes in groups.items()
-    }
+    models = [(f"model={name}", node.__doc__) for name, node in MODELS.items()]
+    models[0] = models[0][0], f"{models[0][1]} Default."
+    return {"model": models, "data": [(f"data={name}", text) for name, text in SETS.items()]}
 
 
 def sections():
     """Yield the title and the (name, help, default) of the settings that choices have in common."""
-    yield "every run", list(_rows("", RUNS.config))
-    for group, nodes in RUNS.groups.items():
-        owners = {}
-        for choice, node in nodes.items():
-            for row in _rows(f"{group}.", node):
-                owners.setdefault(row, []).append(choice)
-        for names in dict.fromkeys(map(tuple, sorted(owners.values(), key=len, reverse=True))):
-            title = "all" if len(names) == len(nodes) else ", ".join(names)
-            rows = [row for row, owned in owners.items() if tuple(owned) == names]
-            yield f"{group}={title}", rows
-    yield "the training", list(_rows("training.", RUNS.training))
-    rows = _rows("data.", TETRIS.groups["data"]["tetris"]), _rows("training.", TETRIS.training)
-    yield "data=tetris", [row for own in rows for row in own]
+    yield "every run", list(_rows("", Config))
+    owners = {}
+    for name, node in MODELS.items():
+        for row in _rows("model.", node):
+            owners.setdefault(row, []).append(name)
+    for names in dict.fromkeys(map(tuple, sorted(owners.values(), key=len, reverse=True))):
+        title = "all" if len(names) == len(MODELS) else ", ".join(names)
+        yield f"model={title}", [row for row, owned in owners.items() if tuple(owned) == names]
+    yield "the data", list(_rows("data.", DataSettings))
+    yield "the training", list(_rows("training.", MoleculeTraining))
 
 
 def _rows(prefix: str, node: type):

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import yaml
 
-from eqfuse.train.settings.config import RUNS
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import MODELS, Config, known
 from eqfuse.train.settings.schema import (
     ConfigError,
-    Schema,
     nearest,
     one_of,
     require,
     split,
     typed,
 )
+from eqfuse.train.sources import SETS, DataSettings
 
 SHORTHANDS = {
     "layers": "model.layers",
@@ -28,8 +29,6 @@ SHORTHANDS = {
     "batch_size": "data.batch_size",
     "freeze": "training.freeze",
 }
-_GONE = {"model.radial_accuracy", "model.radial_knots=None"}
-"""Settings in the config.yaml of earlier runs, which chose knots of tables."""
 
 
 def read_own(name: str) -> dict:
@@ -47,7 +46,7 @@ OTHER_NAMES: dict[str, str] = {
 """By the name of a setting of mace or nequip: what to write here."""
 
 
-def parse(arguments: list[str], schema: Schema = RUNS):
+def parse(arguments: list[str]) -> Config:
     """Return the configuration that the arguments, such as "layers=3", ask for.
 
     They override those of a preset, wherever it stands, and of config=FILE, and the later of two
@@ -64,9 +63,7 @@ def parse(arguments: list[str], schema: Schema = RUNS):
             raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
         key, value = split(argument)
         is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
-        if key == "data" and (
-            is_file or (value not in schema.groups[key] and os.path.isfile(value))
-        ):
+        if key == "data" and (is_file or (value not in SETS and os.path.isfile(value))):
             given |= {"data": "extxyz", "data.path": value}
         else:
             full = SHORTHANDS.get(key, key)
@@ -78,9 +75,9 @@ def parse(arguments: list[str], schema: Schema = RUNS):
     if file != "null":
         base = flat(read_yaml(config_file(file)), file)
         left = ["run", "resume"]  # another run has a folder of its own
-        left += [g for g in schema.groups if g in given and given[g] != base.get(g)]
+        left += [g for g in ("model", "data") if g in given and given[g] != base.get(g)]
         base = {k: v for k, v in base.items() if k.partition(".")[0] not in left}
-    return _config(schema, base, given)
+    return _config(base, given)
 
 
 def _other_name(key: str) -> str | None:
@@ -144,74 +141,66 @@ def flat(plain, path) -> dict:
             values |= {key if n == "name" else f"{key}.{n}": v for n, v in value.items()}
         else:
             values[SHORTHANDS.get(key, key)] = value
-    return {k: v for k, v in values.items() if not _GONE & {k, f"{k}={v}"}}
+    return values
 
 
 def from_plain(plain, path):
     """Return the configuration that a run wrote as YAML to `path`, checked as one that is typed."""
     try:
-        return _config(RUNS, flat(plain, path), {})
+        return _config(flat(plain, path), {})
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
 
-def _config(schema: Schema, base: dict, given: dict):
+def _config(base: dict, given: dict) -> Config:
     """Return the configuration of the settings of a file and those that are typed, by full name."""
-    both = base | given
-    if "data" not in both | schema.choices:
+    both = {"model": "nequip"} | base | given
+    if "data" not in both:
         raise ConfigError("data= is missing: a file, such as data=FILE.xyz, or a set, see --help")
-    choices = {group: both.get(group, schema.choices.get(group)) for group in schema.groups}
-    for group, choice in choices.items():
-        one_of(group, choice, list(schema.groups[group]))
-    known = schema.known(choices)
-    if unknown := [str(key) for key in both if key not in known and key not in choices]:
-        raise ConfigError("; ".join(_unknown(key, known, choices, schema) for key in unknown))
-    values = dict(schema.defaults.get(choices["model"], {}))
+    model = both["model"]
+    one_of("model", model, list(MODELS))
+    one_of("data", both["data"], list(SETS))
+    fields = known(model)
+    if unknown := [str(key) for key in both if key not in fields and key not in ("model", "data")]:
+        raise ConfigError("; ".join(_unknown(key, fields, model) for key in unknown))
+    values = {}
     for layer in (base, given):
-        values |= _preset(layer.get("preset"), both, known, choices) | layer
-    parts = {group: {} for group in ("", *choices, "training")}
+        values |= _preset(layer.get("preset"), both, model) | layer
+    parts = {"": {}, "model": {}, "data": {"name": both["data"]}, "training": {}}
     for full, value in values.items():
-        if full in known:
+        if full in fields:
             group, _, name = full.rpartition(".")
-            parts[group][name] = typed(full, known[full], value)
-    groups = {g: schema.groups[g][choice](**parts[g]) for g, choice in choices.items()}
-    return schema.config(**groups, training=schema.training(**parts["training"]), **parts[""])
+            parts[group][name] = typed(full, fields[full], value)
+    return Config(
+        model=MODELS[model](**parts["model"]),
+        data=DataSettings(**parts["data"]),
+        training=MoleculeTraining(**parts["training"]),
+        **parts[""],
+    )
 
 
-def _preset(name: str | None, given: dict, known: dict, choices: dict) -> dict:
+def _preset(name: str | None, given: dict, model: str) -> dict:
     """Return the settings of the preset that is asked for."""
-    model = choices["model"]
     if name in (None, "null"):
         return {}
-    if model not in PRESETS:
-        raise ConfigError(f"preset={name}: model={model} has no presets")
     if name not in PRESETS[model]:
         hint = nearest(str(name), PRESETS[model])
         raise ConfigError(f"preset={name} is unknown for model={model}; {hint}")
     settings = dict(PRESETS[model][name])
-    if others := settings.keys() - known.keys():
-        raise ConfigError(f"preset={name} sets {min(others)}: give data=FILE, or other data")
     if given.get("data.val_path") is not None:
         settings.pop("data.val", None)  # all frames of that file validate
     return settings
 
 
-def _unknown(key: str, known: dict, choices: dict, schema: Schema) -> str:
-    """Return what is wrong with a setting that the chosen groups do not have."""
+def _unknown(key: str, fields: dict, model: str) -> str:
+    """Return what is wrong with a setting that a run with this network does not have."""
     if key == "training":
         return "training follows from data=; set its fields, such as training.lr=0.01"
-    group, _, name = key.partition(".")
-    owners = [
-        choice
-        for choice, node in schema.groups.get(group, {}).items()
-        if name in {f.name for f in dataclasses.fields(node)} - {"name"}
-    ]
-    if owners:
-        others = f"{group}={', '.join(owners)}, and not of {group}={choices[group]}"
-        return f"{key} is a setting of {others}"
+    if owners := [other for other in MODELS if key in known(other)]:
+        return f"{key} is a setting of model={', '.join(owners)}, and not of model={model}"
     if other := _other_name(key):
         return other
-    names = [*known, *(s for s, target in SHORTHANDS.items() if target in known), *choices]
-    by_leaf = [full for full in known if full.endswith("." + key)]
+    names = [*fields, *(s for s, target in SHORTHANDS.items() if target in fields), "model", "data"]
+    by_leaf = [full for full in fields if full.endswith("." + key)]
     hint = "nearest: " + ", ".join(by_leaf) if by_leaf else nearest(key, names)
     return f"{key} is not a setting of this run; {hint}"

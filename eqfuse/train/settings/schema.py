@@ -33,28 +33,6 @@ def setting(default, text: str, within: Range | None = None, convert: Callable =
     return dataclasses.field(default=default, metadata=metadata)
 
 
-class Schema(NamedTuple):
-    """The settings that runs of a kind have."""
-
-    config: type  # the dataclass of a run, with model, data and training among its fields
-    groups: dict[str, dict[str, type]]  # the dataclasses of models and data to choose from
-    training: type  # the dataclass of the training
-    choices: dict[str, str]  # those of the groups by default
-    # by model, the settings by full name that are not those of its dataclass
-    defaults: dict[str, dict] = {}  # noqa: RUF012 - it is not changed
-
-    def known(self, choices: dict[str, str]) -> dict[str, dataclasses.Field]:
-        """Return every setting of the chosen groups by its full name."""
-        nodes = {group: self.groups[group][choice] for group, choice in choices.items()}
-        nodes = {"": self.config, **nodes, "training": self.training}
-        return {
-            f"{group}.{field.name}".lstrip("."): field
-            for group, node in nodes.items()
-            for field in dataclasses.fields(node)
-            if "help" in field.metadata
-        }
-
-
 def absolute(path: str) -> str:
     """Return the whole name of a file, or of several with commas between them."""
     files = [path] if os.path.exists(path) else path.split(",")

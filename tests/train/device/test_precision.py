@@ -52,6 +52,6 @@ def test_jax_knows_the_name():
     ],
 )
 def test_what_cannot_be_is_refused(settings, message, capsys, tmp_path):
-    assert main(["data=tetris", "model=tetris", *settings, f"run={tmp_path / 'run'}"]) == 2
+    assert main(["data=ethanol", *settings, f"run={tmp_path / 'run'}"]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()

@@ -1,32 +1,22 @@
 """`sequence=`: a training step in one native call, or as it is written."""
 
+import re
+
 import pytest
 
 from eqfuse.train.main import main
 from tests.train.test_molecule_run import rows_of, train
 
 
-def steps(folder) -> list[list[float]]:
-    """Return the loss and accuracy of each step."""
-    return [[float(row["loss"]), float(row["accuracy"])] for row in rows_of(folder)]
-
-
 @pytest.mark.slow
-def test_the_tetris_run_is_the_same_in_one_native_call(tmp_path, capsys):
-    for setting, said in (
-        ("auto", "sequence   one native call of "),
-        ("on", "sequence   one native call of "),
-        ("off", None),
-    ):
-        run = f"run={tmp_path / setting}"
-        main(["model=tetris", "steps=3", f"sequence={setting}", "verbose=true", run])
+def test_tetris_is_the_same_in_one_native_call(capsys):
+    losses = {}
+    for setting in ("auto", "on", "off"):
+        main(["layers=3", "steps=3", f"sequence={setting}", "verbose=true"])
         out = capsys.readouterr().out
-        assert (said is None) == ("sequence " not in out)
-        assert said is None or said in out
-    assert steps(tmp_path / "on") == steps(tmp_path / "auto")
-    for found, expected in zip(steps(tmp_path / "on"), steps(tmp_path / "off"), strict=True):
-        # Adam divides by the root of the second moment: three steps of roundings
-        assert found == pytest.approx(expected, rel=1e-3)
+        assert ("sequence   one native call of " in out) == (setting != "off")
+        losses[setting] = re.findall(r"loss +(\S+)", out)
+    assert losses["on"] == losses["auto"] == losses["off"]  # to four digits
 
 
 @pytest.mark.slow
@@ -44,13 +34,6 @@ def test_a_molecule_run_says_its_choice_before_it_trains(tmp_path, water, tiny, 
     assert losses["on"] == pytest.approx(losses["off"], rel=1e-3)
 
 
-@pytest.mark.slow
-def test_a_profile_is_of_the_step_as_it_is_written(tmp_path, capsys):
-    more = ["profile=true", "verbose=true", f"run={tmp_path / 'run'}"]
-    main(["model=tetris", "steps=1", *more])
-    assert "sequence " not in capsys.readouterr().out
-
-
-def test_an_unknown_choice_is_refused(tmp_path, capsys):
-    assert main(["model=tetris", "sequence=maybe", f"run={tmp_path / 'run'}"]) == 2
+def test_an_unknown_choice_is_refused(capsys):
+    assert main(["data=ethanol", "sequence=maybe"]) == 2
     assert "sequence=maybe is unknown; choose from: auto, off, on" in capsys.readouterr().err

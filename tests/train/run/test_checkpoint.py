@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from eqfuse import models
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.flat import Flat
-from eqfuse.train.muon import muon, place
+from eqfuse.train.optimizer import muon
 from eqfuse.train.run.checkpoint import (
     Checkpoints,
     DamagedCheckpointWarning,
@@ -92,7 +92,7 @@ def states():
         "w[0,0] 2x0e,2x1o": jnp.eye(3) / 3,
         "b": {"scale": jnp.float32(0.1)},
     }
-    flat = Flat.of(tree, place)
+    flat = Flat.of(tree)
     array = flat.flatten(tree)
     gradient = jnp.cos(jnp.arange(array.size, dtype=array.dtype))
     nested = optax.chain(

@@ -19,7 +19,7 @@ def test_help_version_and_configuration_need_no_run(capsys):
     assert "Examples" in capsys.readouterr().out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"eqfuse {__version__}\n"
-    assert main(["layers=5", "--cfg"]) == 0
+    assert main(["layers=5", "data=ethanol", "--cfg"]) == 0
     assert "  layers: 5\n" in capsys.readouterr().out
 
 
@@ -49,7 +49,7 @@ def test_a_sweep_checks_all_runs_and_trains_them_in_folders_of_their_own(
         return codes[len(trained) - 1]
 
     monkeypatch.setattr("eqfuse.train.main._train", train)
-    sweep = ["training.lr=0.1,0.2", "-m", "seeds=2", f"run={tmp_path}"]
+    sweep = ["training.lr=0.1,0.2", "-m", "seeds=2", "data=ethanol", f"run={tmp_path}"]
     assert main(sweep) == 1  # one failed, and the others went on
     names = [f"training.lr={lr},seed={seed}" for lr in (0.1, 0.2) for seed in (0, 1)]
     assert [run for run, *_ in trained] == [f"{tmp_path}/{name}" for name in names]
@@ -59,7 +59,7 @@ def test_a_sweep_checks_all_runs_and_trains_them_in_folders_of_their_own(
     assert main(sweep) == 130
     assert len(trained) == 2
     trained.clear()
-    assert main(["training.lr=0.1,x", "-m"]) == 2
+    assert main(["training.lr=0.1,x", "-m", "data=ethanol"]) == 2
     assert main(["seeds=2", f"resume={tmp_path}"]) == 2
     (tmp_path / names[-1]).mkdir()
     (tmp_path / names[-1] / "metrics.csv").touch()

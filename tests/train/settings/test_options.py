@@ -13,12 +13,12 @@ import yaml
 
 from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.models import MODELS
-from eqfuse.train.main import _config as parse
-from eqfuse.train.main import main
+from eqfuse.train.main import _config, main
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.run.resume import read_config
 from eqfuse.train.settings import options
-from eqfuse.train.settings.config import RUNS, PotentialSettings
+from eqfuse.train.settings.config import MODELS as NETWORKS
+from eqfuse.train.settings.config import PotentialSettings, known
 from eqfuse.train.settings.help import help_text, presets
 from eqfuse.train.settings.options import (
     OTHER_NAMES,
@@ -29,44 +29,16 @@ from eqfuse.train.settings.options import (
     to_yaml,
 )
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.sources import MoleculeData, matching
-from eqfuse.train.tetris_settings import TETRIS
+from eqfuse.train.sources import SETS, DataSettings, matching
 from tests.ops import tiers
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
 
 
-def test_defaults_are_nequip_on_tetris():
-    config = parse([])
-    assert (config.model.name, config.data.name, config.model.layers) == ("nequip", "tetris", 3)
-
-
-def test_channels_follow_the_task_unless_given():
-    assert parse([]).model.channels == 16
-    assert parse(MOLECULE).model.channels == 32
-    assert parse(["channels=5"]).model.channels == 5
-
-
-def test_the_defaults_of_mace_follow_the_task():
-    tetris, molecule = parse(["model=mace"]), parse(["model=mace", *MOLECULE])
-    assert (tetris.model.parity, molecule.model.parity) == (True, False)
-    assert (tetris.model.correlation, molecule.model.correlation) == (2, 3)
-    assert (tetris.training.lr, parse([]).training.lr, molecule.training.lr) == (0.003, 0.01, 0.01)
-    given = parse(["model=mace", "model.parity=false", "model.correlation=3", "lr=0.02"])
-    assert (given.model.parity, given.model.correlation, given.training.lr) == (False, 3, 0.02)
-
-
-def test_the_defaults_of_allegro_follow_the_task():
-    tetris, molecule = parse(["model=allegro"]), parse(["model=allegro", *MOLECULE])
-    assert (tetris.model.latent_dim, molecule.model.latent_dim) == (64, 128)
-    assert (tetris.model.channels, molecule.model.channels) == (16, 32)
-    assert tetris.data.radius == tetris.model.cutoff
-
-
-def test_cubes_see_those_that_touch_unless_the_model_is_strictly_local():
-    assert parse([]).data.radius == parse(["model=tetris"]).data.radius == 1.1
-    assert parse(["model=allegro", "cutoff=4"]).data.radius == 4
-    assert parse(["model=allegro", "data.radius=2"]).data.radius == 2
+def parse(arguments):
+    """Return the configuration of a run, on ethanol where the arguments have no data."""
+    has = any(a.startswith(("data", "config=", "resume=", "start_from=")) for a in arguments)
+    return _config(arguments if has else [*arguments, "data=ethanol"])
 
 
 def test_any_field_can_be_set_and_shorthands_mean_the_field():
@@ -97,7 +69,7 @@ def test_commas_are_between_files_unless_there_is_a_file_of_that_name(tmp_path, 
 def test_files_can_be_given_instead_of_names_and_numbers():
     config = parse(["data=a.xyz", "data.val=b.xyz"])
     assert (config.data.name, config.data.path) == ("extxyz", os.path.abspath("a.xyz"))
-    assert (config.data.val, config.data.val_path) == (MoleculeData.val, os.path.abspath("b.xyz"))
+    assert (config.data.val, config.data.val_path) == (DataSettings.val, os.path.abspath("b.xyz"))
     assert parse(["data=a.xyz", "data.val=20"]).data.val == 20
     with pytest.raises(ConfigError, match=r"data.val=0\.0\.1 is impossible"):
         parse(["data=a.xyz", "data.val=0.0.1"])
@@ -127,8 +99,6 @@ def test_a_configuration_file_is_where_another_run_starts(tmp_path):
     other = parse([f"config={file}", "data=ethanol"])
     assert (other.data.name, other.data.val, other.training.lr) == ("ethanol", 0.1, 0.003)
     assert parse([f"config={file}", "model=nequip", "preset=small"]).model.channels == 32
-    file.write_text(to_yaml(parse(["layers=4"])))  # of a run on the Tetris shapes
-    assert parse([f"config={file}", "lr=0.02"]).training.lr == 0.02
 
 
 def test_own_settings_in_a_file(tmp_path):
@@ -137,7 +107,7 @@ def test_own_settings_in_a_file(tmp_path):
     config = parse([f"config={file}"])
     assert (config.model.name, config.model.layers, config.training.lr) == ("mace", 3, 0.001)
     assert (config.data.name, config.data.val) == ("ethanol", 5)
-    file.write_text("layer: 3")
+    file.write_text("{layer: 3, data: ethanol}")
     with pytest.raises(ConfigError, match="layer is not a setting of this run; nearest: layers"):
         parse([f"config={file}"])
     file.write_text("- layers")
@@ -213,9 +183,8 @@ def test_documented_names_of_mace_and_nequip_have_an_answer(names):
 
 def test_what_names_of_mace_and_nequip_are_called_here_exists():
     ours = {*SHORTHANDS, "model", "data", "seeds", "config"}
-    for data in RUNS.groups["data"]:
-        for model in RUNS.groups["model"]:
-            ours |= RUNS.known({"model": model, "data": data}).keys()
+    for model in NETWORKS:
+        ours |= known(model).keys()
     for name, text in OTHER_NAMES.items():
         mentioned = set(re.findall(r"([a-z_.]+)=", text)) - {"variable"}
         assert mentioned <= ours, name
@@ -321,16 +290,11 @@ def test_settings_beside_a_preset_win_over_it():
 def test_a_preset_goes_with_a_file_to_validate_with():
     files = ["data.path=a.xyz", "data.val_path=b.xyz"]
     config = parse(["model=mace", "preset=3bpa", "data=3bpa", *files])
-    assert (config.data.val, config.training.energy_weight) == (MoleculeData.val, 0.729)
+    assert (config.data.val, config.training.energy_weight) == (DataSettings.val, 0.729)
 
 
 def test_a_constant_learning_rate_may_be_low():
     assert parse(["lr=1e-6", "training.schedule=constant", *MOLECULE]).training.lr == 1e-6
-
-
-def test_training_follows_the_data():
-    assert not hasattr(parse([]).training, "forces_weight")
-    assert parse(MOLECULE).training.forces_weight > 0
 
 
 @pytest.mark.parametrize(
@@ -342,17 +306,16 @@ def test_training_follows_the_data():
         (["zzzz=1"], ["zzzz", "--help"]),
         (["model=neqip"], ["neqip", "nequip"]),
         (["model=alegro"], ["model=alegro", "nearest: allegro"]),
-        (["data.radius=0"], ["data.radius=0", "greater than zero"]),
         (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
-        (["model=tetris", "preset=large"], ["model=tetris has no presets"]),
-        (["preset=rmd17"], ["preset=rmd17", "data=FILE"]),
         (["data=extxy"], ["nearest", "extxyz"]),
         (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
         (["data=rmd17"], ["data=rmd17 data.path=FILE", "data.molecule", "aspirin"]),
         (["data=md22", "data.molecule=DHB"], ["DHB", "nearest: DHA"]),
         (["data=rmd17", "data.path=x.npz", "data.molecule=aspirin"], ["left out"]),
+        (["data=lif", "data.path=x"], ["data.path=", "left out with data=lif: it is for data="]),
+        (["data=a.xyz", "data.molecule=DHA"], ["left out with data=extxyz", "rmd17, md22"]),
+        (["data=md22", "data.path=x", "data.energy_key=e"], ["energy_key=e", "extxyz, 3bpa"]),
         (["data.path=x.xyz"], ["data= is missing", "data=FILE"]),
-        (["model=tetris", "layers=3"], ["layers", "model=tetris"]),
         (["model=tetris", *MOLECULE], ["model=tetris is unknown", "nequip"]),
         (["resume=x", "layers=3"], ["layers cannot be given with resume=", "start_from=x trains"]),
         (["start_from=x"], ["data= is missing"]),
@@ -394,8 +357,6 @@ def test_training_follows_the_data():
         (["model=[1]"], ["[1]", "nequip"]),
         (["model.parity=maybe"], ["model.parity=maybe", "true or false"]),
         (["model=mace", "model.distance_transform=agnes", *MOLECULE], ["nearest: agnesi"]),
-        (["model=mace", "model.distance_transform=agnesi"], ["left out for tetris"]),
-        (["model.zbl=true"], ["model.zbl is not a setting of this run"]),
         (["elements=data", *MOLECULE], ["elements=data", "start_from="]),
     ],
     ids=lambda value: " ".join(value),
@@ -411,17 +372,12 @@ def test_wrong_settings_are_refused_in_one_line(arguments, parts):
 
 def test_help_names_every_setting():
     text = help_text()
-    for schema in (RUNS, TETRIS):
-        for prefix, choices in schema.groups.items():
-            for node in choices.values():
-                for field in dataclasses.fields(node):
-                    if field.name != "name" and prefix:
-                        assert field.metadata.get("help"), field.name
-                        assert f"  {prefix}.{field.name} " in text
-        for group, node in (("", schema.config), ("training.", schema.training)):
-            for field in dataclasses.fields(node):
-                if field.name not in ("model", "data", "training"):
-                    assert f"  {group}{field.name} " in text
+    for model in NETWORKS:
+        for name, field in known(model).items():
+            assert field.metadata["help"], name
+            assert f"  {name} " in text
+    for choice in [f"model={name}" for name in NETWORKS] + [f"data={name}" for name in SETS]:
+        assert f"  {choice} " in text
     for short, full in SHORTHANDS.items():
         assert f"{short} = {full}" in text
 
@@ -430,7 +386,7 @@ def test_help_names_every_setting():
 def test_settings_of_a_network_are_the_fields_of_its_module(name):
     """They are read from its source, without an import of JAX."""
     fields = {f.name: f for f in dataclasses.fields(MODELS[name])}
-    for setting in dataclasses.fields(RUNS.groups["model"][name]):
+    for setting in dataclasses.fields(NETWORKS[name]):
         if setting.name not in ("name", *(f.name for f in dataclasses.fields(PotentialSettings))):
             field = fields[setting.name]
             assert (setting.type, setting.default) == (field.type, field.default), setting.name

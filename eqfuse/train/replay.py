@@ -47,12 +47,21 @@ _CRYSTALS = (  # space group, sites, and the shortest distance of the first two 
 )
 
 
-def structures_of(elements: Sequence[int], count: int, seed: int) -> list[ase.Atoms]:
+def structures_of(elements: Sequence[int], near: set[int], count: int, seed: int):
     """Return crystals and molecules of some elements, strained and displaced at random.
 
-    Crystals have the structures of elements, of salts and of a perovskite, and elements of equal
-    probability, at 0.95 to 1.2 times the distances of covalent radii. Molecules are those of the
-    G2 set that have these elements only; they are half, where there are ten or more.
+    Crystals have the structures of elements, of salts and of a perovskite, at 0.95 to 1.2 times the
+    distances of covalent radii. Their elements are equally probable, but in half of them the first
+    is one of those of the data, `near`. Molecules are those of the G2 set that have these elements
+    only; they are half of all, where there are ten or more.
+
+    Args:
+      elements: atomic numbers.
+      near: some of them.
+      count: how many structures.
+      seed: of all that is random.
+    Returns:
+      list of `ase.Atoms`.
     """
     rng = np.random.Generator(np.random.PCG64((seed, 17)))
     elements, symbols = np.array(elements), {chemical_symbols[z] for z in elements}
@@ -64,6 +73,8 @@ def structures_of(elements: Sequence[int], count: int, seed: int) -> list[ase.At
         else:
             group, sites, shortest = _CRYSTALS[rng.integers(len(_CRYSTALS))]
             numbers = rng.choice(elements, len(sites))
+            if rng.random() < 0.5:
+                numbers[0] = rng.choice(sorted(near))
             bond = 2 * covalent_radii[numbers[:2]].mean() * rng.uniform(0.95, 1.2)
             side = bond / shortest
             with warnings.catch_warnings():
@@ -108,6 +119,7 @@ class Network:
     species: tuple[int, ...]
     references: dict[int, float]  # of the run, eV
     dtype: str
+    data: frozenset[int]  # atomic numbers in the data of the run
 
     def samples(self, structures: Sequence[Structure], references=None) -> Samples:
         """Return samples, whose labels count from the reference energies, if any are given."""
@@ -205,7 +217,7 @@ class Network:
           DataError: a file that cannot be read, or has no frame of the network's elements.
         """
         if source == AUTO:
-            made = structures_of(self.species, _FROM * count, seed)
+            made = structures_of(self.species, self.data, _FROM * count, seed)
             given = [Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in made]
         else:
             known = {*self.species}
@@ -255,27 +267,26 @@ _SOLIDS = {
 """Solids whose lattice constants are compared: structure, and about what they are, Å."""
 
 
-def moved(network: Network, params, data: set[int], seed: int) -> list[dict]:
+def moved(network: Network, params, seed: int) -> list[dict]:
     """Return what a training moved in structures that it did not see, as rows of a table.
 
     Args:
       network: as it was before.
       params: its variables afterwards.
-      data: atomic numbers of the frames that it was tuned on.
       seed: of the structures.
     Returns:
-      rows with `structures`, `number`, `energy_mev_per_atom` and `forces_mev_per_a` (root mean
-      squares of the changes) and `of_forces_mev_per_a` (of the forces before); and for each solid
-      `lattice_before_a` and `lattice_after_a`.
+      rows with `structures`, `number`, `energy_mev_per_atom` and `forces_mev_per_a` (means of the
+      absolute changes) and `of_forces_mev_per_a` (mean absolute forces before); and for each solid
+      its change of the energy, and `lattice_before_a` and `lattice_after_a`.
     """
-    made = structures_of(network.species, 48, seed + 1)
+    made = structures_of(network.species, network.data, 64, seed + 1)
     frames = network.label([Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in made])
     samples = network.remembered(frames, 1.0)
     groups = {"crystals with elements of the data": [], "other crystals": [], "molecules": []}
     for sample, atoms, after in zip(
         samples, frames, network.predicted(samples, params), strict=True
     ):
-        known = bool(data & {*atoms.numbers.tolist()})
+        known = bool(network.data & {*atoms.numbers.tolist()})
         names = list(groups)
         name = names[2] if not atoms.pbc.any() else names[0] if known else names[1]
         energy = (after.energy - sample.energy) / sample.num_atoms
@@ -284,34 +295,40 @@ def moved(network: Network, params, data: set[int], seed: int) -> list[dict]:
     for name, group in groups.items():
         if group:
             energies, *forces = zip(*group, strict=True)
-            squares = [_rms(np.concatenate(part)) for part in forces]
+            sizes = [float(np.abs(np.concatenate(part)).mean()) for part in forces]
             rows.append(
                 {
                     "structures": name,
                     "number": len(group),
-                    "energy_mev_per_atom": 1e3 * _rms(np.array(energies)),
-                    "forces_mev_per_a": 1e3 * squares[0],
-                    "of_forces_mev_per_a": 1e3 * squares[1],
+                    "energy_mev_per_atom": 1e3 * float(np.abs(energies).mean()),
+                    "forces_mev_per_a": 1e3 * sizes[0],
+                    "of_forces_mev_per_a": 1e3 * sizes[1],
                 }
             )
     for name, (kind, side) in _SOLIDS.items():
-        if {*bulk(name, kind, side).numbers.tolist()} <= {*network.species}:
-            before, after = (_lattice(network, p, name, kind, side) for p in (None, params))
-            rows.append({"structures": name, "lattice_before_a": before, "lattice_after_a": after})
+        sides = side * np.linspace(0.95, 1.05, 9)
+        cells = [bulk(name, kind, a, cubic=True) for a in sides]
+        if not {*cells[0].numbers.tolist()} <= {*network.species}:
+            continue
+        given = [Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in cells]
+        samples = network.samples(given)
+        before, after = (
+            np.array([one.energy for one in network.predicted(samples, p)]) for p in (None, params)
+        )
+        rows.append(
+            {
+                "structures": name,
+                "energy_mev_per_atom": 1e3 * float((after - before)[4]) / len(cells[0]),
+                "lattice_before_a": _lattice(sides, before),
+                "lattice_after_a": _lattice(sides, after),
+            }
+        )
     return rows
 
 
-def _rms(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(values**2)))
-
-
-def _lattice(network: Network, params, name: str, kind: str, side: float) -> float:
-    """Return the side of least energy, Å, of a cubic polynomial; NaN if there is none near."""
-    sides = side * np.linspace(0.95, 1.05, 9)
-    cells = [bulk(name, kind, a, cubic=True) for a in sides]
-    structures = [Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in cells]
-    found = network.predicted(network.samples(structures), params)
-    fit = np.polynomial.Polynomial.fit(sides, [one.energy for one in found], 4)
+def _lattice(sides: np.ndarray, energies: np.ndarray) -> float:
+    """Return the side of least energy, Å, of a polynomial of degree 4; NaN if there is none."""
+    fit = np.polynomial.Polynomial.fit(sides, energies, 4)
     roots = fit.deriv().roots()
     real = roots[abs(roots.imag) < 1e-9].real
     real = real[(real > sides[0]) & (real < sides[-1]) & (fit.deriv(2)(real) > 0)]
@@ -320,19 +337,18 @@ def _lattice(network: Network, params, name: str, kind: str, side: float) -> flo
 
 def moved_text(rows: list[dict]) -> str:
     """Return the rows of `moved` as text."""
-    lines = ["moved elsewhere, in structures that were not trained on (root mean squares):"]
+    lines = ["moved elsewhere, in structures that were not trained on (mean absolute changes):"]
     lines.append(f"  {'':<38}{'energy':>14}{'forces':>18}")
     for row in rows:
         if "number" in row:
             forces = f"{row['forces_mev_per_a']:.0f} of {row['of_forces_mev_per_a']:.0f} meV/Å"
             energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
             lines.append(f"  {row['number']:>3} {row['structures']:<34}{energy:>14}{forces:>22}")
-    solids = [
-        f"{row['structures']} {row['lattice_before_a']:.3f} to {row['lattice_after_a']:.3f} Å"
-        for row in rows
-        if "number" not in row
-    ]
-    return "\n".join([*lines, *([f"  lattice: {', '.join(solids)}"] if solids else [])])
+        else:
+            sides = f"a {row['lattice_before_a']:.3f} to {row['lattice_after_a']:.3f} Å"
+            energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
+            lines.append(f"  {row['structures']:<38}{energy:>14}{sides:>22}")
+    return "\n".join(lines)
 
 
 def _structure(atoms: ase.Atoms) -> Structure:

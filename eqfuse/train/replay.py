@@ -98,7 +98,8 @@ def farthest(features: np.ndarray, count: int) -> list[int]:
     distances = np.linalg.norm(features - features[0], axis=1)
     while len(chosen) < min(count, len(features)):
         chosen.append(int(distances.argmax()))
-        np.minimum(distances, np.linalg.norm(features - features[chosen[-1]], axis=1), distances)
+        own = np.linalg.norm(features - features[chosen[-1]], axis=1)
+        distances = np.minimum(distances, own)
     return chosen
 
 

@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--only", choices=WAYS, action="append")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("settings", nargs="*", help="further settings of all, name=value")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     options.out.mkdir(parents=True, exist_ok=True)
     data = split(options.frames, options.train, options.test, options.out)
     given = [f"start_from={options.run}", *data, "data.reference_energies=fit"]

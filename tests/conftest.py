@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from pathlib import Path
 # CPU. Before JAX is imported, and in the environment, for the programs that tests run.
 if not (any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# LLVM's passes over XLA's programs are a third of the time of the default tier, whose answers do
+# not depend on them. The slow tier compiles as users do. Processes of xdist inherit the choice.
+if "--run-slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # Programs that several tests and the commands that they run have in common are compiled once.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -24,6 +24,7 @@ from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
+from eqfuse.train.run.files import head_file
 from eqfuse.train.settings.schema import ConfigError
 
 _PROGRAMS = {
@@ -57,25 +58,31 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(_text(converted))
-    print(f"radial     {Network(options.run).radial}")
+    if converted.heads:
+        print(f"heads      {', '.join(converted.heads)}: choose one by head=NAME")
+    print(f"radial     {Network(options.run, head=next(iter(converted.heads), None)).radial}")
     print(f"run        {options.run}")
     network = identify(find(options.program, options.file))
     if network is None:
         print("licence    of the weights: that of their authors; check that it allows your use")
     else:
         print(f"published  as {network.name}; licence: {network.licence}; cite {network.citation}")
-    return _check(options) if options.check or options.python else 0
+    if not (options.check or options.python):
+        return 0
+    heads = converted.heads or (options.choice,)
+    return max(_check(options, head, bool(converted.heads)) for head in heads)
 
 
-def _check(options) -> int:
+def _check(options, head: str | None, is_one: bool) -> int:
     """Print how far the run is from the program, or what `eqfuse check` says without it."""
     path, python = find(options.program, options.file), options.python or sys.executable
+    run = head_file(options.run, head if is_one else None)
     try:
-        print(compare(options.program, path, options.run, choice=options.choice, python=python))
+        print(compare(options.program, path, run, choice=head, python=python))
     except ConvertError as error:
         print(f"check      {error}", file=sys.stderr)
         print("without the program:")
-        code = check.main([options.run, "--backends", "--picoseconds", "0"])
+        code = check.main([str(run), "--backends", "--picoseconds", "0"])
         return 2 if options.python else code
     return 0
 
@@ -101,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         program.set_defaults(choice=None)
         if choice:
-            program.add_argument(choice, dest="choice", help=f"which one, of a network with {of}")
+            program.add_argument(choice, dest="choice", help=f"which one, of {of}; without, all")
     programs.add_parser("list", help="published networks, each of which is converted by its name")
     export = programs.add_parser(
         "export",

@@ -38,12 +38,22 @@ _SKIPS = {"nequip": "species", "linear": "linear", "none": "none"}
 
 def read_sevennet(path, modal: str | None = None) -> Converted:
     """Read a checkpoint of SevenNet, and of one that was trained on several fidelities, `modal`."""
+    config, result = _config(path)
+    state = {_name(key): value(entry) for key, entry in result["model_state_dict"].items()}
+    return _Network(config, state, modal).converted()
+
+
+def fidelities_of(path) -> list[str]:
+    """Return the names of the fidelities of a checkpoint; none where it has one only."""
+    return list(_config(path)[0].get("_modal_map") or {})
+
+
+def _config(path) -> tuple[dict, dict]:
+    """Return the configuration of a checkpoint, and all that it holds."""
     result = read_saved(path)
     if not isinstance(result, dict) or not {"config", "model_state_dict"} <= set(result):
         raise ConvertError(f"{path} is no checkpoint of SevenNet: it has no model_state_dict")
-    config = {str(key): value(entry) for key, entry in result["config"].items()}
-    state = {_name(key): value(entry) for key, entry in result["model_state_dict"].items()}
-    return _Network(config, state, modal).converted()
+    return {str(key): value(entry) for key, entry in result["config"].items()}, result
 
 
 def _name(key: str) -> str:

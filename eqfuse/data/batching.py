@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from eqfuse.data.samples import Columns, Sample, Samples
+from eqfuse.data.samples import Columns, Sample, Samples, columns_of
 from eqfuse.data.structures import DataError, Weights
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
@@ -155,7 +155,7 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     Raises:
       DataError: samples that do not fit the shape.
     """
-    return _collated(Samples(samples).columns(range(len(samples))), shape, dtype, weighted=False)
+    return _collated(columns_of(samples), shape, dtype, weighted=False)
 
 
 def _collated(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
@@ -232,7 +232,7 @@ class Batcher:
         ):
             if value < least:
                 raise DataError(f"{name} must be at least {least}, got {value}")
-        self.samples = samples if hasattr(samples, "columns") else Samples(samples)
+        self.samples = samples if hasattr(samples, "sizes") else Samples(samples)
         self.batch_size = min(batch_size, len(samples))
         self.seed = seed
         self.dtype = np.dtype(dtype)
@@ -261,11 +261,9 @@ class Batcher:
         groups, fits = self.groups(epoch, shuffle), self._fits(epoch, shuffle)
         for group, fit in zip(groups[start:], fits[start:], strict=True):
             parts = np.array_split(group, self._parts)
+            how = self.shapes[fit], self.dtype, self._weighted
             made = [
-                _collated(
-                    self.samples.columns(parts[k]), self.shapes[fit], self.dtype, self._weighted
-                )
-                for k in self._own
+                _collated(columns_of([self.samples[i] for i in parts[k]]), *how) for k in self._own
             ]
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 

@@ -1,7 +1,9 @@
-"""Check data before they are believed: each problem is one sentence that names a frame.
+"""Check data before they are believed.
 
-What clean data have by physics or by chance is no problem here: perfect crystals have no forces,
-and distributions of forces have tails. Frames are sampled where all of them would take long.
+A check is a function that asks one question, which is its docstring, and yields what it finds: one
+sentence with the number of frames, the name of one, and the advice. What clean data have by physics
+or by chance is no problem here: perfect crystals have no forces, and distributions of forces have
+tails. Frames are sampled where all of them would take long.
 """
 
 from collections import defaultdict
@@ -10,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
+from eqfuse.data.checks_of_forces import energy_differences, springs, total_energies_in_hartree
 from eqfuse.data.checks_of_stress import stress_problems
-from eqfuse.data.checks_of_units import energy_differences, springs, total_energies_in_hartree
 from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
@@ -52,8 +54,6 @@ _GIVE = "give the energies of isolated atoms (data.reference_energies, or config
 _SAMPLED = 10_000  # frames from which usual forces are computed
 _FEW = 0.01
 """Outliers are at most this fraction of the frames; more of them are a kind of structure."""
-_DEVIATIONS = {"force": 6.0, "energy": 30.0}
-_LEAST = {"force": 5.0, "energy": 0.1}  # eV/Å, eV/atom
 _NET_OF_RMS, _LEAST_NET = 0.1, 0.02  # of the RMS of the forces; eV/Å
 _ASYMMETRIC = 1e-2
 
@@ -64,20 +64,17 @@ def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:
     Energies are relative to reference energies here; forces are zero by symmetry where the
     directions to the neighbours cancel.
     """
-    forces = [s for s in samples if s.num_atoms > 1 and _is_zero(s.forces) and _is_asymmetric(s)]
-    stress = [s for s in samples if _is_zero(s.stress)]
-    for name, zero in (("forces", forces), ("stress", stress)):
-        labelled = sum(getattr(s, name) is not None for s in samples)
+    for name, are in (("forces", "are"), ("stress", "is")):
+        labelled = selected(samples, lambda s, name=name: getattr(s, name) is not None)
+        zero = [s for s in labelled if not np.any(getattr(s, name))]
+        if name == "forces":
+            zero = [s for s in zero if s.num_atoms > 1 and _is_asymmetric(s)]
         if zero:
             yield (
-                f"{name} {'are' if name == 'forces' else 'is'} exactly zero in {len(zero)} of "
-                f"{counted(labelled, 'frame')} ({zero[0].name}): a placeholder? Leave {name} out "
-                f"there, or give config_{name}_weight=0"
+                f"{name} {are} exactly zero in {len(zero)} of {counted(len(labelled), 'frame')} "
+                f"({zero[0].name}): a placeholder? Leave {name} out there, or give "
+                f"config_{name}_weight=0"
             )
-
-
-def _is_zero(label) -> bool:
-    return label is not None and not np.any(label)
 
 
 def _is_asymmetric(sample: Sample) -> bool:
@@ -90,11 +87,7 @@ def _is_asymmetric(sample: Sample) -> bool:
 
 
 def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
-    """Find frames with forces far above all others.
-
-    Logarithms of the lengths of the forces have a median and, for their spread, the median of the
-    deviations from it, which outliers do not move.
-    """
+    """Find frames with forces far above all others, by the logarithms of their lengths."""
     labelled = selected(samples, lambda s: s.forces is not None)
     if not labelled:
         return
@@ -103,14 +96,10 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
         return np.linalg.norm(sample.forces, axis=1)
 
     every = np.concatenate([lengths(s) for s in evenly(labelled, _SAMPLED)])
-    every = np.log(every[every > 1e-3]) if (every > 1e-3).any() else np.zeros(1)
-    center = np.median(every)
-    spread = 1.4826 * np.median(np.abs(every - center))
-    limit = max(np.exp(center + _DEVIATIONS["force"] * spread), _LEAST["force"])
+    center, spread = _usual(np.log(every[every > 1e-3]))
+    limit = max(np.exp(center + 6 * spread), 5.0)  # eV/Å
     largest = np.fromiter((np.nanmax(lengths(s)) for s in labelled), np.float64)
-    count = int((largest > limit).sum())
-    if 0 < count <= max(1, _FEW * len(labelled)):
-        k = int(np.argmax(largest))
+    for count, k in _few(largest > limit, largest):
         atom = number_of(labelled[k], int(np.nanargmax(lengths(labelled[k]))))
         yield (
             f"{counted(count, 'frame has', 'frames have')} forces above {limit:.3g} eV/Å, far from "
@@ -125,16 +114,28 @@ def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     if len(labelled) < 10:
         return
     energies = np.fromiter((s.energy / s.num_atoms for s in labelled), np.float64)
-    deviations = np.abs(energies - np.median(energies))
-    limit = max(_DEVIATIONS["energy"] * 1.4826 * np.median(deviations), _LEAST["energy"])
-    count = int((deviations > limit).sum())
-    if 0 < count <= max(1, _FEW * len(labelled)):
-        k = int(np.argmax(deviations))
+    center, spread = _usual(energies)
+    deviations = np.abs(energies - center)
+    limit = max(30 * spread, 0.1)  # eV/atom
+    for count, k in _few(deviations > limit, deviations):
         yield (
             f"{counted(count, 'frame has', 'frames have')} energies more than {limit:.3g} eV/atom "
-            f"from the median; the farthest, by {energies[k] - np.median(energies):+.4g} "
+            f"from the median; the farthest, by {energies[k] - center:+.4g} "
             f"eV/atom, is {labelled[k].name}"
         )
+
+
+def _usual(values: np.ndarray) -> tuple[float, float]:
+    """Return a median and, for the spread, that of deviations: outliers do not move them."""
+    center = np.median(values) if len(values) else 0.0
+    return center, 1.4826 * np.median(np.abs(values - center)) if len(values) else 0.0
+
+
+def _few(is_outlier: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield the number of outliers and that of the largest, if they are few."""
+    count = int(is_outlier.sum())
+    if 0 < count <= max(1, _FEW * len(sizes)):
+        yield count, int(np.argmax(sizes))
 
 
 def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
@@ -193,23 +194,28 @@ def duplicates(
     Structures are the same here if they have the same elements and the same distances up to the
     cutoff. `sizes` are the numbers of training, validation and test samples, one after the other.
     """
-    pairs = same_pairs(samples, distances)
-    sets = defaultdict(list)
+    pairs, sets = same_pairs(samples, distances), defaultdict(list)
     for pair in pairs:
         sets[tuple(np.searchsorted(np.cumsum(sizes), pair, "right").tolist())].append(pair)
+
+    def names(some) -> str:
+        return " and ".join(samples[k].name for k in min(some))
+
+    def copies(some) -> int:  # the later one of each pair
+        return len({max(pair) for pair in some})
+
     if within := [pair for part in range(len(_SETS)) for pair in sets[part, part]]:
         yield (
-            f"{counted(_count(within), 'frame is a copy', 'frames are copies')} of others, or what "
-            f"a rotation, a reflection or another order of atoms makes of them: "
-            f"{_example(samples, within)}"
+            f"{counted(copies(within), 'frame is a copy', 'frames are copies')} of others, or what "
+            f"a rotation, a reflection or another order of atoms makes of them: {names(within)}"
         )
     for one, other in ((0, 1), (0, 2), (1, 2)):
         if across := sets[one, other]:
             first, later = _SETS[one], _SETS[other]
             are = f"{later} frame is a {first} frame", f"{later} frames are {first} frames"
             yield (
-                f"{counted(_count(across), *are)}, too, so that errors of {later} are too small: "
-                f"{_example(samples, across)}"
+                f"{counted(copies(across), *are)}, too, so that errors of {later} are too small: "
+                f"{names(across)}"
             )
     differing = [(d, p) for p in pairs if (d := _energy_difference(samples, p)) > _SAME_ENERGY]
     if differing:
@@ -217,18 +223,8 @@ def duplicates(
         have = "pair of the same structures has", "pairs of the same structures have"
         yield (
             f"{counted(len(differing), *have)} energies that differ, by up to {most:.3g} eV/atom: "
-            f"{_example(samples, [pair])}"
+            f"{names([pair])}"
         )
-
-
-def _count(pairs) -> int:
-    """Count the frames that are copies: the later one of each pair."""
-    return len({max(pair) for pair in pairs})
-
-
-def _example(samples, pairs) -> str:
-    a, b = min(pairs)
-    return f"{samples[a].name} and {samples[b].name}"
 
 
 def _energy_difference(samples, pair) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import ase.units
 import numpy as np
 
-from eqfuse.data.checks_of_units import fitted_springs, groups_of
+from eqfuse.data.checks_of_forces import fitted_springs, groups_of, near_cells
 from eqfuse.data.lazy import evenly, selected
 from eqfuse.data.structures import Structure, counted, has_all_forces
 
@@ -96,7 +96,6 @@ def stress_problems(structures: Sequence[Structure]) -> Iterator[str]:
     yield from _too_large(cells)
 
 
-_NEAREST = 2  # frames that each is compared with
 _LEAST_STRAIN = 1e-3
 _LEAST_CHANGE = 1e-5  # eV/atom
 _FEW = 5
@@ -108,31 +107,18 @@ def _by_energies(cells):
     As in `energy_differences`, E_b - E_a is near the work of the forces and (s_a + s_b) / 2 : e,
     where s is stress times volume and e the strain between the cells.
     """
-    change, strains, ends = [], [], []
 
     def key(s: Structure):
         return s.numbers.tobytes() if s.energy is not None and has_all_forces(s) else None
 
+    change, strains, ends = [], [], []
     for group in groups_of(cells, key):
-        matrices, count = np.array([s.cell for s in group]), group[0].num_atoms
-        fractions = np.array([s.positions @ np.linalg.inv(s.cell) for s in group])
-        for k, one in enumerate(group):
-            middle = (matrices + one.cell) / 2
-            strain = np.linalg.solve(middle, matrices - one.cell)
-            strain = (strain + strain.transpose(0, 2, 1)) / 2
-            moved = fractions - fractions[k]
-            moved -= moved[:, :1]
-            moved = (moved - np.rint(moved)) @ middle
-            moved -= moved.mean(axis=1, keepdims=True)
-            size, extent = (strain**2).sum(axis=(1, 2)), (middle[:, 0] ** 2).sum(axis=1)
-            far = np.where(size < _LEAST_STRAIN**2, np.inf, (moved**2).mean(axis=(1, 2)))
-            far += size * extent
-            for j in np.argsort(far)[:_NEAREST]:
-                if np.isfinite(far[j]):
-                    work = ((one.forces + group[j].forces) / 2 * moved[j]).sum()
-                    change.append((group[j].energy - one.energy + work) / count)
-                    strains.append(strain[j] / count)
-                    ends.append((one, group[j]))
+        for a, b, moves, strain in near_cells(group, _LEAST_STRAIN):
+            one, other = group[a], group[b]
+            work = ((one.forces + other.forces) / 2 * moves).sum()
+            change.append((other.energy - one.energy + work) / one.num_atoms)
+            strains.append(strain / one.num_atoms)
+            ends.append((one, other))
     by = f"the energies of strained frames ({counted(len(ends), 'pair')})"
     change = np.array(change)
     if len(ends) < 2 * _FEW or np.sqrt(np.mean(change**2)) < _LEAST_CHANGE:  # a pair occurs twice
@@ -201,25 +187,24 @@ def _is_symmetric(s: Structure, operation: np.ndarray) -> bool:
 
 def _by_symmetry(cells) -> Iterator[str]:
     """Find stress that lacks a symmetry of the structure, as where components are exchanged."""
+    found, vasp = [], []
+    some = selected(cells, lambda s: s.num_atoms <= _SMALL and np.abs(s.stress).max() > 1e-3)
+    for s in evenly(some, _LOOKED_AT):
+        symmetric = [r for r in _OPERATIONS if _is_symmetric(s, r)]
 
-    def broken(stress, operations) -> bool:
-        change = [np.abs(r.T @ stress @ r - stress).max() for r in operations]
-        return max(change, default=0.0) > _BROKEN * np.abs(stress).max()
+        def holds(stress, symmetric=symmetric) -> bool:
+            change = [np.abs(r.T @ stress @ r - stress).max() for r in symmetric]
+            return max(change, default=0.0) <= _BROKEN * np.abs(stress).max()
 
-    found = []
-    for s in evenly(selected(cells, lambda s: s.num_atoms <= _SMALL), _LOOKED_AT):
-        suspects = [r for r in _OPERATIONS if broken(s.stress, [r])]
-        operations = [r for r in suspects if _is_symmetric(s, r)]
-        if operations and np.abs(s.stress).max() > 1e-3:
-            meant = Reading(vasp=True)(s.stress[None], np.ones(1))[0]
-            symmetric = [r for r in _OPERATIONS if _is_symmetric(s, r)]
-            found.append((s, not broken(meant, symmetric)))
+        if not holds(s.stress):
+            found.append(s)
+            vasp.append(holds(Reading(vasp=True)(s.stress[None], np.ones(1))[0]))
     if found:
         text = "not of this structure, or of another orientation"
-        if all(vasp for _, vasp in found):
+        if all(vasp):
             text = "in VASP's order (xx yy zz xy yz zx)"
         frames = counted(len(found), "frame")
-        name = found[0][0].origin or "structure"
+        name = found[0].origin or "structure"
         yield _problem(text, f"the symmetry of the crystal ({frames}, as {name})")
 
 

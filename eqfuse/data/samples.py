@@ -1,7 +1,7 @@
 """Samples of structures, ready for batches: species, neighbour lists, relative energies."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
@@ -101,37 +101,37 @@ class Samples(tuple):
         """Test for a weight of a label that is not one."""
         return any(s.weights != UNWEIGHTED or s.atom_weights is not None for s in self)
 
-    def columns(self, indices: Iterable[int]) -> Columns:
-        """Return the columns of the samples of these numbers; there may be none."""
-        some = [self[i] for i in indices]
 
-        def joined(name: str, size=(), dtype=np.float64) -> np.ndarray:
-            parts = [getattr(s, name) for s in some]
-            return np.concatenate(parts) if parts else np.zeros((0, *size), dtype)
+def columns_of(some: Sequence[Sample]) -> Columns:
+    """Return the columns of samples."""
 
-        def stacked(values: list, size=(), dtype=np.float64) -> np.ndarray:
-            return np.array(values, dtype).reshape(-1, *size)
+    def joined(name: str, size=(), dtype=np.float64) -> np.ndarray:
+        parts = [getattr(s, name) for s in some]
+        return np.concatenate(parts) if parts else np.zeros((0, *size), dtype)
 
-        forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
-        stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
-        ones = [np.ones(s.num_atoms) if (w := s.atom_weights) is None else w for s in some]
-        known = [[getattr(s, name) is not None for name in LABELS] for s in some]
-        return Columns(
-            num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
-            num_edges=stacked([s.num_edges for s in some], dtype=np.int64),
-            positions=joined("positions", (3,)),
-            species=joined("species", dtype=np.int32),
-            senders=joined("senders", dtype=np.int32),
-            receivers=joined("receivers", dtype=np.int32),
-            shifts=joined("shifts", (3,)),
-            cells=stacked([s.cell for s in some], (3, 3)),
-            energy=stacked([0.0 if s.energy is None else s.energy for s in some]),
-            forces=np.concatenate(forces) if some else np.zeros((0, 3)),
-            stress=stacked(stress, (3, 3)),
-            known=stacked(known, (3,), bool),
-            weights=stacked([s.weights for s in some], (3,)),
-            atom_weights=np.concatenate(ones) if some else np.zeros(0),
-        )
+    def stacked(values: list, size=(), dtype=np.float64) -> np.ndarray:
+        return np.array(values, dtype).reshape(-1, *size)
+
+    forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
+    stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
+    ones = [np.ones(s.num_atoms) if (w := s.atom_weights) is None else w for s in some]
+    known = [[getattr(s, name) is not None for name in LABELS] for s in some]
+    return Columns(
+        num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
+        num_edges=stacked([s.num_edges for s in some], dtype=np.int64),
+        positions=joined("positions", (3,)),
+        species=joined("species", dtype=np.int32),
+        senders=joined("senders", dtype=np.int32),
+        receivers=joined("receivers", dtype=np.int32),
+        shifts=joined("shifts", (3,)),
+        cells=stacked([s.cell for s in some], (3, 3)),
+        energy=stacked([0.0 if s.energy is None else s.energy for s in some]),
+        forces=np.concatenate(forces) if some else np.zeros((0, 3)),
+        stress=stacked(stress, (3, 3)),
+        known=stacked(known, (3,), bool),
+        weights=stacked([s.weights for s in some], (3,)),
+        atom_weights=np.concatenate(ones) if some else np.zeros(0),
+    )
 
 
 def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:

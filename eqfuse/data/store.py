@@ -23,7 +23,12 @@ from eqfuse.data.lazy import Lazy, Subset, reported
 from eqfuse.data.readers import USUAL_KEYS, Keys, iterate_structures
 from eqfuse.data.readers.public import default_folder
 from eqfuse.data.references import require_references
-from eqfuse.data.samples import Columns, Sample, arranged, prepare_samples, species_index
+from eqfuse.data.samples import (
+    Sample,
+    arranged,
+    prepare_samples,
+    species_index,
+)
 from eqfuse.data.structures import (
     DEFAULT_TYPE,
     LABELS,
@@ -72,7 +77,6 @@ _ARRAYS = {
     "receivers": (np.int32, ()),
     "shifts": (np.float64, (3,)),
 }
-_NO_SHIFTS = np.broadcast_to(0.0, (2**40, 3))  # one number
 _CHUNK = 500  # frames that a worker makes lists of at once
 _FEWEST = 4000  # frames that workers are started for: they import for seconds
 _MOST_WORKERS = 16
@@ -179,52 +183,39 @@ class StoredStructures(Lazy):
         """Return these structures with the weights of `eqfuse.data.structures.weighted_by_type`."""
         return StoredStructures(self.folder, by_type)
 
-    def labels(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return masks of the known labels of records, [n, 3], and their weights, [n, 3]."""
-        kinds, known = frames["config_type"], frames["known"]
-        if (self.factors == 1).all():
-            return known, frames["weights"]
-        weights = self.factors[kinds][:, None] * frames["weights"]
-        return known & ((weights > 0) | self._isolated[kinds][:, None]), weights
-
     def __len__(self) -> int:
         return len(self.frames)
 
-    def record(self, k: int) -> tuple:
-        """Return the fields of a frame, see `_FRAME`, the slice of its atoms in place of two."""
-        fields = self.frames[k].item()  # all at once: one by one takes ten times as long
-        start, num_atoms, number, file, kind, known, pbc, cell, energy, stress = fields[:-2]
-        weights, weighted = fields[-2:]
-        if (self.factors != 1).any():
-            [known], [weights] = self.labels(self.frames[k : k + 1])
+    def fields(self, k: int) -> tuple[dict, slice]:
+        """Return what a frame and its sample have in common, and the slice of its atoms."""
+        record = self.frames[k].item()  # all at once: one by one takes ten times as long
+        start, num_atoms, number, file, kind, known, _, cell, energy, stress = record[:-2]
+        known, weights = known.tolist(), record[-2].tolist()
+        if (factor := self.factors[kind]) != 1:
+            weights = [factor * weight for weight in weights]
+            isolated = self._isolated[kind]
+            known = [k and (w > 0 or isolated) for k, w in zip(known, weights, strict=True)]
         atoms = slice(start, start + num_atoms)
-        return number, file, kind, known, pbc, cell, energy, stress, weights, weighted, atoms
-
-    def origin(self, file: int, number: int) -> str:
-        """Return the name of a frame in messages."""
-        return f"{self._files[file]}, frame {number}"
+        return {
+            "name": f"{self._files[file]}, frame {number}",
+            "config_type": None if kind < 0 else self._types[kind],
+            "cell": cell,
+            "energy": energy if known[0] else None,
+            "forces": self.forces[atoms] if known[1] else None,
+            "stress": stress if known[2] else None,
+            "weights": Weights(*weights),
+            "atom_weights": self.atom_weights[atoms] if record[-1] else None,
+        }, atoms
 
     def item(self, k: int) -> Structure:
-        fields = self.record(k)
-        number, file, kind, known, pbc, cell, energy, stress, weights, weighted, atoms = fields
-        has_energy, has_forces, has_stress = known.tolist()
+        fields, atoms = self.fields(k)
         return Structure.unchecked(
             numbers=self.numbers[atoms],
             positions=self.positions[atoms],
-            cell=cell,
-            pbc=pbc,
-            energy=energy if has_energy else None,
-            forces=self.forces[atoms] if has_forces else None,
-            stress=stress if has_stress else None,
-            config_type=self.config_type(kind),
-            origin=self.origin(file, number),
-            weights=Weights(*weights.tolist()),
-            atom_weights=self.atom_weights[atoms] if weighted else None,
+            pbc=self.frames["pbc"][k],
+            origin=fields.pop("name"),
+            **fields,
         )
-
-    def config_type(self, kind: int) -> str | None:
-        """Return the config_type of this number in the store."""
-        return None if kind < 0 else self._types[kind]
 
 
 class StoredSamples(Lazy):
@@ -292,75 +283,27 @@ class StoredSamples(Lazy):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def columns(self, indices: np.ndarray) -> Columns:
-        """Return the columns of samples, see `eqfuse.data.samples`: without a `Sample` of each."""
-        numbers, structures = self.indices[indices], self.structures
-        frames, lists = structures.frames[numbers], self._lists[numbers]
-        atoms, edges = frames["num_atoms"], lists["num_edges"]
-        of_atoms, of_edges = _slices(frames["start"], atoms), _slices(lists["start"], edges)
-        arrays = self._arrays
-        order = np.repeat(np.cumsum(atoms) - atoms, atoms) + _pieces(arrays["order"], of_atoms)
-        known, weights = structures.labels(frames)
-        known = known & self._labels
-        has_energy, has_forces, has_stress = known.T
-        energies = self._energies[indices] if self._labels else np.zeros(len(numbers))
-        return Columns(
-            num_atoms=atoms,
-            num_edges=edges,
-            positions=_pieces(arrays["moved"], of_atoms),
-            species=self._species_of[_pieces(structures.numbers, of_atoms)[order]],
-            senders=_pieces(arrays["senders"], of_edges),
-            receivers=_pieces(arrays["receivers"], of_edges),
-            shifts=self._shifts(lists),
-            cells=frames["cell"],
-            energy=_or_zero(energies, has_energy),
-            forces=_or_zero(_pieces(structures.forces, of_atoms)[order], has_forces, atoms),
-            stress=_or_zero(frames["stress"], has_stress),
-            known=known,
-            weights=weights,
-            atom_weights=_pieces(structures.atom_weights, of_atoms)[order],
-        )
-
-    def _shifts(self, lists: np.ndarray) -> np.ndarray:
-        """Return the shifts [n_edges, 3] of some lists."""
-        if (lists["shifts"] < 0).all():
-            return _NO_SHIFTS[: lists["num_edges"].sum()]
-        return np.concatenate([self._shifts_of(*record) for record in lists.tolist()])
-
-    def _shifts_of(self, _, count: int, first: int) -> np.ndarray:
-        return _NO_SHIFTS[:count] if first < 0 else self._arrays["shifts"][first : first + count]
-
     def item(self, k: int) -> Sample:
-        frames, arrays, number = self.structures, self._arrays, int(self.indices[k])
-        fields = frames.record(number)
-        number_in_file, file, kind, known, _, cell, _, stress, weights, weighted, atoms = fields
+        arrays, number = self._arrays, int(self.indices[k])
+        fields, atoms = self.structures.fields(number)
         start, count, first = self._lists[number].item()
         edges, order = slice(start, start + count), arrays["order"][atoms]
-        has_energy, has_forces, has_stress = known.tolist() if self._labels else [False] * 3
+        if not self._labels:
+            fields |= dict.fromkeys(LABELS)
+        if fields["energy"] is not None:
+            fields["energy"] = float(self._energies[k])
+        for name in ("forces", "atom_weights"):
+            fields[name] = None if fields[name] is None else fields[name][order]
+        shifts = np.zeros((count, 3)) if first < 0 else arrays["shifts"][first : first + count]
         return Sample(
             positions=arrays["moved"][atoms],
-            species=self._species_of[frames.numbers[atoms][order]],
+            species=self._species_of[self.structures.numbers[atoms][order]],
             senders=arrays["senders"][edges],
             receivers=arrays["receivers"][edges],
-            shifts=self._shifts_of(start, count, first),
-            cell=cell,
-            energy=float(self._energies[k]) if has_energy else None,
-            forces=frames.forces[atoms][order] if has_forces else None,
-            stress=stress if has_stress else None,
-            name=frames.origin(file, number_in_file),
+            shifts=shifts,
             order=order,
-            weights=Weights(*weights.tolist()),
-            config_type=frames.config_type(kind),
-            atom_weights=frames.atom_weights[atoms][order] if weighted else None,
+            **fields,
         )
-
-
-def _or_zero(values: np.ndarray, known: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-    """Return values, [n, ...], of samples (of `counts` atoms each), zero where unknown."""
-    if known.all():
-        return values
-    known = known if counts is None else np.repeat(known, counts)
-    return np.where(known.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
 
 
 def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
@@ -406,14 +349,6 @@ def _mapped(path: Path, dtype, shape: tuple[int, ...] = ()) -> np.ndarray:
         return np.zeros((0, *shape), dtype)
     # views of an array are made faster than those of its subclass
     return np.asarray(np.memmap(path, dtype, "r")).reshape(-1, *shape)
-
-
-def _slices(starts: np.ndarray, counts: np.ndarray) -> list[slice]:
-    return list(map(slice, starts.tolist(), (starts + counts).tolist()))
-
-
-def _pieces(array: np.ndarray, of: list[slice]) -> np.ndarray:
-    return np.concatenate([array[piece] for piece in of] or [array[:0]])
 
 
 def write_lists(folder: Path, structures: StoredStructures, cutoff: float, workers=None) -> None:

@@ -10,6 +10,7 @@ from eqfuse.export.folder import ENGINES, export_folder
 from eqfuse.export.program import RADIAL, export
 from eqfuse.inference.lists import room_for_pairs
 from eqfuse.train import read_metadata
+from eqfuse.train.run.files import head_file
 from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
 
@@ -32,9 +33,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--radial",
         choices=RADIAL,
-        default="network",
-        help="network; or table: functions of lengths are read from tables, and the networks that "
-        "compute them are not in the file; faster with --for and eqfuse's kernels",
+        default="auto",
+        help="functions of lengths: network; table, without the networks that compute them; or "
+        "auto, which is table with eqfuse's kernels where forces are the network's to 1e-7",
     )
     engines = parser.add_argument_group("folders for engines")
     engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")
@@ -55,10 +56,12 @@ def main(arguments: list[str]) -> int:
     engines.add_argument(
         "--types", nargs="+", default=(), metavar="ELEMENT", help="of LAMMPS's types 1, 2, ..."
     )
+    parser.add_argument("--head", help="which head of a network with several")
     options = parser.parse_args(arguments)
     kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
 
     def write():
+        options.run = head_file(options.run, options.head)
         if options.engine:
             sizes = _sizes(options)
             target = "cpu" if options.platform == "cpu" else options.target

@@ -278,7 +278,7 @@ static Socket connect_tcp(const char *host, const char *port) {
 }
 
 static void serve(const Socket &socket, eqfuse::Engine &engine, Structure s) {
-  constexpr double BOHR = 0.52917721067, HARTREE = 27.21138602;  // CODATA 2014, as ASE and i-PI
+  constexpr double BOHR = 0.5291772105638411, HARTREE = 27.211386024367243;  // ASE's, of CODATA 2014
   Results results;
   bool has_data = false;
   char header[13] = {};

@@ -54,7 +54,7 @@ def export_folder(
     types=(),
     which: str | None = None,
     dtype: str | None = None,
-    radial: str = "network",
+    radial: str = "auto",
     backend: str = "llvm",
 ) -> Path:
     """Write a trained network as a folder that an engine runs on CPUs, without eqfuse.
@@ -68,7 +68,8 @@ def export_folder(
       types: the elements of LAMMPS's types 1, 2, ...; all of the network if there are none.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
-      radial: "network" or "table", see `export`.
+      radial: "network" or "table", see `export`; "auto" for tables wherever they are within
+        `eqfuse.inference.tables.BOUND` of the networks, with backend="llvm" only.
       backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
     Returns:
       the folder.
@@ -81,6 +82,8 @@ def export_folder(
     _refuse(folder, engine, sizes, target, radial, backend)
     if target != "cpu" and backend == "llvm":
         backend = "triton"
+    if radial == "auto" and backend == "xla":
+        radial = "network"
     network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
     try:
         elements = [atomic_numbers[t] for t in types] or list(network.species)
@@ -258,6 +261,7 @@ def _write_texts(
         f"dtype {network.dtype}",
         f"cutoff {network.cutoff!r}",
         f"hops {hops}",
+        f"radial {network.radial}",
         *(f"element {chemical_symbols[z]} {z} {references[z]!r}" for z in elements),
         *programs,
         *([f"processor {platform.machine()}", f"library {KERNELS}"] if texts else []),

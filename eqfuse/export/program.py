@@ -21,7 +21,7 @@ from eqfuse.ops._edges import orders
 from eqfuse.train.run.files import write_whole
 from eqfuse.train.settings.schema import ConfigError
 
-RADIAL = ("network", "table")
+RADIAL = ("auto", "network", "table")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ARGUMENTS = {
     "weights": "list of the arrays weights.0000, weights.0001, ... of the file",
@@ -47,7 +47,7 @@ def export(
     *,
     which: str | None = None,
     dtype: str | None = None,
-    radial: str = "network",
+    radial: str = "auto",
 ) -> dict:
     """Write the program of a trained network to a file of safetensors.
 
@@ -62,8 +62,8 @@ def export(
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       radial: "network", or "table" for tables of its radial functions in the place of the networks
-        that compute them, with forces that are the networks' to about 1e-7. XLA reads them more
-        slowly on a CPU, so that they are not the default here.
+        that compute them, with forces that are the networks' to about 1e-7. "auto" is the network
+        here, since XLA reads tables more slowly on a CPU.
     Returns:
       the metadata of the file, as text.
     Raises:
@@ -78,6 +78,7 @@ def export(
         raise ConfigError(f"{file} exists already and is not overwritten; name another file")
     if radial not in RADIAL:
         raise ValueError(f"radial must be one of {', '.join(RADIAL)}, got {radial!r}")
+    radial = "network" if radial == "auto" else radial
     network = Network(run, which=which, dtype=dtype, backend="xla", radial=radial)
     leaves, structure = jax.tree.flatten(network.params)
     with network.precision():

@@ -34,7 +34,6 @@ _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "compile_path": "here it is called run, and nothing is compiled before",
     "compile_mode": "programs are always compiled",
     "enable_cueq": "the fused ops are always used, see backend",
-    "head": "a network has one head",
     "chemical_symbols": "the run knows its elements",
     "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
 }
@@ -89,6 +88,7 @@ class Calculator(ase.calculators.calculator.Calculator):
       backend: see `eqfuse.ops`.
       radial: "network", "table" or "auto", see `Network`; None for that of the run: by default
         functions of lengths are read from tables wherever these are close to the networks.
+      head: which head, or fidelity, of a network that was converted with several.
       dispersion: "d3(bj)", "d3(bj,r2scan)", ..., which `dftd3` computes on the CPU and is added;
         without a functional it is that of PBE. There are then no stresses of atoms.
       atoms, label, directory: as in ASE's calculators.
@@ -111,6 +111,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         dtype=None,
         backend=None,
         radial=None,
+        head: str | None = None,
         dispersion: str | None = None,
         atoms=None,
         label=None,
@@ -124,7 +125,8 @@ class Calculator(ase.calculators.calculator.Calculator):
         ops.resolve_here(backend)
         if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
-        self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
+        how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
+        self.network = Network(run, radial=radial, **how)
         self.skin = None if skin is None else float(skin)
         self.dispersion = None if dispersion is None else Dispersion.parse(dispersion)
         if dispersion is not None:

@@ -51,6 +51,7 @@ def run_predict(arguments: list[str]) -> int:
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint (the best there is)")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
     parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
+    parser.add_argument("--head", help="which head of a network with several")
     what = "is added, by dftd3 on the CPU: 'd3(bj)' (of PBE), 'd3(bj,r2scan)', 'd3(zero)', ..."
     parser.add_argument("--dispersion", help=what)
     add_backend(parser)
@@ -68,7 +69,11 @@ def _predict(options):
     if not out.parent.is_dir():
         raise data.DataError(f"there is no folder {out.parent}; make it first")
     networks = load_networks(
-        options.run, which=options.which, dtype=options.dtype, backend=options.backend
+        options.run,
+        which=options.which,
+        dtype=options.dtype,
+        backend=options.backend,
+        head=options.head,
     )
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")

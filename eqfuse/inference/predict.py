@@ -73,6 +73,7 @@ def predict(
     which=None,
     dtype=None,
     backend=None,
+    head: str | None = None,
     dispersion: str | None = None,
 ) -> list[Predicted]:
     """Return energies, forces and stress of structures, in their order.
@@ -88,6 +89,7 @@ def predict(
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
+      head: which head of a network with several.
       dispersion: is added, see `eqfuse.Calculator`.
     Raises:
       CheckpointError: no readable checkpoint.
@@ -97,7 +99,7 @@ def predict(
       ValueError: another `which` or dtype, or a run that did not train a potential.
     """
     d3 = None if dispersion is None else Dispersion.parse(dispersion)
-    networks = load_networks(run, which=which, dtype=dtype, backend=backend)
+    networks = load_networks(run, which=which, dtype=dtype, backend=backend, head=head)
     structures = as_structures(structures)
     if not structures:
         raise DataError("there are no structures to predict")

@@ -16,7 +16,7 @@ from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.results import Callback, hint_of_stress
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.run.terminal import Progress, duration, waiting
+from eqfuse.train.run.terminal import Progress, duration
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
 from eqfuse.train.settings.config import Config
 from eqfuse.train.step import Compiled, TrainState
@@ -191,11 +191,10 @@ class Fit:
 
     def _prepare(self, state: TrainState, at: Position):
         """Compile a step and the validation, and measure this, before the clock starts."""
-        with waiting("compiling the training step"):
-            jax.block_until_ready(self._compiled.step(*self._next(state, at)))
+        print("compiling the training step and the validation", flush=True)
+        jax.block_until_ready(self._compiled.step(*self._next(state, at)))
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))
-        with waiting("compiling the validation"):
-            jax.block_until_ready(self._compiled.errors(state.average, batch))
+        jax.block_until_ready(self._compiled.errors(state.average, batch))
         start = time.monotonic()
         jax.block_until_ready(self._compiled.errors(state.average, batch))
         self._reserve(len(self._val) * (time.monotonic() - start))

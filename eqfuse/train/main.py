@@ -1,6 +1,7 @@
 """The command: arguments in, exit code out."""
 
 import contextlib
+import dataclasses
 import datetime
 import importlib
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from eqfuse import __version__
 from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_programs
-from eqfuse.train.run.files import new_folder
+from eqfuse.train.run.files import require_free
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config
@@ -24,7 +25,9 @@ _OF_DATA = ("data", "config=", "resume=", "start_from=", "seeds=", "-", "--cfg")
 
 _TETRIS = ("model", "preset", "seed", "steps", "backend", "dtype", "precision", "sequence")
 _TETRIS += ("verbose", "training.lr")
-"""What the Tetris example takes, besides `model.` settings."""
+"""What the Tetris example takes, besides the settings of a network."""
+_OF_ATOMS = ("zbl", "shift", "trainable_scale_shift", "distance_transform")
+"""Settings of a network that are for elements and energies, which the shapes have not."""
 
 _SMALL = {  # logits, and their rounding, grow with channels and with products of products
     "nequip": ["channels=16"],
@@ -79,7 +82,7 @@ def _configs(arguments: list[str]) -> list[Config]:
     folder = given.get("run", f"runs/{stamp}_sweep")
     configs = [_config([*arguments, *own, f"run={folder}/{name}"]) for name, own in runs]
     for config in configs:
-        new_folder(config.run, "run")
+        require_free(config.run)
     return configs
 
 
@@ -93,7 +96,9 @@ def _tetris_config(arguments: list[str]) -> Config:
     small = [] if "preset" in given else _SMALL.get(given.get("model", "nequip"), [])
     config = parse(["data=ethanol", *small, *arguments])  # any data, which are not used
     full = (SHORTHANDS.get(name, name) for name in given)
-    if others := [n for n in full if n not in _TETRIS and not n.startswith("model.")]:
+    allowed = {f"model.{f.name}" for f in dataclasses.fields(config.model)}
+    allowed = {*_TETRIS, *allowed} - {f"model.{name}" for name in _OF_ATOMS}
+    if others := [name for name in full if name not in allowed]:
         raise ConfigError(
             f"data= is missing: without it a network learns the Tetris shapes, which has no "
             f"{', '.join(others)}; give a file, such as data=FILE.xyz, or a set, see --help"

@@ -17,8 +17,8 @@ from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.loop import Fit
 from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.files import RunFolder, new_folder
-from eqfuse.train.run.log import logged, machine
+from eqfuse.train.run.files import RunFolder, require_free
+from eqfuse.train.run.log import Log, machine
 from eqfuse.train.run.results import Callback, loggers, write_results
 from eqfuse.train.run.terminal import (
     lines,
@@ -33,7 +33,7 @@ from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import DataSettings
-from eqfuse.train.start import Start, check_radial, interrupted_run, kept_references, run_metadata
+from eqfuse.train.start import Start, interrupted_run, kept_references, run_metadata
 from eqfuse.train.step import Compiled, init_state, initial_parameters
 from eqfuse.train.tuning import Tuning, trained_part
 
@@ -105,9 +105,9 @@ def build_potential(
         model.layer_irreps()
         if isinstance(model, models.NequIP):
             model.check()
+        choose(model, 0)  # refuses tables of radial functions that the network cannot have
     except ValueError as error:
         raise ConfigError(f"model={settings.name} is impossible: {error}") from error
-    check_radial(model, settings.name)
     potential = models.Potential(
         model=model,
         scale=(dataset.force_rms,) * count,
@@ -119,7 +119,6 @@ def build_potential(
     return potential, fields
 
 
-@logged
 def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> Path:
     """Train a potential; print as it goes; return the folder of the run.
 
@@ -131,11 +130,16 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
       data.DataError, ConfigError, TrainingFailed, Interrupted: see `exit_code`; the last good
         checkpoint stays.
     """
+    with Log() as log:
+        return _run(config, devices, callbacks, log)
+
+
+def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
     name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
     with devices.together():
         callbacks = [*loggers(config.loggers), *callbacks] if writes else []
         if writes and config.resume is None:
-            new_folder(config.run, name)  # refused before the data are read
+            require_free(config.run)  # refused before the data are read
         with warnings_printed():
             start = Start.read(config)
         dataset, start = load_dataset(config, start)
@@ -148,6 +152,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
     with contextlib.closing(folder):
         if tuning is not None and writes:
             tuning.keep(folder)
+        if writes:
+            log.begin(folder.path, new=config.resume is None)
         metadata, resume = run_metadata(config, dataset, potential, fields), None
         if config.resume is not None:
             with devices.together(), warnings_printed():

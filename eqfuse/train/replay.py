@@ -31,8 +31,10 @@ from eqfuse.models.features import layer_features
 FILE = "replay.traj"
 """In the folder of a run: the frames, of which a resumed run reads the same numbers."""
 AUTO, NONE = "auto", "none"
-_FROM = 4  # structures are made and labelled for each that is chosen
-_MOST_FORCE = 15.0  # eV/Å; structures with larger ones are left out
+_FROM = 8  # structures are made and labelled for each that is chosen
+_MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1
+"""eV/Å and eV/Å^3 (16 GPa): structures with larger ones are left out, since they are so far from
+what networks know that they would dominate the training."""
 _LEAST_ATOMS = 5  # of a cell
 _SHAPE = Shape(96, 6144, 9)  # of batches, unless a structure is larger
 _CRYSTALS = (  # space group, sites, and the shortest distance of the first two in units of a
@@ -182,13 +184,14 @@ class Network:
     def label(self, structures: Sequence[Structure]) -> list[ase.Atoms]:
         """Return atoms with the energy, forces and stress that the network gives.
 
-        Those with a force that is not finite, or beyond 15 eV/Å, are left out.
+        Those with a force beyond 5 eV/Å, or a pressure beyond 16 GPa, are left out.
         """
         frames, samples = [], self.samples(structures)
         for structure, sample, found in zip(
             structures, samples, self.predicted(samples), strict=True
         ):
-            if np.isfinite(found.forces).all() and abs(found.forces).max() < _MOST_FORCE:
+            pressure = abs(np.trace(found.stress)) / 3
+            if abs(found.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE:
                 labels = {"energy": found.energy, "forces": sample.in_structure(found.forces)}
                 labels["stress"] = found.stress if structure.volume else None
                 frames.append(self._frame(structure, **labels))
@@ -242,7 +245,7 @@ class Network:
         if not frames:
             raise DataError(
                 f"replay={source}: no frame has only elements of the network and forces below "
-                f"{_MOST_FORCE:g} eV/Å; give a file of others, or replay=none"
+                f"{_MOST_FORCE:g} eV/Å and a low pressure; give a file of others, or replay=none"
             )
         if len(frames) > count:
             chosen = farthest(self.features(self.samples(list(map(_structure, frames)))), count)
@@ -280,7 +283,7 @@ def moved(network: Network, params, seed: int) -> list[dict]:
       absolute changes) and `of_forces_mev_per_a` (mean absolute forces before); and for each solid
       its change of the energy, and `lattice_before_a` and `lattice_after_a`.
     """
-    made = structures_of(network.species, network.data, 64, seed + 1)
+    made = structures_of(network.species, network.data, 128, seed + 1)
     frames = network.label([Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in made])
     samples = network.remembered(frames, 1.0)
     groups = {"crystals with elements of the data": [], "other crystals": [], "molecules": []}

@@ -16,10 +16,9 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.pairs import radii_of
-from eqfuse.models.radial_table import choose
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
 from eqfuse.train.run.files import FILES, CheckpointError, RunFolder, has_checkpoint, read_file
-from eqfuse.train.run.resume import LENGTHS, RADIAL, check_same_run
+from eqfuse.train.run.resume import LENGTHS, check_same_run
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.schema import ConfigError, require
@@ -151,23 +150,11 @@ class Start:
 
     def potential(self) -> tuple[models.Potential, dict]:
         """Return the potential, and the settings of its model as plain values."""
-        radial = {name: getattr(self.config.model, name) for name in RADIAL}
-        fields = self.metadata["model_fields"] | radial
-        potential = module_of(self.metadata | {"model_fields": fields}, self.config.backend)
-        check_radial(potential.model, self.metadata["model"])
-        return potential, fields
+        return module_of(self.metadata, self.config.backend), self.metadata["model_fields"]
 
     def initial_params(self) -> dict:
         """Return its variables as JAX arrays, in the dtype of the run."""
         return jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), self.params)
-
-
-def check_radial(model, name: str):
-    """Refuse tables of radial functions that a network cannot have."""
-    try:
-        choose(model, 0)
-    except ValueError as error:
-        raise ConfigError(f"model={name} is impossible: {error}") from error
 
 
 def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
@@ -288,8 +275,7 @@ def interrupted_run(
     # before the state, which follows the settings
     check_same_run(metadata["config"], theirs["config"], folder.path)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
-        both = [_decisive(tree[name]) for tree in (theirs, metadata)]
-        if both[0] != both[1]:
+        if theirs[name] != metadata[name]:
             files = filter(None, (config.data.origin, config.data.val_path))
             raise ConfigError(
                 f"{' or '.join(files)} is not as it was when the run in {folder.path} "
@@ -306,10 +292,3 @@ def interrupted_run(
             again = ", where the learning rate began to fall; what came after is done anew"
     print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch{again}")
     return jax.tree.map(jnp.asarray, state), position
-
-
-def _decisive(value):
-    """Return metadata without the settings that decide how a network computes, not what."""
-    if not isinstance(value, dict):
-        return value
-    return {k: v for k, v in value.items() if k not in RADIAL}

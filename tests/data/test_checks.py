@@ -20,7 +20,7 @@ from eqfuse.data import (
     read_structures,
 )
 from eqfuse.data.checks import find_problems
-from eqfuse.data.checks_of_units import _inverse_distances, energy_differences, springs
+from eqfuse.data.checks_of_forces import _inverse_distances, energy_differences, springs
 from eqfuse.train.main import main
 from eqfuse.train.molecule import load_dataset
 from eqfuse.train.settings.options import parse

@@ -127,8 +127,10 @@ def test_tables_of_radial_functions_travel_in_the_place_of_networks(tmp_path):
     networks = len(jax.tree.leaves(variables["params"]["model"]["radial"]))
     assert networks == 6
     assert count == len(jax.tree.leaves(variables)) - networks
-    with pytest.raises(ValueError, match="radial must be one of network, table, got 'auto'"):
-        export(run, tmp_path / "other.safetensors", radial="auto")
+    with pytest.raises(
+        ValueError, match="radial must be one of auto, network, table, got 'tables'"
+    ):
+        export(run, tmp_path / "other.safetensors", radial="tables")
 
 
 def test_what_cannot_be_written_is_refused(tmp_path, capsys):

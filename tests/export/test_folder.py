@@ -99,14 +99,17 @@ def run_host(host, folder, atoms, tmp_path, *options, environment=()):
     return energy[0], np.array(forces), np.reshape(virial, (3, 3))
 
 
-def assert_agreement(results, atoms, run, tolerance, dtype="float64", rounded=True):
-    """Compare with the calculator on XLA's kernels, whose positions have the digits of a file."""
+def assert_agreement(results, atoms, run, tolerance, dtype="float64", rounded=True, radial="auto"):
+    """Compare with the calculator on XLA's kernels, whose positions have the digits of a file.
+
+    Both have tables of radial functions, unless `radial` is "network".
+    """
     energy, forces, virial = results
     atoms = atoms.copy()
     if rounded:
         atoms.positions = atoms.positions.round(8)
         atoms.set_cell(atoms.cell.array)
-    atoms.calc = eqfuse.Calculator(run, dtype=dtype, backend="xla", radial="network")
+    atoms.calc = eqfuse.Calculator(run, dtype=dtype, backend="xla", radial=radial)
     assert abs(energy - atoms.get_potential_energy()) < tolerance * abs(energy)
     largest = np.abs(atoms.get_forces()).max()
     np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=tolerance * largest)
@@ -123,8 +126,11 @@ def test_a_program_without_python_agrees_with_the_calculator(mace, host, tmp_pat
     run, folder = mace
     atoms = structure(name)
     options = ["--domains", str(domains)] if domains else []
+    results = run_host(host, folder, atoms, tmp_path, *options)
     # the file has 8 decimals, also of the cell: 1e-8 of 0.1 Å
-    assert_agreement(run_host(host, folder, atoms, tmp_path, *options), atoms, run, 2e-8)
+    assert_agreement(results, atoms, run, 2e-8)
+    assert_agreement(results, atoms, run, 2e-7, radial="network")  # with the bound of tables
+    assert "\nradial tables of 256 knots" in (folder / "manifest.txt").read_text()
 
 
 def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
@@ -351,7 +357,7 @@ def test_openmm_runs_a_folder(tmp_path):
     per_mole = ase.units.kJ / ase.units.mol
     # ASE's and OpenMM's constants differ by 1e-8
     results = potential * per_mole, forces * per_mole, np.zeros((3, 3))
-    atoms.calc = eqfuse.Calculator(run, backend="xla", radial="network")
+    atoms.calc = eqfuse.Calculator(run, backend="xla", radial="auto")
     assert abs(results[0] - atoms.get_potential_energy()) < 1e-7 * abs(results[0])
     np.testing.assert_allclose(results[1], atoms.get_forces(), rtol=1e-6, atol=1e-9)
     integrator.step(50)

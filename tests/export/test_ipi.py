@@ -31,7 +31,7 @@ def test_a_network_computes_for_a_server_of_ipi(tmp_path):
                 atoms.rattle(0.05, seed=seed)
                 atoms.set_cell(atoms.cell.array * 1.01, scale_atoms=True)
                 here = atoms.copy()
-                here.calc = eqfuse.Calculator(run, radial="network")
+                here.calc = eqfuse.Calculator(run, radial="auto")
                 atoms.calc = server
                 energy, forces, stress = (
                     atoms.get_potential_energy(),

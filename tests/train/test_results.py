@@ -3,7 +3,6 @@
 import csv
 import platform
 import re
-import time
 
 import ase.io
 import numpy as np
@@ -97,7 +96,7 @@ def test_the_page_holds_everything_and_needs_no_network(ended):
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert text.count("data:image/png;base64,") == 3
     assert "http" not in re.sub(r"base64,[^']*", "", text)
-    for part in ("training.lr = <code>0.02</code>", "config_type &lt;dry&gt;", "element O"):
+    for part in ("  lr: 0.02\n", "config_type &lt;dry&gt;", "element O"):
         assert part in text
     for name in ("learning.png", "parity.png", "parity_test.png"):
         assert (folder / name).stat().st_size > 10_000
@@ -124,16 +123,16 @@ def test_what_is_printed_is_kept_and_the_page_has_it(ended, water):
     assert log.index("warning: the fit") < log.index("species    H O")
     for part in (
         "<li>the fit does not determine the reference energies",
-        "<td>species</td><td class='text'>H O</td>",
-        "<td>frames</td><td class='text'>16 training, 4 validation, 6 test",
-        "<td>network</td><td class='text'>NequIP, 66 parameters</td>",
+        "<td>species</td><td>H O</td>",
+        "<td>frames</td><td>16 training, 4 validation, 6 test",
+        "<td>network</td><td>NequIP, 66 parameters</td>",
         f"eqfuse {__version__}, Python ",
-        "<td>training time</td><td class='text'>",
+        "<td>training time</td><td>",
         platform.node(),
     ):
         assert part in page
     forces = [np.linalg.norm(f, axis=1) for f in (s.forces for s in read_structures(water))]
-    shown = float(re.search(r"largest force</td><td class='text'>([\d.]+) eV/Å", page)[1])
+    shown = float(re.search(r"largest force</td><td>([\d.]+) eV/Å", page)[1])
     assert any(shown == pytest.approx(f.max(), abs=1e-3) for f in forces)
 
 
@@ -231,13 +230,6 @@ def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypa
     out = capsys.readouterr().out
     assert "epoch 2, batch 2 of 4, loss 0.25\n" in out
     assert "validation, batch 1 of 2\n" in out
-
-
-def test_what_is_waited_for_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(terminal, "HEARTBEAT", 0.05)
-    with terminal.waiting("compiling"):
-        time.sleep(0.5)
-    assert "compiling ... 0s\n" in capsys.readouterr().out
 
 
 def test_time_is_kept_for_the_last_validation():

@@ -19,8 +19,8 @@ from eqfuse.train.settings.schema import ConfigError
 
 _AXIS = "data"
 _FIRST_WITH_TF32 = 8.0  # compute capability
-WARM_UP, STEPS = 3, 5
-"""Steps before a profile, and in it."""
+STEPS = 5
+"""Steps in a profile."""
 
 
 class Devices:
@@ -166,21 +166,17 @@ def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
 
     The trace is in `folder`, which is new; processes that do not write only take part.
     """
-    compiled = step.lower(*args).compile()
-    for _ in range(WARM_UP):
-        jax.block_until_ready(compiled(*args))
-    seconds = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
-        seconds.append(time.perf_counter() - start)
+    jax.block_until_ready(step(*args))
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # it would slow down what is measured
     traced = jax.profiler.trace(folder, profiler_options=options)
+    seconds = []
     with traced if writes else contextlib.nullcontext():
         for number in range(STEPS):
+            start = time.perf_counter()
             with jax.profiler.StepTraceAnnotation("step", step_num=number):
-                jax.block_until_ready(compiled(*args))
+                jax.block_until_ready(step(*args))
+            seconds.append(time.perf_counter() - start)
     return (
         f"profile    {1e3 * statistics.median(seconds):.2f} ms per step; the trace is in {folder}: "
         "open its .trace.json.gz in ui.perfetto.dev, or see times by layer with\n"

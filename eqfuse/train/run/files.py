@@ -10,6 +10,7 @@ import datetime
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -21,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from eqfuse import __version__
-from eqfuse.train.run import log
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 
@@ -35,7 +35,7 @@ FILES = {
 `stable` is that from which a run with `training.schedule=wsd` is made longer.
 """
 
-_BEGUN = {"config.yaml", log.NAME, ".lock", "checkpoints", "profile"}
+_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "profile"}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
@@ -96,11 +96,25 @@ def has_checkpoint(folder, name: str) -> bool:
     return any(os.path.lexists(path / file) for file in FILES[name])
 
 
+def heads_of(run) -> list[str]:
+    """Return the heads of a network with several, of which each has a file."""
+    return sorted(path.stem for path in (Path(run) / "heads").glob("*.safetensors"))
+
+
+def head_file(run, head: str | None) -> str | Path:
+    """Return the file of a head of a run; the run itself for None."""
+    if head is None:
+        return run
+    if head not in (known := heads_of(Path(run).expanduser())):
+        names = f"its heads are {', '.join(known)}" if known else "it has one, without a name"
+        raise CheckpointError(f"{run} has no head {head!r}; {names}")
+    return Path(run).expanduser() / "heads" / f"{head}.safetensors"
+
+
 def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
     """Write a file so that it is whole, the old or the new one, also after a power loss.
 
-    `previous` is the new name of the file that is replaced, which goes without one. There is a
-    whole file at `path` at every moment, where the file system has hard links.
+    `previous` is the new name of the file that is replaced, which goes without one.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -109,28 +123,12 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
             file.flush()
             os.fsync(file.fileno())
         if previous is not None and path.exists():
-            _also_named(path, previous)
+            os.replace(path, previous)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-
-
-def _also_named(path: Path, other: Path):
-    """Give a file a second name, which it keeps when its first name is replaced."""
-    link = other.with_name(other.name + ".part")
-    try:
-        link.unlink(missing_ok=True)
-        os.link(path, link)
-        os.replace(link, other)
-    except OSError as error:
-        # Some file systems have no hard links: there the first name is gone for a moment.
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-            raise
-        os.replace(path, other)
-    finally:
-        link.unlink(missing_ok=True)  # it stays where both were names of one file already
 
 
 def sync_folder(path: Path):
@@ -167,17 +165,16 @@ class RunFolder:
     def __init__(
         self, run: str | Path | None, settings: str | None, name: str = "run", writes: bool = True
     ):
-        self._columns, self._lock = None, None
+        self._lock = None
         self.path = Path(run or "the folder of the run")
         if writes and settings is not None:
-            self.path = _make(run, name)
+            self.path = _made(run, name)
         self.checkpoints, self.metrics, self.profile = (
             self.path / name for name in ("checkpoints", "metrics.csv", "profile")
         )
         if not writes:
             return
         self._lock = _lock(self.path)
-        log.begin(self.path, new=settings is not None)
         if settings is None:
             return
         try:
@@ -185,7 +182,7 @@ class RunFolder:
         except OSError as error:
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
-            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+            raise _cannot_be_made(self.path, error) from error
 
     def close(self):
         """Unlock the folder."""
@@ -193,56 +190,37 @@ class RunFolder:
             self._lock.close()
 
     def forget_after(self, step: int):
-        """Remove the lines of metrics.csv after a step: a resumed run writes them again.
+        """Remove the lines of metrics.csv after a step, which a resumed run writes again.
 
-        It is a log, and a run goes on without: a damaged one is set aside, with a warning.
+        Lines that are damaged go too, with a warning: it is a log, and a run goes on without.
         """
         if self._lock is None or not os.path.lexists(self.metrics):
             return
-        try:
-            columns, rows = read_log(self.metrics)
-        except ValueError as error:
-            self._set_log_aside(error)
-            return
-        rows = [row for row in rows if int(row["step"]) <= step]
-        if (last := max((int(row["step"]) for row in rows), default=0)) < step:
-            _warn(
-                f"{self.metrics} was cut off: it has no line of what was validated after step "
-                f"{last} and up to step {step}; the run goes on without"
-            )
         with self._log_errors():
+            rows, damaged = read_log(self.metrics)
+            if damaged:
+                print(f"warning: {self.metrics} has {damaged} damaged lines", file=sys.stderr)
+            rows = [row for row in rows if int(row["step"]) <= step]
             if not rows:
                 self.metrics.unlink()
                 return
             text = io.StringIO(newline="")
-            writer = csv.DictWriter(text, columns)
+            writer = csv.DictWriter(text, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
             write_whole(self.metrics, text.getvalue())
-        self._columns = columns
 
     def log(self, row: dict):
-        """Append one line to metrics.csv; the first one decides the columns."""
+        """Append one line to metrics.csv, after one of columns if it is the first."""
         if self._lock is None:
             return
-        if self._columns is not None and set(self._columns) != set(row):
-            self._set_log_aside(ValueError("its columns are not those that are written now"))
         with self._log_errors(), open(self.metrics, "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns or list(row))
-            if self._columns is None:
+            writer = csv.DictWriter(file, list(row))
+            if file.tell() == 0:
                 writer.writeheader()
-                self._columns = list(row)
             writer.writerow(row)
             file.flush()
             os.fsync(file.fileno())
-
-    def _set_log_aside(self, error: ValueError):
-        with self._log_errors():
-            kept = set_aside(self.metrics)
-        self._columns = None
-        _warn(
-            f"{self.metrics} is damaged ({error}); it is now {kept.name}, and a new one begins here"
-        )
 
     @contextlib.contextmanager
     def _log_errors(self):
@@ -257,65 +235,46 @@ class RunFolder:
             ) from error
 
 
-def _warn(text: str):
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+def read_log(path: Path) -> tuple[list[dict[str, str]], int]:
+    """Return the lines of metrics.csv that are whole, and how many others there are.
 
-
-def read_log(path: Path) -> tuple[list[str], list[dict]]:
-    """Return the columns and lines of metrics.csv, or raise ValueError where it is damaged.
-
-    The last line is left out if it was cut off when the run was killed.
+    A last line that was cut off when the run was killed does not count.
     """
-    if not path.is_file():
-        raise ValueError("it is no file")
-    try:
-        text = path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"it is no text: {error}") from error
-    ended = text.endswith(("\n", "\r"))
+    text = path.read_text(encoding="utf-8", errors="replace")
     columns, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
-    if not {"epoch", "step"} <= set(columns) and (lines or ended):
-        raise ValueError("its first line does not name the columns")
-    if lines and not ended and not _is_row(columns, lines[-1]):
-        lines.pop()
-    for number, line in enumerate(lines, start=2):
-        if not _is_row(columns, line):
-            raise ValueError(f"line {number} is not one of numbers for all columns")
-    return columns, [dict(zip(columns, line, strict=True)) for line in lines]
+    rows = [dict(zip(columns, line, strict=True)) for line in lines if _is_row(columns, line)]
+    is_cut_off = bool(lines) and not _is_row(columns, lines[-1]) and not text.endswith("\n")
+    return rows, len(lines) - len(rows) - is_cut_off
 
 
 def _is_row(columns: list[str], line: list[str]) -> bool:
+    """Test for a line of numbers, with a whole epoch and step."""
     try:
-        numbers = [float(value) for value in line]
+        [float(value) for value in line]
+        named = dict(zip(columns, line, strict=True))
     except ValueError:
         return False
-    whole = (dict(zip(columns, line, strict=False)).get(name, "") for name in ("epoch", "step"))
-    return len(numbers) == len(columns) and all(map(str.isdecimal, whole))
+    return all(named.get(name, "").isdecimal() for name in ("epoch", "step"))
 
 
-def new_folder(run: str | Path | None, name: str) -> Path:
-    """Return the folder of a new run, see `RunFolder`: a new one, or one that holds no network."""
-    if run is not None:
-        path = Path(run)
-        try:
-            path.lstat()
-            if path.is_dir() and _is_free(path):
-                return path
-        except FileNotFoundError:
-            return path
-        except OSError as error:
-            raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
-        resumable = (path / "config.yaml").exists()
-        what = f"go on with it by resume={path}" if resumable else "remove it"
-        raise ConfigError(
-            f"run={path} exists already and is not overwritten; {what}, or name another folder"
-        )
-    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    path, count = Path("runs") / f"{stamp}_{name}", 1
-    while os.path.lexists(path):
-        count += 1
-        path = path.with_name(f"{stamp}_{name}_{count}")
-    return path
+def require_free(run: str | Path | None):
+    """Refuse the folder of a new run that exists, unless it holds no network; see `RunFolder`."""
+    if run is None:
+        return
+    path = Path(run)
+    try:
+        path.lstat()
+        if path.is_dir() and _is_free(path):
+            return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot_be_made(path, error) from error
+    resumable = (path / "config.yaml").exists()
+    what = f"go on with it by resume={path}" if resumable else "remove it"
+    raise ConfigError(
+        f"run={path} exists already and is not overwritten; {what}, or name another folder"
+    )
 
 
 def _is_free(path: Path) -> bool:
@@ -324,16 +283,23 @@ def _is_free(path: Path) -> bool:
     return begun and not any(has_checkpoint(path, name) for name in FILES)
 
 
-def _make(run: str | Path | None, name: str) -> Path:
-    while True:
-        path = new_folder(run, name)
+def _made(run: str | Path | None, name: str) -> Path:
+    """Make the folder of a new run."""
+    require_free(run)
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    for count in itertools.count(1):  # other runs of this second have lower numbers
+        ending = "" if count == 1 else f"_{count}"
+        path = Path(run or f"runs/{stamp}_{name}{ending}")
         try:
             path.mkdir(parents=True, exist_ok=run is not None)
             return path
-        except FileExistsError:  # another run of this second was faster
-            continue
         except OSError as error:
-            raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
+            if run is not None or not isinstance(error, FileExistsError):
+                raise _cannot_be_made(path, error) from error
+
+
+def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"run={path} cannot be made: {error.strerror}")
 
 
 def _lock(folder: Path):

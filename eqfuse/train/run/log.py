@@ -1,27 +1,36 @@
 """The log of a run: what it prints, in `log.txt` of its folder, after machine and versions."""
 
-import contextvars
 import datetime
-import functools
 import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from eqfuse import __version__
 
 NAME = "log.txt"
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "ase")
-_current = contextvars.ContextVar("log", default=None)
 
 
 class Log:
-    """Keeps what is printed; as soon as the folder of the run is known, in its file."""
+    """Keeps what is printed; as soon as the folder of the run is known, in its file.
+
+    Use it as a context: what is printed in it is kept, and its error.
+    """
 
     def __init__(self):
         self._waiting, self._path = [], None
+
+    def __enter__(self):
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (Kept(stream, self) for stream in self._streams)
+        return self
+
+    def __exit__(self, kind, error, _):
+        sys.stdout, sys.stderr = self._streams
+        if isinstance(error, Exception):
+            self.keep(f"{kind.__name__}: {error}\n")
 
     def begin(self, folder: Path, new: bool):
         """Write what was printed so far to the log of a folder, after the time and the machine."""
@@ -46,55 +55,18 @@ class Log:
             print(f"warning: {path} cannot be written: {error.strerror}", file=sys.__stderr__)
 
 
-class _Kept:
+class Kept:
     """A stream that keeps in a log what is written to it."""
 
     def __init__(self, stream, log: Log):
-        self.stream, self._log = stream, log
+        self.stream, self.keep = stream, log.keep
 
     def write(self, text: str) -> int:
-        self._log.keep(text)
+        self.keep(text)
         return self.stream.write(text)
 
     def __getattr__(self, name: str):
         return getattr(self.stream, name)
-
-
-def logged(run: Callable) -> Callable:
-    """Return a function that keeps what it prints, and its error, in the log of its run."""
-
-    @functools.wraps(run)
-    def kept(*args, **kwargs):
-        log, streams = Log(), (sys.stdout, sys.stderr)
-        token = _current.set(log)
-        sys.stdout, sys.stderr = (_Kept(stream, log) for stream in streams)
-        try:
-            return run(*args, **kwargs)
-        except Exception as error:
-            log.keep(f"{type(error).__name__}: {error}\n")
-            raise
-        finally:
-            sys.stdout, sys.stderr = streams
-            _current.reset(token)
-
-    return kept
-
-
-def begin(folder: Path, new: bool):
-    """Begin the log of a run in its folder, a new one or that which is there, if it has one."""
-    if _current.get() is not None:
-        _current.get().begin(folder, new)
-
-
-def keep(text: str):
-    """Keep a line that is printed elsewhere."""
-    if _current.get() is not None:
-        _current.get().keep(f"{text}\n")
-
-
-def plain(stream):
-    """Return the stream of which another keeps what is written."""
-    return getattr(stream, "stream", stream)
 
 
 def warnings_of(folder: Path) -> list[str]:

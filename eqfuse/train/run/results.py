@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
 
 from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
@@ -21,7 +22,7 @@ from eqfuse.data.error_table import error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
-from eqfuse.train.run.files import RunFolder, read_log
+from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.log import warnings_of
 from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError, one_of
@@ -64,7 +65,6 @@ def write_results(
         sets = {"training": dataset.train[:MAX_TRAINING], **sets}
         sets |= {"test": dataset.test} if dataset.test else {}
     try:
-        read_log(folder.metrics)
         stage = read_metadata(folder.path, which="last")["position"]["second_since"]
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
@@ -152,22 +152,30 @@ def _pairs(samples: Sequence[Sample], predicted: Sequence[SimpleNamespace]) -> d
     return pairs
 
 
+def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Return the heads of the columns of errors that some row has, and the texts of the rows."""
+    keys = [key for key in _COLUMNS if any(key in row for row in rows)]
+    first = ("set", "group", "frames", "atoms")
+    texts = [
+        [str(row[name]) for name in first]
+        + ["-" if row.get(key) is None else f"{row[key]:.2f}" for key in keys]
+        for row in rows
+    ]
+    return [*first, *(_COLUMNS[key][0] for key in keys)], texts
+
+
 def _table(rows: list[dict], epoch: int, num_training: int) -> str:
     """Return the errors for the terminal: of all sets, and of the groups of the last one."""
     last = rows[-1]["set"]
     shown = [row for row in rows if row["set"] == last or row["group"] == "all"]
-    columns = {key: title for key, (title, _) in _COLUMNS.items() if any(key in r for r in rows)}
-    lines = [("set", "group", "frames", "atoms", *columns.values())]
-    for row in shown[:_MOST_ROWS]:
-        errors = ("-" if row.get(key) is None else f"{row[key]:.2f}" for key in columns)
-        lines.append((row["set"], row["group"], str(row["frames"]), str(row["atoms"]), *errors))
+    heads, lines = _cells(shown[:_MOST_ROWS])
     width = max(len(line[1]) for line in lines)
     texts = [
         f"  {name:<10}  {group:<{width}}  " + " ".join(f"{number:>8}" for number in numbers)
-        for name, group, *numbers in lines
+        for name, group, *numbers in [heads, *lines]
     ]
     head = f"errors of the best network, of epoch {epoch}: E in meV/atom, F in meV/Å"
-    head += ", S in meV/Å^3" if "stress_mae_mev_per_a3" in columns else ""
+    head += ", S in meV/Å^3" if "S MAE" in heads else ""
     if num_training > MAX_TRAINING:
         head += f" (training: the first {MAX_TRAINING} of {num_training} frames)"
     if len(shown) > _MOST_ROWS:
@@ -180,11 +188,11 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto
   color: #222; background: #fff }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-td, th { padding: 0.15em 0.8em; border-bottom: 1px solid #ddd; text-align: right }
-td:first-child, th:first-child, td.text, th.text { text-align: left }
-tr.all td { font-weight: 600 } img { max-width: 100% }
-.settings { columns: 2; column-gap: 3em; font-size: 13px } .settings div { break-inside: avoid }
-.settings code { color: #555 } pre { background: #f5f5f5; padding: 0.8em; overflow-x: auto }
+td { padding: 0.15em 0.8em; border-bottom: 1px solid #ddd }
+.errors td:nth-child(n+3) { text-align: right }
+.bold td { font-weight: 600 } img { max-width: 100% }
+pre { background: #f5f5f5; padding: 0.8em; overflow-x: auto }
+.settings { columns: 2; column-gap: 3em; font-size: 13px }
 """
 _PICTURES = {
     "learning.png": "Errors during the training",
@@ -197,7 +205,8 @@ def _page(
     folder: Path, metadata: dict, rows: list[dict], facts: dict[str, str], ended: bool
 ) -> str:
     """Return the page of a run as HTML, in one file that needs nothing else."""
-    name = html.escape(folder.name)
+    escape = html.escape
+    name, run = escape(folder.name), escape(str(folder))
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
     criterion = metadata["config"]["training"].get("best", "loss").replace("_", " ")
     pictures = ""
@@ -206,73 +215,41 @@ def _page(
             encoded = base64.b64encode(path.read_bytes()).decode()
             pictures += f"<h2>{title}</h2>\n<img alt='{title}' "
             pictures += f"src='data:image/png;base64,{encoded}'>\n"
+    units = dict(_COLUMNS.values())
+    heads, lines = _cells(rows)
+    heads = [f"{head}<br>{units[head]}" if head in units else head for head in heads]
+    errors = "".join(_html_row(map(escape, line), line[1] == "all") for line in lines)
+    warned = "".join(f"<li>{escape(text)}</li>\n" for text in warnings_of(folder))
+    settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style></head>
 <body>
 <h1>{name}</h1>
-<p>{html.escape(metadata["model"])} trained by eqfuse {__version__}. The best network is of epoch
+<p>{escape(metadata["model"])} trained by eqfuse {__version__}. The best network is of epoch
 {metadata["epoch"]}, step {metadata["step"]}, by the lowest {criterion} on the validation
 frames.{what}</p>
 <h2>Errors of the best network</h2>
-{_errors(rows)}
+<table class="errors">
+{_html_row(heads, True)}{errors}</table>
 {pictures}
 <h2>Data, machine and versions</h2>
-{_facts(facts)}
+<table>
+{"".join(_html_row(map(escape, fact)) for fact in facts.items())}</table>
 <h2>Warnings</h2>
-{_warnings(folder)}
+{f"<ul>{warned}</ul>" if warned else "<p>There were none.</p>"}
 <h2>Use it</h2>
-<pre>eqfuse predict {html.escape(str(folder))} FILE.xyz OUT.xyz
-eqfuse evaluate {html.escape(str(folder))} FILE.xyz
-calculator = eqfuse.Calculator({html.escape(repr(str(folder)))})  # of ASE</pre>
+<pre>eqfuse predict {run} FILE.xyz OUT.xyz
+eqfuse evaluate {run} FILE.xyz
+calculator = eqfuse.Calculator({escape(repr(str(folder)))})  # of ASE</pre>
 <h2>Settings</h2>
-<div class="settings">
-{_settings(metadata["config"])}
-</div>
+<pre class="settings">{escape(settings)}</pre>
 </body></html>
 """
 
 
-def _facts(facts: dict[str, str]) -> str:
-    rows = (
-        f"<tr><td>{html.escape(title)}</td><td class='text'>{html.escape(text)}</td></tr>"
-        for title, text in facts.items()
-    )
-    return "\n".join(["<table>", *rows, "</table>"])
-
-
-def _warnings(folder: Path) -> str:
-    found = [f"<li>{html.escape(text)}</li>" for text in warnings_of(folder)]
-    return "\n".join(["<ul>", *found, "</ul>"]) if found else "<p>There were none.</p>"
-
-
-def _errors(rows: list[dict]) -> str:
-    columns = {key: text for key, text in _COLUMNS.items() if any(key in row for row in rows)}
-    heads = "".join(f"<th>{title}<br>{unit}</th>" for title, unit in columns.values())
-    lines = [
-        "<table><tr><th>set</th><th class='text'>group</th><th>frames</th><th>atoms</th>"
-        f"{heads}</tr>"
-    ]
-    for row in rows:
-        errors = ("" if row.get(key) is None else f"{row[key]:.2f}" for key in columns)
-        numbers = "".join(f"<td>{number}</td>" for number in errors)
-        kind = " class='all'" if row["group"] == "all" else ""
-        lines.append(
-            f"<tr{kind}><td>{row['set']}</td><td class='text'>{html.escape(row['group'])}</td>"
-            f"<td>{row['frames']}</td><td>{row['atoms']}</td>{numbers}</tr>"
-        )
-    return "\n".join([*lines, "</table>"])
-
-
-def _settings(config: dict) -> str:
-    plain = {True: "true", False: "false", None: "null"}
-    lines = []
-    for key, value in config.items():
-        inner = value.items() if isinstance(value, dict) else [(None, value)]
-        for name, v in inner:
-            full = key if name is None else f"{key}.{name}"
-            text = plain[v] if isinstance(v, bool) or v is None else str(v)
-            lines.append(f"<div>{html.escape(full)} = <code>{html.escape(text)}</code></div>")
-    return "\n".join(lines)
+def _html_row(cells, bold: bool = False) -> str:
+    row = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<tr class='bold'>{row}</tr>\n" if bold else f"<tr>{row}</tr>\n"
 
 
 class Callback:

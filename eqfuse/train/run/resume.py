@@ -4,18 +4,14 @@ import dataclasses
 import os
 from pathlib import Path
 
-from eqfuse.train.run.files import FILES, CheckpointError, read_file
-from eqfuse.train.settings.config import Config, PotentialSettings
+from eqfuse.train.run.files import FILES, CheckpointError, head_file, read_file
+from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
 from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 LENGTHS = ("steps", "epochs", "max_minutes")
 CHANGEABLE = (*LENGTHS, "devices", "profile", "verbose")
-
-RADIAL = ("radial", "radial_knots")
-"""Settings of a network that are not what it computes but how: it may change them at any time."""
-_RADIAL = tuple(f"model.{name}" for name in RADIAL)
 
 TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 """Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
@@ -27,10 +23,10 @@ def resumed_config(arguments: list[str]) -> Config | None:
     if given.get("resume", "null") == "null":
         return None
     require(given["resume"] != "", "resume", "", "the folder of a run")
-    if others := [n for n in given if n not in ("resume", *CHANGEABLE, *_RADIAL)]:
+    if others := [n for n in given if n not in ("resume", *CHANGEABLE)]:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
-            f"the run; only {', '.join((*CHANGEABLE, *_RADIAL))} can. start_from={given['resume']} "
+            f"the run; only {', '.join(CHANGEABLE)} can. start_from={given['resume']} "
             "trains its network with other settings, in a new run"
         )
     others = parse([*arguments, "data=ethanol"])  # any data, which are not used
@@ -42,34 +38,28 @@ def resumed_config(arguments: list[str]) -> Config | None:
             f"start_from={folder} trains it further, in a folder of its own"
         )
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
-    model = _with_radial(config.model, others.model, given)
-    return dataclasses.replace(config, model=model, **changed, run=folder, resume=folder)
-
-
-def _with_radial(model: PotentialSettings, other: PotentialSettings, given) -> PotentialSettings:
-    """Return the settings of a network with the `RADIAL` ones of another that are given."""
-    changed = {name: getattr(other, name) for name in RADIAL if f"model.{name}" in given}
-    return dataclasses.replace(model, **changed)
+    return dataclasses.replace(config, **changed, run=folder, resume=folder)
 
 
 def started_config(arguments: list[str]) -> Config | None:
     """Return the configuration that `start_from=` asks for; None if it is not given."""
     names = {SHORTHANDS.get(n, n): n for n in (a.partition("=")[0] for a in arguments)}
-    others = [
-        name
-        for full, name in names.items()
-        if full.partition(".")[0] in ("model", "preset") and full not in _RADIAL
-    ]
+    others = [n for full, n in names.items() if full.partition(".")[0] in ("model", "preset")]
     config = None if "start_from" in names and others else parse(arguments)
     if config is not None and config.start_from is None:
         return None
     if others:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
-            f"run; only its data, its training and {', '.join(_RADIAL)} can be others"
+            "run; only its data and its training can be others"
         )
-    start, training, given = Path(config.start_from), config.training, set(names)
-    model = _with_radial(_trained_config(start).model, config.model, names)
+    try:
+        start = Path(head_file(config.start_from, config.head))
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    config = dataclasses.replace(config, start_from=str(start), head=None)
+    training, given = config.training, set(names)
+    model = _trained_config(start).model
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}
     if _is_converted(start):  # smaller steps by default
@@ -116,7 +106,7 @@ def check_same_run(ours: dict, theirs: dict, folder: Path):
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
         for key in sorted(ours.keys() | theirs.keys())
-        if key not in (*CHANGEABLE, *_RADIAL, "run", "resume") and ours.get(key) != theirs.get(key)
+        if key not in (*CHANGEABLE, "run", "resume") and ours.get(key) != theirs.get(key)
     ]
     if different:
         raise ConfigError(

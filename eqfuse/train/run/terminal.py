@@ -6,7 +6,6 @@ import math
 import re
 import sys
 import textwrap
-import threading
 import time
 import warnings
 
@@ -21,8 +20,8 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.structures import LABELS, UNWEIGHTED, counted
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
-from eqfuse.train.run import log
 from eqfuse.train.run.files import RunFolder
+from eqfuse.train.run.log import Kept
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
 
@@ -181,10 +180,18 @@ def _labels(training, dataset: Dataset) -> dict[str, str]:
     return rows
 
 
-_START = {"loss": 10, "E MAE": 8, "E RMSE": 8, "F MAE": 8, "F RMSE": 8}
-_COUNT = 6
-_STRESS = {"S MAE": 8, "S RMSE": 8}
-_END = {"lr": 9, "ms/step": 8, "left": 9}
+_COLUMNS = (
+    ("loss", 10, "train_loss", ".4g"),
+    ("E MAE", 8, "val_energy_mae_mev_per_atom", ".2f"),
+    ("E RMSE", 8, "val_energy_rmse_mev_per_atom", ".2f"),
+    ("F MAE", 8, "val_forces_mae_mev_per_a", ".1f"),
+    ("F RMSE", 8, "val_forces_rmse_mev_per_a", ".1f"),
+    ("S MAE", 8, "val_stress_mae_mev_per_a3", ".3f"),
+    ("S RMSE", 8, "val_stress_rmse_mev_per_a3", ".3f"),
+    ("lr", 9, "lr", ".1e"),
+    ("ms/step", 8, "ms_per_step", ".1f"),
+)
+"""Title, width, name in metrics.csv and format of what is printed of a validation."""
 
 
 def duration(seconds: float) -> str:
@@ -193,10 +200,6 @@ def duration(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds // 3600}h {seconds % 3600 // 60:02d}m"
     return f"{seconds // 60}m {seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
-
-
-def _number(value: float, spec: str) -> str:
-    return "-" if math.isnan(value) else format(value, spec)
 
 
 @contextlib.contextmanager
@@ -215,24 +218,6 @@ HEARTBEAT = 10.0
 """Longest time without a line where the output is no terminal, s."""
 
 
-@contextlib.contextmanager
-def waiting(what: str):
-    """Return a context that prints every 10 s what is waited for."""
-    start, done = time.monotonic(), threading.Event()
-
-    def beat():
-        while not done.wait(HEARTBEAT):
-            print(f"{what} ... {duration(time.monotonic() - start)}", flush=True)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
 class Progress:
     """A line for each validation and a bar for the steps; use as a context.
 
@@ -240,14 +225,14 @@ class Progress:
     """
 
     def __init__(self, steps_per_epoch: int, stress: bool, by: str = "epoch"):  # or "step"
-        self._columns = {by: _COUNT, **_START, **(_STRESS if stress else {}), **_END}
-        self._stress, self._by = stress, by
-        file = log.plain(sys.stdout)  # the bar is not kept in the log, the lines are
+        self._columns = [c for c in _COLUMNS if stress or not c[0].startswith("S ")]
+        self._stress, self._by, self._steps = stress, by, steps_per_epoch
+        # the bar is not kept in the log of the run, the lines are
+        file = getattr(sys.stdout, "stream", sys.stdout)
         self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
         # in a notebook rich draws by ipywidgets
         widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
         self._has_bar = self._console.is_terminal or widgets
-        self._steps = steps_per_epoch
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
@@ -265,7 +250,8 @@ class Progress:
         self._bar.start()
         stress = ", S in meV/Å^3" if self._stress else ""
         self.log(f"validation errors: E in meV/atom, F in meV/Å{stress}")
-        self.log(self._aligned(self._columns))
+        titles = " ".join(title.rjust(width) for title, width, *_ in self._columns)
+        self.log(f"{self._by:>6} {titles} {'left':>9}")
         return self
 
     def __exit__(self, *_):
@@ -274,7 +260,8 @@ class Progress:
     def log(self, text: str):
         """Print a line."""
         self._console.print(text, markup=False)
-        log.keep(text)
+        if isinstance(sys.stdout, Kept):
+            sys.stdout.keep(f"{text}\n")
         self._logged_at = time.monotonic()
 
     def heartbeat(self, text: str):
@@ -294,24 +281,9 @@ class Progress:
 
     def end_epoch(self, row: dict, left: float):
         """Print the line of a validation, of metrics.csv, and the estimated time left, s."""
-        stress = ()
-        if self._stress:
-            names = ("val_stress_mae_mev_per_a3", "val_stress_rmse_mev_per_a3")
-            stress = [_number(row[name], ".3f") for name in names]
-        values = (
-            str(row[self._by]),
-            _number(row["train_loss"], ".4g"),
-            _number(row["val_energy_mae_mev_per_atom"], ".2f"),
-            _number(row["val_energy_rmse_mev_per_atom"], ".2f"),
-            _number(row["val_forces_mae_mev_per_a"], ".1f"),
-            _number(row["val_forces_rmse_mev_per_a"], ".1f"),
-            *stress,
-            f"{row['lr']:.1e}",
-            _number(row["ms_per_step"], ".1f"),
-            duration(left) if math.isfinite(left) else "-",
+        numbers = (
+            ("-" if math.isnan(row[name]) else format(row[name], spec)).rjust(width)
+            for _, width, name, spec in self._columns
         )
-        self.log(self._aligned(values))
-
-    def _aligned(self, values) -> str:
-        widths = self._columns.values()
-        return " ".join(value.rjust(width) for value, width in zip(values, widths, strict=True))
+        rest = duration(left) if math.isfinite(left) else "-"
+        self.log(f"{row[self._by]:>6} {' '.join(numbers)} {rest:>9}")

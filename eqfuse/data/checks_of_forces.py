@@ -1,4 +1,4 @@
-"""Checks of signs and units: of forces, of differences of energies, of energies of atoms."""
+"""Checks of signs and units of forces and energies, see `eqfuse.data.checks`."""
 
 from array import array
 from collections import defaultdict
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import ase.units
 import numpy as np
 from ase.data import chemical_symbols, covalent_radii
+from ase.geometry import complete_cell
 
 from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import neighbor_list
@@ -105,28 +106,48 @@ def _sampled(group: Sequence[int]) -> Sequence[int]:
 
 def _pairs(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
     """Return the work against the forces and the change of the energy, of pairs of near frames."""
+    energies = np.array([s.energy for s in group])
     if group[0].pbc.any():
-        coordinates, gradients = _wrapped(group), [-s.forces.ravel() for s in group]
+        a, b, moves, _ = map(np.array, zip(*near_cells(group), strict=True))
+        gradients = -np.array([s.forces for s in group])
+        moves = moves.reshape(len(moves), -1)
     else:
         coordinates, gradients = _inverse_distances(group)
-    gradients, energies = np.array(gradients), np.array([s.energy for s in group])
-    distance = ((coordinates[:, None] - coordinates[None]) ** 2).sum(axis=-1)
-    np.fill_diagonal(distance, np.inf)
-    nearest = np.argsort(distance, axis=1)[:, :_NEAREST]
-    a = np.repeat(np.arange(len(group)), nearest.shape[1])
-    a, b = np.unique(np.sort(np.stack([a, nearest.ravel()]), axis=0), axis=1)
-    work = ((gradients[a] + gradients[b]) / 2 * (coordinates[b] - coordinates[a])).sum(axis=1)
-    return work, energies[b] - energies[a]
+        distance = ((coordinates[:, None] - coordinates[None]) ** 2).sum(axis=-1)
+        np.fill_diagonal(distance, np.inf)
+        nearest = np.argsort(distance, axis=1)[:, :_NEAREST]
+        a, b = np.repeat(np.arange(len(group)), nearest.shape[1]), nearest.ravel()
+        moves = coordinates[b] - coordinates[a]
+    gradients = gradients.reshape(len(group), -1)
+    work = ((gradients[a] + gradients[b]) / 2 * moves).sum(axis=1)
+    once = np.unique(np.sort(np.stack([a, b]), axis=0), axis=1, return_index=True)[1]
+    return work[once], (energies[b] - energies[a])[once]
 
 
-def _wrapped(group: list[Structure]) -> np.ndarray:
-    """Return positions [n_frames, 3 n_atoms], of the images nearest to those of the first frame."""
-    first = group[0]
-    lattice = first.cell[first.pbc]
-    moved = np.array([s.positions - first.positions for s in group])
-    moved -= np.round(moved @ np.linalg.pinv(lattice)) @ lattice
-    moved -= moved.mean(axis=1, keepdims=True)
-    return moved.reshape(len(group), -1)
+def near_cells(group: list[Structure], least_strain: float = 0.0) -> list[tuple]:
+    """Return pairs of frames of the same atoms in cells that are near each other.
+
+    Each has the numbers of two frames, the moves of the atoms between them, [n_atoms, 3] Å, without
+    those of the cell, and its strain, [3, 3], of at least the given size.
+    """
+    cells = np.array([complete_cell(s.cell) for s in group])
+    fractions = np.array([s.positions for s in group]) @ np.linalg.inv(cells)
+    pairs = []
+    for k in range(len(group)):
+        middle = (cells + cells[k]) / 2
+        strain = np.linalg.solve(middle, cells - cells[k])
+        strain = (strain + strain.transpose(0, 2, 1)) / 2
+        moved = fractions - fractions[k]
+        moved -= moved[:, :1] * group[0].pbc
+        moved = (moved - np.rint(moved) * group[0].pbc) @ middle
+        moved -= moved.mean(axis=1, keepdims=True)
+        size, extent = (strain**2).sum(axis=(1, 2)), (middle[:, 0] ** 2).sum(axis=1)
+        far = np.where(size < least_strain**2, np.inf, (moved**2).mean(axis=(1, 2)))
+        far += size * extent
+        far[k] = np.inf
+        nearest = [j for j in np.argsort(far)[:_NEAREST] if np.isfinite(far[j])]
+        pairs += [(k, j, moved[j], strain[j]) for j in nearest]
+    return pairs
 
 
 def _inverse_distances(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
@@ -195,19 +216,23 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
     certain = np.abs(stiffness) > _CERTAIN * error
     if not certain.any():
         return
-    names = {k: _elements(kind) for k, kind in enumerate(kinds.tolist())}
-    best = int(np.argmax(np.where(certain, np.abs(stiffness) / error, 0)))
+    pairs = [divmod(kind, 1000) for kind in kinds.tolist()]
     where = counted(len(sample), "frame")
+
+    def name(k: int) -> str:
+        return "-".join(chemical_symbols[z] for z in pairs[k])
+
     if (stiffness[certain] < 0).all():
+        best = int(np.argmax(np.where(certain, np.abs(stiffness) / error, 0)))
         yield (
             f"forces push atoms together where bonds are short (stiffness of "
-            f"{_named(names[best])} {stiffness[best]:.3g} eV/Å^2 in {where}): their sign is "
+            f"{name(best)} {stiffness[best]:.3g} eV/Å^2 in {where}): their sign is "
             "probably wrong; forces are minus the gradient of the energy"
         )
     # Bonds of hydrogen vary least; others are averaged over single and multiple ones.
-    known = [k for k in np.flatnonzero(certain) if _usual(*names[k])]
-    known = [k for k in known if 1 in names[k]] or known
-    usual = {k: _usual(*names[k]) for k in known}
+    known = [k for k in np.flatnonzero(certain) if _usual(*pairs[k])]
+    known = [k for k in known if 1 in pairs[k]] or known
+    usual = {k: _usual(*pairs[k]) for k in known}
     odd = [k for k, (low, high) in usual.items() if not low < abs(stiffness[k]) < high]
     if len(odd) > len(known) / 2:
         k = max(odd, key=lambda k: abs(stiffness[k]) / error[k])
@@ -215,31 +240,19 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
         few = abs(stiffness[k]) < low
         unit = "Hartree/Å or Hartree/Bohr" if few else "kcal/mol/Å, kJ/mol/Å or kJ/mol/nm"
         yield (
-            f"bonds {_named(names[k])} have a stiffness of {abs(stiffness[k]):.3g} eV/Å^2 in "
+            f"bonds {name(k)} have a stiffness of {abs(stiffness[k]):.3g} eV/Å^2 in "
             f"{where}, and usually {low:g} to {high:g}: forces are probably in {unit}, and eV/Å is "
             "needed"
         )
 
 
-def _named(elements) -> str:
-    return "-".join(chemical_symbols[z] for z in elements)
-
-
-def _elements(kind: int) -> tuple[int, int]:
-    return divmod(kind, 1000)
-
-
 def _sample(structures: Sequence[Structure]) -> list[Structure]:
     """Return structures with forces, evenly spaced."""
     forces = selected(structures, lambda s: has_all_forces(s) and np.any(s.forces))
-    steps = np.unique(np.linspace(0, len(forces) - 1, _FRAMES).astype(int)) if forces else []
-    sample, atoms = [], 0
-    for structure in chosen(forces, steps):
-        if sample and atoms + structure.num_atoms > _MOST_ATOMS:
-            break
-        sample.append(structure)
-        atoms += structure.num_atoms
-    return sample
+    steps = np.unique(np.linspace(0, max(len(forces) - 1, 0), _FRAMES).astype(int))
+    sample = list(chosen(forces, steps[: len(forces)]))
+    atoms = np.cumsum([s.num_atoms for s in sample])
+    return [s for k, s in enumerate(sample) if k == 0 or atoms[k] <= _MOST_ATOMS]
 
 
 def _bonds(structure: Structure):

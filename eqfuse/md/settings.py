@@ -113,6 +113,11 @@ class RelaxSettings:
         None, "of the network; null: that of the run. Positions are float64"
     )
     backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
+    dispersion: str | None = setting(
+        None,
+        "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ...; dftd3 computes it on the CPU, "
+        "and structures are relaxed one after the other",
+    )
 
     def __post_init__(self):
         check_ranges(self, "")

@@ -127,7 +127,8 @@ class _Simulation:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._settings, self._path = settings, str(Path(network).resolve())
-        self._network = Network(network, dtype=settings.dtype, backend=settings.backend)
+        network = Network(network, dtype=settings.dtype, backend=settings.backend)
+        self._network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self.digest = self._network.metadata["arrays_sha256"]
         self._frames, self._members = frames, []
         for number, atoms in enumerate(frames):

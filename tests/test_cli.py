@@ -70,7 +70,7 @@ def test_each_command_has_help_of_its_own(capsys):
 def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert main(["train", "layer=3"]) == 2
     assert capsys.readouterr().err.startswith("error: layer is not a setting of this run")
-    assert main(["train", "layers=5", "--cfg"]) == 0
+    assert main(["train", "layers=5", "data=lif", "--cfg"]) == 0
     assert "  layers: 5\n" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path), "FILE.xyz"]) == 2
     assert str(tmp_path) in capsys.readouterr().err

@@ -27,9 +27,6 @@ def inlined(text: str) -> str:
 
     Registers and labels of a function get the number of its call. Results, and calls within
     functions, are not known.
-
-    Raises:
-      UnknownInstructionError: a call of another kind.
     """
     bodies, kept, end = {}, [], 0
     for match in _FUNCTION.finditer(text):

@@ -17,6 +17,8 @@ import jaxlib
 import numpy as np
 import pytest
 from ase.calculators.socketio import SocketIOCalculator
+from ase.md.velocitydistribution import thermalize_momenta
+from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse import cli
@@ -321,49 +323,66 @@ def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
             print(client.communicate()[1])
 
 
-def test_openmm_runs_a_folder(tmp_path):
-    """Its energy and forces are the calculator's, and NVE keeps the energy."""
+def water() -> ase.Atoms:
+    """Return eight molecules in a box."""
+    rng, atoms = np.random.default_rng(0), ase.Atoms()
+    for corner in np.ndindex(2, 2, 2):
+        molecule = ase.build.molecule("H2O")
+        molecule.rotate(360 * rng.random(), rng.normal(size=3))
+        molecule.translate(3.1 * np.array(corner))
+        atoms += molecule
+    atoms.set_cell([6.2, 6.2, 6.2])
+    atoms.pbc = True
+    thermalize_momenta(atoms, 300, rng=rng)
+    return atoms
+
+
+def test_openmm_moves_water_as_ase(tmp_path):
+    """Energy and forces are the calculator's; positions after 50 steps of NVE are ASE's."""
     openmm = pytest.importorskip("openmm")
     from openmm import app, unit
 
-    run = untrained_run(tmp_path, "mace")
-    atoms = structure("crystal")
-    folder = export_folder(run, tmp_path / "a", engine="openmm", sizes=[(4, 400)])
+    run, atoms = untrained_run(tmp_path, "mace", numbers=(1, 8)), water()
+    folder = export_folder(run, tmp_path / "a", engine="openmm", sizes=[(24, 1500)])
     topology, system = app.Topology(), openmm.System()
-    residue = topology.addResidue("crystal", topology.addChain())
-    for symbol in atoms.symbols:
-        element = app.Element.getBySymbol(symbol)
-        topology.addAtom(symbol, element, residue)
-        system.addParticle(element.mass)
+    residue = topology.addResidue("water", topology.addChain())
+    for symbol, mass in zip(atoms.symbols, atoms.get_masses(), strict=True):
+        topology.addAtom(symbol, app.Element.getBySymbol(symbol), residue)
+        system.addParticle(mass)
     vectors = [openmm.Vec3(*row) for row in atoms.cell.array / 10] * unit.nanometer
     topology.setPeriodicBoxVectors(vectors)
     system.setDefaultPeriodicBoxVectors(*vectors)
     system.addForce(engine.openmm_force(engine.Engine(folder), topology))
-    integrator = openmm.VerletIntegrator(1 * unit.femtosecond)
+    integrator = openmm.CustomIntegrator(0.5 * unit.femtosecond)  # velocity Verlet, as ASE's
+    integrator.addComputePerDof("v", "v + 0.5 * dt * f / m")
+    integrator.addComputePerDof("x", "x + dt * v")
+    integrator.addComputePerDof("v", "v + 0.5 * dt * f / m")
     platform = openmm.Platform.getPlatformByName("Reference")
     context = openmm.Context(system, integrator, platform)
     context.setPositions(atoms.positions / 10 * unit.nanometer)
-    context.setVelocitiesToTemperature(300 * unit.kelvin, 1)
+    velocities = atoms.get_velocities() * ase.units.fs  # Å/fs
+    context.setVelocities(velocities * unit.angstrom / unit.femtosecond)
 
-    def energies():
-        state = context.getState(energy=True, forces=True)
-        forces = state.getForces(asNumpy=True).value_in_unit(
-            unit.kilojoule_per_mole / unit.angstrom
-        )
-        potential, kinetic = state.getPotentialEnergy(), state.getKineticEnergy()
-        return *(e.value_in_unit(unit.kilojoule_per_mole) for e in (potential, kinetic)), forces
+    def found():
+        state = context.getState(energy=True, forces=True, positions=True)
+        energies = state.getPotentialEnergy(), state.getKineticEnergy()
+        per_mole = ase.units.kJ / ase.units.mol
+        forces = state.getForces(asNumpy=True).value_in_unit(energies[0].unit / unit.angstrom)
+        positions = state.getPositions(asNumpy=True).value_in_unit(unit.angstrom)
+        return *(e._value * per_mole for e in energies), forces * per_mole, positions
 
-    potential, kinetic, forces = energies()
-    per_mole = ase.units.kJ / ase.units.mol
-    # ASE's and OpenMM's constants differ by 1e-8
-    results = potential * per_mole, forces * per_mole, np.zeros((3, 3))
+    potential, kinetic, forces, _ = found()
     atoms.calc = eqfuse.Calculator(run, backend="xla", radial="auto")
-    assert abs(results[0] - atoms.get_potential_energy()) < 1e-7 * abs(results[0])
-    np.testing.assert_allclose(results[1], atoms.get_forces(), rtol=1e-6, atol=1e-9)
+    # ASE's and OpenMM's constants differ by 1e-8
+    assert potential == pytest.approx(atoms.get_potential_energy(), rel=1e-7)
+    np.testing.assert_allclose(forces, atoms.get_forces(), rtol=1e-6, atol=1e-9)
+    before = atoms.positions.copy()
     integrator.step(50)
-    later = energies()
-    assert abs(later[0] - potential) > 1e-4
-    assert abs(sum(later[:2]) - potential - kinetic) < 1e-3 * kinetic
+    VelocityVerlet(atoms, 0.5 * ase.units.fs).run(50)
+    later, kinetic_later, _, positions = found()
+    np.testing.assert_allclose(positions, atoms.positions, rtol=0, atol=1e-5)
+    assert np.abs(positions - before).max() > 0.05
+    assert abs(later + kinetic_later - potential - kinetic) < 1e-3 * kinetic
 
 
 def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path):

@@ -152,7 +152,9 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
             NOTHING,
         )
         entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
-        if (part := read_rows(trace, rows, number, nodes)) is not None:
+        read = {v for value, op in ops.items() if value in values for v in op.inputs}
+        read.update(trace.outputs)
+        if (part := read_rows(trace, rows, number, nodes, read)) is not None:
             ops[trace.nodes[number].outputs[0]] = part
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 
-from tests.emulator.calls import closing, inlined
 from tests.emulator.errors import UnknownInstructionError
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
@@ -62,7 +61,6 @@ def parse(text: str) -> Program:
     """Return the one kernel of a PTX text."""
     text = re.sub(r"//.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    text = inlined(text)
     entries = list(_ENTRY.finditer(text))
     if len(entries) != 1:
         raise UnknownInstructionError(
@@ -73,7 +71,7 @@ def parse(text: str) -> Program:
     threads = re.search(r"\.(?:req|max)ntid\s+([\d\s,]+)", directives)
     if threads is None:
         raise UnknownInstructionError(f"kernel {name} does not say how many threads a block has")
-    instructions, labels, targets = _statements(text[entry.end() : closing(text, entry.end()) - 1])
+    instructions, labels, targets = _statements(_body(text, entry.end()))
     return Program(
         name,
         tuple((kind, p) for kind, p in _PARAMETER.findall(re.sub(r"\s+", " ", parameters).strip())),
@@ -83,6 +81,16 @@ def parse(text: str) -> Program:
         targets,
         re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)[1],
     )
+
+
+def _body(text: str, start: int) -> str:
+    """Return what lies between the brace before `start` and the one that closes it."""
+    depth = 1
+    for brace in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return text[start : brace.start()]
+    raise UnknownInstructionError("the body of the kernel does not end")
 
 
 def _statements(body: str):

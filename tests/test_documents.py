@@ -21,7 +21,7 @@ import pytest
 import eqfuse
 from eqfuse import cli
 from eqfuse.convert import ConvertError
-from eqfuse.convert.sevennet import sevennet_file
+from eqfuse.convert.registry import find_network
 from tests.small_runs import train_on_copper
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +151,7 @@ def test_pages_run(name, tmp_path):
         pytest.importorskip(package)
     if name == "trained_networks":
         try:
-            sevennet_file("7net-0", download=False)
+            find_network("7net-0", "sevennet", download=False)
         except ConvertError as error:
             pytest.skip(str(error))
     folder = "how-to" if name == "train-from-python" else "tutorials"
@@ -173,9 +173,10 @@ def test_a_tutorial_that_fails_is_seen(tmp_path):
             execute(page, tmp_path)
 
 
-def test_settings_are_those_of_the_configuration():
-    settings = module("settings")
-    assert settings.PAGE.read_text(encoding="utf-8") == settings.page()
+@pytest.mark.parametrize("name", ["settings", "networks"])
+def test_pages_that_are_written_are_up_to_date(name):
+    written = module(name)
+    assert written.PAGE.read_text(encoding="utf-8") == written.page()
 
 
 def test_the_readme_is_short():

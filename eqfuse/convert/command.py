@@ -1,7 +1,9 @@
 """The command `eqfuse convert`: networks of other programs as runs, and back.
 
+eqfuse convert 7net-0 RUN               # a published network by its name, as a run
+eqfuse convert list                     # their names, programs, elements and licences
 eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
-eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn, or its name, such as 7net-0
+eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn
 eqfuse convert nequix FILE.nqx RUN      # a network of nequix
 eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
 eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
@@ -19,8 +21,10 @@ from eqfuse.convert.check import compare
 from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
+from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
+from eqfuse.train.run.files import head_file
 from eqfuse.train.settings.schema import ConfigError
 
 _PROGRAMS = {
@@ -38,7 +42,12 @@ def main(arguments: list[str]) -> int:
     Returns:
       0 done; 1 a check failed; 2 a file or folder that cannot be used.
     """
+    if arguments and (named := published().get(arguments[0].lower())):
+        arguments = [named.program, *arguments]
     options = _parser().parse_args(arguments)
+    if options.program == "list":
+        print(listed())
+        return 0
     try:
         if options.program == "export":
             export_mace(options.run, options.file)
@@ -49,21 +58,31 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(_text(converted))
-    print(f"radial     {Network(options.run).radial}")
+    if converted.heads:
+        print(f"heads      {', '.join(converted.heads)}: choose one by head=NAME")
+    print(f"radial     {Network(options.run, head=next(iter(converted.heads), None)).radial}")
     print(f"run        {options.run}")
-    print("licence    of the weights: it is that of their authors; check that it allows your use")
-    return _check(options) if options.check or options.python else 0
+    network = identify(find(options.program, options.file))
+    if network is None:
+        print("licence    of the weights: that of their authors; check that it allows your use")
+    else:
+        print(f"published  as {network.name}; licence: {network.licence}; cite {network.citation}")
+    if not (options.check or options.python):
+        return 0
+    heads = converted.heads or (options.choice,)
+    return max(_check(options, head, bool(converted.heads)) for head in heads)
 
 
-def _check(options) -> int:
+def _check(options, head: str | None, is_one: bool) -> int:
     """Print how far the run is from the program, or what `eqfuse check` says without it."""
     path, python = find(options.program, options.file), options.python or sys.executable
+    run = head_file(options.run, head if is_one else None)
     try:
-        print(compare(options.program, path, options.run, choice=options.choice, python=python))
+        print(compare(options.program, path, run, choice=head, python=python))
     except ConvertError as error:
         print(f"check      {error}", file=sys.stderr)
         print("without the program:")
-        code = check.main([options.run, "--backends", "--picoseconds", "0"])
+        code = check.main([str(run), "--backends", "--picoseconds", "0"])
         return 2 if options.python else code
     return 0
 
@@ -89,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         program.set_defaults(choice=None)
         if choice:
-            program.add_argument(choice, dest="choice", help=f"which one, of a network with {of}")
+            program.add_argument(choice, dest="choice", help=f"which one, of {of}; without, all")
+    programs.add_parser("list", help="published networks, each of which is converted by its name")
     export = programs.add_parser(
         "export",
         help="a run of MACE, for mace-torch (to run without eqfuse: eqfuse export)",
@@ -97,6 +117,15 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run", metavar="RUN", help="the folder of the run")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
     return parser
+
+
+def listed() -> str:
+    """Return a table of the published networks."""
+    return "\n".join(
+        f"{name:<22}{n.program:<10}{str(n.elements or '-')[:9]:<11}{n.licence:<17}"
+        + ("by its name" if n.in_wheel else f"fetch {n.url}")
+        for name, n in published().items()
+    )
 
 
 def _text(converted: Converted) -> str:

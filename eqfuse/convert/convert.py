@@ -10,13 +10,14 @@ import numpy as np
 
 from eqfuse import models
 from eqfuse.convert.converted import Converted, ConvertError
-from eqfuse.convert.mace import read_mace
+from eqfuse.convert.mace import heads_of_mace, read_mace
 from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequix import read_nequix
-from eqfuse.convert.sevennet import read_sevennet, sevennet_file
+from eqfuse.convert.registry import find_network
+from eqfuse.convert.sevennet import fidelities_of, read_sevennet
 from eqfuse.data import Shape, collate
-from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.files import RunFolder
+from eqfuse.train.run.checkpoint import Checkpoints, named_arrays
+from eqfuse.train.run.files import RunFolder, encode, write_whole
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config
 from eqfuse.train.settings.options import to_yaml
@@ -30,6 +31,8 @@ READERS = {
     "nequip": read_nequip,
 }
 """By program; each takes a file, and the name of a head or fidelity or None."""
+HEADS = {"mace": heads_of_mace, "sevennet": fidelities_of}
+"""By program, functions of a file to the names of its heads or fidelities."""
 
 
 def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
@@ -40,28 +43,33 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
 
     Args:
       program: one of `READERS`.
-      path: the file; for sevennet also the name of a published network, such as "7net-0".
+      path: the file, or the name of a published network, such as "7net-0".
       run: the folder, which must not exist.
-      choice: which head (mace) or fidelity (sevennet), of a network with several.
+      choice: which head (mace) or fidelity (sevennet), of a network with several; None for all,
+        each in a file of its own, RUN/heads/NAME.safetensors, which `head=` of calculators chooses.
     Returns:
-      What the network is.
+      What the network is; the first, of several heads.
     Raises:
       ConvertError: a file that cannot be read, or a network that eqfuse cannot represent.
       ConfigError: the folder exists or cannot be written.
     """
     path = find(program, path)
     with reading(program, path):
-        converted = READERS[program](path, choice)
-        check_parameters(converted)
-    write_run(converted, path, run)
-    return converted
+        names = HEADS[program](path) if program in HEADS and choice is None else []
+        if any("/" in name for name in names):
+            raise ConvertError(f"a head with a slash in its name cannot be a file: {names}")
+        several = len(names) > 1
+        networks = [READERS[program](path, name) for name in (names if several else [choice])]
+        networks = [dataclasses.replace(n, heads=tuple(names) if several else ()) for n in networks]
+        for converted in networks:
+            check_parameters(converted)
+    write_run(networks, path, run)
+    return networks[0]
 
 
 def find(program: str, path) -> Path:
-    """Return the file that is meant, perhaps by the name of a published network of sevennet."""
-    if program == "sevennet" and not Path(path).exists():
-        return sevennet_file(str(path))
-    return Path(path)
+    """Return the file that is meant, perhaps by the name of a published network."""
+    return Path(path) if Path(path).exists() else find_network(str(path), program)
 
 
 def convert_mace(path, run, *, head: str | None = None) -> Converted:
@@ -83,13 +91,35 @@ def reading(program: str, path):
         ) from error
 
 
-def write_run(converted: Converted, path, run):
-    """Write a network of a file to the folder of a run, which must not exist."""
+def write_run(networks: list[Converted], path, run):
+    """Write a network, or the heads of one, to the folder of a run, which must not exist."""
     path = Path(path)
-    potential, variables = potential_and_variables(converted)
-    config = _config(path, str(run), converted)
+    config = _config(path, str(run), networks[0])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    folder = RunFolder(run, to_yaml(config))
+    try:
+        for converted in networks:
+            potential, variables = potential_and_variables(converted)
+            metadata = _metadata(converted, config, potential)
+            source = {"program": converted.program, "file": path.name, "sha256": digest}
+            metadata["converted"] = source | {"choice": converted.choice}
+            if converted.heads:
+                file = folder.path / "heads" / f"{converted.choice}.safetensors"
+                file.parent.mkdir(exist_ok=True)
+                write_whole(file, encode(named_arrays("params", variables), metadata))
+            else:
+                checkpoints = Checkpoints(folder.checkpoints, metadata)
+                progress = {"position": {"epoch": 0, "batch": 0}, "epoch": 0}
+                checkpoints.offer("best", 0, lambda v=variables: v, progress)
+                checkpoints.flush()
+    finally:
+        folder.close()
+
+
+def _metadata(converted: Converted, config: Config, potential: models.Potential) -> dict:
+    """Return what a file of the network has besides its arrays."""
     fields = converted.fields
-    metadata = {
+    return {
         "task": "molecule",
         "config": dataclasses.asdict(config),
         "model": converted.model,
@@ -105,21 +135,7 @@ def write_run(converted: Converted, path, run):
             "energy_per_atom": None,
         },
         "units": UNITS,
-        "converted": {
-            "program": converted.program,
-            "file": path.name,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "choice": converted.choice,
-        },
     }
-    folder = RunFolder(run, to_yaml(config))
-    try:
-        checkpoints = Checkpoints(folder.checkpoints, metadata)
-        progress = {"position": {"epoch": 0, "batch": 0}, "epoch": 0}
-        checkpoints.offer("best", 0, lambda: variables, progress)
-        checkpoints.flush()
-    finally:
-        folder.close()
 
 
 def potential_and_variables(converted: Converted) -> tuple[models.Potential, dict]:

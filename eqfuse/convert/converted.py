@@ -36,3 +36,4 @@ class Converted:
     dtype: str  # of the weights in the file
     repulsion: ZBL | None = None
     choice: str | None = None  # the head or fidelity that was chosen
+    heads: tuple[str, ...] = ()  # all heads or fidelities that were written, if several

@@ -26,6 +26,11 @@ COULOMB = 14.3996
 """e^2 / (4 pi epsilon_0), eV Å, as mace's ZBL rounds it."""
 
 
+def heads_of_mace(path) -> list[str]:
+    """Return the names of the heads of a file of mace."""
+    return list(read_module(path).get("heads", ["Default"]))
+
+
 def read_mace(path, head: str | None = None) -> Converted:
     """Read a file that mace has written by `torch.save(model, path)`, for one of its heads."""
     network = read_module(path)

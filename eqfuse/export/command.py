@@ -10,6 +10,7 @@ from eqfuse.export.folder import ENGINES, export_folder
 from eqfuse.export.program import RADIAL, export
 from eqfuse.inference.lists import room_for_pairs
 from eqfuse.train import read_metadata
+from eqfuse.train.run.files import head_file
 from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
 
@@ -55,10 +56,12 @@ def main(arguments: list[str]) -> int:
     engines.add_argument(
         "--types", nargs="+", default=(), metavar="ELEMENT", help="of LAMMPS's types 1, 2, ..."
     )
+    parser.add_argument("--head", help="which head of a network with several")
     options = parser.parse_args(arguments)
     kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
 
     def write():
+        options.run = head_file(options.run, options.head)
         if options.engine:
             sizes = _sizes(options)
             target = "cpu" if options.platform == "cpu" else options.target

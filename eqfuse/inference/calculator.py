@@ -16,6 +16,7 @@ from eqfuse import ops
 from eqfuse.data import DataError, Structure
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
+from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
 from eqfuse.inference.network import Network, find_runs
 from eqfuse.train.device.process import keep_memory
@@ -34,7 +35,6 @@ _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "compile_path": "here it is called run, and nothing is compiled before",
     "compile_mode": "programs are always compiled",
     "enable_cueq": "the fused ops are always used, see backend",
-    "head": "a network has one head",
     "chemical_symbols": "the run knows its elements",
     "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
 }
@@ -89,9 +89,13 @@ class Calculator(ase.calculators.calculator.Calculator):
       backend: see `eqfuse.ops`.
       radial: "network", "table" or "auto", see `Network`; None for that of the run: by default
         functions of lengths are read from tables wherever these are close to the networks.
+      head: which head, or fidelity, of a network that was converted with several.
+      dispersion: "d3(bj)", "d3(bj,r2scan)", ..., which `dftd3` computes on the CPU and is added;
+        without a functional it is that of PBE. There are then no stresses of atoms.
       atoms, label, directory: as in ASE's calculators.
     Raises:
       CheckpointError: no readable checkpoint.
+      ConfigError: another dispersion, or no `dftd3`.
       TypeError: an unknown argument; names the one that was probably meant.
       ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that
         does not run here, or a run that did not train a potential.
@@ -108,6 +112,8 @@ class Calculator(ase.calculators.calculator.Calculator):
         dtype=None,
         backend=None,
         radial=None,
+        head: str | None = None,
+        dispersion: str | None = None,
         atoms=None,
         label=None,
         directory=".",
@@ -121,8 +127,13 @@ class Calculator(ase.calculators.calculator.Calculator):
         ops.resolve_here(backend)
         if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
-        self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
+        how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
+        self.network = Network(run, radial=radial, **how)
         self.skin = None if skin is None else float(skin)
+        self.dispersion = None if dispersion is None else Dispersion.parse(dispersion)
+        if dispersion is not None:
+            names = self.implemented_properties
+            self.implemented_properties = tuple(n for n in names if n != "stresses")
         self._state: _State | None = None
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)
@@ -250,7 +261,8 @@ class Calculator(ase.calculators.calculator.Calculator):
             self._choose_elements()
         placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
         try:
-            return self._evaluator([placed], of_atoms=of_atoms)
+            results = self._evaluator([placed], of_atoms=of_atoms)
+            return results if self.dispersion is None else self.dispersion.added(results, [placed])
         except FlownApartError as error:
             raise FlownApartError(f"{error}; in a simulation: {_DIVERGED}") from error
 

@@ -20,12 +20,14 @@ from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import stem
 from eqfuse.data.structures import LABELS, counted
+from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.run.stopping import fail
+from eqfuse.train.settings.schema import ConfigError
 
 
 def run_predict(arguments: list[str]) -> int:
@@ -49,6 +51,9 @@ def run_predict(arguments: list[str]) -> int:
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint (the best there is)")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
     parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
+    parser.add_argument("--head", help="which head of a network with several")
+    what = "is added, by dftd3 on the CPU: 'd3(bj)' (of PBE), 'd3(bj,r2scan)', 'd3(zero)', ..."
+    parser.add_argument("--dispersion", help=what)
     add_backend(parser)
     return run(parser, arguments, _predict)
 
@@ -64,7 +69,11 @@ def _predict(options):
     if not out.parent.is_dir():
         raise data.DataError(f"there is no folder {out.parent}; make it first")
     networks = load_networks(
-        options.run, which=options.which, dtype=options.dtype, backend=options.backend
+        options.run,
+        which=options.which,
+        dtype=options.dtype,
+        backend=options.backend,
+        head=options.head,
     )
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")
@@ -72,9 +81,15 @@ def _predict(options):
     structures = data.read_structures(options.file, keys=keys, require_labels=False)
     format = format_of(out, len(structures))
     start = time.perf_counter()
-    predicted = predict(networks, structures, batch_size=options.batch_size)
+    how = {"batch_size": options.batch_size, "dispersion": options.dispersion}
+    predicted = predict(networks, structures, **how)
     seconds = time.perf_counter() - start
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
+    if options.dispersion is not None:
+        named = str(Dispersion.parse(options.dispersion))
+        print(f"with the dispersion {named}, by dftd3 on the CPU")
+        for atoms in frames:
+            atoms.info["dispersion"] = named
     write_atoms(out, frames, format)
     atoms = sum(structure.num_atoms for structure in structures)
     done = f"{counted(len(frames), 'frame')} of {counted(atoms, 'atom')} predicted"
@@ -221,7 +236,7 @@ def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -
         return task(options) or 0
     except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
         raise
-    except (CheckpointError, data.DataError, OSError) as error:
+    except (CheckpointError, ConfigError, data.DataError, OSError) as error:
         return fail(2, error)
 
 

@@ -3,14 +3,12 @@
 import os
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.inference.evaluator import Evaluator, near_edges
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import as_structures
-from eqfuse.models import Allegro
+from eqfuse.models.features import layer_features
 
 
 def descriptors(
@@ -65,29 +63,9 @@ def descriptors(
 def _features(module, params, pairs, geometry, size, *, layers: int, invariants_only: bool):
     """Return the features of the nodes in the first layers, [n_nodes, n_features]."""
     near = near_edges(module.cutoff, pairs, geometry, size)
-    names = [f"layer_{k}" for k in range(layers)]
-
-    def wanted(module, method: str) -> bool:
-        return method == "__call__" and module.path in [("model", name) for name in names]
-
-    potential, vectors = module.potential, near.vectors.astype(module.dtype)
-    _, kept = potential.apply(
-        params,
-        *(vectors, geometry.species, near.edges),
-        capture_intermediates=wanted,
-        mutable=["intermediates"],
-    )
-    outputs = [kept["intermediates"]["model"][name]["__call__"][0] for name in names]
-    if isinstance(potential.model, Allegro):
-        if not invariants_only:
-            raise ValueError("Allegro has no features of atoms, only the invariants of its edges")
-        width, mean = potential.model.latent_dim, potential.model.avg_num_neighbors
-        latents = jnp.concatenate([x[:, -width:] for x, *_ in outputs], axis=1)
-        to, count = near.edges.receivers, near.edges.num_nodes
-        latents = jax.ops.segment_sum(jnp.where(near.real, latents, 0), to, count)
-        return latents / mean**0.5, near.num_edges
-    kept = [h.filter(keep="0e") if invariants_only else h for h in outputs]
-    return jnp.concatenate([h.array for h in kept], axis=1), near.num_edges
+    operands = near.vectors.astype(module.dtype), geometry.species, near.edges
+    chosen = {"layers": layers, "invariants_only": invariants_only}
+    return layer_features(module.potential, params, *operands, **chosen), near.num_edges
 
 
 def _network_of(several) -> Network:

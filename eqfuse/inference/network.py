@@ -16,6 +16,7 @@ from eqfuse.models import Potential
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.device.process import keep_memory, keep_programs
+from eqfuse.train.run.files import head_file
 
 MANY = 16
 """Elements from which on a network is narrowed to those that it computes."""
@@ -53,16 +54,18 @@ class Network:
         or "auto", which has tables for a run that was trained with them, and wherever they are
         within `eqfuse.inference.tables.BOUND` of the networks. None for that of the run, which is
         auto unless it says otherwise. `radial` is then a text of what was chosen.
+      head: which head of a network with several; None where there is one.
     Raises:
-      CheckpointError: no readable checkpoint.
+      CheckpointError: no readable checkpoint, or no such head.
       ValueError: another `which`, dtype or `radial`.
     """
 
-    def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None):
+    def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None, head=None):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         keep_programs()
         keep_memory()
+        run = head_file(run, head)
         self.metadata = metadata = read_metadata(run, which=which)
         self.dtype = dtype or metadata["config"]["dtype"]
         self.species = tuple(metadata["species"])
@@ -162,10 +165,11 @@ def _runs_of(run) -> list:
     return [Path(match) for match in matches]
 
 
-def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]:
+def load_networks(run, *, which=None, dtype=None, backend=None, head=None) -> list[Network]:
     """Return the networks of a run or a committee, see `find_runs`; or those that are given."""
     if isinstance(run, Network):
         return [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
         return list(run)
-    return [Network(one, which=which, dtype=dtype, backend=backend) for one in find_runs(run)]
+    how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
+    return [Network(one, **how) for one in find_runs(run)]

@@ -8,6 +8,7 @@ import ase
 import numpy as np
 
 from eqfuse.data import DataError, Structure, prefetched, read_structures
+from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.network import load_networks
 
@@ -65,7 +66,15 @@ def mean_of(members: Sequence[Predicted]) -> Predicted:
 
 
 def predict(
-    run, structures, *, batch_size: int | None = None, which=None, dtype=None, backend=None
+    run,
+    structures,
+    *,
+    batch_size: int | None = None,
+    which=None,
+    dtype=None,
+    backend=None,
+    head: str | None = None,
+    dispersion: str | None = None,
 ) -> list[Predicted]:
     """Return energies, forces and stress of structures, in their order.
 
@@ -80,13 +89,17 @@ def predict(
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
+      head: which head of a network with several.
+      dispersion: is added, see `eqfuse.Calculator`.
     Raises:
       CheckpointError: no readable checkpoint.
+      ConfigError: another dispersion, or no `dftd3`.
       DataError: a file that cannot be read, no structures, an element that a network does not know,
         or two atoms at one place; names the structure.
       ValueError: another `which` or dtype, or a run that did not train a potential.
     """
-    networks = load_networks(run, which=which, dtype=dtype, backend=backend)
+    d3 = None if dispersion is None else Dispersion.parse(dispersion)
+    networks = load_networks(run, which=which, dtype=dtype, backend=backend, head=head)
     structures = as_structures(structures)
     if not structures:
         raise DataError("there are no structures to predict")
@@ -111,7 +124,9 @@ def predict(
         for evaluator in evaluators:
             network = evaluator.network
             own = listed[network.cutoff, network.species]
-            members.append(_split([structures[k] for k in group], evaluator.run(own)))
+            of_group, results = [structures[k] for k in group], evaluator.run(own)
+            results = results if d3 is None else d3.added(results, of_group)
+            members.append(_split(of_group, results))
         for k, of_members in zip(group, zip(*members, strict=True), strict=True):
             predicted[k] = mean_of(of_members)
     return predicted

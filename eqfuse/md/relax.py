@@ -10,10 +10,13 @@ import numpy as np
 from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
+from ase.filters import UnitCellFilter
+from ase.optimize import FIRE
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.samples import species_index
+from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.evaluator import Geometry, Sizes, evaluate, strain_derivatives
 from eqfuse.inference.lists import Pairs, list_side_by_side, naming, padded_pairs
 from eqfuse.inference.network import Module, Network
@@ -53,16 +56,47 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
       CheckpointError: no readable network.
     """
     settings = dataclasses.replace(settings or RelaxSettings(), **changes)
-    network = Network(network, dtype=settings.dtype, backend=settings.backend)
+    run, network = network, Network(network, dtype=settings.dtype, backend=settings.backend)
     for number, atoms in enumerate(frames):
         with naming(f"frame {number}"):
             _require_possible(atoms, network, settings)
+    if settings.dispersion is not None:
+        return _relax_on_host(frames, settings, run)
     network = network.of_elements([number for atoms in frames for number in atoms.numbers])
     outcomes = []
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         batch = _Batch(network, settings)
         for group in _groups(frames, settings.batch_atoms):
             outcomes += batch.relax([frames[k] for k in group], group[0])
+    return outcomes
+
+
+def _relax_on_host(frames, settings: RelaxSettings, run) -> list[Outcome]:
+    """Relax structures with dispersion, which is computed on the host, by ASE's FIRE."""
+    calculator = Calculator(
+        run,
+        skin=settings.skin,
+        dtype=settings.dtype,
+        backend=settings.backend,
+        dispersion=settings.dispersion,
+    )
+    outcomes = []
+    for frame in frames:
+        atoms = frame.copy()
+        atoms.calc = calculator
+        first = atoms.get_potential_energy()
+        pressure = settings.pressure * units.GPa
+        moved = UnitCellFilter(atoms, scalar_pressure=pressure) if settings.cell else atoms
+        optimizer = FIRE(moved, logfile=None)
+        optimizer.run(fmax=settings.fmax, steps=settings.steps)
+        largest = float(np.linalg.norm(moved.get_forces(), axis=1).max())
+        names = ("energy", "forces", *(["stress"] if atoms.pbc.all() else []))
+        results = {name: calculator.get_property(name, atoms) for name in names}
+        relaxed = atoms.copy()
+        relaxed.info["dispersion"] = str(calculator.dispersion)
+        relaxed.calc = SinglePointCalculator(relaxed, **results)
+        steps, is_relaxed = optimizer.get_number_of_steps(), largest < settings.fmax
+        outcomes.append(Outcome(relaxed, first, largest, steps, is_relaxed))
     return outcomes
 
 

@@ -16,7 +16,6 @@ from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighte
 from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.loop import Fit
-from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder, require_free
 from eqfuse.train.run.log import Log, machine
@@ -36,6 +35,7 @@ from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import DataSettings
 from eqfuse.train.start import Start, interrupted_run, kept_references, run_metadata
 from eqfuse.train.step import Compiled, init_state, initial_parameters
+from eqfuse.train.tuning import Tuning, trained_part
 
 
 def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
@@ -144,28 +144,32 @@ def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: L
             start = Start.read(config)
         dataset, start = load_dataset(config, start)
         potential, fields, params = _initial_network(config, dataset, start)
-        batchers = _batchers(config, dataset, devices)
-        training = flat_training(config.training, params)
+        tuning = Tuning.of(config, dataset, start)
+        batchers = _batchers(config, dataset, devices, tuning)
+        trained, training = trained_part(config, params, tuning)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
+        if tuning is not None and writes:
+            tuning.keep(folder)
         if writes:
             log.begin(folder.path, new=config.resume is None)
         metadata, resume = run_metadata(config, dataset, potential, fields), None
         if config.resume is not None:
             with devices.together(), warnings_printed():
-                like = init_state(training[0].flatten(params), training[1])
+                like = init_state(training[0].flatten(trained), training[1])
                 limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
                 resume = interrupted_run(config, like, metadata, folder, limits, writes)
         if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
         facts = report(config, dataset, batchers[0], folder, devices)
+        facts |= {} if tuning is None else tuning.facts()
         print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
-        compiled = Compiled(config, potential, dataset.force_rms, params, training, devices)
+        compiled = Compiled(config, potential, dataset.force_rms, trained, training, devices)
         known = {"pretrained": start is not None, "callbacks": callbacks}
         fit = Fit(config, compiled, batchers, folder, checkpoints, devices, **known)
         for callback in callbacks:
@@ -183,6 +187,8 @@ def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: L
                 facts |= ranges(dataset) | {"network": parameters(potential, params)} | machine()
                 batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
                 errors = write_results(folder, potential, dataset, facts, **batches, ended=ended)
+                if ended and tuning is not None:
+                    tuning.report(folder)
                 for callback in callbacks:
                     callback.on_end(errors)
         return folder.path
@@ -204,7 +210,9 @@ def _initial_network(config: Config, dataset: Dataset, start: Start | None):
     return potential, fields, {**params, "params": {**params["params"], **given}}
 
 
-def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
+def _batchers(
+    config: Config, dataset: Dataset, devices: Devices, tuning: Tuning | None
+) -> list[Batcher]:
     """Return the batchers of the training and the validation samples."""
     size = config.data.batch_size
     if size < devices.count:
@@ -212,8 +220,9 @@ def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batche
             f"data.batch_size={size} is too small for {devices.count} devices, which need a "
             f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
         )
+    train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
     how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count, "own": devices.own}
-    return [Batcher(samples, size, **how) for samples in (dataset.train, dataset.val)]
+    return [Batcher(samples, size, **how) for samples in (train, dataset.val)]
 
 
 def weighted(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import eqfuse
+from eqfuse.cli import main as cli
 from eqfuse.convert import ConvertError, check, convert
 from eqfuse.convert.check import to_arrays
 from eqfuse.convert.command import main
@@ -15,6 +16,8 @@ from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.examples import example_structures
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
+from eqfuse.train import CheckpointError
+from eqfuse.train.run.resume import started_config
 from tests.convert.conftest import from_arrays
 
 
@@ -32,12 +35,44 @@ def test_nothing_is_overwritten(model_file, run, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
-def test_a_head_is_asked_for(model_file, tmp_path, capsys):
-    arguments = ["mace", str(model_file("two_heads")), str(tmp_path / "run")]
-    assert main(arguments) == 2
-    assert "one, two; give one of them by --head" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-    assert main([*arguments, "--head", "one"]) == 0
+@pytest.mark.parametrize("name", ["two_heads", "nonlinear"])
+def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, capsys):
+    """Each gives what mace gives for it, in calculators, predictions, exports and trainings."""
+    folder, arrays = tmp_path / "run", expected(name)
+    assert main(["mace", str(model_file(name)), str(folder)]) == 0
+    assert "heads      one, two: choose one by head=NAME" in capsys.readouterr().out
+    atoms = ase.Atoms(
+        arrays["periodic_numbers"], arrays["periodic_positions"], cell=arrays["periodic_cell"]
+    )
+    atoms.pbc = True
+    energies = []
+    for head in ("one", "two"):
+        atoms.calc = eqfuse.Calculator(folder, head=head, dtype="float64", radial="network")
+        energies.append(atoms.get_potential_energy())
+        assert energies[-1] == pytest.approx(arrays[f"periodic_{head}_energy"], rel=1e-10)
+        forces = arrays[f"periodic_{head}_forces"]
+        assert abs(atoms.get_forces() - forces).max() <= 1e-8 * abs(forces).max()
+    assert abs(energies[0] - energies[1]) > 1e-3
+    [found] = eqfuse.predict(folder, [atoms], head="two", dtype="float64")
+    assert found.energy == pytest.approx(energies[1], rel=1e-8)
+    with pytest.raises(CheckpointError, match="has the heads one, two: choose one by head=NAME"):
+        eqfuse.Calculator(folder)
+    with pytest.raises(CheckpointError, match="no head 'three'; its heads are one, two"):
+        eqfuse.Calculator(folder, head="three")
+    config = started_config([f"start_from={folder}", "head=two", f"data={water}"])
+    assert config.start_from == str(folder / "heads" / "two.safetensors")
+    assert config.training.optimizer == "adam"  # as of any converted network
+    exported = tmp_path / "program.stablehlo"
+    assert cli(["export", str(folder), str(exported), "--head", "two"]) == 0
+    assert exported.exists()
+
+
+def test_one_of_several_heads_is_a_run_without_heads(model_file, tmp_path):
+    arguments = ["mace", str(model_file("two_heads")), str(tmp_path / "run"), "--head", "one"]
+    assert main(arguments) == 0
+    with pytest.raises(CheckpointError, match="it has one, without a name"):
+        eqfuse.Calculator(tmp_path / "run", head="one")
+    eqfuse.Calculator(tmp_path / "run")
 
 
 def test_the_run_is_a_calculator_of_either_precision_and_is_evaluated(run, expected):

@@ -13,7 +13,7 @@ import pytest
 
 from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.check import relative_error, results_of
-from eqfuse.convert.sevennet import sevennet_file
+from eqfuse.convert.registry import find_network
 from eqfuse.inference.calculator import Calculator
 from tests.convert.conftest import GOLDENS, from_arrays, unpacked
 
@@ -48,7 +48,8 @@ def converted(request, tmp_path_factory):
                 path = unpacked(stored, folder)
             elif program == "sevennet":
                 try:
-                    path = sevennet_file(name.partition("_P")[0].partition("_R")[0], download=False)
+                    known = name.partition("_P")[0].partition("_R")[0]
+                    path = find_network(known, program, download=False)
                 except ConvertError as error:
                     pytest.skip(str(error))
             else:

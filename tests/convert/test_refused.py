@@ -15,7 +15,7 @@ from eqfuse.convert.convert import READERS, reading
 from eqfuse.convert.nequip import AllegroPackage, NequIPPackage, energy_parts, read_nequip
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.records import read_package
-from eqfuse.convert.sevennet import NETWORKS, _check, sevennet_file
+from eqfuse.convert.sevennet import _check
 from tests.convert.conftest import GOLDENS, unpacked
 from tests.convert.test_mace_description import of_kind, put
 
@@ -72,21 +72,6 @@ def test_what_sevennet_has_and_we_have_not_is_refused_by_name(change, message):
 def test_an_unknown_part_of_sevennet_is_refused_by_name():
     with pytest.raises(ConvertError, match=r"not known here \(zbl\), such as ZBL or D3"):
         _check(SEVENNET, {"zbl.coefficients": 1})
-
-
-def test_names_of_sevennet_are_listed_where_one_is_unknown():
-    with pytest.raises(ConvertError, match=f"these are {', '.join(NETWORKS)}"):
-        sevennet_file("7net-9")
-
-
-def test_a_file_with_another_hash_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("eqfuse.convert.sevennet._installed", lambda member: None)
-    path = tmp_path / "eqfuse" / "sevennet" / "7net-0.pth"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"another")
-    with pytest.raises(ConvertError, match=r"has the SHA-256 .* and not .*: it is damaged"):
-        sevennet_file("7NET-0")
 
 
 def nqx(path, config=NEQUIX, shapes=SHAPES, after=b""):

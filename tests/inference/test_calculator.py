@@ -260,7 +260,6 @@ def test_a_slab_has_the_stress_that_training_gave_it(run):
         ({"device": "cuda"}, "no argument device: .*JAX_PLATFORMS"),
         ({"skinn": 3}, "no argument skinn; nearest: skin"),
         ({"model_paths": "x"}, "no argument model_paths: .* eqfuse.Committee takes several"),
-        ({"head": "x"}, "no argument head: a network has one head"),
         ({"zzz": 1}, "no argument zzz; it has run, skin, which, dtype"),
         ({"device": "cpu", "skinn": 3}, "device: .*; Calculator has no argument skinn"),
     ],

@@ -16,6 +16,8 @@ from eqfuse.train.run.files import (
     CheckpointError,
     encode,
     has_checkpoint,
+    head_file,
+    heads_of,
     read_file,
     set_aside,
     sync_folder,
@@ -249,6 +251,11 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
     folder = run / "checkpoints"
     name = next((name for name in names if has_checkpoint(run, name)), None)
     if name is None:
+        if heads := heads_of(run):
+            raise CheckpointError(
+                f"{run} has the heads {', '.join(heads)}: choose one by head=NAME, or give its "
+                f"file, {head_file(run, heads[0])}"
+            )
         inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
         hint = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
         raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {hint}")

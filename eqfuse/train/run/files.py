@@ -96,6 +96,21 @@ def has_checkpoint(folder, name: str) -> bool:
     return any(os.path.lexists(path / file) for file in FILES[name])
 
 
+def heads_of(run) -> list[str]:
+    """Return the heads of a network with several, of which each has a file."""
+    return sorted(path.stem for path in (Path(run) / "heads").glob("*.safetensors"))
+
+
+def head_file(run, head: str | None) -> str | Path:
+    """Return the file of a head of a run; the run itself for None."""
+    if head is None:
+        return run
+    if head not in (known := heads_of(Path(run).expanduser())):
+        names = f"its heads are {', '.join(known)}" if known else "it has one, without a name"
+        raise CheckpointError(f"{run} has no head {head!r}; {names}")
+    return Path(run).expanduser() / "heads" / f"{head}.safetensors"
+
+
 def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
     """Write a file so that it is whole, the old or the new one, also after a power loss.
 

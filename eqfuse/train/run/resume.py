@@ -4,7 +4,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from eqfuse.train.run.files import FILES, CheckpointError, read_file
+from eqfuse.train.run.files import FILES, CheckpointError, head_file, read_file
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
 from eqfuse.train.settings.schema import ConfigError, require
@@ -53,7 +53,12 @@ def started_config(arguments: list[str]) -> Config | None:
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
             "run; only its data and its training can be others"
         )
-    start, training, given = Path(config.start_from), config.training, set(names)
+    try:
+        start = Path(head_file(config.start_from, config.head))
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    config = dataclasses.replace(config, start_from=str(start), head=None)
+    training, given = config.training, set(names)
     model = _trained_config(start).model
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}

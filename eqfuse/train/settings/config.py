@@ -114,8 +114,8 @@ class Config:
     )
     sequence: Literal["auto", "on", "off"] = setting(
         "auto",
-        "run a training step in one native call or launch; auto: for small networks on a CPU, "
-        "without profile=",
+        "run a training step in one native call, on a CPU; auto: for small networks, without "
+        "profile=",
     )
     steps: int | None = setting(None, "stop after this many steps; null: no limit", POSITIVE)
     profile: bool = setting(
@@ -144,11 +144,31 @@ class Config:
     start_from: str | None = setting(
         None, "folder of a run whose trained network to start from; see Options", convert=absolute
     )
+    head: str | None = setting(
+        None, "with start_from=: which head of a network with several; the run has this one"
+    )
     elements: Literal["data", "add"] | None = setting(
         None,
         "with start_from=: keep only the elements of the data, or add those that the network does "
         "not know, which begin as similar ones; null: those of the network",
     )
+    replay: str | None = setting(
+        None,
+        "with start_from=: frames of the network's past, which are mixed with the data so that it "
+        "does not forget: auto (crystals and molecules of its elements, labelled by itself before "
+        "the training), or a FILE, or none; null: none",
+        convert=lambda text: text if text in ("auto", "none") else absolute(text),
+    )
+    replay_frames: int = setting(
+        64, "frames of replay, the farthest from each other by descriptors", POSITIVE
+    )
+    replay_weight: float = setting(1.0, "weight of frames of replay in the loss", POSITIVE)
+    adapter: Literal["lora"] | None = setting(
+        None,
+        "with start_from=: train two narrow matrices beside each matrix of the network (LoRA), and "
+        "add their product at the end; null: all parameters",
+    )
+    rank: int = setting(8, "columns of the narrow matrices of adapter=lora", POSITIVE)
     resume: str | None = setting(
         None,
         "folder of an interrupted run to continue; see Options. Nothing else is needed",
@@ -167,6 +187,9 @@ class Config:
         if self.start_from is None:
             need = "left out without start_from=: a new network has the elements of its data"
             require(not self.elements, "elements", self.elements, need)
+            need = "left out without start_from=: a new network has no past"
+            for name in ("replay", "adapter", "head"):
+                require(not getattr(self, name), name, getattr(self, name), need)
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
         given = self.data.reference_energies
         require(given != wrong, "data.reference_energies", wrong, need)

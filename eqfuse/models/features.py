@@ -1,0 +1,50 @@
+"""The features of atoms in the layers of a network, which describe their surroundings."""
+
+import jax
+import jax.numpy as jnp
+
+from eqfuse.models.allegro import Allegro
+from eqfuse.models.radial import lengths_and_directions
+
+
+def layer_features(
+    potential, params, vectors, species, edges, *, layers: int, invariants_only: bool = True
+):
+    """Return the features of the nodes in the first layers, one after another.
+
+    Those of Allegro belong to edges, and are added up at their receivers, over the square root of
+    the average number of neighbours.
+
+    Args:
+      potential: a `Potential`.
+      params: its variables.
+      vectors, species, edges: operands of the potential.
+      layers: how many.
+      invariants_only: whether only the scalars (0e) are returned, and not all irreps (mul_ir).
+    Returns:
+      [n_nodes, n_features], in the dtype of the parameters.
+    Raises:
+      ValueError: all irreps of Allegro.
+    """
+    names = [f"layer_{k}" for k in range(layers)]
+
+    def wanted(module, method: str) -> bool:
+        return method == "__call__" and module.path in [("model", name) for name in names]
+
+    _, kept = potential.apply(
+        params,
+        *(vectors, species, edges),
+        capture_intermediates=wanted,
+        mutable=["intermediates"],
+    )
+    outputs = [kept["intermediates"]["model"][name]["__call__"][0] for name in names]
+    if isinstance(potential.model, Allegro):
+        if not invariants_only:
+            raise ValueError("Allegro has no features of atoms, only the invariants of its edges")
+        width, mean = potential.model.latent_dim, potential.model.avg_num_neighbors
+        latents = jnp.concatenate([x[:, -width:] for x, *_ in outputs], axis=1)
+        latents = jnp.where(lengths_and_directions(vectors)[2][:, None], latents, 0)
+        latents = jax.ops.segment_sum(latents, edges.receivers, edges.num_nodes)
+        return latents / mean**0.5
+    kept = [h.filter(keep="0e") if invariants_only else h for h in outputs]
+    return jnp.concatenate([h.array for h in kept], axis=1)

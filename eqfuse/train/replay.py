@@ -1,0 +1,369 @@
+"""Frames of a network's past, which fine-tuning mixes with new ones, and what it moved elsewhere.
+
+The network labels them itself before it is tuned, so that nobody needs the data that it was trained
+on (distillation); or they are those of a file.
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import ase
+import ase.io
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ase.build import bulk, molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.collections import g2
+from ase.data import chemical_symbols, covalent_radii
+from ase.spacegroup import crystal
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from eqfuse.data import DataError, Shape, Structure, collate, read_structures
+from eqfuse.data.samples import Samples, prepare_samples
+from eqfuse.data.structures import Weights
+from eqfuse.models import Potential, compile_predict
+from eqfuse.models.features import layer_features
+
+FILE = "replay.traj"
+"""In the folder of a run: the frames, of which a resumed run reads the same numbers."""
+AUTO, NONE = "auto", "none"
+_FROM = 8  # structures are made and labelled for each that is chosen
+_MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1
+"""eV/Å and eV/Å^3 (16 GPa): structures with larger ones are left out, since they are so far from
+what networks know that they would dominate the training."""
+_LEAST_ATOMS = 5  # of a cell
+_SHAPE = Shape(96, 6144, 9)  # of batches, unless a structure is larger
+_CRYSTALS = (  # space group, sites, and the shortest distance of the first two in units of a
+    (225, [(0, 0, 0)], 0.707),
+    (229, [(0, 0, 0)], 0.866),
+    (227, [(0, 0, 0)], 0.433),
+    (225, [(0, 0, 0), (0.5, 0.5, 0.5)], 0.5),
+    (221, [(0, 0, 0), (0.5, 0.5, 0.5)], 0.866),
+    (216, [(0, 0, 0), (0.25, 0.25, 0.25)], 0.433),
+    (225, [(0, 0, 0), (0.25, 0.25, 0.25)], 0.433),
+    (221, [(0, 0, 0), (0.5, 0, 0), (0.5, 0.5, 0.5)], 0.5),
+)
+
+
+def structures_of(elements: Sequence[int], near: set[int], count: int, seed: int):
+    """Return crystals and molecules of some elements, strained and displaced at random.
+
+    Crystals have the structures of elements, of salts and of a perovskite, at 0.95 to 1.2 times the
+    distances of covalent radii. Their elements are equally probable, but in half of them the first
+    is one of those of the data, `near`. Molecules are those of the G2 set that have these elements
+    only; they are half of all, where there are ten or more.
+
+    Args:
+      elements: atomic numbers.
+      near: some of them.
+      count: how many structures.
+      seed: of all that is random.
+    Returns:
+      list of `ase.Atoms`.
+    """
+    rng = np.random.Generator(np.random.PCG64((seed, 17)))
+    elements, symbols = np.array(elements), {chemical_symbols[z] for z in elements}
+    molecules = [name for name in g2.names if {*g2[name].symbols} <= symbols and len(g2[name]) > 1]
+    found = []
+    for k in range(count):
+        if k % 2 and len(molecules) >= 10:
+            atoms = molecule(molecules[rng.integers(len(molecules))])
+        else:
+            group, sites, shortest = _CRYSTALS[rng.integers(len(_CRYSTALS))]
+            numbers = rng.choice(elements, len(sites))
+            if rng.random() < 0.5:
+                numbers[0] = rng.choice(sorted(near))
+            bond = 2 * covalent_radii[numbers[:2]].mean() * rng.uniform(0.95, 1.2)
+            side = bond / shortest
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the setting of a space group
+                cell = [side] * 3 + [90] * 3
+                atoms = crystal(numbers, sites, spacegroup=group, cellpar=cell)
+            axis = 0
+            while len(atoms) < _LEAST_ATOMS:
+                atoms, axis = atoms.repeat([2 if axis == j else 1 for j in range(3)]), axis + 1
+            atoms = ase.Atoms(atoms.numbers, atoms.positions, cell=atoms.cell.array, pbc=True)
+            strain = rng.normal(scale=0.02, size=(3, 3))
+            atoms.set_cell(atoms.cell @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
+        atoms.positions += rng.normal(scale=rng.uniform(0.01, 0.12), size=atoms.positions.shape)
+        found.append(atoms)
+    return found
+
+
+def farthest(features: np.ndarray, count: int) -> list[int]:
+    """Return the numbers of rows [n, k], each the farthest from those before; the first is 0."""
+    chosen = [0]
+    distances = np.linalg.norm(features - features[0], axis=1)
+    while len(chosen) < min(count, len(features)):
+        chosen.append(int(distances.argmax()))
+        own = np.linalg.norm(features - features[chosen[-1]], axis=1)
+        distances = np.minimum(distances, own)
+    return chosen
+
+
+class Labelled(NamedTuple):
+    """What a network gives for a sample."""
+
+    energy: float  # eV, relative to the reference energies
+    forces: np.ndarray  # [n_atoms, 3] eV/Å, in the order of the sample
+    stress: np.ndarray  # [3, 3] eV/Å^3, zero without a cell
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network before it is tuned, and the reference energies that a run counts from."""
+
+    potential: Potential
+    params: dict
+    species: tuple[int, ...]
+    references: dict[int, float]  # of the run, eV
+    dtype: str
+    data: frozenset[int]  # atomic numbers in the data of the run
+
+    def samples(self, structures: Sequence[Structure], references=None) -> Samples:
+        """Return samples, whose labels count from the reference energies, if any are given."""
+        cutoff = float(self.potential.model.cutoff)
+        return prepare_samples(structures, cutoff, self.species, references)
+
+    def predicted(self, samples: Samples, params=None) -> list["Labelled"]:
+        """Return energy (eV, relative to the references), forces and stress of each sample."""
+        params, found = self.params if params is None else params, []
+        for batch, group in self._batches(samples):
+            energies, _, forces, stress = jax.device_get(self._predict(params, batch.graph))
+            first = 0
+            for k, sample in enumerate(group):
+                last = first + sample.num_atoms
+                found.append(Labelled(float(energies[k]), forces[first:last], stress[k]))
+                first = last
+        return found
+
+    def features(self, samples: Samples) -> np.ndarray:
+        """Return the mean of the features of the atoms of each, in units of their spread."""
+        rows = np.concatenate(
+            [
+                np.asarray(self._features(self.params, batch.graph))[: len(group)]
+                for batch, group in self._batches(samples)
+            ]
+        )
+        rows = rows / np.array([[s.num_atoms] for s in samples])
+        return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
+
+    @functools.cached_property
+    def _predict(self):
+        return compile_predict(self.potential, stress=True)
+
+    @functools.cached_property
+    def _features(self):
+        def of_batch(params, graph):
+            operands = graph.vectors, graph.species, graph.edges
+            layers = self.potential.model.layers
+            rows = layer_features(self.potential, params, *operands, layers=layers)
+            rows = jnp.where(graph.node_mask[:, None], rows, 0)
+            return jax.ops.segment_sum(rows, graph.graph_index, graph.num_graphs)
+
+        return jax.jit(of_batch)
+
+    def _batches(self, samples: Samples):
+        """Yield batches with their samples, of one shape, for which one program is compiled."""
+        largest = samples.sizes.max(axis=0)
+        most = Shape(max(_SHAPE[0], largest[0] + 1), max(_SHAPE[1], largest[1]), _SHAPE[2])
+        group = []
+        for sample in [*samples, None]:
+            both = [*group, *([] if sample is None else [sample])]
+            full = sum(s.num_atoms for s in both) >= most.n_nodes
+            full |= sum(s.num_edges for s in both) > most.n_edges or len(both) >= most.n_graphs
+            if group and (full or sample is None):
+                yield collate(group, most, self.dtype), group
+                both = both[len(group) :]
+            group = both
+
+    def label(self, structures: Sequence[Structure]) -> list[ase.Atoms]:
+        """Return atoms with the energy, forces and stress that the network gives.
+
+        Those with a force beyond 5 eV/Å, or a pressure beyond 16 GPa, are left out.
+        """
+        frames, samples = [], self.samples(structures)
+        for structure, sample, found in zip(
+            structures, samples, self.predicted(samples), strict=True
+        ):
+            pressure = abs(np.trace(found.stress)) / 3
+            if abs(found.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE:
+                labels = {"energy": found.energy, "forces": sample.in_structure(found.forces)}
+                labels["stress"] = found.stress if structure.volume else None
+                frames.append(self._frame(structure, **labels))
+        return frames
+
+    def _frame(self, structure: Structure, *, energy: float, forces, stress) -> ase.Atoms:
+        """Return atoms with labels, of an energy relative to reference energies."""
+        atoms = ase.Atoms(structure.numbers, structure.positions, pbc=structure.pbc)
+        atoms.cell = structure.cell
+        results = {"energy": energy + sum(self.references[int(z)] for z in structure.numbers)}
+        results["forces"] = forces
+        if stress is not None:
+            results["stress"] = full_3x3_to_voigt_6_stress(stress)
+        atoms.calc = SinglePointCalculator(atoms, **results)
+        return atoms
+
+    def frames(self, source: str, count: int, seed: int, own: dict[int, float]) -> list[ase.Atoms]:
+        """Return the frames to remember, chosen farthest from each other by descriptors.
+
+        Args:
+          source: "auto", or a file; its labels count from `own`, the reference energies of the
+            network, and frames without energy and forces are labelled by the network.
+          count: how many, at most.
+          seed: of what is made.
+          own: eV by atomic number.
+        Raises:
+          DataError: a file that cannot be read, or has no frame of the network's elements.
+        """
+        if source == AUTO:
+            made = structures_of(self.species, self.data, _FROM * count, seed)
+            given = [Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in made]
+        else:
+            known = {*self.species}
+            given = [
+                s
+                for s in read_structures(source, require_labels=False)
+                if not s.is_isolated_atom and {*s.numbers.tolist()} <= known
+            ]
+        labelled = [s for s in given if s.energy is not None and s.forces is not None]
+        others = [s for s in given if s.energy is None or s.forces is None]
+        frames = [
+            self._frame(
+                s,
+                energy=s.energy - sum(own[int(z)] for z in s.numbers),
+                forces=s.forces,
+                stress=s.stress,
+            )
+            for s in labelled
+        ]
+        frames += self.label(others) if others else []
+        if not frames:
+            raise DataError(
+                f"replay={source}: no frame has only elements of the network and forces below "
+                f"{_MOST_FORCE:g} eV/Å and a low pressure; give a file of others, or replay=none"
+            )
+        if len(frames) > count:
+            chosen = farthest(self.features(self.samples(list(map(_structure, frames)))), count)
+            frames = [frames[k] for k in chosen]
+        return frames
+
+    def remembered(self, frames: list[ase.Atoms], weight: float) -> Samples:
+        """Return labelled frames as samples for the training, of this weight in the loss."""
+        structures = [
+            dataclasses.replace(_structure(atoms), weights=Weights(*[weight] * 3))
+            for atoms in frames
+        ]
+        return self.samples(structures, self.references)
+
+
+_SOLIDS = {
+    "MgO": ("rocksalt", 4.21),
+    "NaCl": ("rocksalt", 5.64),
+    "Si": ("diamond", 5.43),
+    "Al": ("fcc", 4.05),
+    "Cu": ("fcc", 3.61),
+}
+"""Solids whose lattice constants are compared: structure, and about what they are, Å."""
+
+
+def moved(network: Network, params, seed: int) -> list[dict]:
+    """Return what a training moved in structures that it did not see, as rows of a table.
+
+    Args:
+      network: as it was before.
+      params: its variables afterwards.
+      seed: of the structures.
+    Returns:
+      rows with `structures`, `number`, `energy_mev_per_atom` and `forces_mev_per_a` (means of the
+      absolute changes) and `of_forces_mev_per_a` (mean absolute forces before); and for each solid
+      its change of the energy, and `lattice_before_a` and `lattice_after_a`.
+    """
+    made = structures_of(network.species, network.data, 128, seed + 1)
+    frames = network.label([Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in made])
+    samples = network.remembered(frames, 1.0)
+    groups = {"crystals with elements of the data": [], "other crystals": [], "molecules": []}
+    for sample, atoms, after in zip(
+        samples, frames, network.predicted(samples, params), strict=True
+    ):
+        known = bool(network.data & {*atoms.numbers.tolist()})
+        names = list(groups)
+        name = names[2] if not atoms.pbc.any() else names[0] if known else names[1]
+        energy = (after.energy - sample.energy) / sample.num_atoms
+        groups[name].append((energy, after.forces - sample.forces, sample.forces))
+    rows = []
+    for name, group in groups.items():
+        if group:
+            energies, *forces = zip(*group, strict=True)
+            sizes = [float(np.abs(np.concatenate(part)).mean()) for part in forces]
+            rows.append(
+                {
+                    "structures": name,
+                    "number": len(group),
+                    "energy_mev_per_atom": 1e3 * float(np.abs(energies).mean()),
+                    "forces_mev_per_a": 1e3 * sizes[0],
+                    "of_forces_mev_per_a": 1e3 * sizes[1],
+                }
+            )
+    for name, (kind, side) in _SOLIDS.items():
+        sides = side * np.linspace(0.95, 1.05, 9)
+        cells = [bulk(name, kind, a, cubic=True) for a in sides]
+        if not {*cells[0].numbers.tolist()} <= {*network.species}:
+            continue
+        given = [Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in cells]
+        samples = network.samples(given)
+        before, after = (
+            np.array([one.energy for one in network.predicted(samples, p)]) for p in (None, params)
+        )
+        rows.append(
+            {
+                "structures": name,
+                "energy_mev_per_atom": 1e3 * float((after - before)[4]) / len(cells[0]),
+                "lattice_before_a": _lattice(sides, before),
+                "lattice_after_a": _lattice(sides, after),
+            }
+        )
+    return rows
+
+
+def _lattice(sides: np.ndarray, energies: np.ndarray) -> float:
+    """Return the side of least energy, Å, of a polynomial of degree 4; NaN if there is none."""
+    fit = np.polynomial.Polynomial.fit(sides, energies, 4)
+    roots = fit.deriv().roots()
+    real = roots[abs(roots.imag) < 1e-9].real
+    real = real[(real > sides[0]) & (real < sides[-1]) & (fit.deriv(2)(real) > 0)]
+    return float(min(real, key=fit)) if len(real) else float("nan")
+
+
+def moved_text(rows: list[dict]) -> str:
+    """Return the rows of `moved` as text."""
+    lines = ["moved elsewhere, in structures that were not trained on (mean absolute changes):"]
+    lines.append(f"  {'':<38}{'energy':>14}{'forces':>18}")
+    for row in rows:
+        if "number" in row:
+            forces = f"{row['forces_mev_per_a']:.0f} of {row['of_forces_mev_per_a']:.0f} meV/Å"
+            energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
+            lines.append(f"  {row['number']:>3} {row['structures']:<34}{energy:>14}{forces:>22}")
+        else:
+            sides = f"a {row['lattice_before_a']:.3f} to {row['lattice_after_a']:.3f} Å"
+            energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
+            lines.append(f"  {row['structures']:<38}{energy:>14}{sides:>22}")
+    return "\n".join(lines)
+
+
+def _structure(atoms: ase.Atoms) -> Structure:
+    results = atoms.calc.results
+    return Structure(
+        atoms.numbers,
+        atoms.positions,
+        atoms.cell.array,
+        atoms.pbc,
+        energy=results["energy"],
+        forces=results["forces"],
+        stress=atoms.get_stress(voigt=False) if "stress" in results else None,
+        origin="a frame of replay",
+    )

@@ -1,0 +1,123 @@
+"""Fine-tuning: what a run that starts from a trained network keeps of it."""
+
+import csv
+import dataclasses
+import functools
+
+import ase.io
+import jax
+import jax.numpy as jnp
+
+from eqfuse.data import Dataset
+from eqfuse.data.samples import Samples
+from eqfuse.train.adapter import Adapter
+from eqfuse.train.optimizer import flat_training
+from eqfuse.train.replay import AUTO, FILE, NONE, Network, moved, moved_text
+from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.run.files import CheckpointError, RunFolder
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.start import Start
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The network that a run starts from, as it was, and how the run tunes it."""
+
+    config: Config
+    start: Start  # before the run, also of one that is resumed
+    network: Network
+
+    @classmethod
+    def of(cls, config: Config, dataset: Dataset, start: Start | None) -> "Tuning | None":
+        """Return that of a run; None for a new network."""
+        if start is None:
+            return None
+        if start.resumed:  # the network of the run has been tuned
+            start = Start.read(dataclasses.replace(config, resume=None))
+            start = start.for_elements(dataset.species)
+        table = dataset.species
+        elements = {table[k] for s in dataset.train for k in {*s.species.tolist()}}
+        network = Network(
+            start.potential()[0],
+            start.initial_params(),
+            table,
+            dataset.references,
+            config.dtype,
+            frozenset(elements),
+        )
+        return cls(config, start, network)
+
+    @property
+    def knows_more(self) -> bool:
+        """Test whether the network knows elements that the data have not."""
+        return len(self.network.species) > len(self.network.data)
+
+    @property
+    def replay(self) -> str:
+        """Return where frames of its past come from: a file, auto or none."""
+        return self.config.replay or NONE
+
+    @functools.cached_property
+    def frames(self) -> list[ase.Atoms]:
+        """Return the frames to remember; of a resumed run those that it has kept."""
+        config = self.config
+        if self.replay == NONE:
+            return []
+        if config.resume is not None:
+            try:
+                return ase.io.read(f"{config.resume}/{FILE}", ":")
+            except OSError as error:
+                raise CheckpointError(f"{config.resume}/{FILE} cannot be read: {error}") from error
+        own = self.start.references(None)
+        return self.network.frames(self.replay, config.replay_frames, config.seed, own)
+
+    def with_replay(self, train) -> Samples:
+        """Return the training samples, and those to remember."""
+        if not self.frames:
+            return train
+        if not isinstance(train, tuple | list):
+            raise ConfigError(
+                f"replay={self.replay} is for data in memory, and these are read as they are "
+                "needed; put the frames to remember into the data, and give replay=none"
+            )
+        remembered = self.network.remembered(self.frames, self.config.replay_weight)
+        return Samples((*train, *remembered))
+
+    def keep(self, folder: RunFolder):
+        """Write the frames to remember into the folder of a run that begins."""
+        if self.frames and self.config.resume is None:
+            ase.io.write(folder.path / FILE, self.frames)
+
+    def facts(self) -> dict[str, str]:
+        """Return what there is to say before the training, by title."""
+        if not self.frames:
+            return {}
+        kind = "made for its elements and labelled by it" if self.replay == AUTO else self.replay
+        weight = self.config.replay_weight
+        return {"replay": f"{len(self.frames)} frames of weight {weight:g}, {kind}"}
+
+    def report(self, folder: RunFolder):
+        """Print and write what the training moved elsewhere, if the network knows elsewhere."""
+        if not self.knows_more:
+            return
+        params, _, _ = read_checkpoint(folder.path, ("best", "last"))
+        params = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params)
+        rows = moved(self.network, params, self.config.seed)
+        print(moved_text(rows), flush=True)
+        with open(folder.path / "moved.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def trained_part(config: Config, params: dict, tuning: Tuning | None):
+    """Return what of the variables is trained, and its layout and optimizer.
+
+    With `adapter=lora` that is two narrow matrices beside each matrix, see `Adapter`.
+    """
+    if config.adapter is None:
+        return params, flat_training(config.training, params)
+    adapter = Adapter.of(tuning.network.params, config.rank, config.seed)
+    layout, optimizer = flat_training(config.training, adapter.initial)
+    return adapter.initial, (adapter.laid_out(layout), optimizer)

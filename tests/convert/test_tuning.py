@@ -1,0 +1,157 @@
+"""Fine-tuning that does not forget: replay of a converted network's past, and LoRA."""
+
+import ase
+import ase.build
+import ase.io
+import jax
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+
+import eqfuse
+from eqfuse.data import DataError
+from eqfuse.train.adapter import Adapter
+from eqfuse.train.main import main
+from eqfuse.train.replay import Network, farthest, moved, structures_of
+from eqfuse.train.run.checkpoint import load_run, read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def past(run):
+    """Return a network of H, C and O, as it is before it is tuned on H and O, and its energies."""
+    with jax.enable_x64(True):
+        potential, params, metadata = load_run(run("density"))
+        potential = potential.clone(model=potential.model.clone(radial="network"))  # no tables
+        own = {int(z): energy for z, energy in metadata["reference_energies"].items()}
+        references = {z: energy + 2.0 for z, energy in own.items()}  # of the data
+        known = (1, 6, 8), references, "float64", frozenset({1, 8})
+        yield Network(potential, params, *known), own
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def energy_of(run, atoms):
+    """Return energy and forces by the calculator."""
+    atoms = atoms.copy()
+    atoms.calc = eqfuse.Calculator(run, dtype="float64", radial="network")
+    return atoms.get_potential_energy(), atoms.get_forces()
+
+
+def test_structures_have_the_elements_and_are_not_crushed():
+    made = structures_of((6, 14, 29), {29}, 40, seed=3)
+    assert {z for atoms in made for z in atoms.numbers} == {6, 14, 29}
+    assert sum(29 in atoms.numbers for atoms in made) >= 20
+    for atoms in made:
+        cells = atoms.get_all_distances(mic=True) + 9 * np.eye(len(atoms))
+        assert cells.min() > 0.8
+    again = structures_of((6, 14, 29), {29}, 40, seed=3)
+    assert all((a.positions == b.positions).all() for a, b in zip(made, again, strict=True))
+    organic = structures_of((1, 6, 8), {1}, 40, seed=0)
+    assert sum(not atoms.pbc.any() for atoms in organic) == 20
+
+
+def test_the_farthest_are_chosen():
+    rows = np.array([[0.0], [0.1], [10.0], [9.9], [5.0]])
+    assert farthest(rows, 3) == [0, 2, 4]
+    assert sorted(farthest(rows, 9)) == [0, 1, 2, 3, 4]
+
+
+def test_the_network_labels_what_is_made(past, run):
+    """Labels count from the reference energies of the data, 2 eV of each atom above its own."""
+    network, own = past
+    frames = network.frames("auto", 6, 0, own)
+    assert len(frames) == 6
+    for atoms, sample in zip(frames, network.remembered(frames, 0.5), strict=True):
+        energy, forces = energy_of(run("density"), atoms)
+        assert atoms.get_potential_energy() == pytest.approx(energy + 2 * len(atoms), abs=1e-9)
+        np.testing.assert_allclose(atoms.get_forces(), forces, rtol=0, atol=1e-9)
+        relative = energy - sum(own[z] for z in atoms.numbers)
+        assert sample.energy == pytest.approx(relative, abs=1e-9)
+        assert tuple(sample.weights) == (0.5, 0.5, 0.5)
+
+
+def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
+    network, own = past
+    methane, gold = ase.build.molecule("CH4"), ase.Atoms("Au2", [[0, 0, 0], [0, 0, 3]])
+    path = tmp_path / "past.xyz"
+    given = methane.copy()
+    given.calc = SinglePointCalculator(given, energy=-7.0, forces=np.ones((5, 3)))
+    ase.io.write(path, [gold, given, methane])
+    kept, made = network.frames(str(path), 9, 0, own)
+    assert kept.get_potential_energy() == pytest.approx(-7.0 + 2 * 5)
+    np.testing.assert_array_equal(kept.get_forces(), 1.0)
+    assert made.get_potential_energy() == pytest.approx(energy_of(run("density"), methane)[0] + 10)
+    ase.io.write(path, gold)
+    with pytest.raises(DataError, match="no frame has only elements of the network"):
+        network.frames(str(path), 9, 0, own)
+
+
+def test_what_moved_is_the_change_of_the_network(past):
+    """A shift of 0.1 eV for each atom moves energies by 100 meV/atom, and no force."""
+    network, _ = past
+    assert all(abs(r["energy_mev_per_atom"]) < 1e-6 for r in moved(network, network.params, 0))
+    params = network.params["params"]
+    shifted = {"params": params | {"shift": params["shift"] + 0.1}}
+    rows = moved(network, shifted, 0)
+    assert {row["structures"] for row in rows} >= {
+        "crystals with elements of the data",
+        "molecules",
+    }
+    for row in rows:
+        assert row["energy_mev_per_atom"] == pytest.approx(100, rel=1e-6)
+        assert row["forces_mev_per_a"] == pytest.approx(0, abs=1e-9)
+
+
+def test_an_adapter_begins_with_the_network_and_changes_it_by_few_directions(past):
+    network, _ = past
+    adapter = Adapter.of(network.params, 2, 0)
+    same = adapter.merged(adapter.initial)
+    assert all(
+        (a == b).all()
+        for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(network.params), strict=True)
+    )
+    other = jax.tree.map(lambda w: w + 0.1, adapter.initial)
+    change = jax.tree.map(lambda a, b: a - b, adapter.merged(other), network.params)
+    ranks = {}
+    for path, leaf in jax.tree.leaves_with_path(change):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if leaf.ndim == 2 and abs(leaf).max() > 0:
+            ranks[name] = (np.linalg.matrix_rank(leaf), min(leaf.shape))
+        else:  # neither matrices of each element nor reference energies
+            assert abs(leaf).max() == 0 or "w[" not in name
+    assert max(rank for rank, _ in ranks.values()) <= 2
+    assert any(rank < most for rank, most in ranks.values())
+
+
+@pytest.mark.slow
+def test_a_run_with_both_is_resumed_exactly(run, water, tmp_path, capsys):
+    """The network of its start is needed again: matrices are added to it, not to the tuned one."""
+    data = [f"start_from={run('density')}", f"data={water}", "data.val=2", "data.batch_size=2"]
+    more = ["replay=auto", "replay_frames=4", "adapter=lora", "rank=2", "lr=0.01"]
+    given = [*data, *more, "data.reference_energies=fit", "training.second_stage=null"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*given, "steps=6", "training.schedule=constant", f"run={whole}"]) == 0
+    out = capsys.readouterr().out
+    assert "replay     4 frames of weight 1, made for its elements and labelled by it" in out
+    assert "moved elsewhere" in out
+    assert (whole / "moved.csv").read_text(encoding="utf-8").startswith("structures,number")
+    assert main([*given, "steps=3", "training.schedule=constant", f"run={parts}"]) == 0
+    assert main([f"resume={parts}", "steps=6"]) == 0
+    (ours, _, _), (theirs, _, _) = (read_checkpoint(f, ("last",)) for f in (parts, whole))
+    before, _, _ = read_checkpoint(run("density"), ("best",))
+    kernel = [
+        tree["params"]["model"]["radial"]["layer_0"]["Dense_0"]["kernel"]
+        for tree in (before, ours, theirs)
+    ]
+    assert abs(kernel[1] - kernel[0]).max() > 1e-4
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_new_network_has_no_past(water, capsys):
+    assert main([f"data={water}", "replay=auto"]) == 2
+    assert "a new network has no past" in capsys.readouterr().err

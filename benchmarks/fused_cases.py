@@ -11,7 +11,6 @@ from eqfuse.ops.backends.triton import linear as linear_plan
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir import products as _channelwise
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.show import derivatives
 
@@ -38,7 +37,7 @@ def fused(
     keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
     options = {"filter_ir_out": keep, "normalization": "component", "on_graph": on_graph}
     if channelwise:
-        build = _channelwise.channelwise_tensor_product
+        build = products.channelwise_tensor_product
     else:
         build = products.tensor_product
         options["weighted"] = weighted and on_graph
@@ -55,7 +54,7 @@ def fused(
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
     acts = dict(zip(names, (jax.nn.silu, jnp.tanh) * 2, strict=True))
-    gate = xla.gate(linear, **acts, normalize_act=True) if gated else None
+    gate = xla.gate(linear.irreps_out, **acts, normalize_act=True) if gated else None
     return Fused.build(product.form, linear, gate, gated)
 
 

@@ -19,7 +19,9 @@ MEMORY_SHARE = 0.7
 """Share of the free memory that the scratch of one call may take."""
 
 
-def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
+def interleaved(
+    functions: dict, args, seconds: float = 6.0, most: int = 200, clock=time.perf_counter
+) -> dict:
     """Run the functions in turn, so that a change of load meets all of them alike.
 
     XLA gives memory back to the system after the results are there, for up to a fifth of the time
@@ -31,11 +33,12 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
       functions: compiled, by name; the first is the one that others are compared with.
       args: their arguments.
       seconds, most: how long to go on, and how many turns at most; three at least.
+      clock: what times a call; `time.process_time`, of all threads, where others use the machine.
     Returns:
       {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}}.
     """
     times = {
-        name: [waited(function, args)[1] for _ in range(WARM_UP)]
+        name: [waited(function, args, clock)[1] for _ in range(WARM_UP)]
         for name, function in functions.items()
     }
     end = time.perf_counter() + seconds
@@ -45,7 +48,7 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
         for name, function in functions.items():
             for _ in range(CALLS - 1 if times[name][-1] < LARGE else 0):
                 jax.block_until_ready(function(*args))
-            times[name].append(waited(function, args)[1])
+            times[name].append(waited(function, args, clock)[1])
     first = np.array(next(iter(times.values())))
     return {
         "ms": {name: Spread.of(1e3 * np.array(t), WARM_UP) for name, t in times.items()},
@@ -53,11 +56,11 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
     }
 
 
-def waited(function, args) -> tuple[object, float]:
+def waited(function, args, clock=time.perf_counter) -> tuple[object, float]:
     """Return the results of a call and its seconds, once its scratch memory must be free again."""
-    start = time.perf_counter()
+    start = clock()
     results = jax.block_until_ready(function(*args))
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     time.sleep(seconds / 2)
     return results, seconds
 

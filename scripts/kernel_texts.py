@@ -43,7 +43,7 @@ def main():
         for n, spec in enumerate(lowering._specs(jax.jit(function).trace(*args).jaxpr.jaxpr)):
             show(f"{name} triton {n}", spec.name, spec.source)
         texts: list[tuple[str, str]] = []
-        machine.register = lambda *module, texts=texts: texts.append(module)
+        machine.register = lambda *module, texts=texts: texts.append(module) or module[0]
         function, args = step(name, "llvm")
         args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
         jax.jit(function).lower(*args)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "eqfuse"
 
 ALLOWED = {
-    "ops": {"ops", "_jax_compat"},
+    "ops": {"_e3nn_jax", "ops", "_jax_compat"},
     "graph": {"ops"},
     "models": {"ops", "graph", "models"},
     "data": {"ops", "graph", "data"},
@@ -33,6 +33,7 @@ ALLOWED = {
     "torch_sim": {"data", "inference"},
     "_startup": {"_jax_compat"},
     "_jax_compat": set(),
+    "_e3nn_jax": set(),
 }
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,
 # which may import all. The backends do not import each other.

@@ -82,5 +82,5 @@ def test_the_command_of_a_wheel_runs(wheel, tmp_path):
         ).stdout
 
     assert run("--version") == f"eqfuse {__version__}\n"
-    assert "  layers: 5\n" in run("train", "layers=5", "--cfg")
+    assert "  layers: 5\n" in run("train", "layers=5", "data=lif", "--cfg")
     assert f"eqfuse      {__version__}\n" in run("info")

@@ -66,3 +66,12 @@ def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"})
     _startup.silence_cuda_plugin()
     assert os.environ == {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"}
+
+
+def test_signals_of_scipy_are_imported_when_they_are_read():
+    code = """if True:
+        import sys
+        import eqfuse.ops
+        from e3nn_jax._src import s2grid
+        print("scipy.signal" in sys.modules, s2grid.scipy.signal.find_peaks([0, 1, 0])[0])"""
+    assert run("-W", "error", "-c", code).stdout == "False [1]\n"

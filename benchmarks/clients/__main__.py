@@ -1,11 +1,15 @@
 """Existing e3nn-jax code: as it is, with two imports swapped, with `ops.fuse` besides, rewritten.
 
     python -m benchmarks.clients [NETWORK ...] [--seconds 4] [--json FILE] [--launches]
+    python -m benchmarks.clients styles --processor-time
 
 All sides of a network run in turn in one process, after their energies, forces and gradients were
 compared. `forces` is the energy with its gradient by the positions; `training` the gradient, by the
-parameters, of a loss on both. With --launches, what they launch on an H100, compiled ahead of time.
-With --memory, what XLA allocates for intermediates (`memory_analysis`) here, compiled and not run.
+parameters, of a loss on both. The scratch memory is what XLA allocates for intermediates
+(`memory_analysis`). `styles` are all networks that were written in the style of public code, on
+e3nn-jax and with `ops.fuse`. With --processor-time, times are those of all threads, which other
+programs disturb less. With --launches, what they launch on an H100, compiled ahead of time. With
+--memory, scratch memory alone, compiled and not run.
 With --keep-memory, all sides are timed with memory that is not given back to the system between
 calls, as `train.py` does: by default glibc gives back what is larger than 32 MB.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 
 import jax
 import jax.numpy as jnp
@@ -107,12 +112,14 @@ def arguments(name: str):
     return params, positions, species, senders, receivers, edges
 
 
-def measure(name: str, seconds: float, chosen=TASKS):
+def measure(name: str, seconds: float, chosen=TASKS, chosen_sides=SIDES, clock=time.perf_counter):
     """Yield the results of a network, one for each chosen task."""
     args = arguments(name)
-    by_side = {side: tasks(energy) for side, energy in sides(name).items()}
+    by_side = {s: tasks(energy) for s, energy in sides(name).items() if s in chosen_sides}
     for task in chosen:
-        compiled = {s: turns.compiled(t[task], args)[0] for s, t in by_side.items()}
+        found = {s: turns.compiled(t[task], args) for s, t in by_side.items()}
+        compiled = {s: function for s, (function, *_) in found.items()}
+        scratch_mb = {s: scratch / 1e6 for s, (*_, scratch) in found.items()}
         expected = compiled["e3nn-jax"](*args)
         try:
             most = TOLERANCES.get(name, TOLERANCE)
@@ -122,8 +129,9 @@ def measure(name: str, seconds: float, chosen=TASKS):
             continue
         first = "rewritten" if "rewritten" in compiled else "fused"
         ordered = {first: compiled[first]} | compiled
-        times = interleaved(ordered, args, seconds)
-        yield {"network": name, "task": task, "difference": difference, "first": first, **times}
+        times = interleaved(ordered, args, seconds, clock=clock)
+        result = {"network": name, "task": task, "difference": difference, "first": first}
+        yield result | {"scratch_mb": scratch_mb} | times
 
 
 def with_orders(energy):
@@ -185,7 +193,20 @@ def row(result: dict) -> str:
         times = 1 / ratio.median
         spread = f"{1 / ratio.high:.2f} to {1 / ratio.low:.2f}"
         cells.append(f"{ms.median:.1f}; {times:.2f} ({spread})")
-    return f"{head} {' | '.join(cells)} | {result['difference']:.0e} |"
+    memory = ", ".join(f"{mb:.1f}" for mb in result["scratch_mb"].values())
+    return f"{head} {' | '.join(cells)} | {memory} | {result['difference']:.0e} |"
+
+
+def row_of_style(result: dict) -> str:
+    """Return a line of the table of styles: how many times as fast `ops.fuse` is, and memory."""
+    head = f"| {result['network']} | {result['task']} |"
+    if "error" in result:
+        return f"{head} {result['error']} | | | | |"
+    ms, ratio, memory = result["ms"], result["ratio"]["e3nn-jax"], result["scratch_mb"]
+    times = f"{1 / ratio.median:.1f} ({1 / ratio.high:.1f} to {1 / ratio.low:.1f})"
+    times = f"{ms['e3nn-jax'].median:.1f} | {ms['fused'].median:.1f} | {times}"
+    memory = f"{memory['e3nn-jax']:.1f} | {memory['fused']:.1f}"
+    return f"{head} {times} | {memory} | {result['difference']:.0e} |"
 
 
 def row_of_launches(result: dict) -> str:
@@ -198,8 +219,11 @@ LAUNCHES_HEADER = f"""
 | network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten | {ORDERING} |
 |---|---|---:|---:|---:|---:|---:|"""
 HEADER = """
-| network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten | differ by |
-|---|---|---|---|---|---|---|"""
+| network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten | scratch, MB | differ by |
+|---|---|---|---|---|---|---|---|"""
+STYLES_HEADER = """
+| style | task | e3nn-jax, ms | `fuse`, ms | times as fast | e3nn-jax, MB | `fuse`, MB | differ by |
+|---|---|---:|---:|---|---:|---:|---|"""
 MEMORY_HEADER = """
 | network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten |
 |---|---|---:|---:|---:|---:|"""
@@ -208,7 +232,8 @@ MEMORY_HEADER = """
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[])
+    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, "styles", []], default=[])
+    parser.add_argument("--processor-time", action="store_true", help="of all threads")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each comparison")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     what = parser.add_mutually_exclusive_group()
@@ -222,9 +247,18 @@ def main() -> None:
     kept = record.Record(options.json)
     if options.keep_memory and not keep_freed_memory():
         parser.error("--keep-memory needs glibc")
+    clock = time.process_time if options.processor_time else time.perf_counter
+    styles = "styles" in options.networks
+    if styles:
+        options.networks = [n for n in options.networks if n != "styles"] or list(NETWORKS)
+    both = ("e3nn-jax", "fused") if styles else SIDES
     chosen = "launches" if options.launches else "memory" if options.memory else "times"
     header, line, measured = {
-        "times": (HEADER, row, lambda name: measure(name, options.seconds, options.tasks)),
+        "times": (
+            STYLES_HEADER if styles else HEADER,
+            row_of_style if styles else row,
+            lambda name: measure(name, options.seconds, options.tasks, both, clock),
+        ),
         "launches": (LAUNCHES_HEADER, row_of_launches, lambda name: count(name, options.tasks)),
         "memory": (MEMORY_HEADER, row_of_memory, lambda name: scratch(name, options.tasks)),
     }[chosen]

@@ -89,7 +89,7 @@ def linear_of_rows(x, y, senders, receivers, vectors, layer):
 def linear_of_messages(x, y, senders, receivers, vectors, layer):
     """Write a Linear of each message."""
     m = layer.product(x[senders], with_one(y))
-    m = layer.linear(x.irreps, "messages")(m * layer.radial(m, vectors))
+    m = layer.linear(layer.irreps, "messages")(m * layer.radial(m, vectors))
     return summed(m, receivers, len(x))
 
 

@@ -11,7 +11,6 @@ from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.primitives.lowering import lowerings
-from eqfuse.ops.transforms.sequence.sequence import run_sequence, sequence_p
 from tests.emulator.functions import Launch, call_of
 
 _SMALL = 1 << 24  # bytes of an integer array that is computed rather than left out
@@ -57,9 +56,8 @@ def _equation(equation, operands, found: list[Launch]) -> list:
         names = ("spec", "shapes", "scalars", "grid", "aliases")
         found.append(Launch(arrays=tuple(operands), **{name: params[name] for name in names}))
         return [_shape(v.aval) for v in equation.outvars]
-    if primitive in lowerings or primitive is sequence_p:
-        function = run_sequence if primitive is sequence_p else lowerings[primitive]
-        lowered = jax.make_jaxpr(functools.partial(function, **params))(
+    if primitive in lowerings:
+        lowered = jax.make_jaxpr(functools.partial(lowerings[primitive], **params))(
             *(_shape(v.aval) for v in equation.invars)
         )
         return _walk(lowered.jaxpr, lowered.consts, operands, found)

@@ -137,8 +137,11 @@ class Calculator(ase.calculators.calculator.Calculator):
         super().__init__(atoms=atoms, label=label, directory=directory)
         self.use_cache = False  # ASE would copy the atoms once more
 
+    def _evaluator_of(self, network: Network) -> Evaluator:
+        return Evaluator(network, skin_of if self.skin is None else self.skin)
+
     def _begin(self):
-        self._evaluator = Evaluator(self.network, skin_of if self.skin is None else self.skin)
+        self._evaluator = self._evaluator_of(self.network)
         self._lock = threading.RLock()
         self._found: Results | None = None
         self._cell, self._volume = None, 0.0
@@ -235,6 +238,17 @@ class Calculator(ase.calculators.calculator.Calculator):
             self.atoms, self._cell = atoms.copy(), None
         self._state, self.results, self._found = state, {}, None
 
+    def _choose_elements(self):
+        """Compute with the elements of the first atoms alone, until others have more."""
+        now, numbers = self._evaluator, self.atoms.numbers
+        if now.listed is None:
+            network = self.network.of_elements(numbers)
+        else:
+            known = np.isin(numbers, now.network.species).all()
+            network = now.network if known else self.network
+        if network is not now.network:
+            self._evaluator = self._evaluator_of(network)
+
     def _compute(self, *, of_atoms: bool) -> Results:
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
@@ -242,6 +256,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         if self._cell is None:
             checked = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
             self._cell, self._volume = checked.cell, checked.volume
+            self._choose_elements()
         placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
         try:
             results = self._evaluator([placed], of_atoms=of_atoms)

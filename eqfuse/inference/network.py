@@ -1,12 +1,14 @@
 """Trained networks, ready to compute: one, or those of a committee."""
 
 import contextlib
+import copy
 import dataclasses
 import glob
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import models
@@ -16,6 +18,9 @@ from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.device.process import keep_memory, keep_programs
 from eqfuse.train.run.files import head_file
+
+MANY = 16
+"""Elements from which on a network is narrowed to those that it computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,25 +74,57 @@ class Network:
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
         with self.precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
-            radial, fields, found = radial or potential.model.radial, {}, None
-            if radial == "auto":  # not by the number of edges, which differs from call to call
-                radial = "table"
-                if "radial" not in metadata:
-                    found = tables_of(potential, params)
-                    radial = "table" if found.tree else "network"
-                    fields = {"radial_knots": found.knots} if found.tree else {}
-            potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
-            choose(potential.model, 0)  # refuses what is none
-            self.module = Module(potential, self.cutoff, self.dtype)
-            self.params = jax.tree.map(lambda p: p.astype(self.dtype), params)
-            self.radial = radial
-            if found is not None:
-                self.radial = found.why if found.tree else f"networks, since {found.why}"
-                if found.tree:
-                    self.params = self.params | {COLLECTION: placed(found, self.dtype)}
-            elif radial == "table":
-                self.radial = f"tables of {potential.model.radial_knots} knots"
-                self.params = models.with_tables(potential, self.params)
+            self._take(potential, params, radial or potential.model.radial)
+
+    def _take(self, potential, params, radial: str):
+        """Take a potential with its variables, and choose between tables and networks."""
+        fields, found = {}, None
+        if radial == "auto":  # not by the number of edges, which differs from call to call
+            radial = "table"
+            if "radial" not in self.metadata:
+                found = tables_of(potential, params)
+                radial = "table" if found.tree else "network"
+                fields = {"radial_knots": found.knots} if found.tree else {}
+        potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
+        choose(potential.model, 0)  # refuses what is none
+        self.module = Module(potential, self.cutoff, self.dtype)
+        self.params = jax.tree.map(lambda p: jnp.asarray(p, self.dtype), params)
+        self.radial, self._seeks_tables = radial, found is not None
+        if found is not None:
+            self.radial = found.why if found.tree else f"networks, since {found.why}"
+            if found.tree:
+                self.params = self.params | {COLLECTION: placed(found, self.dtype)}
+        elif radial == "table":
+            self.radial = f"tables of {potential.model.radial_knots} knots"
+            self.params = models.with_tables(potential, self.params)
+
+    def of_elements(self, numbers) -> "Network":
+        """Return this network for the elements of some atoms; or itself, if it is a small one.
+
+        A step reads the parameters of all its elements, which takes longer than computing where
+        these are many and atoms few. Functions of a pair of elements may have tables then.
+        """
+        species = np.unique(numbers)
+        pairs = self.module.potential.model.num_pairs()
+        has_tables = COLLECTION in self.params
+        if (
+            len(self.species) < MANY
+            or not np.isin(species, self.species).all()  # refused where they are used
+            or len(species) in (0, len(self.species))
+            or (pairs > 1 and has_tables)
+        ):
+            return self
+        keep, smaller = np.searchsorted(self.species, species), copy.copy(self)
+        smaller.species, smaller.references = tuple(species.tolist()), self.references[keep]
+        params = jax.tree.map(np.asarray, {"params": self.params["params"]})
+        potential, params = self.module.potential.narrow(params, keep)
+        with self.precision():
+            if pairs > 1 and self._seeks_tables:
+                smaller._take(potential, params, "auto")
+            else:
+                smaller.module = Module(potential, self.cutoff, self.dtype)
+                smaller.params = self.params | jax.device_put(params)
+        return smaller
 
     def __getstate__(self):
         return {**self.__dict__, "params": jax.tree.map(np.asarray, self.params)}

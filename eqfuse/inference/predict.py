@@ -106,6 +106,8 @@ def predict(
     if batch_size is None:
         most = max(structure.num_atoms for structure in structures)
         batch_size = max(1, min(16, _ATOMS_AT_ONCE // most))
+    elements = np.unique(np.concatenate([one.numbers for one in structures]))
+    networks = [network.of_elements(elements) for network in networks]
     names = [one.origin or f"structure {k}" for k, one in enumerate(structures)]
     largest_first = np.argsort([-one.num_atoms for one in structures], kind="stable")
     groups = [largest_first[k : k + batch_size] for k in range(0, len(structures), batch_size)]

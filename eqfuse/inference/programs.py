@@ -11,8 +11,10 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import math
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import machine
 
 _PACKAGES = ("jax", "jaxlib", "e3nn-jax", "flax", "llvmlite")
+_LOCK = threading.Lock()
 _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -34,6 +37,7 @@ class Kept:
     """
 
     def __init__(self, function: Callable, made_of: str | None):
+        function.__name__ = "kept_program"  # JAX's cache has programs of another name
         self._jitted, self._made_of = jax.jit(function, static_argnames="size"), made_of
         self._programs: dict[tuple, Callable] = {}
 
@@ -56,7 +60,7 @@ class Kept:
         trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
         if (found := _load(file, *trees)) is not None:
             return found
-        with machine.registered() as kernels:
+        with machine.registered() as kernels, _out_of_jax_cache():
             program = self._jitted.lower(*arguments, size=size).compile()
         # what cannot be stored is compiled again by the next process
         with contextlib.suppress(ValueError, NotImplementedError, OSError):
@@ -64,6 +68,18 @@ class Kept:
             content = pickle.dumps((kernels, content))
             _host.write(file, hashlib.sha256(content).digest() + content)
         return program
+
+
+@contextlib.contextmanager
+def _out_of_jax_cache():
+    """Keep programs out of JAX's cache: what XLA reads from there, it stores without functions."""
+    with _LOCK:
+        before = jax.config.jax_persistent_cache_min_compile_time_secs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+        try:
+            yield
+        finally:
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
 def _load(file: Path, in_tree, out_tree) -> Callable | None:

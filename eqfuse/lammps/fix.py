@@ -91,6 +91,7 @@ def attach(
     comm = lmp.get_mpi_comm()
     share_cores(comm)
     network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
+    network = network.of_elements([atomic_numbers[element] for element in types])
     attached = Attached(lmp, comm, network, types, fix or "eqfuse", forces, skin)
     if fix is None:
         lmp.command("fix eqfuse all external pf/callback 1 1")

@@ -11,9 +11,9 @@ def __getattr__(name: str):
     # The command line checks settings before it imports JAX, which takes seconds.
     for module, names in _MODULES.items():
         if name in names:
-            value = getattr(importlib.import_module(f"eqfuse.md.{module}"), name)
-            globals()[name] = value  # `relax` is also a module
-            return value
+            imported = importlib.import_module(f"eqfuse.md.{module}")
+            globals().update({n: getattr(imported, n) for n in names})  # `relax` is also a module
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

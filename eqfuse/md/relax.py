@@ -62,6 +62,7 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
             _require_possible(atoms, network, settings)
     if settings.dispersion is not None:
         return _relax_on_host(frames, settings, run)
+    network = network.of_elements([number for atoms in frames for number in atoms.numbers])
     outcomes = []
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         batch = _Batch(network, settings)

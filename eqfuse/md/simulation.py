@@ -25,6 +25,7 @@ from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
 
 _CHECKPOINT, _FORMAT = "checkpoint.safetensors", 3
+_FRICTION = 10.0  # 1/ps, at least, of equilibrate=
 _AT_REST = 0.02
 """eV/Å, of the largest force of a structure in a minimum."""
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
@@ -55,10 +56,31 @@ def run(network, start, settings: Settings | None = None, **changes):
       Interrupted: a signal stopped it; the folder can be resumed.
     """
     settings = dataclasses.replace(settings or Settings(), **changes)
-    simulation = _Simulation(network, structures_of(start, settings), settings)
+    frames = structures_of(start, settings)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        if settings.equilibrate:
+            require_new(settings.run)
+            frames = _equilibrated(network, frames, settings)
+        simulation = _Simulation(network, frames, settings)
         simulation.begin()
         return simulation.proceed()
+
+
+def _equilibrated(network, frames: list[ase.Atoms], settings: Settings) -> list[ase.Atoms]:
+    """Return structures after `equilibrate` steps of Langevin dynamics, which nothing keeps.
+
+    They have no total momentum, but for ensembles that do not conserve it.
+    """
+    count, friction = settings.equilibrate, max(settings.friction, _FRICTION)
+    print(f"equilibrate: {count} steps of langevin, with a friction of {friction:g}/ps", flush=True)
+    changes = {"ensemble": "langevin", "steps": count, "friction": friction}
+    simulation = _Simulation(network, frames, dataclasses.replace(settings, **changes))
+    equilibrated = simulation.unwritten()
+    for atoms in equilibrated:
+        if settings.ensemble in ("nve", "nose-hoover") and len(atoms) > 1:
+            masses, velocities = atoms.get_masses()[:, None], atoms.get_velocities()
+            atoms.set_velocities(velocities - (masses * velocities).sum(axis=0) / masses.sum())
+    return equilibrated
 
 
 def resume(folder, steps: int | None = None):
@@ -105,7 +127,8 @@ class _Simulation:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._settings, self._path = settings, str(Path(network).resolve())
-        self._network = Network(network, dtype=settings.dtype, backend=settings.backend)
+        network = Network(network, dtype=settings.dtype, backend=settings.backend)
+        self._network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self.digest = self._network.metadata["arrays_sha256"]
         self._frames, self._members = frames, []
         for number, atoms in enumerate(frames):
@@ -122,8 +145,8 @@ class _Simulation:
         self._stepper = Stepper(self._network, species, masses, pbc, settings)
         self.state = None
 
-    def begin(self):
-        """Compute the first forces, and write the first frames of a new folder."""
+    def _first_forces(self) -> Advanced:
+        """Draw velocities, and compute the first forces."""
         positions = [member.atoms.positions for member in self._members]
         cells = [member.atoms.cell.array for member in self._members]
         settings = self._settings
@@ -140,6 +163,31 @@ class _Simulation:
         if done.reason == LIMIT:
             raise DataError(f"no step can be taken from this structure: {self._excess(done, 0)}")
         self.state = done.state._replace(step=np.zeros_like(done.state.step))
+        return done
+
+    def unwritten(self) -> list[ase.Atoms]:
+        """Take all steps, write nothing, and return the structures with their velocities."""
+        self._first_forces()
+        timestep = self._settings.timestep * units.fs
+        while (step := self._step) < self._settings.steps:
+            wanted = min(MOST_STEPS, self._settings.steps - step)
+            done = self._stepper.take(self.state, wanted, timestep)
+            self.state, taken = done.state, self._step - step
+            if done.reason == LIMIT:
+                raise TrainingFailed(
+                    f"stopped in step {self._step} of equilibrate=: {self._excess(done, taken)}. "
+                    "Take a shorter timestep, or look at the structure"
+                )
+        frames = []
+        for atoms, (_, state) in zip(self._frames, self._states(), strict=True):
+            frames.append(atoms.copy())
+            frames[-1].positions = state.positions[: len(atoms)]
+            frames[-1].set_velocities(state.velocities[: len(atoms)])
+        return frames
+
+    def begin(self):
+        """Compute the first forces, and write the first frames of a new folder."""
+        done, settings = self._first_forces(), self._settings
         self._folder = _create(settings, self._path)
         for member, path in self._own_folders():
             member.begin(path)
@@ -150,8 +198,8 @@ class _Simulation:
             print(
                 f"the start is at rest in a minimum: half of the kinetic energy of "
                 f"{settings.temperature:g} K goes into potential energy, and the temperature will "
-                f"be about {settings.temperature / 2:g} K; draw twice the temperature, or begin "
-                "with ensemble=langevin",
+                f"be about {settings.temperature / 2:g} K; equilibrate=2000 begins with so many "
+                "steps of langevin",
                 flush=True,
             )
 
@@ -314,14 +362,21 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict]:
     return arrays, metadata
 
 
+def require_new(run: str | Path | None):
+    """Refuse a folder that exists."""
+    if run is not None and Path(run).exists():
+        hint = "give another folder, or continue it with resume="
+        raise ConfigError(f"run={run} cannot be made: {hint}")
+
+
 def _create(settings: Settings, network: str) -> Path:
     """Make the folder of a simulation."""
     path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
+    require_new(path)
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        hint = "give another folder, or continue it with resume=" if path.exists() else error
-        raise ConfigError(f"run={path} cannot be made: {hint}") from error
+        raise ConfigError(f"run={path} cannot be made: {error}") from error
     values = {"network": network, **dataclasses.asdict(settings)}
     text = "".join(f"{name}={value}\n" for name, value in values.items())
     write_whole(path / "settings.txt", text)

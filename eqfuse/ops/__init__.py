@@ -2,6 +2,7 @@
 
 import importlib
 
+from eqfuse import _e3nn_jax  # noqa: F401  (before e3nn-jax itself)
 from eqfuse.ops._backend import (
     BACKENDS,
     OPS,

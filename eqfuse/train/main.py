@@ -166,7 +166,12 @@ def _run(config: Config, callbacks: Sequence = (), task: str = "molecule") -> Pa
         ops.resolve_here(config.backend)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
+    device = jax.devices()[0]
+    precision = matmul_precision(config.precision, config.dtype, device)
+    if config.sequence == "on" and device.platform != "cpu":
+        raise ConfigError(
+            f"sequence=on is for CPUs, and this is {device.device_kind}; leave it out"
+        )
     x64 = jax.enable_x64(config.dtype == "float64")
     with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
         run = importlib.import_module(f"eqfuse.train.{task}").run

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.data import Batcher, DataError, Dataset, Shape, Structure, collate
-from eqfuse.data.batching import shuffled
+from eqfuse.data import Batcher, DataError, Dataset, Shape, collate
 from eqfuse.data.samples import Sample
 
 
@@ -46,12 +45,6 @@ def test_order_depends_on_seed_and_epoch_only(data):
     assert order(0, 1) != order(1, 0)
     plain = Batcher(data.train, 7, dtype=np.float64).batches(shuffle=False)
     assert [e for batch in plain for e in members(batch)] == [s.energy for s in data.train]
-
-
-def test_permutation_is_the_same_on_every_platform():
-    order = [5, 3, 6, 1, 4, 7, 2, 0]
-    assert shuffled(8, (0, 1)).tolist() == order
-    assert shuffled(8, (0, 1), stream=1).tolist() != order
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -128,13 +121,6 @@ def test_edges_are_sorted_by_receiver_then_sender(data):
         np.testing.assert_array_equal(order, np.arange(edges.num_edges))
 
 
-def test_batches_are_numpy_until_jax_reads_them(data):
-    batch = next(Batcher(data.train, 7).batches())
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
-    on_device = jax.jit(lambda batch: batch)(batch)
-    np.testing.assert_array_equal(on_device.graph.vectors, batch.graph.vectors)
-
-
 @pytest.mark.parametrize("max_shapes", [1, 2, 3, 5])
 @pytest.mark.parametrize("batch_size", [1, 4, 40, 1000])
 def test_few_shapes_hold_every_batch(data, max_shapes, batch_size):
@@ -153,10 +139,6 @@ def test_the_largest_samples_together_fit(data):
     largest_first = sorted(data.train, key=lambda s: (s.num_edges, s.num_atoms), reverse=True)
     batcher = Batcher(largest_first, 4)
     assert sum(batch.graph.graph_mask.sum() for batch in batcher.batches(shuffle=False)) == 40
-
-
-def test_shapes_do_not_depend_on_the_seed(data):
-    assert Batcher(data.train, 4, seed=0).shapes == Batcher(data.train, 4, seed=9).shapes
 
 
 def sample_of_size(n_atoms, n_edges):
@@ -186,23 +168,6 @@ def test_equal_sizes_make_one_tight_shape():
     batcher = Batcher([sample_of_size(27, 300)] * 20, 5)
     assert batcher.shapes == (Shape(136, 1536, 6),)
     assert batcher.padding_waste == pytest.approx((1 - 135 / 136, 1 - 1500 / 1536))
-
-
-def test_several_shapes_waste_less_than_one(data):
-    one, several = (Batcher(data.train, 1, max_shapes=k).padding_waste for k in (1, 3))
-    assert several.edges < one.edges
-    batches = list(Batcher(data.train, 1, max_shapes=3).batches())
-    padding = sum((~b.graph.node_mask).sum() for b in batches)
-    assert several.nodes == pytest.approx(padding / sum(len(b.graph.node_mask) for b in batches))
-
-
-def test_atoms_without_any_edges():
-    lone = Structure([1], [[0, 0, 0]], energy=-1.0, forces=np.zeros((1, 3)))
-    with pytest.warns(UserWarning, match="no neighbours"):
-        data = Dataset.build([lone] * 4, cutoff=3.0, val_size=1)
-    (batch,) = Batcher(data.train, 3).batches()
-    assert batch.graph.node_mask.sum() == 3
-    assert (batch.graph.vectors == 0).all()
 
 
 def test_a_batch_of_nothing_is_padding():

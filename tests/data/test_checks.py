@@ -5,8 +5,6 @@ import functools
 
 import ase.io
 import ase.units
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
@@ -20,7 +18,7 @@ from eqfuse.data import (
     read_structures,
 )
 from eqfuse.data.checks import find_problems
-from eqfuse.data.checks_of_forces import _inverse_distances, energy_differences, springs
+from eqfuse.data.checks_of_forces import energy_differences, springs
 from eqfuse.train.main import main
 from eqfuse.train.molecule import load_dataset
 from eqfuse.train.settings.options import parse
@@ -134,30 +132,6 @@ def test_energies_and_forces_that_disagree_are_seen_in_published_frames(
     [problem] = energy_differences(scaled(frames, energy, forces))
     assert message in problem
     assert not list(energy_differences(frames))
-
-
-def test_gradients_by_inverse_distances_give_the_forces(rng):
-    """Those of a function of the distances, by jax.grad, and with the jacobian of jax."""
-    positions = 2.0 * rng.normal(size=(6, 3))
-    stiffness = rng.normal(size=15)
-
-    def inverse(x):
-        i, j = np.triu_indices(6, 1)
-        return 1 / jnp.linalg.norm(x[i] - x[j], axis=1)
-
-    with jax.enable_x64(True):
-        forces = -np.asarray(jax.grad(lambda x: stiffness @ inverse(x) ** 2)(positions))
-        jacobian = np.asarray(jax.jacobian(inverse)(positions)).reshape(15, 18)
-        expected = np.asarray(inverse(positions))
-    frame = Structure([6] * 6, positions, energy=0.0, forces=forces)
-    [found], [gradient] = _inverse_distances([frame])
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    # each part of the gradient is short by 1e-7 of the trace over its eigenvalue of J^T J
-    least = np.linalg.svd(jacobian, compute_uv=False)[11] ** 2
-    error = 1e-7 * (jacobian**2).sum() / least
-    shortest = np.linalg.pinv(jacobian.T, rcond=1e-9) @ -forces.ravel()
-    assert np.linalg.norm(gradient - shortest) < error * np.linalg.norm(shortest)
-    assert error < 1e-2
 
 
 def test_signs_and_scales_are_seen_in_a_crystal(crystal):

@@ -101,22 +101,6 @@ def test_statistics_are_of_the_training_structures(structures):
     assert weighted == pytest.approx(0, abs=1e-6)
 
 
-def test_energy_per_atom_is_the_binding_energy_with_atomic_references(structures):
-    data = build(structures, references={1: 1.0, 8: 2.0})
-    train = [structures[i] for i in data.train_indices]
-    binding = sum(s.energy - np.where(s.numbers == 1, 1.0, 2.0).sum() for s in train)
-    assert data.energy_per_atom == pytest.approx(binding / sum(s.num_atoms for s in train))
-
-
-def test_references_are_fitted_to_the_training_structures_only(structures):
-    data = build(structures)
-    moved = list(structures)
-    for i in data.val_indices:
-        s = structures[i]
-        moved[i] = Structure(s.numbers, s.positions, energy=0.0, forces=s.forces)
-    assert build(moved).references == data.references
-
-
 def test_samples_keep_distances_and_labels(structures):
     data = build(structures)
     for index, sample in zip(data.train_indices, data.train, strict=True):
@@ -128,16 +112,6 @@ def test_samples_keep_distances_and_labels(structures):
             atol=1e-14,
         )
         np.testing.assert_array_equal(sample.forces, structure.forces)
-
-
-def test_far_from_the_origin_float32_keeps_distances(structures):
-    s = structures[0]
-    far = Structure(s.numbers, s.positions + 1e5, energy=s.energy, forces=s.forces)
-    (sample,) = prepare_samples([far], 5.0, (1, 8), None)
-    near = s.positions - s.positions[0]
-    positions = sample.positions.astype(np.float32)
-    # float32 roundings of numbers below 8 Å; at 1e5 Å they would be 4e-3 Å.
-    np.testing.assert_allclose(positions - positions[0], near, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("pbc", [(1, 1, 1), (1, 0, 1), (0, 0, 1)])
@@ -168,14 +142,6 @@ def test_isolated_atoms_are_warned_of(structures):
         data = build([*structures, lone])
     assert record[0].filename == __file__
     assert np.isfinite(data.avg_num_neighbors)
-
-
-def test_statistics_can_divide_when_there_is_nothing_to_average():
-    lone = Structure([1], [[0, 0, 0]], energy=-1.0, forces=np.zeros((1, 3)))
-    with pytest.warns(UserWarning, match="2 of 2 atoms have no neighbours"):
-        data = build([lone, lone], val_size=1)
-    assert data.avg_num_neighbors == 1.0
-    assert data.force_rms == 1.0
 
 
 def test_element_outside_the_species_table_is_named(structures):
@@ -321,12 +287,6 @@ def test_weights_are_in_every_batch_if_a_sample_has_one(twelve):
         )
         seen.append((weights.energy == 2).sum())
     assert sorted(seen) == [0, 0, 1]
-
-
-@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
-def test_an_impossible_weight_is_refused(twelve, weight):
-    with pytest.raises(DataError, match=r"the weight of the forces is .*; it must be finite"):
-        dataclasses.replace(twelve[0], weights=Weights(1.0, weight))
 
 
 def test_weights_by_config_type(twelve):

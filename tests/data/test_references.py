@@ -74,11 +74,6 @@ def test_missing_reference_is_named():
         subtract(hydrocarbon(1, 4, -1.0), {1: -13.6})
 
 
-def test_fit_to_nothing():
-    with pytest.raises(DataError, match="no structures"):
-        fit_reference_energies([])
-
-
 @pytest.mark.parametrize("kind", ["isolated atoms", "fit"])
 def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(shared_data, kind):
     structures = read_extxyz(shared_data / "3bpa" / "train_300K.xyz")

@@ -10,7 +10,7 @@ import pytest
 
 from eqfuse.data import Batcher, DataError, Dataset, read_embedded, read_structures, store
 from eqfuse.data.checks import find_problems
-from eqfuse.data.lazy import Joined, Subset, chosen
+from eqfuse.data.lazy import chosen
 from eqfuse.data.samples import prepare_samples
 from eqfuse.data.store import StoredSamples, samples_of, store_structures, write_lists
 from eqfuse.data.structures import weighted_by_type
@@ -197,14 +197,3 @@ def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, mo
             assert_same(one, other)
     assert sets["on"].references == sets["off"].references
     assert len(list((tmp_path / "cache" / "eqfuse" / "store").iterdir())) == 1
-
-
-def test_lazy_sequences():
-    items = Joined([1, 2], [], [3])
-    assert list(items) == [items[0], items[1], items[-1]] == [1, 2, 3]
-    assert list(items[1:]) == [2, 3]
-    assert isinstance(items[1:], Subset)
-    for k in (3, -4):
-        with pytest.raises(IndexError):
-            items[k]
-    assert chosen([1, 2, 3], [2, 0]) == [3, 1]

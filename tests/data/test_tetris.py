@@ -33,20 +33,3 @@ def test_edges_join_cubes_that_share_a_face():
         np.stack([graph.edges.receivers, graph.edges.senders], axis=1), expected
     )
     np.testing.assert_array_equal(np.linalg.norm(graph.vectors, axis=1), 1.0)
-
-
-def test_centres_are_those_of_the_specification():
-    graph, _ = tetris()
-    text = {
-        "chiral1": "000 001 100 110",
-        "chiral2": "111 112 211 201",
-        "square": "000 100 010 110",
-        "line": "000 001 002 003",
-        "corner": "000 001 010 100",
-        "L": "000 001 002 010",
-        "T": "000 001 002 011",
-        "zigzag": "000 100 110 210",
-    }
-    assert tuple(text) == SHAPE_NAMES
-    digits = [[int(c) for c in centre] for row in text.values() for centre in row.split()]
-    np.testing.assert_array_equal(graph.positions, digits)

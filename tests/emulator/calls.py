@@ -37,7 +37,7 @@ def inlined(text: str) -> str:
         name, parameters, brace = match.groups()
         end = match.end()
         if brace == "{":
-            end = _closing(text, end)
+            end = closing(text, end)
             names = re.findall(r"([\w$]+_param_\d+)", parameters)
             bodies[name] = names, text[match.end() : end - 1]
     calls = 0
@@ -57,14 +57,14 @@ def inlined(text: str) -> str:
     return result
 
 
-def _closing(text: str, start: int) -> int:
+def closing(text: str, start: int) -> int:
     """Return the place behind the brace that closes the one before `start`."""
-    depth, place = 1, start
-    while depth:
-        brace = re.compile(r"[{}]").search(text, place)
+    depth = 1
+    for brace in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if brace[0] == "{" else -1
-        place = brace.end()
-    return place
+        if not depth:
+            return brace.end()
+    raise UnknownInstructionError("the body of a kernel or a function does not end")
 
 
 def _written(body: str, arguments: dict[str, str], number: int) -> str:

@@ -14,7 +14,6 @@ from eqfuse.ops.backends.triton.compile import compile_kernel
 from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.primitives.lowering import lowerings
-from eqfuse.ops.transforms.sequence.sequence import run_sequence, sequence_p
 from tests.emulator.arrays import Array, is_poison, poison
 from tests.emulator.errors import NeverWrittenError
 from tests.emulator.machine import Machine
@@ -140,9 +139,8 @@ def _equation(equation, values, run):
     if primitive is launch_p:
         names = ("spec", "shapes", "scalars", "grid", "aliases")
         return run(Launch(arrays=tuple(values), **{name: params[name] for name in names}))
-    if primitive in lowerings or primitive is sequence_p:
-        function = run_sequence if primitive is sequence_p else lowerings[primitive]
-        lowered = jax.make_jaxpr(functools.partial(function, **params))(*values)
+    if primitive in lowerings:
+        lowered = jax.make_jaxpr(functools.partial(lowerings[primitive], **params))(*values)
         return evaluate(lowered.jaxpr, lowered.consts, values, run)
     if inner := call_of(params):
         return evaluate(inner.jaxpr, inner.consts, values, run)

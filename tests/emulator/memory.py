@@ -73,6 +73,14 @@ class Access:
         array = np.broadcast_to(array, self.group.shape)
         return array.ravel() if self.mask is None else array[self.mask]
 
+    def values(self, data: np.ndarray, offsets) -> list[np.ndarray]:
+        """Return the values of each thread, unsigned integers, from bytes; any where masked."""
+        values = data[: data.size // self.width * self.width].view(f"u{self.width}")
+        first = offsets // self.width
+        if self.mask is not None:
+            first = np.where(self.mask, first, 0)
+        return [values[np.minimum(first + n, len(values) - 1)] for n in range(self.count)]
+
     def agents(self):
         """Return block and warp of each thread that takes part."""
         blocks = self.active(self.group.ids[:, None])
@@ -106,30 +114,14 @@ class Global:
     def load(self, access: Access) -> list[np.ndarray]:
         """Return the values of each thread, as unsigned integers; zero where masked."""
         array, offsets = self.find(access)
-        kind = np.dtype(f"u{access.width}")
         if array.data is None:
-            return [np.zeros((1, 1), kind)] * access.count
+            return [np.zeros((1, 1), f"u{access.width}")] * access.count
         if array.writable:
             access.spread()
             offsets = np.broadcast_to(offsets, access.addresses.shape)
-            self._read(access, array, access.active(offsets))
-        values = array.data[: array.nbytes // access.width * access.width].view(kind)
-        first = offsets // access.width
-        if access.mask is not None:
-            first = np.where(access.mask, first, 0)
-        return [values[np.minimum(first + n, len(values) - 1)] for n in range(access.count)]
-
-    def _read(self, access: Access, array: Array, offsets) -> None:
-        blocks, warps = access.agents()
-        for start in range(0, access.width * access.count, GRANULE):
-            places = (offsets + start) // GRANULE
-            where = _Where(access, array, offsets)
-            known = array.known[(offsets + start) // array.itemsize]
-            written = known | array.tracker.written(places)
-            if not written.all():
-                n = int(np.flatnonzero(~written)[0])
-                raise NeverWrittenError(f"{where(n)} is read and was never written")
-            array.tracker.read(places, blocks, warps, access.group.epoch, where)
+            own = access.active(offsets)
+            _note_read(access, array.tracker, own, _Where(access, array, own), array)
+        return access.values(array.data[: array.nbytes], offsets)
 
     def store(self, access: Access, values: list[np.ndarray]) -> None:
         """Write values, unsigned integers, of each thread."""
@@ -140,13 +132,33 @@ class Global:
             return
         access.spread()
         offsets = access.active(offsets)
-        blocks, warps = access.agents()
-        for start in range(0, access.width * access.count, GRANULE):
-            places, where = (offsets + start) // GRANULE, _Where(access, array, offsets)
-            array.tracker.write(places, blocks, warps, access.group.epoch, where)
-        data = array.data[: array.nbytes // access.width * access.width].view(f"u{access.width}")
-        for n, value in enumerate(values):
-            _put(data, offsets // access.width + n, access.active(value), access)
+        _note_write(access, array.tracker, offsets, _Where(access, array, offsets))
+        _put_all(access, array.data[: array.nbytes], offsets, values)
+
+
+def _note_read(access: Access, tracker: Tracker, offsets, where, array: Array | None = None):
+    """Note who reads these bytes.
+
+    Raises:
+      NeverWrittenError, RaceError: see there.
+    """
+    blocks, warps = access.agents()
+    for start in range(0, access.width * access.count, GRANULE):
+        places = (offsets + start) // GRANULE
+        written = tracker.written(places)
+        if array is not None:
+            written = written | array.known[(offsets + start) // array.itemsize]
+        if not written.all():
+            n = int(np.flatnonzero(~written)[0])
+            raise NeverWrittenError(f"{where(n)} is read and was never written")
+        tracker.read(places, blocks, warps, access.group.epoch, where)
+
+
+def _note_write(access: Access, tracker: Tracker, offsets, where):
+    """Note who writes these bytes; a RaceError where it races."""
+    blocks, warps = access.agents()
+    for start in range(0, access.width * access.count, GRANULE):
+        tracker.write((offsets + start) // GRANULE, blocks, warps, access.group.epoch, where)
 
 
 @dataclasses.dataclass
@@ -165,6 +177,13 @@ class _Where:
             f"{self.access.text!r}, block {blocks[n]}, warp {warps[n]}: "
             f"{unit} {self.offsets[n] // size} of {name}"
         )
+
+
+def _put_all(access: Access, data: np.ndarray, offsets, values) -> None:
+    """Write the values of each thread to bytes, from these offsets on."""
+    data = data[: data.size // access.width * access.width].view(f"u{access.width}")
+    for n, value in enumerate(values):
+        _put(data, offsets // access.width + n, access.active(value), access)
 
 
 def _put(data, places, values, access: Access) -> None:
@@ -236,29 +255,14 @@ class Shared:
         """Return the values of each thread, as unsigned integers; of any value where masked."""
         places, active = self._places(access)
         if self.tracker is not None:
-            blocks, warps = access.agents()
             where = _Where(access, None, access.active(access.addresses))
-            for start in range(0, access.width * access.count, GRANULE):
-                at = (active + start) // GRANULE
-                if not (written := self.tracker.written(at)).all():
-                    n = int(np.flatnonzero(~written)[0])
-                    raise NeverWrittenError(f"{where(n)} is read and was never written")
-                self.tracker.read(at, blocks, warps, access.group.epoch, where)
-        values = self.data.reshape(-1).view(f"u{access.width}")
-        first = places // access.width
-        if access.mask is not None:
-            first = np.where(access.mask, first, 0)
-        return [values[first + n] for n in range(access.count)]
+            _note_read(access, self.tracker, active, where)
+        return access.values(self.data.reshape(-1), places)
 
     def store(self, access: Access, values: list[np.ndarray]) -> None:
         """Write values, unsigned integers, of each thread."""
         _, active = self._places(access)
         if self.tracker is not None:
-            blocks, warps = access.agents()
             where = _Where(access, None, access.active(access.addresses))
-            for start in range(0, access.width * access.count, GRANULE):
-                at = (active + start) // GRANULE
-                self.tracker.write(at, blocks, warps, access.group.epoch, where)
-        data = self.data.reshape(-1).view(f"u{access.width}")
-        for n, value in enumerate(values):
-            _put(data, active // access.width + n, access.active(value), access)
+            _note_write(access, self.tracker, active, where)
+        _put_all(access, self.data.reshape(-1), active, values)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-from tests.emulator.calls import inlined
+from tests.emulator.calls import closing, inlined
 from tests.emulator.errors import UnknownInstructionError
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
@@ -95,7 +95,7 @@ def parse(text: str) -> Program:
     threads = re.search(r"\.(?:req|max)ntid\s+([\d\s,]+)", directives)
     if threads is None:
         raise UnknownInstructionError(f"kernel {name} does not say how many threads a block has")
-    instructions, labels, targets = _statements(_body(text, entry.end()))
+    instructions, labels, targets = _statements(text[entry.end() : closing(text, entry.end()) - 1])
     return Program(
         name,
         tuple((kind, p) for kind, p in _PARAMETER.findall(re.sub(r"\s+", " ", parameters).strip())),
@@ -105,16 +105,6 @@ def parse(text: str) -> Program:
         targets,
         re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)[1],
     )
-
-
-def _body(text: str, start: int) -> str:
-    """Return what lies between the brace before `start` and the one that closes it."""
-    depth = 1
-    for match in re.finditer(r"[{}]", text[start:]):
-        depth += 1 if match[0] == "{" else -1
-        if depth == 0:
-            return text[start : start + match.start()]
-    raise UnknownInstructionError("the body of the kernel does not end")
 
 
 def _statements(body: str):

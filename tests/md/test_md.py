@@ -411,6 +411,30 @@ def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, caps
     assert all(line.endswith("s left") for line in lines[1:-1])
 
 
+def test_equilibration_begins_a_simulation_at_its_temperature(run, crystal, tmp_path, capsys):
+    """Nothing of it is written; a resumed simulation does not do it again."""
+    settings = {"temperature": 50, "timestep": 4.0, "steps": 10, "log_every": 1}
+    settings |= {"replicas": 16, "seed": 3, "run": str(tmp_path / "md")}
+    last = md.run(run, crystal, equilibrate=150, **settings)
+    assert "equilibrate: 150 steps of langevin, with a friction of 10/ps" in capsys.readouterr().out
+    folders = sorted(path for path in (tmp_path / "md").iterdir() if path.is_dir())
+    rows = [table(folder) for folder in folders]
+    assert [row["step"][0] for row in rows] == [0] * 16
+    first = np.array([row["temperature_k"][0] for row in rows])
+    # 9 degrees of freedom: of 16 of them, the mean has a deviation of 50 sqrt(2 / 9 / 16) K
+    assert abs(first.mean() - 50) < 4 * 50 * np.sqrt(2 / 9 / 16)
+    assert np.ptp(first) > 10  # drawn ones have 50 K
+    for atoms in last:
+        np.testing.assert_allclose(atoms.get_momenta().sum(axis=0), 0, atol=1e-10)
+    assert np.ptp([atoms.positions[0] for atoms in last], axis=0).min() > 0.01
+    md.resume(tmp_path / "md", steps=20)
+    assert "equilibrate" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="cannot be made: give another folder"):
+        md.run(run, crystal, equilibrate=150, **settings)
+    with pytest.raises(ConfigError, match="equilibrate=5 needs a temperature above zero"):
+        md.run(run, crystal, equilibrate=5, temperature=0)
+
+
 @pytest.mark.parametrize("rest", [True, False])
 def test_a_start_in_a_minimum_says_what_becomes_of_the_temperature(
     run, tmp_path, capsys, monkeypatch, rest

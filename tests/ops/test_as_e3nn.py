@@ -16,7 +16,7 @@ from tests.ops.parity import UNOPTIMIZED
 ROWS, SETS = 3, 2
 ENDS = np.array([0, 1, 2, 2]), np.array([1, 0, 1, 0])
 EDGES = ops.Edges.from_arrays(*ENDS, ROWS)
-SEEDS = pytest.mark.parametrize("seed", tiers.slow_unless((1, 4), *range(30)))
+SEEDS = pytest.mark.parametrize("seed", tiers.slow_unless((4,), *range(12)))
 BACKENDS = ("xla", "llvm")
 NATIVE = pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS, "e3nn"))
 
@@ -152,23 +152,6 @@ def test_linears_of_haiku(seed):
     assert_same(found, result(theirs.apply, params))
 
 
-@pytest.mark.parametrize("biases", [True, False])
-def test_linears_of_equinox(biases):
-    pytest.importorskip("equinox")
-    x = e3nn.normal("2x1o+3x0o", jax.random.key(0), (ROWS,))
-    for out in ("3x0e+2x0e+1x1o+2x2e", "0x1e+2x0o+1x1o"):
-        options = {"irreps_out": out, "irreps_in": x.irreps, "biases": biases}
-        options |= {"force_irreps_out": True, "key": jax.random.key(1)}
-        found, expected = (
-            linear(x)
-            for linear in (
-                ops.equinox.Linear(backend="llvm", **options),
-                e3nn.equinox.Linear(**options),
-            )
-        )
-        assert_same((found, found.zero_flags), (expected, expected.zero_flags))
-
-
 @SEEDS
 def test_a_sum_of_linears_knows_zeros_of_all(seed):
     rng = np.random.default_rng(seed)
@@ -241,7 +224,7 @@ def test_a_skip_of_zeros_is_zero():
 
 
 @pytest.mark.parametrize("irreps", ["3x0e+3x0e", "3x0e+3x0e+2x1o", "2x0o+2x0e+3x0e+1o+1x1o"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 def test_gated_blocks_are_those_that_were_asked_for(irreps, backend):
     x, y = (
         e3nn.normal(i, jax.random.key(k), (ROWS,)) for k, i in enumerate(("4x0e+2x1o", "0e+1o"))
@@ -254,8 +237,7 @@ def test_gated_blocks_are_those_that_were_asked_for(irreps, backend):
 
 
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
-@pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("irreps_y", ["1x0e", "2x0e"])
+@pytest.mark.parametrize(("graph", "irreps_y"), [(False, "1x0e"), (True, "2x0e")])
 def test_where_no_path_leads_to_the_output_it_is_zero(backend, graph, irreps_y):
     x = e3nn.normal("3x0e+2x0e", jax.random.key(0), (ROWS,))
     y = e3nn.normal(irreps_y, jax.random.key(1), (EDGES.num_edges if graph else ROWS,))
@@ -277,15 +259,6 @@ def test_where_no_path_leads_to_the_output_it_is_zero(backend, graph, irreps_y):
     assert (ours[0].array[:, :3] == 1).all()
 
 
-@pytest.mark.slow
-@NATIVE
-def test_irreps_of_the_product_that_nobody_reads_are_counted(backend):
-    x, y = (e3nn.normal(i, jax.random.key(0), (ROWS,)) for i in ("8x0e+8x1o", "0e+1o+2e"))
-    module = ops.TensorProductLinear("8x0e+4x2e", backend=backend)
-    names = list(module.init(jax.random.key(0), x, y)["params"])
-    assert names == ["w[0,0] 16x0e,8x0e", "w[3,1] 16x2e,4x2e"]
-
-
 MANY = "6x0e+5x1o", "5x0e+6x1o", "3x1e+4x0e"  # what no one kernel computes is composed
 FEW = "3x0e+2x1o", "0e+1o+2e", "4x2e+2x1o+3x2e+1x3e"
 
@@ -293,7 +266,7 @@ FEW = "3x0e+2x1o", "0e+1o+2e", "4x2e+2x1o+3x2e+1x3e"
 @NATIVE
 @pytest.mark.parametrize(
     ("irreps", "columns"),
-    [(FEW, None), (FEW, 1), (MANY, None), pytest.param(MANY, 0, marks=pytest.mark.slow)],
+    [(FEW, None), (MANY, 1), pytest.param(MANY, 0, marks=pytest.mark.slow)],
 )
 def test_weights_of_the_kept_irreps(irreps, columns, backend):
     """Weights are of those irreps that `irreps_out` has; the others have none, and count.
@@ -311,32 +284,3 @@ def test_weights_of_the_kept_irreps(irreps, columns, backend):
     x, y = with_zeros(rng, x, zeros=0), with_zeros(rng, y, (EDGES.num_edges,), zeros=0)
     ours, theirs = ops.TensorProductLinear(out, backend=backend), e3nn.flax.Linear(out)
     assert_modules_agree(ours, theirs, (x, y, weights, EDGES), (messages(x, y, wide),))
-
-
-@NATIVE
-@pytest.mark.parametrize("graph", [False, True])
-def test_channelwise(graph, backend):
-    """Check the unfiltered `channelwise_tensor_product`."""
-    rng = np.random.default_rng(7)
-    edges = EDGES if graph else None
-    x = with_zeros(rng, "3x0e+3x1o+3x1e", (EDGES.num_edges if graph else ROWS,))
-    y = with_zeros(rng, "3x1o+3x2e", zeros=0)
-    product = ops.channelwise_tensor_product(x, y, edges, backend="e3nn")
-    ours = ops.TensorProductLinear("2x2e+4x1o+1x0e", channelwise=True, backend=backend)
-    assert_modules_agree(ours, e3nn.flax.Linear("2x2e+4x1o+1x0e"), (x, y, None, edges), (product,))
-
-
-@NATIVE
-def test_scalar_first_with_multiplicities_on_a_graph(backend):
-    rng = np.random.default_rng(9)
-    x = with_zeros(rng, "6x0e+5x1o", zeros=0)
-    y = with_zeros(rng, "1x0e+6x1o", (EDGES.num_edges,), zeros=0)
-    parts = [
-        e3nn.tensor_product(x[EDGES.senders], part)
-        for part in (y.slice_by_mul[:1], y.slice_by_mul[1:])
-    ]
-    summed = e3nn.concatenate(parts).regroup()
-    summed = e3nn.scatter_sum(summed, dst=EDGES.receivers, output_size=ROWS)
-    ours = ops.TensorProductLinear("3x1e+4x0e+2x1o", scalar_first=True, backend=backend)
-    theirs = e3nn.flax.Linear("3x1e+4x0e+2x1o")
-    assert_modules_agree(ours, theirs, (x, y, None, EDGES), (summed,))

@@ -89,14 +89,3 @@ def test_complex_parameters(monkeypatch):
     params = jax.tree.map(lambda p: 1j * p, module.init(KEY, x))
     expected = e3nn.flax.Linear("3x0e+1o").apply(params, x)
     np.testing.assert_allclose(module.apply(params, x).array, expected.array, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_gradients():
-    def loss(product):
-        return lambda x: jnp.abs(product(e3nn.IrrepsArray(X.irreps, x), Y).array).sum()
-
-    found, expected = (
-        jax.grad(loss(f))(X.array) for f in (ops.tensor_product, e3nn.tensor_product)
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-5)

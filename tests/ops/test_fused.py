@@ -76,16 +76,15 @@ def run_by(way, request):
     return WAYS[way]
 
 
-CORE = "rows-linear graph-gate-skip rows-indexed-bias rows-channelwise graph-channelwise-split "
-CORE += "rows-fully-connected rows-many-columns"
+CORE = "rows-linear graph-gate-skip rows-indexed-bias graph-channelwise-split"
 ORDERS = {
     "xla": "rows-linear",
-    "llvm": CORE,
+    "llvm": f"{CORE} rows-channelwise rows-fully-connected graph-scalar-first",
     "llvm always": "rows-linear rows-gate-skip graph-small rows-channels-of-both",
-    "interpret": CORE,
+    "interpret": f"{CORE} rows-many-columns",
     "interpret always": "rows-linear rows-gate-skip rows-indexed-bias graph-small",
     "interpret blocks": "graph-channelwise-small",
-    "triton": CORE,
+    "triton": f"{CORE} rows-many-columns",
     "triton always": "rows-linear graph-small",
 }
 
@@ -110,10 +109,7 @@ def test_low_precision_errs_as_e3nn_does(name, dtype, way, run_by):
     assert_low_precision(CASES[name], *run_by[:1], jnp.dtype(dtype), run_by[1])
 
 
-FORCES = {
-    "llvm": "rows-indexed rows-skip",
-    "llvm always": "rows-gate-skip graph-small rows-channels-of-both",
-}
+FORCES = {"llvm": "rows-skip", "llvm always": "rows-gate-skip"}
 
 
 @pytest.mark.parametrize(

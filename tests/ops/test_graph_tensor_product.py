@@ -11,12 +11,7 @@ import pytest
 from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.cases import GRAPH, SMALL, Case, Graph, random_arrays
-from tests.ops.parity import (
-    BACKENDS,
-    error,
-    largest,
-    only,
-)
+from tests.ops.parity import BACKENDS, error, largest, only
 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
@@ -36,13 +31,34 @@ def everything(case: Case, backend: str, operands):
         return jax.tree.map(np.asarray, jax.jit(value_and_gradients)(*operands))
 
 
-@kernels
-def test_nodes_without_edges_get_exact_zeros(backend):
-    value, dx, _, _ = everything(CASE, backend, CASE.operands())
+@all_backends
+def test_isolated_nodes_padding_and_the_order_of_edges(backend):
+    """Edges of zero y or zero weight from a padding node to itself add exactly nothing."""
+    x, y, w = CASE.operands()
+    value, dx, dy, dw = everything(CASE, backend, (x, y, w))
     isolated, without_incoming = 3, 2
     assert not value[[isolated, without_incoming]].any()
     assert not dx[isolated].any()
     assert dx[without_incoming].all()
+
+    last = SMALL.num_nodes
+    padded_graph = Graph(last + 1, SMALL.pairs + ((last, last),) * 3)
+    padded = dataclasses.replace(CASE, graph=padded_graph)
+    x_padded = np.concatenate([x, np.ones((1, x.shape[1]))])
+    y_padded = np.concatenate([y, np.zeros((2, y.shape[1])), np.ones((1, y.shape[1]))])
+    w_padded = np.concatenate([w, np.ones((2, w.shape[1])), np.zeros((1, w.shape[1]))])
+    found, *gradients = everything(padded, backend, (x_padded, y_padded, w_padded))
+    assert not found[last].any()
+    assert all(np.isfinite(g).all() for g in gradients)
+    assert error(found[:last], value) <= (0 if backend != "xla" else 1e-15 * largest(value))
+
+    order = np.array([4, 2, 0, 5, 1, 3])
+    graph = Graph(SMALL.num_nodes, tuple(SMALL.pairs[i] for i in order))
+    shuffled = dataclasses.replace(CASE, graph=graph)
+    found = everything(shuffled, backend, (x, y[order], w[order]))
+    # the same sums of at most three terms in another order
+    for a, b in zip(found, (value, dx, dy[order], dw[order]), strict=True):
+        assert error(a, b) <= 1e-14 * largest(b)
 
 
 @kernels
@@ -55,38 +71,7 @@ def test_a_graph_without_edges_gives_exact_zeros(backend):
     assert dy.shape[0] == dw.shape[0] == 0
 
 
-@all_backends
-def test_padding_changes_nothing(backend):
-    """Edges of zero y or zero weight from a padding node to itself add exactly nothing."""
-    x, y, w = CASE.operands()
-    last = SMALL.num_nodes
-    padded_graph = Graph(last + 1, SMALL.pairs + ((last, last),) * 3)
-    padded = dataclasses.replace(CASE, graph=padded_graph)
-    x_padded = np.concatenate([x, np.ones((1, x.shape[1]))])
-    y_padded = np.concatenate([y, np.zeros((2, y.shape[1])), np.ones((1, y.shape[1]))])
-    w_padded = np.concatenate([w, np.ones((2, w.shape[1])), np.zeros((1, w.shape[1]))])
-    value, *_ = everything(CASE, backend, (x, y, w))
-    found, *gradients = everything(padded, backend, (x_padded, y_padded, w_padded))
-    assert not found[last].any()
-    assert all(np.isfinite(g).all() for g in gradients)
-    assert error(found[:last], value) <= (0 if backend != "xla" else 1e-15 * largest(value))
-
-
 @kernels
-def test_the_order_of_edges_does_not_matter(backend):
-    x, y, w = CASE.operands()
-    order = np.array([4, 2, 0, 5, 1, 3])
-    shuffled = dataclasses.replace(
-        CASE, graph=Graph(SMALL.num_nodes, tuple(SMALL.pairs[i] for i in order))
-    )
-    value, dx, dy, dw = everything(CASE, backend, (x, y, w))
-    found = everything(shuffled, backend, (x, y[order], w[order]))
-    # the same sums of at most three terms in another order
-    for a, b in zip(found, (value, dx, dy[order], dw[order]), strict=True):
-        assert error(a, b) <= 1e-14 * largest(b)
-
-
-@all_backends
 def test_edges_may_be_arguments_and_may_be_made_inside_jit(backend):
     operands = tuple(a.astype(np.float32) for a in CASE.operands())
     expected = CASE.reference(*operands)

@@ -139,7 +139,7 @@ def test_linear_is_e3nns(name, backend):
         assert list(found["params"]) == list(params["params"])
         jax.tree.map(np.testing.assert_array_equal, found, params)
         with computed_by(backend):
-            got = derivatives(ours, params, args)
+            got = derivatives(ours, params, args, UNOPTIMIZED)
         outputs = (jax.eval_shape(module.apply, params, *args) for module in (ours, theirs))
         assert len({out.irreps for out in outputs}) == 1
         assert_close(got, derivatives(theirs, params, args, UNOPTIMIZED), 1e-13)
@@ -250,17 +250,6 @@ def test_leading_axes_and_vmap(backend):
     np.testing.assert_allclose(of_each.array[1], -expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_as_a_function():
-    weights, x = arguments("weights", dtype=jnp.float32)
-    parameters = ops.Linear(OUT).init(jax.random.key(0), weights, x)["params"]
-    out = ops.linear(x, parameters, OUT, weights=weights, backend="xla")
-    expected = e3nn.flax.Linear(OUT).apply({"params": parameters}, weights, x)
-    np.testing.assert_allclose(out.array, expected.array, atol=1e-5)
-    with pytest.raises(ValueError, match="index and weights exclude each other"):
-        ops.linear(x, parameters, OUT, weights=weights, index=jnp.zeros(ROWS, int))
-
-
 X = e3nn.IrrepsArray("2x0e+1o", jnp.ones((ROWS, 5)))
 REFUSED = {
     "per-channel-alone": ({"weights_per_channel": True}, (X,), "needs weights as an argument"),
@@ -328,6 +317,8 @@ def test_errors_of_sums_and_groups():
     key, x = jax.random.key(0), e3nn.normal("2x0e", jax.random.key(0), (3,))
     with pytest.raises(ValueError, match="one input for each of"):
         ops.LinearSum("0e", ("a", "b")).init(key, x)
+    with pytest.raises(ValueError, match="index and weights exclude each other"):
+        ops.linear(x, {}, "0e", weights=jnp.ones((3, 2)), index=jnp.zeros(3, int))
     with pytest.raises(ValueError, match="cannot be added up"):
         ops.LinearSum("0e", ("a", "b")).init(key, x, x[:2])
     with pytest.raises(ValueError, match=r"of one n_in are needed, got \[\(3, 2\), \(2, 2\)\]"):
@@ -336,13 +327,19 @@ def test_errors_of_sums_and_groups():
         ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
 
 
-@pytest.mark.parametrize("cls", [ops.Linear, ops.TensorProductLinear])
+@pytest.mark.parametrize("cls", [ops.Linear, ops.TensorProductLinear, None])
 def test_triton_on_a_cpu_is_refused(cls):
-    """As the ops promise: by a ValueError, where the computation is lowered."""
+    """By a ValueError, where the computation is lowered; it never falls back."""
     pytest.importorskip("triton")
     if jax.default_backend() != "cpu":
         pytest.skip("a GPU is present")
     x = e3nn.normal("2x0e", jax.random.key(0), (3,))
-    args = (x,) if cls is ops.Linear else (x, x)
+    args = (jax.random.key(0), x) if cls is ops.Linear else (jax.random.key(0), x, x)
+
+    def function(key, *args):
+        if cls is None:
+            return ops.tensor_product(*args, backend="triton")
+        return cls("2x0e", backend="triton").init_with_output(key, *args)
+
     with pytest.raises(ValueError, match="'triton' runs on a GPU"):
-        jax.jit(cls("2x0e", backend="triton").init_with_output)(jax.random.key(0), *args)
+        jax.jit(function)(*args)

@@ -1,7 +1,6 @@
 """`python -m eqfuse.ops.show`: what it prints of a product, and how it refuses."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -102,11 +101,6 @@ def test_mistakes_are_one_line_and_exit_2(arguments, message, capsys):
     assert not captured.out
 
 
-def test_command_line():
-    run = subprocess.run(
-        [sys.executable, "-m", "eqfuse.ops.show", "4x0e", "1o", "--target", "none", "--nodes", "7"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout == show.show("4x0e", "1o", target="none", num_nodes=7) + "\n"
+def test_command_line(capsys):
+    show.main(["4x0e", "1o", "--target", "none", "--nodes", "7"])
+    assert capsys.readouterr().out == show.show("4x0e", "1o", target="none", num_nodes=7) + "\n"

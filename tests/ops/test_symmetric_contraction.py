@@ -6,36 +6,9 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from eqfuse import ops
-from tests.ops import tiers
-from tests.ops.cases import CONTRACTION, LARGE, random_arrays
-from tests.ops.parity import BACKENDS, assert_equivariant, error, largest, only
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_three_factors_up_to_l_3(backend):
-    """Value and gradients."""
-    x, w = LARGE.operands()
-    [cotangent] = random_arrays(LARGE.shapes()[-1:], 2)
-
-    def both(function):
-        value, vjp = jax.vjp(function, x, w)
-        return value, *vjp(cotangent)
-
-    with jax.enable_x64(True):
-        expected = jax.device_get(jax.jit(lambda: both(LARGE.reference))())
-        with only(backend):
-            found = jax.device_get(jax.jit(lambda: both(LARGE.function(backend)))())
-    for a, b in zip(found, expected, strict=True):
-        assert error(a, b) <= 1e-12 * largest(b)
-
-
-@pytest.mark.parametrize("backend", tiers.KERNELS)
-def test_equivariance_up_to_l_3(backend):
-    assert_equivariant(LARGE, backend)
+from tests.ops.cases import CONTRACTION
 
 
 def test_the_square_of_a_vector_by_hand():

@@ -1,6 +1,5 @@
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -105,17 +104,6 @@ def test_weights_of_frames_count_in_huber_losses_too(batch, rng):
         loss(error_sums(prediction, lab, graph, loss.penalty)) for lab in (batch.labels, labels)
     ]
     assert float(values[1]) == pytest.approx(0.5 * float(values[0]), rel=1e-5)
-
-
-def test_the_numbers_of_a_loss_are_arguments_of_a_program(batch, rng):
-    """Data of another force RMS, or other weights, need no other one."""
-    prediction, _ = perturbed(batch, rng)
-    sums = error_sums(prediction, batch.labels, batch.graph)
-    compiled = jax.jit(lambda loss, sums: loss(sums))
-    for scale in (0.5, 2.0):
-        loss = Loss(energy=scale, forces=3.0, stress=5.0, force_scale=scale)
-        assert float(compiled(loss, sums)) == pytest.approx(float(loss(sums)), rel=1e-6)
-    assert compiled._cache_size() == 1
 
 
 def test_a_batch_without_stress_labels_has_a_finite_loss(batch, rng):

@@ -24,6 +24,8 @@ from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
 from tests.small_runs import prepared
 
+PICTURES = True
+
 
 def rows_of(path):
     with open(path, newline="", encoding="utf-8") as file:

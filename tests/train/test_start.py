@@ -82,55 +82,6 @@ def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys)
     assert losses.index(min(losses)) == ours["epoch"]
 
 
-@pytest.mark.slow
-def test_the_start_is_the_best_if_training_makes_it_worse(base, settings, tmp_path):
-    folder = tmp_path / "run"
-    more = ["lr=3", "training.warmup_steps=0", "training.ema_decay=0", "epochs=1"]
-    assert main([*settings, *more, f"run={folder}"]) == 0
-    best, metadata, _ = read_checkpoint(folder, ("best",))
-    assert metadata["epoch"] == 0
-    jax.tree.map(np.testing.assert_array_equal, best, read_checkpoint(base, ("best",))[0])
-
-
-@pytest.fixture(scope="module")
-def whole(settings, tmp_path_factory):
-    """Folder of a run that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert main([*settings, "epochs=3", f"run={folder}"]) == 0
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at_step", [0, 3])
-def test_an_interrupted_one_ends_like_one_that_was_not(
-    base, settings, whole, tmp_path, monkeypatch, at_step
-):
-    """Even where the run that it started from is gone."""
-    from eqfuse.train import loop
-
-    copy = shutil.copytree(base, tmp_path / "base")
-    settings = [f"start_from={copy}", *settings[1:], "training.checkpoint_seconds=0", "epochs=3"]
-    keep = loop.Fit._keep
-
-    def interrupt(self, state, *rest):
-        keep(self, state, *rest)
-        if int(state.step) == at_step:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Fit, "_keep", interrupt)
-        assert main([*settings, f"run={tmp_path / 'parts'}"]) == 130
-    shutil.rmtree(copy)
-    assert main([f"resume={tmp_path / 'parts'}"]) == 0
-    for name in ("best", "last"):
-        (_, ours, _), (_, expected, _) = (
-            read_checkpoint(folder, (name,)) for folder in (tmp_path / "parts", whole)
-        )
-        assert ours["step"] == expected["step"]
-        assert ours["arrays_sha256"] == expected["arrays_sha256"]
-    assert len(rows_of(tmp_path / "parts")) == len(rows_of(whole)) == 4
-
-
 def test_reference_energies_that_are_given_win(settings, tmp_path):
     atoms = [ase.Atoms("O", info={"energy": -3.0}), ase.Atoms("H", info={"energy": -1.0})]
     ase.io.write(tmp_path / "both.xyz", atoms, format="extxyz")

@@ -4,10 +4,9 @@ import jax
 import pytest
 
 from eqfuse import data, models
-from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.step import initial_parameters
-from eqfuse.train.tetris import ROTATION_TOLERANCE, demonstrate, training_step
+from eqfuse.train.tetris import ROTATION_TOLERANCE, demonstrate
 from tests.ops import tiers
 
 
@@ -26,7 +25,9 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("settings", "code", "part"),
     [
-        (["steps=2"], 1, "did not reach 100% in 2 steps; try steps=4"),
+        pytest.param(
+            ["steps=2"], 1, "did not reach 100% in 2 steps; try steps=4", marks=pytest.mark.slow
+        ),
         (["epochs=3", "run=first"], 2, "data= is missing: without it a network learns the Tetris"),
         (["model.zbl=true"], 2, "which has no model.zbl; give a file"),
         (["layer=3"], 2, "layer is not a setting of this run; nearest: layers"),
@@ -52,22 +53,14 @@ class Wrapper:
         return type(out)(out.irreps, out.array + self.amount * leak[:, None])
 
 
-def test_the_demonstration_fails_for_a_network_that_is_not_equivariant():
+def test_the_demonstration_sees_a_network_that_is_not_equivariant():
     graph, labels = data.tetris()
     module = models.build("tetris", irreps_out="0o+7x0e", backend="xla")
     params = initial_parameters(module, 0, graph, "float32")
-    flat = Flat.of(params)
-    step, optimizer = training_step(module, flat, labels, lr=0.01)
-    step, at = jax.jit(step), flat.flatten(params)
-    state = optimizer.init(at)
-    for _ in range(60):
-        at, state, _ = step(at, state, graph)
-    params = flat.unflatten(at)
     found = []
     for leak in (0.0, 1e-3):
-        rotated, error, mirrored = demonstrate(Wrapper(module, leak), params, graph, labels, seed=0)
-        assert rotated == 1.0
-        assert mirrored[:3] == ["chiral2", "chiral1", "square"]
+        _, error, mirrored = demonstrate(Wrapper(module, leak), params, graph, labels, seed=0)
+        assert len(mirrored) == 8
         found.append(error)
     assert 0 < found[0] <= ROTATION_TOLERANCE < found[1]
 

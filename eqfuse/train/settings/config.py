@@ -114,8 +114,8 @@ class Config:
     )
     sequence: Literal["auto", "on", "off"] = setting(
         "auto",
-        "run a training step in one native call or launch; auto: for small networks on a CPU, "
-        "without profile=",
+        "run a training step in one native call, on a CPU; auto: for small networks, without "
+        "profile=",
     )
     steps: int | None = setting(None, "stop after this many steps; null: no limit", POSITIVE)
     profile: bool = setting(

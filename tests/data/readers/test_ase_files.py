@@ -42,17 +42,6 @@ def test_labels_in_columns_of_a_database(frames, tmp_path):
         read_structures(path, keys=Keys("other"))
 
 
-def test_structures_without_labels(frames, tmp_path):
-    ase.io.write(tmp_path / "POSCAR", frames[1], format="vasp")
-    ase.io.write(tmp_path / "copper.cif", frames[1])
-    for name in ("POSCAR", "copper.cif"):
-        [structure] = read_structures(tmp_path / name, require_labels=False)
-        volume = frames[1].get_volume()
-        assert structure.volume == pytest.approx(volume, rel=1e-5)
-        with pytest.raises(DataError, match="no energy under the key 'energy'"):
-            read_structures(tmp_path / name)
-
-
 @pytest.mark.parametrize("suffix", ["traj", "db", "json", "cif"])
 def test_bad_files_are_named(tmp_path, suffix, frames, rng):
     path = tmp_path / f"frames.{suffix}"

@@ -4,7 +4,6 @@ import bz2
 import functools
 import gzip
 import lzma
-import time
 
 import numpy as np
 import pytest
@@ -116,12 +115,6 @@ def test_stress(write, entry, key, factor):
     np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
 
 
-def test_a_key_with_the_name_of_this_package_is_a_key_of_its_own(write):
-    (structure,) = read_extxyz(write(CELL.format(stress="eqfuse_energy=7 eqfuse_stress_old=8")))
-    (other,) = read_extxyz(write(CELL.format(stress="")))
-    assert structure.energy == other.energy != 7
-
-
 def test_stress_of_each_atom_is_not_that_of_the_cell(write):
     text = CELL.format(stress=f'stress="{SIX}"').replace(":forces:R:3", ":forces:R:3:stress:R:1")
     (structure,) = read_extxyz(write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.0 0.0 0.0 7.0")))
@@ -188,12 +181,6 @@ def test_compressed(tmp_path):
     path = tmp_path / "data.xyz.gz"
     path.write_bytes(gzip.compress(GOOD.encode()))
     assert len(read_extxyz(path)) == 1
-
-
-def test_byte_order_mark(tmp_path):
-    path = tmp_path / "data.xyz"
-    path.write_text(GOOD, encoding="utf-8-sig")
-    assert read_extxyz(path)[0].energy == -14.25
 
 
 @pytest.mark.parametrize(
@@ -268,16 +255,6 @@ def test_empty_file(write, text):
         read_extxyz(write(text))
 
 
-@pytest.mark.parametrize("read", [read_extxyz, read_rmd17])
-def test_folder_and_binary_file(read, tmp_path):
-    with pytest.raises(DataError, match=r"cannot be read|is a folder"):
-        read(tmp_path)
-    path = tmp_path / "binary"
-    path.write_bytes(bytes([0xFF, 0xFE, 0x80, 0x81] * 100))
-    with pytest.raises(DataError, match="cannot be read"):
-        read(path)
-
-
 def test_units_that_are_given_count(write, tmp_path):
     """In atomic units, with forces in Hartree/Bohr and stress in Hartree/Bohr^3."""
     text = CELL.format(stress=f'stress="{NINE}"')
@@ -309,16 +286,6 @@ def test_formats_are_chosen_by_name_or_suffix(write, tmp_path):
     assert len(read_structures(tmp_path / "m.npz")) == 4
     with pytest.raises(DataError, match="format 'cif' is unknown; choose from: extxyz, rmd17"):
         read_structures(tmp_path / "m.npz", format="cif")
-
-
-def test_3bpa(shared_data):
-    start = time.perf_counter()
-    frames = read_extxyz(shared_data / "3bpa" / "train_300K.xyz")
-    assert time.perf_counter() - start < 10  # 0.3 s on an idle machine
-    assert len(frames) == 500
-    assert frames[0].energy == -17660.461737861464
-    forces = np.concatenate([frame.forces for frame in frames])
-    assert np.sqrt(np.mean(forces**2)) == pytest.approx(0.948, abs=5e-4)
 
 
 def test_more_columns_than_there_are_take_no_memory(write):

@@ -1,6 +1,5 @@
 """Reading rMD17 and MD22 files, good and bad, and the data sets in the package."""
 
-import pathlib
 import pickle
 
 import ase.units
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, read_embedded, read_rmd17
-from eqfuse.data.readers import embedded
 
 
 def rmd17_arrays():
@@ -101,28 +99,6 @@ def test_pickled_arrays_are_named_and_not_read(tmp_path, key):
         read_rmd17(tmp_path / "no.npz")
 
 
-def test_rmd17_ethanol(shared_data):
-    frames = read_rmd17(shared_data / "rmd17" / "rmd17_ethanol_train_01.npz")
-    assert len(frames) == 1000
-    assert sorted(frames[0].numbers) == [1] * 6 + [6] * 2 + [8]
-    # 1e-6: the constants of CODATA 2014 (ASE's default) and 2018 differ by 3e-7.
-    assert frames[0].energy == pytest.approx(-97079.92222179 * 0.0433641153, rel=1e-6)
-    # In eV/Å a molecule at 500 K has force components of this order.
-    assert 0.5 < np.sqrt(np.mean([frame.forces**2 for frame in frames])) < 3
-
-
-def test_a_damaged_file_is_refused_with_a_reason(tmp_path, monkeypatch):
-    """Some errors of zip files have no text of their own."""
-
-    def fails(*_, **__):
-        raise NotImplementedError
-
-    monkeypatch.setattr(np, "load", fails)
-    (tmp_path / "a.npz").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"damaged \(NotImplementedError\)"):
-        read_rmd17(tmp_path / "a.npz")
-
-
 def test_ethanol():
     structures = read_embedded("ethanol")
     assert [s.config_type for s in structures] == ["300K"] * 500 + ["500K"] * 500
@@ -156,15 +132,3 @@ def test_lithium_fluoride():
     work = -(pressure[1:] + pressure[:-1]) / 2 * np.diff(volume)
     np.testing.assert_allclose(np.diff(energy), work, atol=0.31)
     assert (work < -0.5).all()
-
-
-def test_both_are_small():
-    folder = pathlib.Path(embedded.__file__).parent
-    files = {path.name: path.stat().st_size for path in folder.glob("*.npz")}
-    assert files.keys() == {f"{name}.npz" for name in embedded.NAMES}
-    assert sum(files.values()) < 1_000_000
-
-
-def test_an_unknown_name_is_refused():
-    with pytest.raises(DataError, match="choose from: ethanol, lif"):
-        read_embedded("methanol")

@@ -1,5 +1,6 @@
 """Nothing that another user may have put into the cache is used; a warning names it."""
 
+import concurrent.futures
 import hashlib
 import os
 import pathlib
@@ -137,8 +138,58 @@ def test_what_is_trusted(monkeypatch, owner, mode, said):
 def test_a_temporary_folder_is_removed(folder):
     folder.mkdir()
     folder.chmod(0o777)
-    code = "from eqfuse.ops import _host; print(_host.cache_folder())"
+    code = f"import runpy; print(runpy.run_path({_host.__file__!r})['cache_folder']())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     used = pathlib.Path(done.stdout.strip())
     assert not used.is_relative_to(folder)
     assert not used.exists()
+
+
+def test_unwritable_folder_falls_back_with_a_warning(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(blocked / "folder"))
+    with pytest.warns(UserWarning, match="cannot be written to.*Set EQFUSE_CACHE_DIR"):
+        fallback = _host.cache_folder()
+    _host.ensure(fallback / "a.py", b"text")
+    assert (fallback / "a.py").read_bytes() == b"text"
+    assert _host.cache_folder() == fallback  # without a second warning, which would be an error
+
+
+def test_default_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("EQFUSE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _host.cache_folder() == tmp_path / "eqfuse"
+
+
+def test_readers_see_whole_files_while_others_write(tmp_path):
+    path, contents = tmp_path / "file", [bytes([i]) * 100_000 for i in range(4)]
+    _host.write(path, contents[0])
+
+    def write_and_read(i):
+        _host.write(path, contents[i % 4])
+        return path.read_bytes()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(write_and_read, range(200))) <= set(contents)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"answer": 42', '"answer": 43'),
+        lambda text: "[]",
+        lambda text: "",
+    ],
+    ids=["cut", "changed", "other json", "empty"],
+)
+def test_damaged_entries_are_not_read(tmp_path, damage):
+    path, key = tmp_path / "entry.json", {"source": "a", "types": ["*fp32"]}
+    _host.write_entry(path, key, {"answer": 42})
+    assert _host.read_entry(path, key) == {"answer": 42}
+    assert _host.read_entry(path, {**key, "source": "b"}) is None
+    path.write_text(damage(path.read_text()))
+    assert _host.read_entry(path, key) is None

@@ -11,7 +11,7 @@ import pytest
 from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.cases import SMALL, Case, Graph, random_arrays
-from tests.ops.parity import BACKENDS, error, largest, only
+from tests.ops.parity import BACKENDS, UNOPTIMIZED, error, largest, only
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -23,8 +23,6 @@ CASES = {
     "graph-one-w": dataclasses.replace(TINY, shared="w"),
     "rows-one-y": dataclasses.replace(ROWS, shape_y=(1,)),
 }
-
-both = pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES))
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels_by_default = pytest.mark.parametrize("backend", tiers.KERNELS)
 
@@ -40,7 +38,7 @@ def assert_same(found, expected):
 
 def assert_as_e3nn(transform, case: Case, backend: str, *arguments, launches=None):
     """`transform(product)(*arguments)` by a backend, and by e3nn-jax."""
-    expected = jax.jit(transform(case.reference))(*arguments)
+    expected = jax.jit(transform(case.reference), compiler_options=UNOPTIMIZED)(*arguments)
     with only(backend, launches=launches):
         found = jax.block_until_ready(jax.jit(transform(case.function(backend)))(*arguments))
     assert_same(found, expected)
@@ -56,57 +54,81 @@ def curved(product):
     return function
 
 
-@both
-@kernels_by_default
-def test_hessian(name, backend):
-    case = CASES[name]
-    assert_as_e3nn(lambda f: jax.hessian(curved(f), argnums=(1,)), case, backend, *case.operands())
+def tangents_of(case):
+    return random_arrays(case.shapes()[:-1], 1)
 
 
-@both
-@kernels_by_default
-def test_third_derivative(name, backend):
-    case = CASES[name]
-    operands, tangents = case.operands(), random_arrays(case.shapes()[:-1], 1)
+def third_derivative(case):
+    tangents = tangents_of(case)
 
     def transform(product):
-        gradient = jax.grad(curved(product), argnums=tuple(range(len(operands))))
-
-        def along(function):
-            return lambda *a: jax.jvp(function, a, tangents)[1]
+        gradient = jax.grad(curved(product), argnums=tuple(range(len(tangents))))
 
         def third(*a):
-            _, pullback = jax.vjp(along(gradient), *a)
-            return pullback(tangents)
+            return jax.vjp(lambda *a: jax.jvp(gradient, a, tangents)[1], *a)[1](tangents)
 
         return third
 
-    assert_as_e3nn(transform, case, backend, *operands)
+    return transform
 
 
-@all_backends
-def test_reverse_over_forward(backend):
-    operands, tangents = TINY.operands(), random_arrays(TINY.shapes()[:-1], 1)
+def reverse_over_forward(case):
+    tangents = tangents_of(case)
+    numbers = tuple(range(len(tangents)))
+    return lambda f: jax.grad(
+        lambda *a: jnp.sum(jnp.sin(jax.jvp(f, a, tangents)[1])), argnums=numbers
+    )
+
+
+def linearize_and_transpose(case):
+    """Transpose what is linear in x alone, which JAX may without differentiating it."""
+    [cotangent] = random_arrays(case.shapes()[-1:], 2)
 
     def transform(product):
-        return jax.grad(lambda *a: jnp.sum(jnp.sin(jax.jvp(product, a, tangents)[1])), (0, 1, 2))
+        def function(x, *rest):
+            out, linear = jax.linearize(lambda x: product(x, *rest), x)
+            return out, linear(2 * x), jax.linear_transpose(linear, x)(cotangent)
 
-    assert_as_e3nn(transform, TINY, backend, *operands)
+        return function
+
+    return transform
 
 
-@both
+TRANSFORMS = {
+    "hessian": lambda case: lambda f: jax.hessian(curved(f), argnums=(1,)),
+    "third derivative": third_derivative,
+    "reverse over forward": reverse_over_forward,
+    "checkpoint": lambda case: (
+        lambda f: jax.grad(curved(jax.checkpoint(f)), tuple(range(len(case.names))))
+    ),
+    "linearize and transpose": linearize_and_transpose,
+}
+
+
 @kernels_by_default
-@pytest.mark.parametrize("batched", tiers.slow_unless(["x", "all"], "x", "y", "all", "other axes"))
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph"], *CASES))
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transformations(transform, name, backend):
+    """Rules of the primitive, which are one for rows and graphs."""
+    case = CASES[name]
+    assert_as_e3nn(TRANSFORMS[transform](case), case, backend, *case.operands())
+
+
+VMAPPED = {
+    "x": (0, None, None),
+    "y": (None, 0, None),
+    "all": (0, 0, 0),
+    "other axes": (1, -1, 2),
+}
+
+
+@kernels_by_default
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES))
+@pytest.mark.parametrize("batched", tiers.slow_unless(["x", "all"], *VMAPPED))
 def test_vmap(name, backend, batched):
     """A batch is one launch, whichever operands have it."""
     case = CASES[name]
-    names = case.names
-    axes = {
-        "x": (0, None, None),
-        "y": (None, 0, None),
-        "all": (0, 0, 0),
-        "other axes": (1, -1, 2),
-    }[batched][: len(names)]
+    axes = VMAPPED[batched][: len(case.names)]
     operands = [
         a if axis is None else np.stack([a, 2 * a, -a], axis)
         for a, axis in zip(case.operands(), axes, strict=True)
@@ -119,8 +141,7 @@ def test_vmap(name, backend, batched):
 def test_vmap_of_a_tangent_of_one_row(batched, backend):
     """What is not batched is one row for all members, but not all factors of a product are."""
     case = dataclasses.replace(ROWS, shape_x=(1,), shape_y=(1,))
-    operands = case.operands()
-    tangents = list(random_arrays(case.shapes()[:-1], 1))
+    operands, tangents = case.operands(), list(tangents_of(case))
     tangents[batched] = np.stack([tangents[batched], 2 * tangents[batched]])
     axes = (0, None) if batched == 0 else (None, 0)
 
@@ -130,8 +151,8 @@ def test_vmap_of_a_tangent_of_one_row(batched, backend):
     assert_as_e3nn(transform, case, backend, *tangents)
 
 
-@both
 @kernels_by_default
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph"], *CASES))
 def test_vmap_of_vmap_of_gradients(name, backend):
     case = CASES[name]
     operands = case.operands()
@@ -150,10 +171,7 @@ def test_vmap_of_vmap_of_gradients(name, backend):
 def test_vmap_over_graphs(backend):
     """Each graph of a batch has its own edges, ordered inside the computation."""
     other = Graph(SMALL.num_nodes, ((3, 3), (1, 0), (2, 0), (0, 2), (4, 4), (1, 0)))
-    graphs = [SMALL, other]
-    senders, receivers = (
-        np.stack([getattr(g, n) for g in graphs]) for n in ("senders", "receivers")
-    )
+    ends = [np.stack([getattr(g, n) for g in (SMALL, other)]) for n in ("senders", "receivers")]
     operands = [np.stack([a, 2 * a]) for a in TINY.operands()]
 
     def one(senders, receivers, x, y, w):
@@ -164,13 +182,11 @@ def test_vmap_over_graphs(backend):
         ).array
 
     expected = [
-        Case("graph_tensor_product", TINY.irreps_x, TINY.irreps_y, "0e+1o", graph=g).reference(
-            *(a[n] for a in operands)
-        )
-        for n, g in enumerate(graphs)
+        dataclasses.replace(TINY, graph=g).reference(*(a[n] for a in operands))
+        for n, g in enumerate((SMALL, other))
     ]
     with only(backend, launches=1):
-        found = jax.jit(jax.vmap(one))(senders, receivers, *operands)
+        found = jax.jit(jax.vmap(one))(*ends, *operands)
     assert_same(found, jnp.stack(expected))
 
 
@@ -183,36 +199,6 @@ def test_vmap_over_nothing_or_of_nothing(backend):
     nothing_left = dataclasses.replace(TINY, keep="4e", weighted=False)
     out = jax.vmap(nothing_left.function(backend), (0, None))(np.stack([x, x]), y)
     assert out.shape == (2, SMALL.num_nodes, 0)
-
-
-@both
-@kernels_by_default
-def test_checkpoint(name, backend):
-    case = CASES[name]
-    argnums = tuple(range(len(case.names)))
-
-    def transform(product):
-        return jax.grad(curved(jax.checkpoint(product)), argnums)
-
-    assert_as_e3nn(transform, case, backend, *case.operands())
-
-
-@both
-@kernels_by_default
-def test_linearize_and_transpose(name, backend):
-    """The product is linear in x alone: JAX may transpose it without differentiating."""
-    case = CASES[name]
-    [cotangent] = random_arrays(case.shapes()[-1:], 2)
-
-    def transform(product):
-        def function(x, *rest):
-            out, linear = jax.linearize(lambda x: product(x, *rest), x)
-            transposed = jax.linear_transpose(linear, x)(cotangent)
-            return out, linear(2 * x), transposed
-
-        return function
-
-    assert_as_e3nn(transform, case, backend, *case.operands())
 
 
 @kernels_by_default

@@ -14,17 +14,16 @@ _, _, path, folder = sys.argv
 devices = find_devices("distributed")
 stored = store_structures([path], folder=folder)
 samples = samples_of(stored, 3.0, species_table(stored), dict.fromkeys(species_table(stored), 0.0))
-read, columns = [], StoredSamples.columns
-
-
-def recorded(self, indices):
-    read.extend(self.indices[indices].tolist())
-    return columns(self, indices)
-
-
 batcher = Batcher(samples, 5, parts=devices.count, own=devices.own)
-StoredSamples.columns = recorded
-StoredSamples.item = None  # there is no other way to read a frame
+read, item = [], StoredSamples.item
+
+
+def recorded(self, k):
+    read.append(int(self.indices[k]))
+    return item(self, k)
+
+
+StoredSamples.item = recorded
 squares = devices.summed(lambda _, batch: jnp.sum(batch.labels.forces**2))
 total = sum(float(squares(0.0, devices.spread(batch))) for batch in batcher.batches(epoch=3))
 print(json.dumps({"read": read, "sum": total}))

@@ -171,13 +171,6 @@ def test_each_process_reads_its_part_of_stored_frames(water, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_process_needs_no_other(settings, tmp_path):
-    [(code, out, error)] = ended(processes(1, [*settings, "steps=1", f"run={tmp_path / 'run'}"]))
-    assert code == 0, error
-    assert "\ndevices " not in out  # printed for several only
-
-
-@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
     folders = [tmp_path / "main", tmp_path / "other"]
     for path in folders:
@@ -221,11 +214,3 @@ def test_devices_that_are_not_there_are_refused(arguments, part, settings, tmp_p
     assert main([*settings, *arguments, f"run={tmp_path / 'run'}"]) == 2
     assert part in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_too_few_structures_for_the_devices_are_refused(settings, tmp_path):
-    arguments = [*settings, "data.batch_size=1", "devices=2", f"run={tmp_path / 'run'}"]
-    [(code, _, error)] = ended([start(ROOT / "train.py", arguments, TWO)])
-    assert code == 2
-    assert "data.batch_size=2 or more" in error

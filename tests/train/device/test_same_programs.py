@@ -38,6 +38,7 @@ def misses(tmp_path):
     use(before)
 
 
+@pytest.mark.slow
 def test_other_labels_and_weights_use_the_same_programs(water, tiny, tmp_path, misses):
     frames = ase.io.read(water, ":")
     for atoms in frames:

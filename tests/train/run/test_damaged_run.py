@@ -61,15 +61,6 @@ def test_a_run_goes_on_from_the_older_checkpoint(three_epochs, folder, damage, c
     assert_same(three_epochs, folder)
 
 
-@pytest.mark.slow
-def test_a_run_with_one_last_checkpoint_goes_on(three_epochs, folder, capsys):
-    """As one that was stopped early, or converted, has it."""
-    (folder / "checkpoints" / "previous.safetensors").unlink()
-    assert main([f"resume={folder}", "epochs=3"]) == 0
-    assert capsys.readouterr().err == ""
-    assert_same(three_epochs, folder)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "kept", "damaged"),
     [

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import ase.io
 import jax
 import numpy as np
 import pytest
@@ -172,17 +171,6 @@ def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [8, 10])
-def test_a_run_that_has_nothing_left_to_do_keeps_its_metrics(settings, tmp_path, steps):
-    """At the end of an epoch, of four steps, or within one."""
-    folder = tmp_path / "run"
-    assert main([*settings, f"steps={steps}", f"run={folder}"]) == 0
-    text = (folder / "metrics.csv").read_text(encoding="utf-8")
-    assert main([f"resume={folder}"]) == 0
-    assert (folder / "metrics.csv").read_text(encoding="utf-8") == text
-
-
-@pytest.mark.slow
 def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
     """It is written when the limit ends the epoch, and what comes later must be better."""
     folder = tmp_path / "run"
@@ -194,21 +182,6 @@ def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
     assert best["step"] == 6
     _, last, _ = read_checkpoint(folder, ("last",))
     assert last["position"]["best"] == losses[1]
-
-
-@pytest.mark.slow
-def test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled(settings, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    before = Fit._validate
-
-    def interrupted(self, state, at, times, progress):
-        raise self._interrupted(signal.SIGINT, state, at)
-
-    monkeypatch.setattr(Fit, "_validate", interrupted)
-    assert main([*settings, "epochs=1", f"run={folder}"]) == 128 + signal.SIGINT
-    monkeypatch.setattr(Fit, "_validate", before)
-    assert main([f"resume={folder}", "profile=true"]) == 0
-    assert len(history(folder)) == 1
 
 
 def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
@@ -246,20 +219,6 @@ def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "seed (0 there, 1 here)" in refused([f"resume={other}"], capsys)
     (other / "config.yaml").write_text(text.replace("channels: 2", "channels: 3"), encoding="utf-8")
     assert "channels (2 there, 3 here)" in refused([f"resume={other}"], capsys)
-
-
-@pytest.mark.slow
-def test_changed_stress_is_refused(copper, tiny, tmp_path, capsys):
-    path, folder = tmp_path / "copper.xyz", tmp_path / "run"
-    frames = ase.io.read(copper, ":")
-    ase.io.write(path, frames, format="extxyz")
-    data = ["data=extxyz", f"data.path={path}", "cutoff=3", "training.stress_weight=1"]
-    assert main([*tiny, *data, "epochs=1", f"run={folder}"]) == 0
-    for atoms in frames:
-        atoms.calc.results["stress"] = 2 * atoms.calc.results["stress"]
-    ase.io.write(path, frames, format="extxyz")
-    capsys.readouterr()
-    assert "is not as it was" in refused([f"resume={folder}", "epochs=2"], capsys)
 
 
 def test_changed_data_are_refused(settings, whole, tmp_path, capsys):

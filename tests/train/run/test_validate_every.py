@@ -1,7 +1,5 @@
 """Validation every so many steps: which lines there are, and that resuming does not change them."""
 
-import math
-
 import jax
 import numpy as np
 import pytest
@@ -57,14 +55,6 @@ def test_lines_are_of_every_third_step_and_the_last(whole):
     params, metadata, _ = read_checkpoint(whole, ("best",))
     assert str(metadata["step"]) == best["step"]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
-
-
-@pytest.mark.slow
-def test_a_line_is_that_of_the_epoch_where_both_end_together(settings, tmp_path):
-    for name, more in (("epochs", []), ("steps", ["training.validate_every=4"])):
-        assert main([*settings, *more, "epochs=2", f"run={tmp_path / name}"]) == 0
-    assert_same(tmp_path / "epochs", tmp_path / "steps")
-    assert math.isfinite(float(history(tmp_path / "steps")[1]["train_loss"]))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from eqfuse import _jax_compat
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.transforms.fuse.layers import without_masks
 from eqfuse.ops.transforms.fuse.match import as_rows
+from eqfuse.ops.transforms.fuse.reads import narrower
 from eqfuse.ops.transforms.fuse.rows import (
     ROWS,
     ArrayFactor,
@@ -189,6 +190,22 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
         return out
 
     return Rewrite(node, (*arrays, *(index for index, *_ in ends), *weights), function)
+
+
+def linear_of_what_it_reads(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a Linear of a sum or a product as one of the blocks that it reads."""
+    node = trace.nodes[number]
+    if (found := narrower(trace, rows, number)) is None:
+        return None
+    form, blocks = found
+
+    def function(x, *own):
+        parts = [x[:, b.offset : b.offset + b.mul * b.dim] for b in blocks]
+        x = jnp.concatenate(parts, axis=1)
+        [z] = node.eqn.primitive.bind(x, *own, **node.params | {"form": form})
+        return z
+
+    return Rewrite(node, node.inputs, function)
 
 
 def _reads_all(form: LinearForm) -> bool:
@@ -461,7 +478,7 @@ def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
 
 
 RULES = {
-    "eqfuse_linear_form": (linear_of_gathered,),
+    "eqfuse_linear_form": (linear_of_what_it_reads, linear_of_gathered),
     "scatter-add": (sum_of_linear, sum_of_batch),
     "gather": (gather_of_batch,),
 }

@@ -118,7 +118,7 @@ class Match:
     @property
     def gathered(self) -> dict[object, Gathered]:
         """Return the first gather, whose ends are those of all, of each name that is gathered."""
-        first = {n: parts_of(n)[0] for n in self.names if n != WEIGHTS}
+        first = {n: parts_of(n)[0] for n in self.names if n != WEIGHTS and parts_of(n)}
         return {n: part for n, part in first.items() if isinstance(part, Gathered)}
 
     def operands(self, arrays: dict, num_rows: int) -> dict:
@@ -219,7 +219,10 @@ def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):
             places |= {ONE: (name, 0)} if one else {}
         ordered[name] = int(starts[-1]), role
     if ONE in names and ONE not in places:
-        raise Unfit("the product has no operand of the rows themselves")
+        if any(role is Role.RIGHT for _, role in ordered.values()):
+            raise Unfit("the product has no operand of the rows themselves")
+        name = Joined((), one=True)
+        places[ONE], ordered[name] = (name, 0), (1, Role.RIGHT)
     return [_placed(d, places) for d in drafts], ordered
 
 
@@ -251,10 +254,10 @@ def _size(name, trace: Trace) -> int:
 
 
 def _index(name) -> Index:
-    [*_, name] = parts_of(name)
-    if isinstance(name, Gathered):
+    [*_, last] = parts_of(name) or (None,)
+    if isinstance(last, Gathered):
         return Index.SENDER
-    return Index.SHARED if name.axes is None else Index.ROW
+    return Index.SHARED if last is not None and last.axes is None else Index.ROW
 
 
 def _placed(draft: Draft, places: dict) -> Draft:

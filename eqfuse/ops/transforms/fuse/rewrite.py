@@ -16,6 +16,7 @@ from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
 from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
 from eqfuse.ops.transforms.fuse.match import CONVERT
+from eqfuse.ops.transforms.fuse.reads import read_rows
 from eqfuse.ops.transforms.fuse.rows import (
     ARITHMETIC,
     MOVES,
@@ -150,6 +151,8 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
             NOTHING,
         )
         entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
+        if (part := read_rows(trace, rows, number, nodes)) is not None:
+            ops[trace.nodes[number].outputs[0]] = part
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)

@@ -77,8 +77,8 @@ class Converter:
     of weights that an index chooses.
     """
 
-    def __init__(self, trace: Trace, dtype: str, backend: str):
-        self.trace, self.dtype, self.backend = trace, dtype, backend
+    def __init__(self, trace: Trace, dtype: str):
+        self.trace, self.dtype = trace, dtype
         self.arrays: list[Array] = []
         self.steps: list = []
         self.indices: list[tuple[int, str, int]] = []
@@ -367,7 +367,7 @@ class Converter:
     def _form_step(self, node: Node):
         form, rows = node.params["form"], node.params["num_rows"]
         n, dtype = len(form.inputs), dtype_of(self.aval(node.inputs[0]))
-        if node.params["backend"] != self.backend:
+        if node.params["backend"] != "llvm":
             raise NoStepError(f"on backend {node.params['backend']}")
         if dtype != self.dtype:
             raise NoStepError(f"of {dtype}, where others are of {self.dtype}")
@@ -392,12 +392,12 @@ class Converter:
 
     def _sets(self, node: Node, form, rows: int, values):
         """Return the index arrays of a linear form, and how many sets of weights there are."""
-        if self.backend == "llvm" and is_wide(form):
+        if is_wide(form):
             raise NoStepError("matrices so large that they are XLA's")
         if not form.num_sets:
             return [], 1
         [value], sizes = values, [("index", rows, form.num_sets)]
-        if self.backend == "llvm" and any(isinstance(o, Weights) for o in form.outputs):
+        if any(isinstance(o, Weights) for o in form.outputs):
             sizes += [("order", rows, rows), ("offsets", form.num_sets + 1, rows)]
         indices = [(name, self._index_array(name, value, *size)) for name, *size in sizes]
         return indices, form.num_sets

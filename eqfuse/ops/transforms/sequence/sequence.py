@@ -15,8 +15,6 @@ from jax.interpreters import mlir
 from eqfuse import _jax_compat
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm import program as native_program
-from eqfuse.ops.backends.triton import program as triton_program
-from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.ir.program import Number, Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
@@ -24,9 +22,13 @@ from eqfuse.ops.transforms.fuse.trace import Node, Trace, aligned, needed, trace
 from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter, NoStepError
 
 KERNELS = (FORM, LINEAR_FORM)
-BACKENDS = ("llvm", "triton", "triton-interpret")
-LANES = {"llvm": 16, "triton": 1, "triton-interpret": 1}
-"""Elements that an operation of `most` computes, at most, by backend."""
+BACKEND = "llvm"
+"""The backend of the forms that are steps. On a GPU, one block that takes all steps was predicted
+to take three times as long as their launches (benchmarks/results/sequences.md)."""
+LANES = 16
+"""Elements that an operation of `most` computes, at most."""
+MOST = 3_500_000
+"""Operations from which on it is worth more to share each step out, see `sequence`."""
 
 PLACED = frozenset(("shard_map", "sharding_constraint"))
 """Primitives by which `jit` finds the devices that it compiles for."""
@@ -43,17 +45,14 @@ class Stage:
 
 
 class Stages:
-    """A traced function as stages; backend and dtype are those of its forms, "" without any."""
+    """A traced function as stages; the dtype is that of its forms, "" without any."""
 
     def __init__(self, closed: ClosedJaxpr):
         self.trace = Trace(expanded(closed), {})
         _, numbers = needed(self.trace, {})
         self._nodes = [n for k, n in enumerate(self.trace.nodes) if k in numbers]
-        of_kernels = [n for n in self._nodes if n.name in KERNELS]
-        backends = [n.params["backend"] for n in of_kernels]
-        self.backend = next((b for b in BACKENDS if b in backends), "")
-        of_kernels = [n for n in of_kernels if n.params["backend"] == self.backend]
-        dtypes = {str(self.trace.avals[n.inputs[0]].dtype) for n in of_kernels}
+        forms = [n for n in self._nodes if n.name in KERNELS and n.params["backend"] == BACKEND]
+        dtypes = {str(self.trace.avals[n.inputs[0]].dtype) for n in forms}
         self.dtype = next((d for d in ("float32", "float64") if d in dtypes), "")
         self.reasons: collections.Counter[str] = collections.Counter()  # of nodes that are no steps
         self.stages = self._cut()
@@ -121,26 +120,20 @@ class Stages:
                 todo += node.inputs
         return result
 
-    def _converter(self) -> Converter:
-        return Converter(self.trace, self.dtype, self.backend)
-
     def _reason(self, node: Node) -> str:
         if node.eqn.effects:
             return f"{node.name} has effects"
-        converter = self._converter()
         try:
-            converter.convert(node)
+            Converter(self.trace, self.dtype).convert(node)
         except NoStepError as error:
             return str(error)
-        if self.backend == "llvm":
-            return ""
-        return next(filter(None, map(triton_program.unsupported_reason, converter.steps)), "")
+        return ""
 
     def _stage(self, parts, level: int) -> Stage:
         nodes = parts[level]
         if level % 2 == 0 or not any(n.name in KERNELS for n in nodes):
             return Stage(tuple(nodes))
-        converter = self._converter()
+        converter = Converter(self.trace, self.dtype)
         for node in nodes:
             converter.convert(node)
         own = set(map(id, nodes))
@@ -211,11 +204,11 @@ def bind(eqn, arrays) -> list:
 class Sequence:
     """A traced function and its stages. Each is one of its own: equal only to itself.
 
-    Constants that are `tracers` are operands. From `most` operations on, None for that of the
-    backend, it is computed as it is written; `log` gets a line where that turns out later.
+    Constants that are `tracers` are operands. From `most` operations on it is computed as it is
+    written; `log` gets a line where that turns out later.
     """
 
-    def __init__(self, closed: ClosedJaxpr, most: float | None, log: Callable = lambda line: None):
+    def __init__(self, closed: ClosedJaxpr, most: float, log: Callable = lambda line: None):
         consts = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         traced = [(v, c) for v, c in consts if isinstance(c, jax.core.Tracer)]
         kept = [(v, c) for v, c in consts if not isinstance(c, jax.core.Tracer)]
@@ -233,12 +226,9 @@ class Sequence:
 
     @functools.cached_property
     def operations(self) -> int:
-        """Return about how many operations its kernels run: on a CPU, of vectors."""
-        programs = [s.program for s in self.stages.native]
-        if self.stages.backend == "llvm":
-            on = self.stages.dtype, machine.machine()
-            return sum(native_program.cost(program, *on) for program in programs)
-        return sum(map(triton_program.cost, programs))
+        """Return about how many operations of vectors its kernels run."""
+        on = self.stages.dtype, machine.machine()
+        return sum(native_program.cost(stage.program, *on) for stage in self.stages.native)
 
     @functools.cached_property
     def reason(self) -> str:
@@ -247,26 +237,21 @@ class Sequence:
         elements, backends, placed = _looked_through(self.closed.jaxpr)
         if placed:  # jit has to see it, to know the devices that it compiles for
             return f"it decides where arrays lie ({', '.join(sorted(placed))})"
-        backend = next((b for b in BACKENDS if b in backends), None)
-        if backend is None:
-            return 'no product and no Linear on backend "llvm" or "triton"'
-        most = MOST[backend] if self.most is None else self.most
-        if not most:
-            return "on a GPU one block is predicted to take longer than a launch of each step"
-        beyond = f"more {'vector ' * (backend == 'llvm')}operations than {most:,.0f}"
-        if elements // LANES[backend] > most:  # nothing has to be looked for
+        if BACKEND not in backends:
+            return f'no product and no Linear on backend "{BACKEND}"'
+        beyond = f"more vector operations than {self.most:,.0f}"
+        if elements // LANES > self.most:  # nothing has to be looked for
             return beyond
         if not self.stages.native:
             return "no product and no Linear that is a step"
-        return beyond if self.operations > most else ""
+        return beyond if self.operations > self.most else ""
 
     @property
     def choice(self) -> str:
         if self.reason:
             return f"as written: {self.reason}"
         steps = [len(s.program.in_loops.steps) for s in self.stages.native]
-        call, end = ("native call", "s") if self.stages.backend == "llvm" else ("launch", "es")
-        calls = f"one {call}" if len(steps) == 1 else f"{len(steps)} {call}{end}"
+        calls = "one native call" if len(steps) == 1 else f"{len(steps)} native calls"
         return f"{calls} of {sum(steps)} steps"
 
     @property
@@ -322,14 +307,14 @@ sequence_p = rules.defined_primitive("eqfuse_sequence", _transformed, _abstract)
 def run_sequence(*arrays, call: Sequence) -> list:
     stages, trace = call.stages, call.stages.trace
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
-    run = _native_call if stages.backend == "llvm" else _launch
     for stage in stages.stages:
         if stage.program is None:
             for node in stage.nodes:
                 outputs = bind(node.eqn, [env[v] for v in node.inputs])
                 env.update(zip(node.outputs, outputs, strict=True))
             continue
-        results = run(stage.program, [_given(env, key) for key in stage.inputs], stages)
+        given = [_given(env, key) for key in stage.inputs]
+        results = _native_call(stage.program, given, stages.dtype)
         for v in (v for node in stage.nodes for v in node.outputs):
             if not trace.avals[v].size:
                 env[v] = jnp.zeros(trace.avals[v].shape, trace.avals[v].dtype)
@@ -352,16 +337,8 @@ def _given(env, key):
     return index
 
 
-def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
-    kernel = triton_program.generate(program, stages.dtype)
-    shapes = [(program.arrays[n].size,) for n in program.outputs] + [(kernel.scratch,)]
-    flat = [a.reshape(-1) for a in arrays]
-    *results, _ = launch(kernel.spec, flat, shapes, (), (1,), stages.backend)
-    return results
-
-
-def _native_call(program: Program, arrays, stages: Stages) -> list[jax.Array]:
-    module = native_program.generate(program, stages.dtype, machine.machine())
+def _native_call(program: Program, arrays, dtype: str) -> list[jax.Array]:
+    module = native_program.generate(program, dtype, machine.machine())
     indices = {n for n, _, _ in program.indices}
     shaped = [
         a.reshape(-1) if n in indices else a.reshape(1, -1)
@@ -369,7 +346,7 @@ def _native_call(program: Program, arrays, stages: Stages) -> list[jax.Array]:
     ]
     outputs = [program.arrays[n] for n in program.outputs]
     shapes = (*((1, a.size) for a in outputs), *((1, width) for width in module.copies))
-    dtypes = (*(a.dtype for a in outputs), *(stages.dtype for _ in module.copies))
+    dtypes = (*(a.dtype for a in outputs), *(dtype for _ in module.copies))
     results = native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
     return results[: len(outputs)]
 
@@ -380,44 +357,31 @@ def _lower(ctx, *operands, call: Sequence):
     return _lower_as_written(ctx, *operands, call=call, where="on several devices")
 
 
-def _lower_as_written(ctx, *operands, call: Sequence, where: str = "not on a CPU or a GPU"):
+def _lower_as_written(ctx, *operands, call: Sequence, where: str = "not on a CPU"):
     call.log(f"as written: {where}")
     return mlir.lower_fun(_definition, multiple_results=True)(ctx, *operands, call=call)
 
 
 mlir.register_lowering(sequence_p, _lower_as_written)
-for _platform in ("cpu", "cuda", "rocm"):
-    mlir.register_lowering(sequence_p, _lower, platform=_platform)
-
-
-MOST = {"llvm": 3_500_000, "triton": 0, "triton-interpret": 0}
-"""Operations from which on it is worth more to share each step out, by backend: see `sequence`.
-
-None on a GPU: a training step of the Tetris network is predicted to take 276 us in one block, and
-84 in 44 launches (benchmarks/results/sequences.md).
-"""
+mlir.register_lowering(sequence_p, _lower, platform="cpu")
 
 
 def sequence(
     function: Callable | None = None,
     *,
-    most: float | None = None,
+    most: float = MOST,
     report: bool | Callable[[str], None] = False,
     **options,
 ) -> Callable:
     """Compile a function, as `jax.jit` does, into one native call where it is small.
 
     A network of few channels, on few atoms, spends most of its time on beginning operations. The
-    function is traced, and its products, Linears and fused ops of backend "llvm" or "triton" with
+    function is traced, and its products, Linears and fused ops of backend "llvm" with
     what is between them (element-wise functions, changes of shape, sums, rows gathered and added)
     become one kernel, which runs them one after the other. What it does not know, XLA computes:
-    before it, after it, or between several such kernels. On several devices, on a mesh of explicit
-    axes, inside `shard_map`, and with one in it or with a sharding constraint, the function is
-    computed as it is written.
-
-    On a GPU one block is the kernel, on one multiprocessor. By prediction that takes longer than
-    the launches of all steps, unless the host is what they wait for, so it has to be asked for,
-    with `most=math.inf`.
+    before it, after it, or between several such kernels. On a GPU, on several devices, on a mesh of
+    explicit axes, inside `shard_map`, and with one in it or with a sharding constraint, the
+    function is computed as it is written.
 
     Pass a function that takes its gradients itself, such as `jax.value_and_grad(loss)` or a whole
     training step. What is returned can be differentiated and mapped too: its derivatives are those
@@ -425,9 +389,8 @@ def sequence(
 
     Args:
       function: of any arguments that `jax.jit` takes.
-      most: operations, about, beyond which the function is computed as it is written: then it is
-        worth more to share each one out. On a CPU they are of vectors. None is 3.5 million on a
-        CPU, and none on a GPU.
+      most: operations of vectors, about, beyond which the function is computed as it is written:
+        then it is worth more to share each one out.
       report: print, whenever the function is traced, a table of what is computed how, and why not
         otherwise. A function in its place is given one line about what was chosen. Another
         line follows where it is computed as it is written after all, for what becomes known later:

@@ -22,7 +22,6 @@ from tests.ops.parity import only
 
 NODES, EDGES = 9, 40
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)  # as JAX turns the code of an error into one
-MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
 
 
 @pytest.fixture
@@ -81,11 +80,10 @@ def random_form(rng, on_graph: bool) -> Form:
     return Form(tuple(inputs), tuple(outputs), tuple(paths))
 
 
-@pytest.mark.parametrize("vector_bytes", MACHINES, ids=MACHINES.get)
-@pytest.mark.parametrize("seed", tiers.slow_unless(range(8), *range(16)))
-def test_random_forms_and_their_gradients(seed, vector_bytes, monkeypatch, x64):
+@pytest.mark.parametrize("seed", tiers.slow_unless(range(12), *range(48)))
+def test_random_forms_and_their_gradients(seed, monkeypatch, x64):
     """Also with the vectors of smaller processors, which every larger one can run."""
-    widest = machine.machine().vector_bytes
+    widest, vector_bytes = machine.machine().vector_bytes, (64, 32, 16)[seed // 2 % 3]
     if vector_bytes > widest:
         pytest.skip(f"this processor has vectors of {widest} bytes")
     monkeypatch.setattr(machine, "machine", lambda: Machine(vector_bytes, 16))
@@ -272,22 +270,3 @@ def test_buffers_that_do_not_fit_are_an_error(call):
     refused("rows, got")
     call.shapes = shapes[:-1]
     refused("results, got")
-
-
-def test_damaged_buffers_never_crash(call):
-    """Fuzzed: any mixture of wrong indices, sizes and dtypes is an error."""
-    rng = np.random.default_rng(5)
-    good, shapes = {n: a.copy() for n, a in call.arguments.items()}, list(call.shapes)
-    for _ in range(60):
-        call.arguments, call.shapes = {n: a.copy() for n, a in good.items()}, list(shapes)
-        name = str(rng.choice(list(good)))
-        array = call.arguments[name]
-        kind = rng.integers(3)
-        if kind == 0 and array.dtype == np.int32:
-            array[rng.integers(len(array))] = rng.choice([-1, 10**9, -(10**9), EDGES + 7])
-        elif kind == 1:
-            call.arguments[name] = array[: rng.integers(len(array))]
-        else:
-            call.shapes[rng.integers(len(shapes))] = tuple(rng.integers(1, 5, 2).tolist())
-        with pytest.raises(REFUSED, match="eqfuse: "):
-            call()

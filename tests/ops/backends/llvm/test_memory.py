@@ -122,10 +122,10 @@ def patched(monkeypatch):
 # Sums over channels of products of components, for rows of many channels.
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.slow)])
 def test_more_products_of_components_than_registers(dtype):
     """On the path 3o x 2e -> 3o; in float32 errors are at most twice those of e3nn-jax."""
-    x, y, keep = "64x1o+64x3o", "0e+2e", "1o+3o"
+    x, y, keep = "64x3o", "2e", "3o"
     graph = np.random.default_rng(0).integers(0, 5, (2, 40)), 5
     expected = derivatives(x, y, graph, np.float64, "e3nn", keep)
     allowed = 1e-13
@@ -177,18 +177,6 @@ def test_double_backward_in_parts(graph, texts):
     assert len(texts) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("x", [LONG, "32x0e+32x0o"])  # packed rows, and rows read in place
-def test_derivatives_in_parts_in_float32(texts, x):
-    """Errors are at most twice those of e3nn-jax; no path reads the third segment of x."""
-    graph = GRAPHS["more nodes than parts"]
-    expected = derivatives(x, Y, graph, np.float64, "e3nn", "0e+1o")
-    theirs = derivatives(x, Y, graph, np.float32, "e3nn", "0e+1o")
-    found = derivatives(x, Y, graph, np.float32, "llvm", "0e+1o")
-    assert largest_error(found, expected) < 2 * largest_error(theirs, expected)
-    assert any("pass_sum_0" in text for text in texts)
-
-
 def test_sums_of_parts_are_the_same_for_any_number_of_threads(texts):
     """Bit by bit; there is enough work for all of them."""
     rng = np.random.default_rng(2)
@@ -238,8 +226,10 @@ def test_parts_are_for_edges_that_the_caches_do_not_hold(monkeypatch, level2, cu
 COMPONENTS_OF_X, COMPONENTS_OUT, PATHS = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("x", "y"), [(X, Y), ("128x0e+128x1o", Y), ("5x0e+3x2e", "0e+2e")])
+@pytest.mark.parametrize(
+    ("x", "y", "dtype"),
+    [(X, Y, np.float32), ("128x0e+128x1o", "0e", np.float64), ("5x0e+3x2e", "0e", np.float32)],
+)
 def test_results_are_the_same_without_prefetches(patched, dtype, x, y):
     """Rows of vectors, long rows and packed rows are computed alike."""
     graph = np.random.default_rng(0).integers(0, 20, (2, 700)), 20
@@ -278,8 +268,9 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
 STREAMED = "32x0e+16x1o+16x2e"
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("num_rows", [1, 15, 16, 257])
+@pytest.mark.parametrize(
+    ("num_rows", "dtype"), [(1, np.float64), (15, np.float32), (16, np.float64), (257, np.float32)]
+)
 def test_streamed_rows_are_the_stored_ones(patched, dtype, num_rows):
     """The product, and the gradients, which are outputs of rows too."""
     found = []
@@ -289,7 +280,7 @@ def test_streamed_rows_are_the_stored_ones(patched, dtype, num_rows):
     assert are_same(*found)
 
 
-@pytest.mark.parametrize(("dtype", "parts"), [(np.float32, 0), (np.float64, 0), (np.float32, 8)])
+@pytest.mark.parametrize(("dtype", "parts"), [(np.float64, 0), (np.float32, 8)])
 def test_gradients_of_long_rows_of_edges_are_streamed(patched, dtype, parts):
     """The rows of edges are written among sums over the edges of nodes."""
     x, graph = "64x0e+64x1o", (np.random.default_rng(0).integers(0, 7, (2, 50)), 7)

@@ -116,15 +116,6 @@ def test_graphs_of_all_kinds(name, kernels, x64):
     assert {forward, backward, double} <= set(kinds)
 
 
-@pytest.mark.slow
-def test_float32_is_as_good_as_e3nn(kernels, x64):
-    graph = GRAPHS["sorted"]
-    exact, reference = (graph.result("e3nn", dtype) for dtype in (np.float64, np.float32))
-    allowed = max(2 * worst(reference, exact), 8 * 2**-24)  # or eight roundings
-    assert worst(graph.result("llvm", np.float32), exact) <= allowed
-    assert chains(kernels)
-
-
 SMALL = Graph(np.array([0, 1, 1, 0, 2]), 3, "2x0e+2x1o", "2x0e+1x1o")
 
 

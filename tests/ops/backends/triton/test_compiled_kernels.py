@@ -11,6 +11,8 @@ from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
+from eqfuse.ops.backends.triton.compile import compile_kernel
+
 REGISTERS = 255  # of a thread, on every NVIDIA GPU since 2012
 
 
@@ -20,8 +22,6 @@ REGISTERS = 255  # of a thread, on every NVIDIA GPU since 2012
 )
 def test_nequip_compiles_without_spilling(order, target):
     """NequIP with l up to 2 and both parities: one launch, one, and two."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     kernels = plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32")
     assert len(kernels) == (2 if order == "double" else 1)
     for kernel in kernels:
@@ -37,8 +37,6 @@ def test_nequip_compiles_without_spilling(order, target):
 @pytest.mark.parametrize(("order", "target"), tiers.targets(["backward"]))
 def test_edges_side_by_side_do_not_spill(order, target):
     """Eight warps have an edge each, of 32 channels."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     [kernel] = plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32", 8)
     assert kernel.spec.num_warps == 8
     assert compile_kernel(kernel.spec, target).spilled_bytes == 0 or target == "gfx942"
@@ -46,8 +44,6 @@ def test_edges_side_by_side_do_not_spill(order, target):
 
 def test_all_sums_over_channels_are_one_reduction():
     """The gradient of y has 16 components; each sum of its own would have two barriers."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     [kernel] = plan.kernels(CASES["mace-large"].forms()["backward"], "float32")
     compiled = compile_kernel(kernel.spec, "sm_90")
     assert compiled.spilled_bytes == 0
@@ -57,8 +53,6 @@ def test_all_sums_over_channels_are_one_reduction():
 @pytest.mark.slow
 def test_the_largest_walk_does_not_spill():
     """Its 2,118 terms did in one kernel, which is why it is cut (`plan.TERMS_OF_A_WALK`)."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     first, *_ = plan.kernels(CASES["mixed"].forms()["double"], "float32")
     assert compile_kernel(first.spec, "sm_90").spilled_bytes == 0
 
@@ -66,8 +60,6 @@ def test_the_largest_walk_does_not_spill():
 @pytest.mark.parametrize(("mul", "dtype"), [(256, "float32"), (512, "float64")])
 def test_threads_of_many_channels_find_their_registers(mul, dtype):
     """All threads of a program run on one processor, which has 65,536 registers."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     irreps = f"{mul}x0e+{mul}x1o+{mul}x2e"
     for kernel in plan.kernels(Case(irreps, SH2, "0e+1o+2e").forms()["backward"], dtype):
         compiled = compile_kernel(kernel.spec, "sm_90")
@@ -85,8 +77,6 @@ def test_threads_of_many_channels_find_their_registers(mul, dtype):
 )
 def test_a_contraction_compiles_without_spilling(order, terms, count):
     """Three factors up to l = 3 in MACE with vector features."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     form = CASES["mace-contraction-l1"].forms()[order]
     kernels = plan.kernels(form, "float32")
     assert (form.num_terms, len(kernels)) == (terms, count)
@@ -109,16 +99,12 @@ def test_no_kernel_has_more_terms_than_one_may(dtype):
 @pytest.mark.parametrize("order", ["forward", "backward", "double"])
 def test_other_dtypes_compile_without_spilling(order, dtype):
     """The first layer of the Tetris network, which has no channels, weights or scalars of y."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     for kernel in plan.kernels(CASES["tetris-1"].forms()[order], dtype):
         assert compile_kernel(kernel.spec, "sm_90").spilled_bytes == 0
 
 
 def test_kernels_that_share_half_precision_outputs_compile(monkeypatch):
     """Cut finely, they hand sums in float32 to one another."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     monkeypatch.setitem(plan.TERMS, "bfloat16", 8)
     monkeypatch.setattr(plan, "tasks", plan.tasks.__wrapped__)  # of other limits, if kept
     form = CASES["tetris-1"].forms()["backward"]

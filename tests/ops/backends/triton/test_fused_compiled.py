@@ -15,6 +15,9 @@ from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
+from eqfuse.ops.backends.triton import node
+from eqfuse.ops.backends.triton.compile import compile_kernel
+
 
 def fused_kernels(name, dtype):
     found = kernels(CASES[name], dtype)
@@ -27,8 +30,6 @@ def fused_kernels(name, dtype):
     tiers.targets(["rows-gate-16-l1", "rows-16-l1", "rows-64-l1"]),
 )
 def test_fused_kernels_compile_without_spilling(case, target):
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     for spec in fused_kernels(case, "float32"):
         compiled = compile_kernel(spec, target)
         assert compiled.entry == spec.name
@@ -51,8 +52,6 @@ def test_fused_kernels_compile_without_spilling(case, target):
 )
 def test_matmuls_of_tf32_leave_registers_for_the_product(name, target):
     """In the precision of training; the backward sums 26 components, in 4 elements of a thread."""
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     specs = kernels(fused(**SPECS[name], input_precision="tf32x3"), "float32")
     for spec in (*specs["forward"], *specs["backward"]):
         compiled = compile_kernel(spec, target)
@@ -74,16 +73,12 @@ def test_the_widest_case_is_refused_where_matmuls_hold_their_factors():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_dtypes_compile_without_spilling(dtype):
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     for spec in fused_kernels("rows-gate-16-l1", dtype):
         assert compile_kernel(spec, "sm_90").spilled_bytes == 0
 
 
 @pytest.mark.parametrize(("num_sets", "target"), tiers.targets([0], [3]))
 def test_kernels_of_linear_compile_without_spilling(num_sets, target):
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), num_sets, "float32"):
         assert compile_kernel(spec, target).spilled_bytes == 0
 
@@ -94,8 +89,6 @@ def test_kernels_of_linear_load_several_elements_at_once():
 
     Elsewhere the pass halves the number of loads.
     """
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), 1, "float32"):
         one_at_once = compile_kernel(dataclasses.replace(spec, coalesce=False), "sm_90")
         several = compile_kernel(spec, "sm_90")
@@ -106,9 +99,6 @@ def test_kernels_of_linear_load_several_elements_at_once():
 
 @pytest.mark.parametrize(("case", "target"), tiers.targets(["nequip-16-l1"], ["nequip-64-l2"]))
 def test_kernels_of_nodes_compile_without_spilling(case, target):
-    from eqfuse.ops.backends.triton import node
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
     fused = CASES[case]
     given = (True,) + (False,) * (len(fused.sizes) - 1)
     specs = [

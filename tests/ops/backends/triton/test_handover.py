@@ -23,9 +23,7 @@ spec = case["spec"]
 LIBRARY = types.SimpleNamespace(TritonKernel=lambda *arguments: arguments)
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.fixture

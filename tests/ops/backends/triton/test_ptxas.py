@@ -23,9 +23,7 @@ case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
 spec = case["spec"]
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.mark.parametrize(

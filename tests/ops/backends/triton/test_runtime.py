@@ -1,6 +1,5 @@
 """A kernel's way from source text to interpreted results and compiled code."""
 
-import collections
 import concurrent.futures
 import pathlib
 import runpy
@@ -11,25 +10,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from eqfuse.ops import _host
+pytest.importorskip("triton")
+
+from triton._C.libtriton import passes
+
+from eqfuse.ops.backends.triton import compile
+from eqfuse.ops.backends.triton.compile import compile_kernel, compile_many, source_file
+from eqfuse.ops.backends.triton.interpret import interpret, interpret_count
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
 spec, values, expected, ROW_START = (
     case[name] for name in ("spec", "values", "expected", "ROW_START")
 )
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Return an empty cache folder, and a runtime that has compiled and loaded nothing yet."""
-    from eqfuse.ops.backends.triton import compile
-
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile, "_KERNELS", {})
-    monkeypatch.setattr(compile, "COUNTS", collections.Counter())
-    monkeypatch.setattr(compile, "_LOADED", {})
-    return tmp_path
 
 
 def test_names_differ_with_source_and_types():
@@ -44,71 +37,16 @@ def test_names_differ_with_source_and_types():
     assert hash(spec()) == hash(spec())
 
 
-def test_source_file_is_rebuilt_when_damaged(folder):
-    from eqfuse.ops.backends.triton.compile import source_file
-
+def test_source_file_is_rebuilt_when_damaged(empty_cache):
     path = source_file(spec())
-    assert path.is_relative_to(folder)
+    assert path.is_relative_to(empty_cache)
     assert path.read_text() == spec().source
     path.write_text("import os")
     assert source_file(spec()).read_text() == spec().source
 
 
-def test_unwritable_folder_falls_back_with_a_warning(tmp_path, monkeypatch):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(blocked / "folder"))
-    with pytest.warns(UserWarning, match="cannot be written to.*Set EQFUSE_CACHE_DIR"):
-        fallback = _host.cache_folder()
-    _host.ensure(fallback / "a.py", b"text")
-    assert (fallback / "a.py").read_bytes() == b"text"
-    assert _host.cache_folder() == fallback  # without a second warning, which would be an error
-
-
-def test_default_folder(monkeypatch, tmp_path):
-    monkeypatch.delenv("EQFUSE_CACHE_DIR", raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _host.cache_folder() == tmp_path / "eqfuse"
-
-
-def test_readers_see_whole_files_while_others_write(tmp_path):
-    path, contents = tmp_path / "file", [bytes([i]) * 100_000 for i in range(4)]
-    _host.write(path, contents[0])
-
-    def write_and_read(i):
-        _host.write(path, contents[i % 4])
-        return path.read_bytes()
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(write_and_read, range(200))) <= set(contents)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: text.replace('"answer": 42', '"answer": 43'),
-        lambda text: "[]",
-        lambda text: "",
-    ],
-    ids=["cut", "changed", "other json", "empty"],
-)
-def test_damaged_entries_are_not_read(tmp_path, damage):
-    path, key = tmp_path / "entry.json", {"source": "a", "types": ["*fp32"]}
-    _host.write_entry(path, key, {"answer": 42})
-    assert _host.read_entry(path, key) == {"answer": 42}
-    assert _host.read_entry(path, {**key, "source": "b"}) is None
-    path.write_text(damage(path.read_text()))
-    assert _host.read_entry(path, key) is None
-
-
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_interpreted_kernel_equals_numpy(folder, dtype):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.interpret import interpret, interpret_count
-
+def test_interpreted_kernel_equals_numpy(empty_cache, dtype):
     results, before = [], interpret_count()
     for _ in range(2):
         out = np.full((3, 20), np.nan, dtype)
@@ -122,10 +60,7 @@ def test_interpreted_kernel_equals_numpy(folder, dtype):
     assert (np.abs(results[0].astype(np.float64) - expected(values(dtype))) <= bound).all()
 
 
-def test_interpreter_refuses_what_does_not_fit(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.interpret import interpret
-
+def test_interpreter_refuses_what_does_not_fit(empty_cache):
     out = np.zeros((3, 20), np.float32)
     with pytest.raises(ValueError, match=r"wants inputs .*\*fp32.*got .*\*fp64"):
         interpret(spec(), (values(np.float64), ROW_START), (out,), (20,))
@@ -138,11 +73,7 @@ def test_interpreter_refuses_what_does_not_fit(folder):
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_kernel_compiles_without_a_gpu(folder, target):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-    from eqfuse.ops.backends.triton.interpret import interpret
-
+def test_kernel_compiles_without_a_gpu(empty_cache, target):
     out = np.zeros((3, 20), np.float32)
     interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))  # must not disturb the compiler
     kernel = compile_kernel(spec(), target)
@@ -153,18 +84,12 @@ def test_kernel_compiles_without_a_gpu(folder, target):
     assert ("fma" in kernel.assembly) is False  # the kernel only adds
 
 
-def test_unknown_target_is_refused(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
+def test_unknown_target_is_refused(empty_cache):
     with pytest.raises(ValueError, match="target 'h100' is unknown; it looks like 'sm_90'"):
         compile_kernel(spec(), "h100")
 
 
-def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-
+def test_kernels_are_compiled_once_and_found_on_disk(empty_cache, monkeypatch):
     layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
     assert compile.COUNTS == {"compiled": 1, "in_memory": 9}
     compile._KERNELS.clear()
@@ -174,7 +99,7 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     assert not layers[0].from_disk
     assert again.assembly == layers[0].assembly
 
-    [entry] = (folder / "compiled").iterdir()
+    [entry] = (empty_cache / "compiled").iterdir()
     entry.write_text(entry.read_text().replace(".target sm_90a", ".target sm_80a"))
     compile._KERNELS.clear()
     assert compile.compile_kernel(spec(), "sm_90").assembly == layers[0].assembly
@@ -185,10 +110,8 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     assert compile.COUNTS["compiled"] == 3
 
 
-def test_second_process_compiles_nothing(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_kernel
-
+@pytest.mark.slow  # workers of processes find what others wrote, below
+def test_second_process_compiles_nothing(empty_cache):
     compile_kernel(spec(), "sm_90")
     program = (
         "import sys\n"
@@ -207,11 +130,7 @@ def test_second_process_compiles_nothing(folder):
     assert run.stdout.strip() == "{'on_disk': 1}"
 
 
-def test_many_kernels_compile_in_processes(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-    from eqfuse.ops.backends.triton.compile import compile_many
-
+def test_many_kernels_compile_in_processes(empty_cache):
     specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
     kernels = compile_many([*specs, *specs], "sm_90", processes=2)
     assert [k.entry for k in kernels] == [s.name for s in (*specs, *specs)]
@@ -221,22 +140,14 @@ def test_many_kernels_compile_in_processes(folder):
     assert compile.COUNTS["compiled"] == 2
 
 
-def test_workers_report_what_the_compiler_says(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.compile import compile_many
-
+def test_workers_report_what_the_compiler_says(empty_cache):
     broken = spec(source=case["SOURCE"].replace("edge += 1", "edge += unknown_name"))
     with pytest.raises(RuntimeError, match=rf"(?s){broken.name} did not compile.*unknown_name"):
         compile_many([broken, spec()], "sm_90", processes=2)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
-    pytest.importorskip("triton")
-    from triton._C.libtriton import passes
-
-    from eqfuse.ops.backends.triton import compile
-
+def test_leaving_out_coalesce_changes_nothing(empty_cache, monkeypatch, target):
     used = []
     add_coalesce = passes.ttgpuir.add_coalesce
     monkeypatch.setattr(
@@ -252,8 +163,6 @@ def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
 
 
 def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
-    from eqfuse.ops.backends.triton import compile
-
     tried = []
 
     def assemble(ptx):
@@ -271,7 +180,6 @@ def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
 
 def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
     """512 threads of 144 registers would compile, and fail to launch."""
-    from eqfuse.ops.backends.triton import compile
 
     def assemble(ptx):
         return compile.Assembled(128, 0 if ".maxnreg" in ptx else 16, b"")
@@ -283,21 +191,15 @@ def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
         assert (".maxnreg" in stages["ptx"]) == (spilled == 0), threads
 
 
-def test_ptx_has_no_line_numbers(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-
+def test_ptx_has_no_line_numbers(empty_cache):
     stages, _ = compile.compile_stages(spec(), "sm_90")
     assert "!DILocation" in stages["llir"]  # there were some
-    for what in (".loc", ".file", ".section", "//", str(folder)):
+    for what in (".loc", ".file", ".section", "//", str(empty_cache)):
         assert what not in stages["ptx"]
     assert compile.assemble(stages["ptx"]).registers > 0
 
 
-def test_register_limits_are_valid_ptx(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-
+def test_register_limits_are_valid_ptx(empty_cache):
     stages, _ = compile.compile_stages(spec(), "sm_90")
     limited = compile._with_register_limit(stages["ptx"], 128)
     assert limited.count("\n.maxnreg 128\n") == 1
@@ -305,11 +207,7 @@ def test_register_limits_are_valid_ptx(folder):
     assert with_limit.registers == without.registers
 
 
-def test_one_thread_compiles_while_another_interprets(folder):
-    pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton import compile
-    from eqfuse.ops.backends.triton.interpret import interpret
-
+def test_one_thread_compiles_while_another_interprets(empty_cache):
     def interpreted():
         out = np.full((3, 20), np.nan, np.float32)
         interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))

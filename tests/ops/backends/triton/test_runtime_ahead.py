@@ -1,6 +1,5 @@
 """The kernels of a whole computation, compiled in parallel before it is lowered."""
 
-import collections
 import pathlib
 
 import e3nn_jax as e3nn
@@ -16,16 +15,12 @@ from eqfuse.ops.primitives.lowering import compile_ahead
 
 pytest.importorskip("triton")
 
+from eqfuse.ops.backends.triton import compile
+
 NUM_NODES, NUM_EDGES = 5, 12
 
 
-@pytest.fixture(autouse=True)
-def _empty(tmp_path, monkeypatch):
-    from eqfuse.ops.backends.triton import compile
-
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compile, "_KERNELS", {})
-    monkeypatch.setattr(compile, "COUNTS", collections.Counter())
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def force_matching(backend):
@@ -53,8 +48,6 @@ def force_matching(backend):
 
 def test_lowering_finds_every_kernel_compiled(monkeypatch):
     from jaxlib import gpu_triton
-
-    from eqfuse.ops.backends.triton import compile
 
     function, args = force_matching("triton")
     kernels = compile_ahead(function, *args, target="sm_90", processes=2)

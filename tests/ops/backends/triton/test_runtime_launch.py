@@ -18,9 +18,7 @@ ROOT = CASE.parents[4]
 case = runpy.run_path(str(CASE))
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def test_jitted_on_a_cpu_it_is_interpreted():

@@ -12,13 +12,10 @@ from eqfuse.ops.backends.triton import compile, linear
 from eqfuse.ops.backends.triton import compile as compiler
 from eqfuse.ops.show import derivatives
 
-
-@pytest.fixture(autouse=True)
-def _empty(tmp_path, monkeypatch):
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compiler, "_KERNELS", {})
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
+@pytest.mark.slow
 def test_gradients_of_radial_layers_have_warps_that_do_not_spill():
     """In tf32x3, of the last layers of NequIP's three; two warps spill, but with Triton 3.6."""
     form = derivatives(_linear_form(3, 64, (960, 1920, 128), False, 1.0, "tf32x3"))["backward"]

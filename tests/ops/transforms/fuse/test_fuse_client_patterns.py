@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 
@@ -13,11 +14,9 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.parity import PORTABLE
+from tests.ops.parity import PORTABLE, UNOPTIMIZED
+from tests.ops.transforms.fuse.test_fuse import EDGES, NODES, RECEIVERS, SENDERS
 
-NODES, EDGES = 4, 7
-SENDERS = np.array([0, 1, 2, 0, 3, 3, 1], np.int32)
-RECEIVERS = np.array([1, 2, 0, 0, 1, 2, 2], np.int32)
 X, Y = e3nn.Irreps("4x0e+4x1o"), e3nn.Irreps("0e+1o")
 LINEAR = e3nn.flax.Linear("4x0e+4x1o")
 WEIGHTS = {f"w[{n},{n}] 4x{ir},4x{ir}": (4, 4) for n, ir in enumerate(("0e", "1o"))}
@@ -134,9 +133,14 @@ def function_of(pattern, product):
 
 def results(function, operands):
     """Return values and gradients of all operands."""
-    value, pull = jax.vjp(function, *operands)
-    cotangent = np.cos(np.arange(value.size)).reshape(value.shape)
-    return value, pull(jnp.asarray(cotangent, value.dtype))
+
+    @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
+    def both(*operands):
+        value, pull = jax.vjp(function, *operands)
+        cotangent = np.cos(np.arange(value.size)).reshape(value.shape)
+        return value, pull(jnp.asarray(cotangent, value.dtype))
+
+    return both(*operands)
 
 
 QUICK = [
@@ -164,9 +168,8 @@ def test_patterns_of_clients_are_fused(pattern, backend, monkeypatch, capsys):
         report = capsys.readouterr().out
         assert report.count("graph_tensor_product") == 1, report
         assert "as written" not in report
-        found = jax.jit(lambda *a: results(fused, a))(*operands)
-        expected = jax.jit(lambda *a: results(function_of(pattern, e3nn.tensor_product), a))
-        assert_equal(found, expected(*operands))
+        found = results(fused, operands)
+        assert_equal(found, results(function_of(pattern, e3nn.tensor_product), operands))
 
 
 def assert_equal(found, expected):
@@ -198,9 +201,9 @@ def test_the_linear_behind_them_is_part_of_the_op(pattern, capsys):
     with jax.enable_x64(True):
         operands = [jnp.asarray(a) for a in inputs()]
         fused = ops.fuse(function(own), report=True)
-        found = jax.jit(lambda *a: results(fused, a))(*operands)
+        found = results(fused, operands)
         assert capsys.readouterr().out.count("| TensorProductLinear") == 1
-        assert_equal(found, jax.jit(lambda *a: results(function(theirs), a))(*operands))
+        assert_equal(found, results(function(theirs), operands))
 
 
 def test_a_product_of_bfloat16_that_is_summed_in_float32(capsys):

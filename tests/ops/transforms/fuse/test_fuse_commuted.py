@@ -109,6 +109,15 @@ def one_hot(x, y, w):
     return jax.nn.one_hot(RECEIVERS, NODES, dtype=x.dtype).T @ m.array
 
 
+def one_alone(x, y, w):
+    """Write a product of which only the path with a constant is read."""
+    x, y = irreps(x, y)
+    one = e3nn.IrrepsArray("0e", jnp.ones((EDGES, 1), w.dtype))
+    y = e3nn.concatenate([one, y.filter("1o")])
+    m = ops.tensor_product(x.filter("0e")[SENDERS], y, filter_ir_out="0e")
+    return summed(m * w[:, : m.irreps.num_irreps])
+
+
 LAYER = of_rows(lambda x, w: x[SENDERS])
 
 
@@ -161,6 +170,7 @@ CASES = {
     "masked": of_messages(lambda m, w: summed(masked(linear(m, OF_PRODUCT)))),
     "edge scalar beside the rows": of_rows(with_edge_scalars),
     "receivers alone": of_rows(lambda x, w: x[RECEIVERS]),
+    "one alone": one_alone,
     "constant added": of_messages(lambda m, w: summed(plus(m, 1.0))),
     "edges added": of_messages(lambda m, w: summed(plus(m, jnp.tile(w, 9)[:, : m.irreps.dim]))),
     "added and masked": of_messages(lambda m, w: summed(masked(plus(m, 2.0) * w[:, :1]))),
@@ -195,6 +205,35 @@ def test_it_is_fused_with_the_same_derivatives(name, capsys):
         assert "as written" not in report
         assert " test_fuse_commuted.py:" in f" {report.splitlines()[1]}"
         assert_close(found, expected)
+
+
+def read_twice(x, y, w):
+    """Write messages whose scalars are read for their weights, as in attention."""
+
+    def nodes(m, w):
+        return summed(m * jax.nn.sigmoid(m.filter("0e").array.mean(1, keepdims=True)))
+
+    return of_messages(nodes)(x, y, w)
+
+
+@pytest.mark.parametrize(
+    ("function", "computed"),
+    [
+        (CASES["Linear of messages"], [PRODUCT.filter(["0e", "1o"]).dim]),
+        (read_twice, [PRODUCT.filter("0e").dim, PRODUCT.dim]),
+    ],
+)
+def test_what_nobody_reads_is_not_computed(function, computed):
+    """The blocks that the Linear reads; the rows of the weights, beside those that are summed."""
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(a) for a in operands()]
+        fused = ops.fuse(function)
+        jaxpr = jax.make_jaxpr(lambda *a: fused(*a).array)(*arrays)
+        sizes = [
+            e.outvars[0].aval.shape[1] for e in jaxpr.eqns if "eqfuse_form" in str(e.primitive)
+        ]
+        assert sizes == computed
+        assert_close(*(derivatives(f, arrays) for f in (fused, function)))
 
 
 def rows_out_of_range(x, y, w):

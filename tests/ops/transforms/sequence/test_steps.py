@@ -17,11 +17,6 @@ from eqfuse.ops.backends.llvm.machine import machine
 from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.ir.program import Array, Copy, Elementwise, ElementwiseLoop, Number, Program
 from eqfuse.ops.transforms.sequence.sequence import Sequence
-from tests.ops.parity import INTERPRETED
-
-# Triton's interpreter computes what is masked too
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
-on_both = pytest.mark.parametrize("on", ["llvm", INTERPRETED])
 
 INT = np.iinfo(np.int32)
 CORNERS = {
@@ -30,25 +25,22 @@ CORNERS = {
     "int32": [0, 1, -1, INT.max, INT.min, 46341, -46341, 7, 2**30, -(2**30)],
     "bool": [False, True],
 }
-PLAIN = CORNERS | {"float32": [0.0, 0.25, -0.5, 1.0, -1.0, 2.5, -7.0, 1e-30, 3e38]}
-"""What Triton's interpreter, which is NumPy, computes as a GPU does."""
 
 
-def drawn(dtype: str, seed: int, dims: int = 3, on: str = "llvm"):
+def drawn(dtype: str, seed: int, dims: int = 3):
     """Return an array of a random shape, of the corners of its dtype."""
     rng = np.random.default_rng(seed)
-    numbers, most = (CORNERS, 10) if on == "llvm" else (PLAIN, 5)
-    return rng.choice(np.asarray(numbers[dtype], dtype), tuple(rng.integers(1, most, dims)))
+    return rng.choice(np.asarray(CORNERS[dtype], dtype), tuple(rng.integers(1, 10, dims)))
 
 
-def traced(function, *args, on="llvm", dtype=np.float32):
+def traced(function, *args, dtype=np.float32):
     """Return `function(*args)` by a sequence, and why parts of it are XLA's.
 
     A Linear stands beside it: without one there is no kernel to be part of.
     """
 
     def beside(z, *args):
-        return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend=on)
+        return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend="llvm")
 
     z = np.eye(4, dtype=dtype)
     stages = Sequence(jax.make_jaxpr(beside)(z, *args), 1e9).stages
@@ -62,9 +54,9 @@ def computed(function, *args, **keywords):
     return found
 
 
-def check(function, *args, on="llvm"):
+def check(function, *args):
     """Compare the bits with JAX's, and find nothing left to XLA."""
-    found, expected = computed(function, *args, on=on), jax.jit(function)(*args)
+    found, expected = computed(function, *args), jax.jit(function)(*args)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         np.testing.assert_array_equal(a, b)
@@ -154,26 +146,13 @@ CASES = {
     "reduced": ("float32 int32", reduced),
     "any and all": ("bool", lambda x: (x.any(0), x.all(1), x.any((0, 2)), x.all())),
 }
-NOT_INTERPRETED = ("float64", "roots", "powers")  # NumPy rounds some powers otherwise
-
-
-def cases():
-    """Return a case, a dtype and a backend of each test."""
-    for name, (dtypes, _) in CASES.items():
-        for dtype in dtypes.split():
-            yield pytest.param(name, dtype, "llvm", id=f"{name}-{dtype}-llvm")
-            if dtype not in NOT_INTERPRETED and name not in NOT_INTERPRETED:
-                label = f"{name}-{dtype}-triton-interpret"
-                yield pytest.param(
-                    name, dtype, *INTERPRETED.values, id=label, marks=INTERPRETED.marks
-                )
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "dtype", "on"), list(cases()))
-def test_steps(name, dtype, on, seed):
+@pytest.mark.parametrize(("name", "dtype"), [(n, d) for n in CASES for d in CASES[n][0].split()])
+def test_steps(name, dtype, seed):
     with jax.enable_x64(dtype == "float64"):
-        check(CASES[name][1], drawn(dtype, seed, on=on), on=on)
+        check(CASES[name][1], drawn(dtype, seed))
 
 
 WIDE = np.random.default_rng(0).normal(size=40) * 10.0 ** np.random.default_rng(1).integers(
@@ -194,10 +173,10 @@ FUNCTIONS = {
 }
 
 
-@on_both
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_those_of_float64_to_a_few_units_in_the_last_place(name, on):
-    found = np.asarray(computed(getattr(lax, name), WIDE, on=on), np.float64)
+def test_functions_are_those_of_float64_to_a_few_units_in_the_last_place(name):
+    found = np.asarray(computed(getattr(lax, name), WIDE), np.float64)
     exact = FUNCTIONS[name](WIDE.astype(np.float64))
     exact32 = exact.astype(np.float32)
     finite = np.isfinite(exact32)
@@ -208,13 +187,12 @@ def test_functions_are_those_of_float64_to_a_few_units_in_the_last_place(name, o
     assert (np.abs(found - exact)[finite] <= 3 * unit).all()
 
 
-@on_both
-def test_functions_in_float64(on, x64):
+def test_functions_in_float64(x64):
     def function(x):
         return jnp.tanh(x) + jnp.exp(-x) * jax.nn.silu(x), x.astype(jnp.float32).sum(0)
 
     x = np.random.default_rng(0).normal(size=(50, 3))
-    found = computed(function, x, on=on, dtype=np.float64)
+    found = computed(function, x, dtype=np.float64)
     for a, b in zip(found, function(x), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=1e-14 if a.dtype == np.float64 else 1e-5)
@@ -232,12 +210,11 @@ MATMULS = {
 }
 
 
-@on_both
-def test_small_matmuls(on):
+def test_small_matmuls():
     def all_of_them(x):
         return [matmul(x) for matmul in MATMULS.values()]
 
-    found = computed(all_of_them, X, on=on)
+    found = computed(all_of_them, X)
     with jax.enable_x64(True):
         expected = all_of_them(jnp.asarray(X, jnp.float64))
     for name, a, exact in zip(MATMULS, found, expected, strict=True):
@@ -284,12 +261,11 @@ def test_zeros_of_both_signs():
         check(lambda x, zero=zero: (x * np.float32(zero), jnp.stack([x, jnp.full(2, zero)])), x)
 
 
-@on_both
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
 @pytest.mark.parametrize("dims", [1, 3])
-def test_rows_are_gathered_and_added(mode, dtype, dims, on):
-    table = drawn(dtype, dims, dims, on)
+def test_rows_are_gathered_and_added(mode, dtype, dims):
+    table = drawn(dtype, dims, dims)
     size = len(table)
     outside = [] if mode == "promise_in_bounds" else [size, INT.max, INT.min, -size - 1]
     index = np.asarray([[0, 0, size - 1, -1, -size, size // 2, *outside]], np.int32)
@@ -299,16 +275,15 @@ def test_rows_are_gathered_and_added(mode, dtype, dims, on):
         read = table.at[index].get(mode=mode, **fill)
         return read, table.at[index].get(mode=mode, wrap_negative_indices=False)
 
-    check(gathered, table, index, on=on)
+    check(gathered, table, index)
     if dtype != "bool":
         rows = np.random.default_rng(0).choice(table.ravel(), (1, index.size, *table.shape[1:]))
         mode = mode.replace("fill", "drop")
-        check(lambda t, i, r: t.at[i].add(r, mode=mode), table, index, rows, on=on)
+        check(lambda t, i, r: t.at[i].add(r, mode=mode), table, index, rows)
 
 
-@on_both
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
-def test_arrays_without_elements(dtype, on):
+def test_arrays_without_elements(dtype):
     def function(x):
         none = x[:0]
         joined = jnp.concatenate([none, x, none])
@@ -318,7 +293,7 @@ def test_arrays_without_elements(dtype, on):
             *(lax.pad(none, zero, ((1, 1, 0), (0, 0, 1))), x[jnp.zeros(0, "int32")]),
         )
 
-    check(function, np.asarray([[0, 1, 1], [1, 0, 1]], dtype), on=on)
+    check(function, np.asarray([[0, 1, 1], [1, 0, 1]], dtype))
 
 
 REFUSED = {

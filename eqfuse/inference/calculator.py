@@ -35,6 +35,8 @@ _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "compile_path": "here it is called run, and nothing is compiled before",
     "compile_mode": "programs are always compiled",
     "enable_cueq": "the fused ops are always used, see backend",
+    "damping": "here it is in dispersion, such as d3(bj)",
+    "dispersion_xc": "here it is in dispersion, such as d3(bj,r2scan)",
     "chemical_symbols": "the run knows its elements",
     "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
 }

@@ -12,6 +12,7 @@ import os
 
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # mace's own import needs it
 
+import argparse
 import json
 import sys
 import time
@@ -146,10 +147,15 @@ PROGRAMS = {
 
 
 def main():
-    program, file, structure, dtype = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program", choices=PROGRAMS)
+    for name in ("file", "structure", "dtype"):
+        parser.add_argument(name)
+    options = parser.parse_args()
     results, sys.stdout = sys.stdout, sys.stderr  # programs print, too
     warnings.simplefilter("ignore")
-    atoms, side = ase.io.read(structure), PROGRAMS[program](file, dtype)
+    atoms = ase.io.read(options.structure)
+    side = PROGRAMS[options.program](options.file, options.dtype)
     start = atoms.positions.copy()
     seconds = (0.0, 0.0)
     for turn, _ in enumerate(sys.stdin):

@@ -19,6 +19,7 @@ from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
 from eqfuse.inference.network import Network, find_runs
+from eqfuse.train.device.process import keep_memory
 
 _DIVERGED = (
     "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
@@ -34,6 +35,8 @@ _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "compile_path": "here it is called run, and nothing is compiled before",
     "compile_mode": "programs are always compiled",
     "enable_cueq": "the fused ops are always used, see backend",
+    "damping": "here it is in dispersion, such as d3(bj)",
+    "dispersion_xc": "here it is in dispersion, such as d3(bj,r2scan)",
     "chemical_symbols": "the run knows its elements",
     "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
 }
@@ -122,6 +125,7 @@ class Calculator(ase.calculators.calculator.Calculator):
             raise TypeError("; ".join(map(_unknown_argument, unknown)))
         if not isinstance(run, str | os.PathLike):
             raise TypeError(f"run must be the path of one run, got {run!r}; see eqfuse.Committee")
+        keep_memory()  # before this starts JAX, whose threads have their memory from then on
         ops.resolve_here(backend)
         if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import models
@@ -88,7 +87,8 @@ class Network:
         potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
         choose(potential.model, 0)  # refuses what is none
         self.module = Module(potential, self.cutoff, self.dtype)
-        self.params = jax.tree.map(lambda p: jnp.asarray(p, self.dtype), params)
+        # by NumPy: JAX would compile a conversion for each shape
+        self.params = jax.device_put(jax.tree.map(lambda p: np.asarray(p, self.dtype), params))
         self.radial, self._seeks_tables = radial, found is not None
         if found is not None:
             self.radial = found.why if found.tree else f"networks, since {found.why}"

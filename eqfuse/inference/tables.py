@@ -14,7 +14,6 @@ import zipfile
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.models.radial_table import ORDER, breaks_of, choose, grid, tables_program
@@ -119,7 +118,7 @@ def slope_error(tree, exact, cells, probes) -> float:
 
 def placed(tables: Tables, dtype: str) -> dict:
     """Return the tree of tables on the device."""
-    return jax.tree.map(lambda table: jnp.asarray(table, dtype), tables.tree)
+    return jax.device_put(jax.tree.map(lambda table: table.astype(dtype), tables.tree))
 
 
 def _write(file, found: Tables):

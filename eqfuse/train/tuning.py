@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import functools
+import sys
 
 import ase.io
 import jax
@@ -34,7 +35,13 @@ class Tuning:
         if start is None:
             return None
         if start.resumed:  # the network of the run has been tuned
-            start = Start.read(dataclasses.replace(config, resume=None))
+            try:
+                start = Start.read(dataclasses.replace(config, resume=None))
+            except CheckpointError as error:
+                if config.adapter is not None or (config.replay or NONE) != NONE:
+                    raise
+                print(f"warning: what moves elsewhere will not be known: {error}", file=sys.stderr)
+                return None
             start = start.for_elements(dataset.species)
         table = dataset.species
         elements = {table[k] for s in dataset.train for k in {*s.species.tolist()}}
@@ -105,10 +112,14 @@ class Tuning:
         params = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params)
         rows = moved(self.network, params, self.config.seed)
         print(moved_text(rows), flush=True)
-        with open(folder.path / "moved.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-            writer.writeheader()
-            writer.writerows(rows)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        try:
+            with open(folder.path / "moved.csv", "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, names)
+                writer.writeheader()
+                writer.writerows(rows)
+        except OSError as error:  # the training is done
+            print(f"warning: moved.csv cannot be written: {error}", file=sys.stderr)
 
 
 def trained_part(config: Config, params: dict, tuning: Tuning | None):

@@ -15,6 +15,8 @@ from eqfuse.train.run.resume import TUNING_LR, started_config
     [
         ([], "adam", TUNING_LR["adam"]),
         (["training.optimizer=muon"], "muon", TUNING_LR["muon"]),
+        (["replay=auto"], "adam", 0.2 * TUNING_LR["adam"]),
+        (["replay=none"], "adam", TUNING_LR["adam"]),
         (["lr=0.02"], "adam", 0.02),
         (["lr=0.02", "training.optimizer=muon"], "muon", 0.02),
     ],

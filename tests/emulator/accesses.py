@@ -15,11 +15,7 @@ _VECTORS = {"v2": 2, "v4": 4}
 
 
 def _shape(instruction: Instruction) -> tuple[str, int, int]:
-    """Return the state space, the bytes of a value, and the values of a thread.
-
-    Raises:
-      UnknownInstructionError: a form that is not emulated.
-    """
+    """Return the state space, the bytes of a value, and the values of a thread."""
     space, count = instruction.opcode[1], 1
     for word in instruction.opcode[1:-1]:
         if word in _VECTORS:

@@ -167,11 +167,7 @@ _COUNTS = {"shl": (1,), "shr": (1,), "bfe": (1, 2), "bfi": (2, 3)}
 
 
 def build(instruction: Instruction):
-    """Return the function of an instruction and the types of its operands; None if it has none.
-
-    Raises:
-      UnknownInstructionError: an opcode that is known, in a form that is not.
-    """
+    """Return the function of an instruction and the types of its operands; None if it has none."""
     name, kind = instruction.name, instruction.type
     count = len(instruction.operands) - 1
     if name == "lop3":

@@ -13,27 +13,16 @@ GRANULE = 2  # bytes that are distinguished: the size of the smallest number tha
 
 @dataclasses.dataclass
 class Array:
-    """An array of a launch.
-
-    Attributes:
-      name: for messages.
-      size: elements.
-      itemsize: bytes of one.
-      data: its bytes; None if only addresses are of interest, and every value read is zero.
-      writable: whether it is an output.
-      known: which elements of an output had a value before; None if none had.
-      tracker: of an output that is checked.
-      shape: of the array, where somebody wants to know it.
-    """
+    """An array of a launch."""
 
     name: str
     size: int
     itemsize: int
-    data: np.ndarray | None
-    writable: bool = False
-    known: np.ndarray | None = None
-    tracker: Tracker | None = None
-    shape: tuple[int, ...] = ()
+    data: np.ndarray | None  # bytes; None: only addresses are of interest, every value is zero
+    writable: bool = False  # whether it is an output
+    known: np.ndarray | None = None  # which elements of an output had a value before
+    tracker: Tracker | None = None  # of an output that is checked
+    shape: tuple[int, ...] = ()  # where somebody wants to know it
 
     @classmethod
     def input(cls, name: str, values: np.ndarray) -> Array:

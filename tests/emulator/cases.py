@@ -48,15 +48,7 @@ magnifies roundings may differ by more, see `_condition`.
 def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
     """Return the largest difference of an order of a case, in eps of each result's largest element.
 
-    Args:
-      name: of `NAMES`.
-      order: of `ORDERS`.
-      dtype: of `PRECISIONS`.
-      target: "sm_80" or "sm_90".
-      mend: changes the PTX of a kernel; None for the text that ships.
-    Raises:
-      AssertionError: it is more than `ROUNDINGS` allow.
-      EmulationError: what is wrong with a kernel.
+    More than `ROUNDINGS` allow is an AssertionError. `mend` changes the PTX of a kernel.
     """
     precision, dtype = dtype, "float32" if dtype == TF32X3 else dtype
     matmuls = ops.TF32X3 if precision == TF32X3 else "highest"

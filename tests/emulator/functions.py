@@ -21,13 +21,9 @@ from tests.emulator.machine import Machine
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A kernel to run, and how.
+    """A kernel to run, and how: what `backends.triton.primitive.launch` takes.
 
-    Attributes:
-      spec: the kernel.
-      arrays: its inputs; those whose numbers are not needed may be jax.ShapeDtypeStructs.
-      shapes: of its outputs.
-      scalars, grid, aliases: as `backends.triton.launch.launch` takes them.
+    Arrays whose numbers are not needed may be jax.ShapeDtypeStructs.
     """
 
     spec: KernelSpec
@@ -39,16 +35,10 @@ class Launch:
 
 
 def emulate(function, *args, target: str = "sm_90", mend=None, precision: str = "highest"):
-    """Return what a function of arrays gives, with its kernels for `target` emulated.
+    """Return what a function with ops on the backend "triton" gives, its kernels emulated.
 
-    Args:
-      function: with ops on the backend "triton".
-      args: arrays, in any pytree.
-      target: of the kernels, "sm_80" or "sm_90".
-      mend: changes the PTX text of a kernel, to see what is found; None for the text that ships.
-      precision: of the kernels' matmuls of float32, as `jax.default_matmul_precision` names it.
-    Raises:
-      EmulationError: what is wrong with a kernel.
+    `mend` changes the PTX text of a kernel, to see the EmulationError that it raises. `precision`
+    is that of the kernels' matmuls of float32, by the name of `jax.default_matmul_precision`.
     """
     shapes: list = []
 
@@ -65,12 +55,7 @@ def emulate(function, *args, target: str = "sm_90", mend=None, precision: str = 
 
 
 def run_launch(launch: Launch, target: str, mend=None) -> list[np.ndarray]:
-    """Return the outputs of a kernel.
-
-    Raises:
-      NeverWrittenError: an element of an output that no thread writes.
-      EmulationError: see there.
-    """
+    """Return the outputs of a kernel."""
     machine = _machine(launch.spec, target) if mend is None else _mended(launch.spec, target, mend)
     spec, warps = launch.spec, machine.program.warps
     inputs = [

@@ -17,57 +17,39 @@ class Group:
     A register is an array [blocks, threads] of the bits of its values; an axis on which they are
     all equal may be 1.
 
-    Attributes:
-      program: the kernel.
-      blocks: coordinates in the grid, [blocks, 3], and `ids`, their numbers, [blocks].
-      grid: of the launch.
-      shared: the shared memory of each block, a `memory.Shared`.
-      memory: the arrays, a `memory.Global`.
-      registers: what was written, by name.
-      undefined: of registers that some threads did not write, which those are, [blocks, threads].
-      parts: of registers that were joined of several, their value and what is undefined of each
-        part: half of a register may be used where the other half is not.
-      notes: of who observes the accesses.
-      at: the next instruction.
-      epoch: how many barriers the blocks have passed.
+    `undefined` has, of registers that some threads did not write, which those are. `parts` has, of
+    registers that were joined of several, their value and what is undefined of each part: half of
+    a register may be used where the other half is not.
     """
 
     program: ptx.Program
-    blocks: np.ndarray
-    ids: np.ndarray
+    blocks: np.ndarray  # coordinates in the grid, [blocks, 3]
+    ids: np.ndarray  # their numbers, [blocks]
     grid: tuple[int, int, int]
-    shared: object
-    memory: object
+    shared: object  # the shared memory of each block, a `memory.Shared`
+    memory: object  # the arrays, a `memory.Global`
     registers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     undefined: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     parts: dict[str, tuple] = dataclasses.field(default_factory=dict)
-    notes: tuple = (0, -1)
-    at: int = 0
-    epoch: int = 0
+    notes: tuple = (0, -1)  # of who observes the accesses
+    at: int = 0  # the next instruction
+    epoch: int = 0  # how many barriers the blocks have passed
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.ids), self.program.threads
 
     def register(self, name: str) -> np.ndarray:
-        """Return a register.
-
-        Raises:
-          NeverWrittenError: nothing has written it.
-        """
+        """Return a register, which something must have written."""
         try:
             return self.registers[name]
         except KeyError:
             raise NeverWrittenError(f"register {name} is read and was never written") from None
 
     def write(self, name: str, value: np.ndarray, undefined=None, mask=None) -> None:
-        """Write a register.
+        """Write a register, [blocks, threads], of the threads of `mask` (all if None).
 
-        Args:
-          name: of it.
-          value: [blocks, threads], an axis may be 1.
-          undefined: threads whose value rests on something that nobody wrote; None if none do.
-          mask: threads that write; None if all do.
+        `undefined` are those whose value rests on something that nobody wrote.
         """
         if name == "_":
             return
@@ -96,11 +78,7 @@ class Group:
         return found
 
     def require_defined(self, names, mask, what: str) -> None:
-        """Refuse to use registers that the threads of `mask` (all if None) have not written.
-
-        Raises:
-          NeverWrittenError: there is such a thread.
-        """
+        """Refuse to use registers that the threads of `mask` (all if None) have not written."""
         undefined = self.undefined_of(names)
         if undefined is None:
             return

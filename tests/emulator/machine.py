@@ -34,32 +34,20 @@ _ATOMICS = {"atom", "red", "multimem", "cas", "cp", "mbarrier", "wgmma", "tcgen0
 
 @dataclasses.dataclass
 class Run:
-    """What a launch did.
-
-    Attributes:
-      visits: how many blocks ran each instruction.
-      barriers: how many each block passed, of the blocks that were run, by number.
-    """
+    """What a launch did."""
 
     program: ptx.Program
-    visits: np.ndarray
-    barriers: dict[int, int]
+    visits: np.ndarray  # how many blocks ran each instruction
+    barriers: dict[int, int]  # how many each block passed, of those that were run, by number
 
 
 class Machine:
     """A kernel, decoded once.
 
-    Args:
-      text: the PTX.
-      shared_bytes: of a block.
-      observe: called with (instruction, "global" or "shared", memory.Access) before every load and
-        store; None for nobody.
-      addresses_only: whether only what decides addresses and branches is computed: no results,
-        and no checks, but a tenth of the work.
-    Raises:
-      UnknownInstructionError: an instruction that is not emulated, atomic ones included: our
-        kernels sum in an order that is fixed. With `addresses_only`, also addresses that were in
-        shared memory.
+    `observe` is called with (instruction, "global" or "shared", memory.Access) before every load
+    and store. With `addresses_only`, only what decides addresses and branches is computed: no
+    results and no checks, but a tenth of the work. Atomic instructions are refused as unknown ones
+    are, since our kernels sum in an order that is fixed.
     """
 
     def __init__(self, text: str, shared_bytes: int, observe=None, addresses_only: bool = False):
@@ -72,15 +60,10 @@ class Machine:
         self._next = self._successors()
 
     def run(self, arguments, grid, blocks=None, checked: bool = True) -> Run:
-        """Run the kernel.
+        """Run the kernel on `arguments`, each an Array or an int, in the order of the parameters.
 
-        Args:
-          arguments: in the order of the parameters: a `memory.Array`, or an int.
-          grid: numbers of blocks, one to three.
-          blocks: numbers of those to run; all of them if None.
-          checked: whether shared memory is checked for races and reads of what nobody wrote.
-        Raises:
-          EmulationError: what is wrong with the kernel.
+        `blocks` are the numbers of those to run, None for all. Unless it is `checked`, races in
+        shared memory and reads of what nobody wrote there are not looked for.
         """
         # an array may be an input and an output, at one address
         numbers: dict[int, int] = {}

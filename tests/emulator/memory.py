@@ -17,22 +17,13 @@ COPIES = 8  # units in the last place by which copies of a sum may differ
 
 @dataclasses.dataclass
 class Access:
-    """One instruction's access, of all threads.
-
-    Attributes:
-      group: whose.
-      addresses: [blocks, threads], int64; an axis may be 1.
-      mask: threads that take part, alike; None if all do.
-      width: bytes of one value.
-      count: values of each thread, next to each other.
-      text: the instruction.
-    """
+    """One instruction's access, of all threads."""
 
     group: Group
-    addresses: np.ndarray
-    mask: np.ndarray | None
-    width: int
-    count: int
+    addresses: np.ndarray  # [blocks, threads], int64; an axis may be 1
+    mask: np.ndarray | None  # threads that take part, alike; None if all do
+    width: int  # bytes of one value
+    count: int  # values of each thread, next to each other
     text: str
 
     def spread(self) -> None:
@@ -98,11 +89,7 @@ class Global:
         return number + 1 << _WINDOW
 
     def find(self, access: Access) -> tuple[Array, np.ndarray]:
-        """Return the array of an access and the offsets in it, in bytes.
-
-        Raises:
-          OutOfBoundsError, MisalignedError: see there.
-        """
+        """Return the array of an access and the offsets in it, in bytes."""
         number = int(access.first() >> _WINDOW) - 1
         if not 0 <= number < len(self.arrays):
             raise OutOfBoundsError(f"{access.text!r} uses address {access.first()}, of no array")
@@ -137,11 +124,7 @@ class Global:
 
 
 def _note_read(access: Access, tracker: Tracker, offsets, where, array: Array | None = None):
-    """Note who reads these bytes.
-
-    Raises:
-      NeverWrittenError, RaceError: see there.
-    """
+    """Note who reads these bytes, which somebody must have written."""
     blocks, warps = access.agents()
     for start in range(0, access.width * access.count, GRANULE):
         places = (offsets + start) // GRANULE
@@ -191,10 +174,7 @@ def _put(data, places, values, access: Access) -> None:
 
     Triton lets several threads hold one value, and writes it from all of them. In a warp, the bits
     of two copies may differ: a sum of two lanes, a b + shuffled(a b), becomes an fma, which rounds
-    only the other lane's product.
-
-    Raises:
-      RaceError: values differ, in a warp by more than that, of the largest that is written.
+    only the other lane's product. Values that differ by more are a RaceError.
     """
     data[places] = values
     differs = data[places] != values
@@ -218,14 +198,7 @@ def _put(data, places, values, access: Access) -> None:
 
 
 class Shared:
-    """The shared memory of some blocks.
-
-    Args:
-      blocks: how many.
-      size: bytes of each.
-      warps: of a block.
-      checked: whether what was never written, and races, are looked for.
-    """
+    """The shared memory of some blocks, `size` bytes each."""
 
     def __init__(self, blocks: int, size: int, warps: int, checked: bool = True):
         self.size = size

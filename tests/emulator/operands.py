@@ -46,11 +46,7 @@ def _special(name: str) -> Reader | None:
 
 
 def constant(text: str, dtype: np.dtype) -> np.ndarray:
-    """Return a number of PTX as an array [1, 1].
-
-    Raises:
-      UnknownInstructionError: it is none.
-    """
+    """Return a number of PTX as an array [1, 1]."""
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
         value = np.array([[int(text[2:], 16)]], np.uint32)
     elif re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):

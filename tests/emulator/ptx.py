@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 
-from tests.emulator.calls import closing, inlined
 from tests.emulator.errors import UnknownInstructionError
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
@@ -20,21 +19,13 @@ _TARGETS = ".branchtargets"
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction."""
 
-    Attributes:
-      opcode: its words, say ("ld", "global", "v4", "b32").
-      operands: as written; those in braces or brackets are one operand.
-      guard: the predicate register that decides which threads run it; "" if all do.
-      negated: whether threads run it where the guard is false.
-      text: the whole statement.
-    """
-
-    opcode: tuple[str, ...]
-    operands: tuple[str, ...]
-    guard: str
-    negated: bool
-    text: str
+    opcode: tuple[str, ...]  # its words, say ("ld", "global", "v4", "b32")
+    operands: tuple[str, ...]  # as written; those in braces or brackets are one operand
+    guard: str  # the predicate register that decides which threads run it; "" if all do
+    negated: bool  # whether threads run it where the guard is false
+    text: str  # the whole statement
 
     @property
     def name(self) -> str:
@@ -51,25 +42,15 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A kernel.
-
-    Attributes:
-      name: of the entry.
-      parameters: (type, name) of each, in order.
-      threads: of a block.
-      instructions: in the order of the text.
-      labels: the instruction that each label stands before.
-      targets: the labels in each list of targets of an indirect branch.
-      target: the architecture, say "sm_90a".
-    """
+    """A kernel."""
 
     name: str
-    parameters: tuple[tuple[str, str], ...]
-    threads: int
+    parameters: tuple[tuple[str, str], ...]  # (type, name) of each, in order
+    threads: int  # of a block
     instructions: tuple[Instruction, ...]
-    labels: dict[str, int]
-    targets: dict[str, tuple[str, ...]]
-    target: str
+    labels: dict[str, int]  # the instruction that each label stands before
+    targets: dict[str, tuple[str, ...]]  # the labels in each list of an indirect branch
+    target: str  # the architecture, say "sm_90a"
 
     @property
     def warps(self) -> int:
@@ -77,14 +58,9 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """Return the one kernel of a PTX text.
-
-    Raises:
-      UnknownInstructionError: a text that holds no kernel, or several.
-    """
+    """Return the one kernel of a PTX text."""
     text = re.sub(r"//.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    text = inlined(text)
     entries = list(_ENTRY.finditer(text))
     if len(entries) != 1:
         raise UnknownInstructionError(
@@ -95,7 +71,7 @@ def parse(text: str) -> Program:
     threads = re.search(r"\.(?:req|max)ntid\s+([\d\s,]+)", directives)
     if threads is None:
         raise UnknownInstructionError(f"kernel {name} does not say how many threads a block has")
-    instructions, labels, targets = _statements(text[entry.end() : closing(text, entry.end()) - 1])
+    instructions, labels, targets = _statements(_body(text, entry.end()))
     return Program(
         name,
         tuple((kind, p) for kind, p in _PARAMETER.findall(re.sub(r"\s+", " ", parameters).strip())),
@@ -105,6 +81,16 @@ def parse(text: str) -> Program:
         targets,
         re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)[1],
     )
+
+
+def _body(text: str, start: int) -> str:
+    """Return what lies between the brace before `start` and the one that closes it."""
+    depth = 1
+    for brace in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return text[start : brace.start()]
+    raise UnknownInstructionError("the body of the kernel does not end")
 
 
 def _statements(body: str):

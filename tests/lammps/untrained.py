@@ -45,5 +45,5 @@ def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float6
     source = folder / "nothing"
     source.write_text("")
     run = folder / model
-    write_run(converted, source, run)
+    write_run([converted], source, run)
     return run

@@ -261,8 +261,8 @@ def gradients_of_a_loss_on_forces(problem: Problem, backend: str):
     return run(problem.params, problem.arrays)
 
 
-def gradients(problem: Problem, backend: str):
-    """Value and VJP along a fixed cotangent, as float64."""
+def gradients(problem: Problem, backend: str, options: dict | None = None):
+    """Value and VJP along a fixed cotangent, as float64; `options` of the compiler."""
 
     def function(params, arrays):
         return problem.apply(backend, params, arrays).array
@@ -275,7 +275,7 @@ def gradients(problem: Problem, backend: str):
         value, pullback = jax.vjp(function, *point)
         return value, pullback(jnp.asarray(cotangent, value.dtype))
 
-    found = jax.jit(everything)(point)
+    found = jax.jit(everything, compiler_options=options)(point)
     assert all(a.dtype == problem.dtype for a in jax.tree.leaves(found))
     return [np.asarray(a).astype(np.float64) for a in jax.tree.leaves(found)]
 
@@ -285,5 +285,5 @@ def of_e3nn(case, dtype):
     """Return a problem in a low precision, and its `gradients` by e3nn in that and in float64."""
     low = Problem(case, np.float32).in_dtype(dtype)
     with jax.enable_x64(True):
-        exact = gradients(low.in_dtype(np.float64), "e3nn")
+        exact = gradients(low.in_dtype(np.float64), "e3nn", UNOPTIMIZED)
     return low, gradients(low, "e3nn"), exact

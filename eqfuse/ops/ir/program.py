@@ -142,27 +142,6 @@ class ElementwiseLoop:
     def writes(self) -> tuple[int, ...]:
         return tuple(m.write for m in self.functions)
 
-    def emit(self, arrays, in_memory, load, number, apply, store):
-        """Emit the functions: each array is loaded once, and stored if it is `in_memory`.
-
-        The others are functions of (array), (number, dtype, function that reads it),
-        (function, values, their dtype, dtype of the result, power) and (array, value).
-        """
-        values: dict[int, str] = {}
-        for step in self.functions:
-            operands, dtypes = [], step.dtypes(arrays)
-            for n, dtype in zip(step.reads, dtypes, strict=True):
-                if isinstance(n, Number):
-                    operands.append(number(n.value, dtype, step.function))
-                    continue
-                if n not in values:
-                    values[n] = load(n)
-                operands.append(values[n])
-            out = arrays[step.write].dtype
-            values[step.write] = apply(step.function, operands, dtypes[-1], out, step.power)
-            if step.write in in_memory:
-                store(step.write, values[step.write])
-
 
 @dataclasses.dataclass(frozen=True)
 class Copy(_OneResult):

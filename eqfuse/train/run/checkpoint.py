@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import models
@@ -128,7 +127,7 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
         module = module_of(metadata, backend)
     except (TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{run}: its metadata are not of a network ({error})") from error
-    return module, jax.tree.map(jnp.asarray, params), metadata
+    return module, jax.device_put(params), metadata
 
 
 def read_metadata(run, *, which: str | None = None) -> dict:

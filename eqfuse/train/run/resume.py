@@ -16,6 +16,10 @@ CHANGEABLE = (*LENGTHS, "devices", "profile", "verbose")
 TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 """Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
 
+REPLAY_LR = 0.2
+"""Factor of these with replay, which larger steps make unstable: measured, see
+`benchmarks/results/tuning.md`."""
+
 
 def resumed_config(arguments: list[str]) -> Config | None:
     """Return the configuration that `resume=FOLDER` asks for; None if it is not given."""
@@ -64,7 +68,8 @@ def started_config(arguments: list[str]) -> Config | None:
         given |= {"training.optimizer", "training.lr"}
     if _is_converted(start):  # smaller steps by default
         optimizer = training.optimizer if "training.optimizer" in given else "adam"
-        lr = training.lr if "training.lr" in given else TUNING_LR[optimizer]
+        usual = TUNING_LR[optimizer] * (REPLAY_LR if config.replay not in (None, "none") else 1.0)
+        lr = training.lr if "training.lr" in given else usual
         training = dataclasses.replace(training, optimizer=optimizer, lr=lr)
     return dataclasses.replace(config, model=model, training=training)
 

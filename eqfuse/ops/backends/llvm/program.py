@@ -53,20 +53,23 @@ MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
 
 
 def write_loop(f: Function, step: ElementwiseLoop, arrays, pointers: dict[int, str]):
-    """Write a loop over functions of one size; those results are stored that have a pointer."""
+    """Write functions of one size: each array is loaded once, results with a pointer are stored."""
     for loop, lanes in f.vector_loops(arrays[step.writes[0]].size):
-        emitter, index = FunctionEmitter(f, lanes), loop.index
-
-        def load(n: int, emitter=emitter, index=index) -> str:
-            return emitter.load(pointers[n], arrays[n].dtype, arrays[n].size, index)
-
-        def store(n: int, value: str, emitter=emitter, index=index):
-            emitter.store(value, pointers[n], arrays[n].dtype, index)
-
-        def number(value: float, dtype: str, _, emitter=emitter) -> str:
-            return emitter.number(value, dtype)
-
-        step.emit(arrays, pointers, load, number, emitter.apply, store)
+        emitter, values = FunctionEmitter(f, lanes), {}
+        for one in step.functions:
+            operands, dtypes = [], one.dtypes(arrays)
+            for n, dtype in zip(one.reads, dtypes, strict=True):
+                if isinstance(n, Number):
+                    operands.append(emitter.number(n.value, dtype))
+                    continue
+                if n not in values:
+                    array = arrays[n]
+                    values[n] = emitter.load(pointers[n], array.dtype, array.size, loop.index)
+                operands.append(values[n])
+            out = arrays[one.write].dtype
+            values[one.write] = emitter.apply(one.function, operands, dtypes[-1], out, one.power)
+            if one.write in pointers:
+                emitter.store(values[one.write], pointers[one.write], out, loop.index)
 
 
 UNROLLED = 8

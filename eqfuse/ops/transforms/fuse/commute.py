@@ -31,6 +31,7 @@ from eqfuse.ops.transforms.fuse.trace import (
     Terms,
     TooLargeError,
     Trace,
+    bind,
     mode_of,
     needed,
     outputs_of,
@@ -88,16 +89,9 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int]) -> Trace:
             return trace
 
         def moved(*arrays, trace=trace, found=found):
-            return outputs_of(trace, arrays, found, _bind)
+            return outputs_of(trace, arrays, found, lambda n, given: bind(n.eqn, given))
 
         closed = jax.make_jaxpr(moved)(*closed.in_avals)
-
-
-def _bind(node: Node, arrays) -> list:
-    eqn = node.eqn
-    with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
-        results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
-    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def marks_left(trace: Trace, ops: dict) -> set[int]:

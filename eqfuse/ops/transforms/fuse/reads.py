@@ -10,7 +10,7 @@ import numpy as np
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import BlockRef, LinearForm, Rows
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.transforms.fuse.rows import MOVES, ArrayFactor, ProductFactor, RowPolynomials
+from eqfuse.ops.transforms.fuse.rows import MOVES, ArrayFactor, ProductFactor, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import Node, TooLargeError, Trace, summed
 
 
@@ -62,40 +62,45 @@ class ReadRows:
         return jnp.concatenate(parts, axis=1)
 
 
-def read_rows(trace: Trace, rows: RowPolynomials, number: int, needed: set[int]) -> ReadRows | None:
-    """Return the rows of a product of which the needed nodes read some; None if they read all."""
+def read_rows(
+    trace: Trace, rows: RowPolynomials, number: int, needed: set[int], read: set[int]
+) -> ReadRows | None:
+    """Return the rows of a product that are needed in part; None if all are.
+
+    The needed nodes read it, and ops and the result the values in `read`.
+    """
     node = trace.nodes[number]
     [value], form = node.outputs, node.params["form"]
     moved, ends = {value}, set()
     for reader in (trace.nodes[n] for n in sorted(needed)):
-        if read := moved.intersection(reader.inputs):
-            moved.update(reader.outputs) if reader.name in MOVES else ends.update(read)
+        if given := moved.intersection(reader.inputs):
+            moved.update(reader.outputs) if reader.name in MOVES else ends.update(given)
     columns: set[int] = set()
-    for end in ends | moved.intersection(trace.outputs):
+    for end in ends | moved.intersection(read):
         try:
             terms = rows.of(end).terms
-        except TooLargeError:
+        except (Unfit, TooLargeError):
             return None
         if any(key != (ProductFactor(number),) for key in terms):
             return None
         columns.update(*(t.index[:, 0].tolist() for t in terms.values()))
     [out] = form.outputs
     elements = {n: set(_elements(s)) for n, s in enumerate(out.segments)}
-    read = [n for n, own in elements.items() if not own.isdisjoint(columns)]
-    paths = [p for p in form.paths if p.output.segment in read]
+    kept = [n for n, own in elements.items() if not own.isdisjoint(columns)]
+    paths = [p for p in form.paths if p.output.segment in kept]
     whole = all(max(e) - min(e) + 1 == len(e) for e in elements.values())
     if not paths or len(paths) == len(form.paths) or not whole or not out.channels:
         return None
-    read.sort(key=lambda n: out.segments[n].offset)
-    sizes = [len(elements[n]) for n in read]
+    kept.sort(key=lambda n: out.segments[n].offset)
+    sizes = [len(elements[n]) for n in kept]
     starts = np.cumsum([0, *sizes]).tolist()
     segments = (
-        dataclasses.replace(out.segments[n], offset=s) for n, s in zip(read, starts, strict=False)
+        dataclasses.replace(out.segments[n], offset=s) for n, s in zip(kept, starts, strict=False)
     )
     narrow = dataclasses.replace(out, size=starts[-1], segments=tuple(segments))
-    moved = (dataclasses.replace(p.output, segment=read.index(p.output.segment)) for p in paths)
+    moved = (dataclasses.replace(p.output, segment=kept.index(p.output.segment)) for p in paths)
     paths = (dataclasses.replace(p, output=o) for p, o in zip(paths, moved, strict=True))
-    places = zip((out.segments[n].offset for n in read), sizes, strict=True)
+    places = zip((out.segments[n].offset for n in kept), sizes, strict=True)
     return ReadRows(node, Form(form.inputs, (narrow,), tuple(paths)), tuple(places))
 
 

@@ -30,6 +30,7 @@ from eqfuse.ops.transforms.fuse.trace import (
     TooLargeError,
     Trace,
     aligned,
+    bind,
     needed,
     outputs_of,
     traced,
@@ -110,10 +111,10 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
         unmarked |= left
     entries += found
 
-    def bind(node: Node, given) -> list:
-        return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
+    def computed(node: Node, given) -> list:
+        return _computed(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
 
-    return outputs_of(trace, arrays, ops, bind)
+    return outputs_of(trace, arrays, ops, computed)
 
 
 def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
@@ -151,7 +152,9 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
             NOTHING,
         )
         entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
-        if (part := read_rows(trace, rows, number, nodes)) is not None:
+        read = {v for value, op in ops.items() if value in values for v in op.inputs}
+        read.update(trace.outputs)
+        if (part := read_rows(trace, rows, number, nodes, read)) is not None:
             ops[trace.nodes[number].outputs[0]] = part
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
@@ -226,13 +229,13 @@ def _where(node: Node) -> str:
     return ""
 
 
-def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
+def _computed(eqn, arrays, entries: list[Entry], constants: list) -> list:
     """Return the outputs of an equation, the functions in it rewritten.
 
     `constants` has the operands that are known numbers, and None for the others.
     """
+    name, params = eqn.primitive.name, dict(eqn.params)
     with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
-        name, params = eqn.primitive.name, dict(eqn.params)
         if name in ("remat2", "checkpoint", "remat"):
             function = _function(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
             options = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
@@ -247,9 +250,7 @@ def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
         elif name == "cond":
             branches = params["branches"]
             params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
-        # `jit` with shardings of its own stays as it is
-        results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
-    return list(results) if eqn.primitive.multiple_results else [results]
+        return bind(eqn, arrays, params)  # `jit` with shardings of its own stays as it is
 
 
 def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):

@@ -260,6 +260,14 @@ def _is_plain_jit(eqn) -> bool:
     return all(map(_jax_compat.is_unspecified, asked))
 
 
+def bind(eqn, arrays, params: dict | None = None) -> list:
+    """Return the outputs of an equation as where it stands; of other `params`, if given."""
+    with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
+        params = eqn.primitive.get_bind_params(dict(eqn.params if params is None else params))
+        results = eqn.primitive.bind(*arrays, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
 def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
     """Return the outputs of a trace, some of whose values ops compute in the place of nodes.
 

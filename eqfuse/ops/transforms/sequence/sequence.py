@@ -18,7 +18,7 @@ from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.ir.program import Number, Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
-from eqfuse.ops.transforms.fuse.trace import Node, Trace, aligned, needed, traced
+from eqfuse.ops.transforms.fuse.trace import Node, Trace, aligned, bind, needed, traced
 from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter, NoStepError
 
 KERNELS = (FORM, LINEAR_FORM)
@@ -181,7 +181,7 @@ def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
                 parts = (inner.jaxpr, inner.consts) if is_closed else (inner, ())
                 outputs = run(*parts, inputs)
             else:
-                outputs = bind(eqn, inputs)
+                outputs = _outputs(eqn, inputs)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
@@ -191,14 +191,11 @@ def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jax.make_jaxpr(function)(*closed.in_avals)
 
 
-def bind(eqn, arrays) -> list:
+def _outputs(eqn, arrays) -> list:
     if not arrays and eqn.primitive.name == "iota":  # a constant, and no operation
         with jax.ensure_compile_time_eval():
             return [eqn.primitive.bind(**eqn.params)]
-    with eqn.ctx.manager:
-        params = eqn.primitive.get_bind_params(dict(eqn.params))
-        result = eqn.primitive.bind(*arrays, **params)
-    return list(result) if eqn.primitive.multiple_results else [result]
+    return bind(eqn, arrays)
 
 
 class Sequence:
@@ -310,7 +307,7 @@ def run_sequence(*arrays, call: Sequence) -> list:
     for stage in stages.stages:
         if stage.program is None:
             for node in stage.nodes:
-                outputs = bind(node.eqn, [env[v] for v in node.inputs])
+                outputs = _outputs(node.eqn, [env[v] for v in node.inputs])
                 env.update(zip(node.outputs, outputs, strict=True))
             continue
         given = [_given(env, key) for key in stage.inputs]

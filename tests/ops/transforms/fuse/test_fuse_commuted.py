@@ -12,6 +12,7 @@ from tests.ops.transforms.fuse.test_fuse import assert_close, derivatives
 NODES, EDGES, GRAPHS = 5, 10, 3
 X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
 PRODUCT = e3nn.tensor_product(X, Y)
+KEPT = PRODUCT.filter(["0e", "1o"])
 RNG = np.random.default_rng(0)
 SENDERS, RECEIVERS = RNG.integers(0, NODES, (2, EDGES)).astype(np.int32)
 NEIGHBOURS = RNG.integers(0, NODES, (NODES, EDGES // NODES)).astype(np.int32)
@@ -216,11 +217,24 @@ def read_twice(x, y, w):
     return of_messages(nodes)(x, y, w)
 
 
+def read_by_an_op(x, y, w):
+    """Write a Linear of a product of a product, and a weight from some of the first rows."""
+    x, y = irreps(x, y)
+    m = ops.tensor_product(x[SENDERS], y, filter_ir_out="0e+1o")
+    whole = ops.tensor_product(m, y, filter_ir_out="0e+1o")
+    parameters = {
+        f"w[{n},{n}] {b},{o}": w[0, 0] * jnp.cos(jnp.arange(b.mul * o.mul)).reshape(b.mul, o.mul)
+        for n, (b, o) in enumerate(zip(whole.irreps, X, strict=True))
+    }
+    return ops.linear(whole, parameters, X) * m.filter("0e").array[:, :1]
+
+
 @pytest.mark.parametrize(
     ("function", "computed"),
     [
-        (CASES["Linear of messages"], [PRODUCT.filter(["0e", "1o"]).dim]),
+        (CASES["Linear of messages"], [KEPT.dim]),
         (read_twice, [PRODUCT.filter("0e").dim, PRODUCT.dim]),
+        (read_by_an_op, [KEPT.dim, e3nn.tensor_product(KEPT, Y, filter_ir_out="0e+1o").dim]),
     ],
 )
 def test_what_nobody_reads_is_not_computed(function, computed):

@@ -9,11 +9,14 @@
 // (std::runtime_error) that say what is wrong and what to do. C++17; link with -ldl.
 #pragma once
 #include <dlfcn.h>
+#include <malloc.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <initializer_list>
@@ -37,6 +40,15 @@ inline std::string read_file(const std::string &name) {
   std::ifstream file(name, std::ios::binary);
   if (!file) fail(name + " cannot be read; is the folder whole?");
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Keeps up to 2 GB of the memory that this process frees, unless the environment sets it; without
+// it, a step of many atoms takes twice as long. To be called before threads start.
+inline void keep_memory() {
+#ifdef __GLIBC__
+  if (std::getenv("MALLOC_TRIM_THRESHOLD_") || std::getenv("MALLOC_MMAP_THRESHOLD_")) return;
+  mallopt(M_ARENA_MAX, 1), mallopt(M_MMAP_THRESHOLD, INT_MAX), mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
 }
 
 // The functions of PJRT's C interface that are used here: their places in PJRT_Api, and what each

@@ -327,6 +327,7 @@ static const char USAGE[] =
     "of i-PI's protocol.\n";
 
 int main(int argc, char **argv) try {
+  eqfuse::keep_memory();
   if (argc < 4) return std::fputs(USAGE, stderr), 2;
   int domains = 0;
   bool again = false;

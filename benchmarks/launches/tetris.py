@@ -2,7 +2,7 @@
 
     python -m benchmarks.launches tetris
 
-The network of e3nn-jax's Tetris example (`model=tetris`), cross entropy and Adam, as `train.py`
+The network of e3nn-jax's Tetris example (`models.TetrisNet`), cross entropy and Adam, as `train.py`
 runs it; the same network and parameters on e3nn-jax and on our kernels. Before them, the step as
 e3nn-jax's example writes it.
 """

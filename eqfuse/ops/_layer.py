@@ -134,11 +134,7 @@ class TensorProductLinear(nn.Module):
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
             out = self._reference(x, y, weights, edges, index, skip, gate, options)
-            if self.split is None:
-                return out
-            parts = _parts(self.split, out.irreps)
-            arrays = jax.lax.split(out.array, [part.dim for part in parts], axis=-1)
-            return tuple(map(e3nn.IrrepsArray, parts, arrays))
+            return out if self.split is None else _cut(out, self.split)
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
@@ -339,6 +335,13 @@ def _parts(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
             "is part of it with force_irreps_out only"
         )
     return parts
+
+
+def _cut(out: e3nn.IrrepsArray, split) -> tuple[e3nn.IrrepsArray, ...]:
+    """Return the columns of a result as one array for each of the parts."""
+    parts = _parts(split, out.irreps)
+    arrays = jax.lax.split(out.array, [part.dim for part in parts], axis=-1)
+    return tuple(map(e3nn.IrrepsArray, parts, arrays))
 
 
 def _fused_gate(make_gate, linear, zero_flags, mode: str):

@@ -101,6 +101,15 @@ def heads_of(run) -> list[str]:
     return sorted(path.stem for path in (Path(run) / "heads").glob("*.safetensors"))
 
 
+def require_one_head(run):
+    """Refuse a network with several heads, of which none was chosen."""
+    if heads := heads_of(Path(run).expanduser()):
+        raise CheckpointError(
+            f"{run} has the heads {', '.join(heads)}: choose one by head=NAME, or give its file, "
+            f"{head_file(run, heads[0])}"
+        )
+
+
 def head_file(run, head: str | None) -> str | Path:
     """Return the file of a head of a run; the run itself for None."""
     if head is None:

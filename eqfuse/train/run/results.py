@@ -75,7 +75,7 @@ def write_results(
         for name, samples in sets.items():
             part = predicted[start : start + len(samples)]
             start += len(samples)
-            labelled = [_with_numbers(sample, dataset.species) for sample in samples]
+            labelled = [_described(sample, dataset) for sample in samples]
             rows += [{"set": name, **row} for row in error_table(labelled, part)]
             if name != "training":
                 target = folder.path / ("parity.png" if name == "validation" else "parity_test.png")
@@ -129,10 +129,12 @@ def _predictions(potential: Potential, params, batcher: Batcher) -> list[SimpleN
     return predicted
 
 
-def _with_numbers(sample: Sample, species: Sequence[int]) -> SimpleNamespace:
-    """Return the labels of a sample with its atomic numbers, for `error_table`."""
+def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
+    """Return the labels of a sample, its atomic numbers and its head, for `error_table`."""
     labels = {name: getattr(sample, name) for name in (*LABELS, "num_atoms", "config_type")}
-    return SimpleNamespace(**labels, numbers=np.array(species)[sample.species])
+    head = None if sample.head is None else list(dataset.heads)[sample.head]
+    numbers = np.array(dataset.species)[sample.species]
+    return SimpleNamespace(**labels, numbers=numbers, head=head)
 
 
 def _pairs(samples: Sequence[Sample], predicted: Sequence[SimpleNamespace]) -> dict:

@@ -98,6 +98,8 @@ def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: L
         if writes:
             log.begin(folder.path, new=config.resume is None)
         metadata, resume = run_metadata(config, dataset, potential, fields, params), None
+        if tuning is not None:
+            metadata["started_from"] = tuning.origin
         if config.resume is not None:
             with devices.together(), warnings_printed():
                 like = init_state(training[0].flatten(trained), training[1])

@@ -60,6 +60,12 @@ class Tuning:
         return cls(config, start, network)
 
     @property
+    def origin(self) -> dict[str, str]:
+        """Return where the network is, and the SHA-256 of its parameters."""
+        run = self.config.start_from
+        return {"run": run, "arrays_sha256": self.start.metadata["arrays_sha256"]}
+
+    @property
     def knows_more(self) -> bool:
         """Test whether the network knows elements that the data have not."""
         return len(self.network.species) > len(self.network.data)

@@ -48,15 +48,18 @@ class Checkpoints:
         self._waiting = {}
         self._written_at = -np.inf
 
-    def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
+    def offer(
+        self, name: str, step: int, params: Callable, progress: dict, state=None, adapter=None
+    ):
         """Keep parameters, under a name of `FILES`, now or at the next chance.
 
         `params` gives a pytree of arrays when they are written; `progress` is of plain values, and
-        `state` a pytree that a resumed run needs besides.
+        `state` a pytree that a resumed run needs besides. `adapter` gives the part of the
+        parameters that is trained, which has a file of its own, or is None.
         """
         if not self._writes:
             return
-        self._waiting[name] = (step, params, progress, state)
+        self._waiting[name] = (step, params, progress, state, adapter)
         if name == "last" and time.monotonic() - self._written_at >= self._seconds:
             self.flush()
 
@@ -68,7 +71,7 @@ class Checkpoints:
                 del self._waiting[name]  # now: an exception within the writing leaves it here
         self._written_at = time.monotonic()
 
-    def _write(self, name: str, step: int, params: Callable, progress: dict, state):
+    def _write(self, name: str, step: int, params: Callable, progress: dict, state, adapter):
         params = params()
         arrays = named_arrays("params", params)
         if state is not None:
@@ -87,6 +90,10 @@ class Checkpoints:
                 file.parent.mkdir(exist_ok=True)
                 arrays = named_arrays("params", head_of(params, number))
                 write_whole(file, encode(arrays, metadata | own))
+            if adapter is not None:
+                file = self._folder.parent / "adapter.safetensors"
+                arrays = named_arrays("params", adapter())
+                write_whole(file, encode(arrays, metadata | {"is_adapter": True}))
             write_whole(path, content, *previous)
         except OSError as error:
             raise CheckpointError(
@@ -124,11 +131,7 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
       DamagedCheckpointWarning: the newest one is damaged; the one before it is given.
     """
     params, metadata, _ = read_checkpoint(run, _names(run, which))
-    if "heads" in metadata:
-        require_one_head(_path(run))
-        raise CheckpointError(
-            f"{run} holds several heads together, and has a file of each after its first validation"
-        )
+    _require_network(run, metadata)
     _check(run, metadata, len(jax.tree.leaves(params)))
     for path, array in jax.tree_util.tree_leaves_with_path(params):
         if not np.isfinite(array).all():
@@ -143,9 +146,23 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
     return module, jax.device_put(params), metadata
 
 
+def _require_network(run, metadata: dict):
+    """Refuse an adapter, or several heads together."""
+    if "is_adapter" in metadata:
+        raise CheckpointError(
+            f"{run} is an adapter and no network: eqfuse convert adapter {run} NETWORK RUN makes "
+            f"one of it and of that which it started from, {metadata['started_from']['run']}"
+        )
+    if "heads" in metadata:
+        raise CheckpointError(
+            f"{run} holds several heads together, and has a file of each after its first validation"
+        )
+
+
 def read_metadata(run, *, which: str | None = None) -> dict:
     """Return the metadata of `load_run`, which see, without the network."""
     metadata = _of_newest(run, _names(run, which), only_metadata=True)[0][1]
+    _require_network(run, metadata)
     _check(run, metadata)
     return metadata
 
@@ -230,8 +247,7 @@ def _names(run, which: str | None) -> tuple[str, ...]:
         raise ValueError(f'which={which!r} is unknown; it is "best", "last", or None for either')
     if which is not None and os.path.isfile(_path(run)):
         raise ValueError(f"which={which!r} is for the folder of a run, and {run} is one file")
-    if which != "last":
-        require_one_head(_path(run))
+    require_one_head(_path(run))
     return ("best", "last") if which is None else (which,)
 
 

@@ -21,7 +21,7 @@ from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
-from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
+from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.log import warnings_of
 from eqfuse.train.run.terminal import duration
@@ -65,7 +65,8 @@ def write_results(
         sets = {"training": dataset.train[:MAX_TRAINING], **sets}
         sets |= {"test": dataset.test} if dataset.test else {}
     try:
-        stage = read_metadata(folder.path, which="last")["position"]["second_since"]
+        _, last, _ = read_checkpoint(folder.path, ("last",))
+        stage = last["position"]["second_since"]
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
@@ -90,8 +91,7 @@ def write_results(
             writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
             writer.writeheader()
             writer.writerows(rows)
-        elapsed = read_metadata(folder.path, which="last")["position"]["elapsed"]
-        facts = {**facts, "training time": duration(elapsed)}
+        facts = {**facts, "training time": duration(last["position"]["elapsed"])}
         text = _page(folder.path, metadata, rows, facts, ended)
         (folder.path / "report.html").write_text(text, encoding="utf-8")
         return rows

@@ -1,5 +1,7 @@
 """Fine-tuning that does not forget: replay of a converted network's past, and LoRA."""
 
+import dataclasses
+
 import ase
 import ase.build
 import ase.io
@@ -16,6 +18,9 @@ from eqfuse.train.main import main
 from eqfuse.train.replay import Network, farthest, moved, structures_of
 from eqfuse.train.run.checkpoint import load_run, read_checkpoint
 from eqfuse.train.run.files import CheckpointError
+from eqfuse.train.run.resume import started_config
+from eqfuse.train.start import Start
+from eqfuse.train.tuning import Tuning
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +187,21 @@ def test_an_adapter_alone_is_a_file_that_is_merged(run, water, tmp_path, capsys)
         assert not other.exists()
     with pytest.raises(CheckpointError, match="is an adapter and no network"):
         load_run(adapter)
+
+
+@pytest.mark.parametrize("needs", [{}, {"replay": "none"}, {"adapter": "lora"}, {"replay": "auto"}])
+def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
+    run, water, tmp_path, capsys, needs
+):
+    config = started_config([f"start_from={run('density')}", f"data={water}"])
+    gone = dataclasses.replace(config, start_from=str(tmp_path / "gone"), **needs)
+    start = dataclasses.replace(Start.read(config), resumed=True, config=gone)
+    if {*needs.values()} & {"lora", "auto"}:
+        with pytest.raises(CheckpointError, match="gone has no checkpoint"):
+            Tuning.of(gone, None, start)
+        return
+    assert Tuning.of(gone, None, start) is None
+    assert "what moves elsewhere will not be known: " in capsys.readouterr().err
 
 
 def test_a_new_network_has_no_past(water, capsys):

@@ -27,24 +27,26 @@ class Tuning:
     """The network that a run starts from, as it was, and how the run tunes it."""
 
     config: Config
-    start: Start  # before the run, also of one that is resumed
-    network: Network
+    starts: list[Start]  # before the run, of each head, and of the network's past
+    network: Network  # the past
 
     @classmethod
-    def of(cls, config: Config, dataset: Dataset, start: Start | None) -> "Tuning | None":
-        """Return that of a run; None for a new network."""
-        if start is None:
+    def of(cls, config: Config, dataset: Dataset, starts: list[Start | None]) -> "Tuning | None":
+        """Return that of a run whose heads start from these; None for a new network."""
+        if starts[0] is None:
             return None
-        if start.resumed:  # the network of the run has been tuned
+        if starts[0].resumed or config.heads:  # the network of a resumed run has been tuned
+            configs = [start.config for start in starts]
+            configs += [dataclasses.replace(configs[0], start_from=config.start_from)]
             try:
-                start = Start.read(dataclasses.replace(start.config, resume=None))
+                starts = [Start.read(dataclasses.replace(own, resume=None)) for own in configs]
             except CheckpointError as error:
                 if config.adapter is not None or (config.replay or NONE) != NONE:
                     raise
                 print(f"warning: what moves elsewhere will not be known: {error}", file=sys.stderr)
                 return None
-            start = start.for_elements(dataset.species)
-        table = dataset.species
+            starts = [start.for_elements(dataset.species) for start in starts]
+        table, start = dataset.species, starts[-1]
         elements = {table[k] for s in dataset.train for k in {*s.species.tolist()}}
         references = dataset.references
         if config.heads:  # the past is a head of its own
@@ -57,13 +59,13 @@ class Tuning:
             config.dtype,
             frozenset(elements),
         )
-        return cls(config, start, network)
+        return cls(config, starts, network)
 
     @property
     def origin(self) -> dict[str, str]:
         """Return where the network is, and the SHA-256 of its parameters."""
         run = self.config.start_from
-        return {"run": run, "arrays_sha256": self.start.metadata["arrays_sha256"]}
+        return {"run": run, "arrays_sha256": self.starts[-1].metadata["arrays_sha256"]}
 
     @property
     def knows_more(self) -> bool:
@@ -86,7 +88,7 @@ class Tuning:
                 return ase.io.read(f"{config.resume}/{FILE}", ":")
             except OSError as error:
                 raise CheckpointError(f"{config.resume}/{FILE} cannot be read: {error}") from error
-        own = self.start.references(None)
+        own = self.starts[-1].references(None)
         return self.network.frames(self.replay, config.replay_frames, config.seed, own)
 
     def with_past(self, dataset: Dataset) -> Dataset:
@@ -133,7 +135,8 @@ class Tuning:
         rows = []
         for number, head in enumerate(dataset.heads or [None]):
             own = params if head is None else head_of(params, number)
-            found = moved(self.network, own, self.config.seed)
+            before = dataclasses.replace(self.network, params=self.starts[number].initial_params())
+            found = moved(before, own, self.config.seed)
             print(moved_text(found, head), flush=True)
             rows += [({} if head is None else {"head": head}) | row for row in found]
         names = list(dict.fromkeys(name for row in rows for name in row))

@@ -198,9 +198,9 @@ def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
     start = dataclasses.replace(Start.read(config), resumed=True, config=gone)
     if {*needs.values()} & {"lora", "auto"}:
         with pytest.raises(CheckpointError, match="gone has no checkpoint"):
-            Tuning.of(gone, None, start)
+            Tuning.of(gone, None, [start])
         return
-    assert Tuning.of(gone, None, start) is None
+    assert Tuning.of(gone, None, [start]) is None
     assert "what moves elsewhere will not be known: " in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
+from eqfuse.train.run.files import heads_of
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
@@ -217,14 +218,20 @@ class Config:
         self.of_heads()
 
     def of_heads(self) -> dict[str | None, "Config"]:
-        """Return the configuration of each head, as if it were alone; itself where there is one."""
+        """Return the configuration of each head, as if it were alone; itself where there is one.
+
+        A head starts from that of its name, if the network of `start_from` has it.
+        """
         if not self.heads:
             return {None: self}
-        configs = {}
+        configs, start = {}, Path(self.start_from or "")
+        known = heads_of(start.parent.parent) if start.parent.name == "heads" else ()
         for name, own in self.heads.items():
             try:
                 data = dataclasses.replace(self.data, **own)
-                configs[name] = dataclasses.replace(self, heads={}, data=data)
+                file = str(start.with_name(f"{name}.safetensors"))
+                begins = {"start_from": file} if name in known else {}
+                configs[name] = dataclasses.replace(self, heads={}, data=data, **begins)
             except ConfigError as error:
                 raise ConfigError(f"heads.{name}: {error}") from error
         return configs

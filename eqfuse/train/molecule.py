@@ -89,7 +89,7 @@ def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: L
             dataset = tuning.with_past(dataset)
         potential, fields, params = _initial_network(config, dataset, starts, tuning)
         batchers = _batchers(config, dataset, devices, tuning)
-        trained, training = trained_part(config, params, tuning)
+        trained, training = trained_part(config, dataset, params, tuning)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):

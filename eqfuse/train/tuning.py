@@ -8,11 +8,15 @@ import sys
 import ase.io
 import jax
 import jax.numpy as jnp
+import optax
 
 from eqfuse.data import Dataset
 from eqfuse.data.samples import Samples
 from eqfuse.models.heads import head_of
 from eqfuse.train.adapter import Adapter
+from eqfuse.train.elastic import held, stiffness
+from eqfuse.train.flat import Flat
+from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import AUTO, FILE, NONE, Network, moved, moved_text
 from eqfuse.train.run.checkpoint import read_checkpoint
@@ -29,13 +33,15 @@ class Tuning:
     config: Config
     starts: list[Start]  # before the run, of each head, and of the network's past
     network: Network  # the past
+    resumed: bool
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset, starts: list[Start | None]) -> "Tuning | None":
         """Return that of a run whose heads start from these; None for a new network."""
         if starts[0] is None:
             return None
-        if starts[0].resumed or config.heads:  # the network of a resumed run has been tuned
+        resumed = starts[0].resumed
+        if resumed or config.heads:  # the network of a resumed run has been tuned
             configs = [start.config for start in starts]
             configs += [dataclasses.replace(configs[0], start_from=config.start_from)]
             try:
@@ -59,7 +65,7 @@ class Tuning:
             config.dtype,
             frozenset(elements),
         )
-        return cls(config, starts, network)
+        return cls(config, starts, network, resumed)
 
     @property
     def origin(self) -> dict[str, str]:
@@ -118,6 +124,21 @@ class Tuning:
         if self.frames and self.config.resume is None:
             ase.io.write(folder.path / FILE, self.frames)
 
+    def stiffness(self, layout: Flat, force_scale: float) -> jax.Array:
+        """Return how much the past depends on each parameter, see `eqfuse.train.elastic`.
+
+        A resumed run finds it in its state.
+        """
+        config = self.config
+        if self.resumed:
+            return jnp.zeros(layout.size, layout.dtype)
+        frames = self.frames
+        if not frames:
+            own = self.starts[-1].references(None)
+            frames = self.network.frames(AUTO, config.replay_frames, config.seed, own)
+        loss = Loss.of(config.training, force_scale)
+        return stiffness(self.network, frames, layout, loss, config.seed)
+
     def facts(self) -> dict[str, str]:
         """Return what there is to say before the training, by title."""
         if not self.frames:
@@ -149,13 +170,17 @@ class Tuning:
             print(f"warning: moved.csv cannot be written: {error}", file=sys.stderr)
 
 
-def trained_part(config: Config, params: dict, tuning: Tuning | None):
+def trained_part(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
     """Return what of the variables is trained, and its layout and optimizer.
 
     With `adapter=lora` that is two narrow matrices beside each matrix, see `Adapter`.
     """
     if config.adapter is None:
-        return params, flat_training(config.training, params)
+        layout, optimizer = flat_training(config.training, params)
+        if config.elastic is not None:
+            stiff = tuning.stiffness(layout, dataset.force_rms)
+            optimizer = optax.chain(held(config.elastic, stiff), optimizer)
+        return params, (layout, optimizer)
     adapter = Adapter.of(tuning.network.params, config.rank, config.seed)
     layout, optimizer = flat_training(config.training, adapter.initial)
     return adapter.initial, (adapter.laid_out(layout), optimizer)

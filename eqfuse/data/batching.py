@@ -187,6 +187,7 @@ def _collated(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
         cells=padded(given.cells, (shape.n_graphs, 3, 3), 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
+        heads=None if given.heads is None else padded(given.heads, (shape.n_graphs,), 0, np.int32),
     )
     return Batch(graph, labels_of(given, shape, dtype, weighted))
 
@@ -241,6 +242,7 @@ class Batcher:
         self._own = range(parts) if own is None else own
         # decided for all batches: one program is compiled for each shape
         self._weighted = self.samples.weighted
+        self._heads = self.samples[0].head is not None
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -262,9 +264,8 @@ class Batcher:
         for group, fit in zip(groups[start:], fits[start:], strict=True):
             parts = np.array_split(group, self._parts)
             how = self.shapes[fit], self.dtype, self._weighted
-            made = [
-                _collated(columns_of([self.samples[i] for i in parts[k]]), *how) for k in self._own
-            ]
+            given = ([self.samples[i] for i in parts[k]] for k in self._own)
+            made = [_collated(columns_of(own, self._heads), *how) for own in given]
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:

@@ -56,6 +56,11 @@ def main(arguments: list[str]) -> int:
     engines.add_argument(
         "--types", nargs="+", default=(), metavar="ELEMENT", help="of LAMMPS's types 1, 2, ..."
     )
+    engines.add_argument(
+        "--exchange",
+        action="store_true",
+        help="features of ghosts come from their owners between layers; ghosts reach one cutoff",
+    )
     parser.add_argument("--head", help="which head of a network with several")
     options = parser.parse_args(arguments)
     kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
@@ -66,6 +71,7 @@ def main(arguments: list[str]) -> int:
             sizes = _sizes(options)
             target = "cpu" if options.platform == "cpu" else options.target
             own = {"engine": options.engine, "target": target, "backend": options.backend}
+            own["exchange"] = options.exchange
             export_folder(
                 options.run, options.file, sizes=sizes, types=options.types, **own, **kinds
             )
@@ -74,9 +80,10 @@ def main(arguments: list[str]) -> int:
             for atoms, edges in sizes:
                 print(f"at most {atoms} atoms, with ghosts, and {edges} edges")
             return
-        if options.atoms or options.edges or options.structure or options.types:
+        given = options.atoms, options.edges, options.structure, options.types, options.exchange
+        if any(given):
             raise ConfigError(
-                "--atoms, --edges, --structure and --types are for folders: add --for"
+                "--atoms, --edges, --structure, --types and --exchange are for folders: add --for"
             )
         metadata = export(options.run, options.file, **kinds)
         size = options.file.stat().st_size / 1e6

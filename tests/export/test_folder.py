@@ -50,7 +50,7 @@ def compiled(source: Path, out: Path):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out), "-ldl"]
+    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out), "-ldl", "-pthread"]
     subprocess.run(command, check=True)
     return out
 

@@ -316,7 +316,8 @@ static Results compute_by_domains(std::vector<std::unique_ptr<eqfuse::Engine>> &
   Results r;
   r.forces.assign(3 * s.numbers.size(), 0);
   for (size_t d = 0; d < domains.size(); ++d) {
-    r.energy += results[d].energy, r.seconds += results[d].seconds;
+    r.energy += results[d].energy;
+    r.seconds = first.exchanges ? std::max(r.seconds, results[d].seconds) : r.seconds + results[d].seconds;
     for (int k = 0; k < 9; ++k) r.virial[k] += results[d].virial[k];
     for (size_t n = 0; n < domains[d].points.size(); ++n)
       for (int i = 0; i < 3; ++i) r.forces[3 * p.atom[domains[d].points[n]] + i] += engines[d]->forces[3 * n + i];

@@ -74,7 +74,7 @@ def export_folder(
         `eqfuse.inference.tables.BOUND` of the networks, with backend="llvm" only.
       backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
       exchange: with domains, whether ghosts reach one cutoff only, and have their features from
-        their owners between layers, on CPUs; if not, they reach as many cutoffs as there are layers.
+        their owners between layers, on CPUs; if not, they reach a cutoff for each layer.
     Returns:
       the folder.
     Raises:

@@ -183,7 +183,7 @@ class Engine {
     Word executable = 0;
   };
   std::string folder, library, processor;
-  bool is_cuda = false;
+  std::string platform = "Host";  // as XLA names it
   std::vector<Program> programs;  // the smallest first
   std::map<int, double> references;
   std::unique_ptr<Pjrt> pjrt;
@@ -209,7 +209,7 @@ class Engine {
         is_double = text == "float64";
       } else if (key == "platform") {
         words >> text;
-        is_cuda = text == "cuda";
+        platform = text == "cuda" ? "CUDA" : text == "rocm" ? "ROCM" : "Host";
       } else if (key == "cutoff") {
         words >> cutoff;
       } else if (key == "hops") {
@@ -269,7 +269,7 @@ class Engine {
     if (!handle) fail("the kernels of the network cannot be loaded: " + std::string(dlerror()));
     auto *kernel = static_cast<const void *const *>(dlsym(handle, "eqfuse_kernels"));
     if (!kernel) fail(folder + "/" + library + " is no library of eqfuse export: it has no eqfuse_kernels");
-    for (; *kernel; kernel += 2) pjrt->register_handler(static_cast<const char *>(kernel[0]), kernel[1], is_cuda ? "CUDA" : "Host");
+    for (; *kernel; kernel += 2) pjrt->register_handler(static_cast<const char *>(kernel[0]), kernel[1], platform);
   }
 
   void check(const std::vector<int> &numbers, int owned, const std::vector<int> &senders,

@@ -41,7 +41,7 @@ ENGINES = {
     "lammps": (),
 }
 """What a folder is for, and the files of this package that are copied into it."""
-KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_cuda_launch"
+KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_gpu_launch"
 WITHOUT = "--backend xla writes a folder without kernels"
 
 
@@ -66,7 +66,7 @@ def export_folder(
       folder: to write; it must not exist. It is written whole or not at all.
       engine: "pjrt" for C++, "openmm" for Python with JAX, or "lammps" for `pair_style jax/kk`.
       sizes: pairs of the most atoms, with ghosts, and the most edges of a program.
-      target: "cpu", or with engine="pjrt" one of CUDA such as "sm_90", not yet run on a GPU.
+      target: "cpu", or with engine="pjrt" a GPU's, "sm_90" or "gfx942", not yet run on one.
       types: the elements of LAMMPS's types 1, 2, ...; all of the network if there are none.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
@@ -119,7 +119,7 @@ def export_folder(
                 names.append(f"program {atoms} {edges} {name}")
                 texts |= recorded
             if LAUNCHER in texts:
-                _build_launcher(part)
+                _build_launcher(part, target)
             elif texts:
                 library.build(texts, part / KERNELS)
             ghosts = hops, exchange
@@ -147,9 +147,10 @@ def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str,
         raise ConfigError("exporting needs flatbuffers: pip install 'eqfuse[export]'")
     if engine == "lammps" and importlib.util.find_spec("lammps_jax") is None:
         raise ConfigError("--for lammps needs lammps-jax: pip install lammps-jax")
-    if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+", target)):
+    if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+|gfx9\w\w", target)):
         raise ConfigError(
-            f"target must be cpu, or with --for pjrt one of CUDA such as sm_90, got {target!r}"
+            "target must be cpu, or with --for pjrt one of CUDA or ROCm such as sm_90 or gfx942, "
+            f"got {target!r}"
         )
     if exchange and (engine == "openmm" or target != "cpu"):
         raise ConfigError("features are exchanged with --for pjrt or lammps, on CPUs")
@@ -171,11 +172,16 @@ def _lowered_for(target: str, backend: str, suffix: str):
             yield {LAUNCHER: ""} if backend == "triton" else {}
 
 
-def _build_launcher(part: Path):
+def _platform_of(target: str) -> str:
+    return "cpu" if target == "cpu" else "cuda" if target.startswith("sm_") else "rocm"
+
+
+def _build_launcher(part: Path, target: str):
     """Compile the handler that launches the kernels of a program on a GPU."""
-    source = Path(__file__).with_name("eqfuse_cuda.cpp")
+    source = Path(__file__).with_name("eqfuse_gpu.cpp")
     shutil.copyfile(source, part / source.name)
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}"]
+    flags += ["-DEQFUSE_HIP"] if _platform_of(target) == "rocm" else []
     command = ["g++", *flags, str(source), "-o", str(part / KERNELS), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -212,7 +218,7 @@ def _write_program(file: Path, network: Network, size, exchange: bool, texts, *,
 
     if LAUNCHER not in texts:
         function.lower(*shapes)  # names the kernels
-    platform = "cuda" if launches.exporting.value else "cpu"
+    platform = _platform_of(launches.exporting.value or "cpu")
     names = [*texts, FORWARD, REVERSE]
     calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
     exported = jax.export.export(function, platforms=(platform,), disabled_checks=calls)(*shapes)
@@ -279,7 +285,8 @@ def _write_texts(
         f"eqfuse {__version__}",
         f"jax {jax.__version__}",
         f"for {engine}",
-        f"platform {'cpu' if target == 'cpu' else 'cuda ' + target}",
+        f"platform {_platform_of(target)}",
+        f"target {target}",
         f"dtype {network.dtype}",
         f"cutoff {network.cutoff!r}",
         f"hops {hops}",

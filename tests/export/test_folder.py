@@ -318,7 +318,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
         (file / "a", given, "cannot be written: (Not a directory|File exists)"),
         (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
         (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
-        (tmp_path / "a", given | {"target": "gfx942"}, "target must be cpu, or with --for pjrt"),
+        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with --for pjrt"),
         (
             tmp_path / "a",
             given | {"exchange": True, "engine": "openmm"},

@@ -98,7 +98,9 @@ def export_folder(
     model = network.module.potential.model
     hops = 1 if isinstance(model, Allegro) else model.layers
     if exchange and hops == 1:
-        raise ConfigError("ghosts of this network reach one cutoff without an exchange of features")
+        raise ConfigError("this network has no layers that could exchange features of ghosts")
+    if engine == "lammps":  # lammps-jax gives half lists, of pair potentials, for one
+        hops = max(hops, 2)
     hops = 1 if exchange else hops
     if engine == "lammps":
         write = functools.partial(_write_bundle, hops=hops, species=species)
@@ -255,7 +257,7 @@ def _write_bundle(file: Path, network: Network, size, exchange: bool, texts, *, 
     shape, real = jax.ShapeDtypeStruct, np.dtype(network.dtype)
     one, edge = shape((), np.int32), shape((num_edges,), np.int32)
     shapes = shape((num_atoms, 3), real), shape((num_atoms,), np.int32), one, one, edge, edge
-    options = {"max_atoms": num_atoms, "owned_rows_only": hops > 1 or exchange, "dtype": real}
+    options = {"max_atoms": num_atoms, "owned_rows_only": True, "dtype": real}
     for function in wrap_energy_fn(energy, call_model=call, **options):
         function.lower(*shapes, shape((num_edges,), bool))  # names the kernels
     export_model(

@@ -329,7 +329,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
         with pytest.raises(ConfigError, match=expected):
             export_folder(run, folder, **options)
     allegro = untrained_run(tmp_path, "allegro")
-    with pytest.raises(ConfigError, match="reach one cutoff without an exchange"):
+    with pytest.raises(ConfigError, match="has no layers that could exchange"):
         export_folder(allegro, tmp_path / "a", **given, exchange=True)
     monkeypatch.setattr(library, "_linker", lambda: None)
     with pytest.raises(ConfigError, match="install binutils; --backend xla writes"):
@@ -454,11 +454,11 @@ def answer(frame, own, ghosts, reverse):
         rows[ghosts] = 0 if reverse else rows[own]
 
 
-@pytest.mark.parametrize("exchange", [False, True])
-def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path, exchange):
+@pytest.mark.parametrize(("model", "exchange"), [("nequip", True), ("allegro", False)])
+def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path, model, exchange):
     """The program that `pair_style jax/kk` runs, by the client of jaxlib; ghosts as LAMMPS's."""
     lammps_jax = pytest.importorskip("lammps_jax.export")
-    run, atoms = untrained_run(tmp_path, "nequip"), structure("crystal")
+    run, atoms = untrained_run(tmp_path, model), structure("crystal")
     command = ["export", str(run), str(tmp_path / "a"), "--for", "lammps", "--types", "Cu", "Al"]
     command += ["--atoms", "400", "--edges", "6000", *(["--exchange"] if exchange else [])]
     assert cli.main(command) == 0

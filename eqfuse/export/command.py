@@ -42,7 +42,10 @@ def main(arguments: list[str]) -> int:
     engines = parser.add_argument_group("folders for engines")
     engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")
     engines.add_argument(
-        "--platform", choices=(*TARGETS, "cpu"), default="cpu", help="none is run on a GPU yet"
+        "--platform",
+        choices=("cpu", *TARGETS),
+        default="cpu",
+        help="of the kernels; cuda and rocm are not run on a GPU yet",
     )
     engines.add_argument(
         "--target", help="a GPU's, such as sm_90; by default sm_80 for cuda, gfx942 for rocm"

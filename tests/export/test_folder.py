@@ -309,6 +309,26 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     assert_agreement((energies.sum(), forces, virial), atoms, run, 1e-11, rounded=False)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("format 1", "format 2", "made by a later version of eqfuse .format 2, and this engine.py"),
+        ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export --for openmm"),
+        ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
+        ("kernel", "kernel", "k.so is missing; is the folder whole"),
+        ("library k.so", "", "5 atoms and 0 edges, and the largest program holds 4 and 8"),
+    ],
+)
+def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected):
+    manifest = "format 1\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
+    manifest += f"program 4 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
+    assert old in manifest
+    lines = [line for line in manifest.replace(old, new).split("\n") if line]
+    (tmp_path / "manifest.txt").write_text("\n".join(lines))
+    with pytest.raises((ValueError, FileNotFoundError), match=expected):
+        engine.Engine(tmp_path).compute([13] * 5, 10.0 * np.arange(15).reshape(5, 3))
+
+
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     run, file = untrained_run(tmp_path), tmp_path / "mine"
     file.write_text("mine")

@@ -1,6 +1,7 @@
 """Products under the transformations of JAX: each equals e3nn-jax under the same one."""
 
 import dataclasses
+import functools
 
 import e3nn_jax as e3nn
 import jax
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops import tiers
-from tests.ops.cases import SMALL, Case, Graph, random_arrays
+from tests.ops import fused_cases, tiers
+from tests.ops.cases import SMALL, Case, Contraction, Graph, random_arrays
 from tests.ops.parity import BACKENDS, UNOPTIMIZED, error, largest, only
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -22,6 +23,46 @@ CASES = {
     "rows": ROWS,
     "graph-one-w": dataclasses.replace(TINY, shared="w"),
     "rows-one-y": dataclasses.replace(ROWS, shape_y=(1,)),
+}
+
+
+class Layer:
+    """A product and a Linear, whose parameters are given."""
+
+    def __init__(self, name: str):
+        self.case = fused_cases.CASES[name]
+
+    @functools.cached_property
+    def problem(self):
+        return fused_cases.Problem(self.case)
+
+    @property
+    def names(self):
+        return tuple(self.problem.arrays)
+
+    def operands(self):
+        return tuple(map(np.asarray, self.problem.arrays.values()))
+
+    def shapes(self):
+        operands = self.operands()
+        out = jax.eval_shape(self.function("e3nn"), *operands)
+        return *(a.shape for a in operands), out.shape
+
+    def function(self, backend):
+        return lambda *arrays: (
+            self.problem.apply(
+                backend, self.problem.params, dict(zip(self.names, arrays, strict=True))
+            ).array
+        )
+
+    def reference(self, *arrays):
+        return self.function("e3nn")(*arrays)
+
+
+OTHER = {
+    "contraction": Contraction("3x0e+3x1o", "3x0e", 2),
+    "layer of rows": Layer("rows-gate-skip"),
+    "layer": Layer("graph-gate-skip"),
 }
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels_by_default = pytest.mark.parametrize("backend", tiers.KERNELS)
@@ -94,6 +135,39 @@ def linearize_and_transpose(case):
     return transform
 
 
+def of_scan(case):
+    """Reverse over forward mode of it, which goes through a loop whose steps are known."""
+    start, of_loop = np.zeros(case.shapes()[-1]), reverse_over_forward(case)
+
+    def transform(product):
+        def looped(*operands):
+            def step(total, turn):
+                return total + product(*(turn * a for a in operands)), None
+
+            return jax.lax.scan(step, start, jnp.arange(1.0, 4))[0]
+
+        return of_loop(looped)
+
+    return transform
+
+
+def of_while_loop(case):
+    """Forward mode of it, which alone goes through a loop whose steps are not known."""
+    start, tangents = (1.0, np.zeros(case.shapes()[-1])), tangents_of(case)
+
+    def transform(product):
+        def looped(*operands):
+            def step(state):
+                turn, total = state
+                return 1.5 * turn, total + product(*(turn * a for a in operands))
+
+            return jax.lax.while_loop(lambda state: state[0] < 3, step, start)[1]
+
+        return lambda *a: jax.jvp(looped, a, tangents)
+
+    return transform
+
+
 TRANSFORMS = {
     "hessian": lambda case: lambda f: jax.hessian(curved(f), argnums=(1,)),
     "third derivative": third_derivative,
@@ -102,15 +176,17 @@ TRANSFORMS = {
         lambda f: jax.grad(curved(jax.checkpoint(f)), tuple(range(len(case.names))))
     ),
     "linearize and transpose": linearize_and_transpose,
+    "scan": of_scan,
+    "while_loop": of_while_loop,
 }
 
 
 @kernels_by_default
-@pytest.mark.parametrize("name", tiers.slow_unless(["graph"], *CASES))
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph"], *CASES, *OTHER))
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transformations(transform, name, backend):
     """Rules of the primitive, which are one for rows and graphs."""
-    case = CASES[name]
+    case = (CASES | OTHER)[name]
     assert_as_e3nn(TRANSFORMS[transform](case), case, backend, *case.operands())
 
 

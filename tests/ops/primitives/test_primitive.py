@@ -1,5 +1,6 @@
 """Products under the transformations of JAX: each equals e3nn-jax under the same one."""
 
+import copy
 import dataclasses
 import functools
 
@@ -27,10 +28,10 @@ CASES = {
 
 
 class Layer:
-    """A product and a Linear, whose parameters are given."""
+    """A product and a Linear as one op, whose parameters are given."""
 
-    def __init__(self, name: str):
-        self.case = fused_cases.CASES[name]
+    def __init__(self, name: str, fused: str | None = None):
+        self.case, self.fused = fused_cases.CASES[name], fused
 
     @functools.cached_property
     def problem(self):
@@ -49,11 +50,14 @@ class Layer:
         return *(a.shape for a in operands), out.shape
 
     def function(self, backend):
-        return lambda *arrays: (
-            self.problem.apply(
-                backend, self.problem.params, dict(zip(self.names, arrays, strict=True))
-            ).array
-        )
+        problem = copy.copy(self.problem)
+        problem.fused = None if backend in ("xla", "e3nn") else self.fused
+
+        def function(*arrays):
+            arrays = dict(zip(self.names, arrays, strict=True))
+            return problem.apply(backend, problem.params, arrays).array
+
+        return function
 
     def reference(self, *arrays):
         return self.function("e3nn")(*arrays)
@@ -61,7 +65,7 @@ class Layer:
 
 OTHER = {
     "contraction": Contraction("3x0e+3x1o", "3x0e", 2),
-    "layer of rows": Layer("rows-gate-skip"),
+    "layer of rows": Layer("rows-gate-skip", "always"),
     "layer": Layer("graph-gate-skip"),
 }
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -191,25 +195,25 @@ def test_transformations(transform, name, backend):
 
 
 VMAPPED = {
-    "x": (0, None, None),
-    "y": (None, 0, None),
-    "all": (0, 0, 0),
-    "other axes": (1, -1, 2),
+    "x": (0, None, None, None),
+    "y": (None, 0, None, None),
+    "all": (0, 0, 0, 0),
+    "other axes": (1, -1, 2, 0),
 }
 
 
 @kernels_by_default
-@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES))
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES, *OTHER))
 @pytest.mark.parametrize("batched", tiers.slow_unless(["x", "all"], *VMAPPED))
 def test_vmap(name, backend, batched):
-    """A batch is one launch, whichever operands have it."""
-    case = CASES[name]
+    """A batch is one launch of a product, whichever operands have it."""
+    case, launches = (CASES | OTHER)[name], 1 if name in CASES else None
     axes = VMAPPED[batched][: len(case.names)]
     operands = [
         a if axis is None else np.stack([a, 2 * a, -a], axis)
         for a, axis in zip(case.operands(), axes, strict=True)
     ]
-    assert_as_e3nn(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=1)
+    assert_as_e3nn(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=launches)
 
 
 @kernels_by_default

@@ -49,7 +49,7 @@ def test_zbl_survives_json():
 def test_zbl_is_added_to_every_network(name, small_potential, make_graph):
     """Also where atoms without neighbours are bound to have no energy."""
     positions = np.array([[0.0, 0.0, 0.0], [0.0, 0.1, 0.5], [1.8, 0.0, 0.2]])
-    graph = make_graph([(np.array([0, 1, 2]), positions, None)], CUTOFF)
+    graph = make_graph([(np.array([0, 1, 2]), positions, None)])
     plain = small_potential(name, layers=1).clone(binds_within=CUTOFF)
     variables = variables_of(plain, graph)
     zbl = ZBL.of(NUMBERS)

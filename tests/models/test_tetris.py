@@ -77,38 +77,6 @@ def test_the_tetris_network_is_that_of_e3nn():
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
 
 
-def test_padding_edges_do_nothing():
-    """To the others' networks neither: `test_potential`."""
-    model, (graph, _) = models.TetrisNet(), tetris()
-    variables = jax.jit(model.init)(jax.random.key(0), graph.vectors, graph.species, graph.edges)
-    senders, receivers = (
-        np.append(index, np.full(6, 31, np.int32))
-        for index in (graph.edges.senders, graph.edges.receivers)
-    )
-    edges = type(graph.edges).from_arrays(senders, receivers, 32)
-
-    def total(vectors, edges):
-        return jnp.sum(jnp.sin(model.apply(variables, vectors, graph.species, edges).array))
-
-    gradient, count = jax.jit(jax.value_and_grad(total)), len(graph.vectors)
-    bare, slope = gradient(graph.vectors, graph.edges)
-    vectors = np.append(graph.vectors, np.zeros((6, 3), np.float32), axis=0)
-    padded, padded_slope = gradient(vectors, edges)
-    # A sum of 256 float32 sines.
-    np.testing.assert_allclose(padded, bare, rtol=0, atol=256 * 1e-6)
-    np.testing.assert_allclose(padded_slope[:count], slope, rtol=0, atol=1e-4)
-    assert not np.any(padded_slope[count:])
-
-
-def test_the_tetris_network_on_a_graph_without_edges():
-    edges = type(tetris()[0].edges).from_arrays(np.zeros(0, int), np.zeros(0, int), 2)
-    model, vectors = models.TetrisNet(), jnp.zeros((0, 3))
-    variables = jax.jit(model.init)(jax.random.key(0), vectors, None, edges)
-    out = jax.jit(model.apply)(variables, vectors, None, edges).array
-    assert np.all(np.isfinite(out))
-    np.testing.assert_array_equal(out[0], out[1])
-
-
 def test_the_head_sums_over_graphs_and_reads_chirality_from_the_pseudoscalar():
     graph, _ = tetris()
     mask = graph.node_mask.copy()

@@ -53,6 +53,7 @@ def refused(arguments, capsys, code: int = 2) -> str:
     """Return the one line with which a training is refused."""
     assert main(arguments) == code
     error = capsys.readouterr().err
+    assert error.startswith("error: ")
     assert len(error.splitlines()) == 1
     return error
 

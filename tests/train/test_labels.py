@@ -1,6 +1,5 @@
 """Training on frames of which some lack labels, and with weights of frames."""
 
-import csv
 import dataclasses
 
 import ase.io
@@ -16,7 +15,7 @@ from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, Loss, error_sums
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
-from tests.small_runs import TINY, prepared
+from tests.small_runs import TINY, prepared, rows_of
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)
 QUANTITIES = ("energy", "forces", "stress")
@@ -136,9 +135,8 @@ def test_a_run_on_forces_that_are_nan_for_some_atoms(copper, tmp_path, monkeypat
     given = [f"data={tmp_path / 'some.xyz'}", *TINY, "cutoff=3.6", "epochs=1", f"run={run}"]
     assert main([*given, f"data.store={store}"]) == 0
     assert "forces of 24 atoms in 12 frames are NaN, or have no weight" in capsys.readouterr().err
-    with open(run / "errors.csv", newline="", encoding="utf-8") as file:
-        rows = {(row["set"], row["group"]): row for row in csv.DictReader(file)}
-    [row] = [dict(r) for r in csv.DictReader((run / "metrics.csv").read_text().splitlines())]
+    rows = {(row["set"], row["group"]): row for row in rows_of(run / "errors.csv")}
+    [row] = rows_of(run)
     error = float(rows["validation", "all"]["forces_rmse_mev_per_a"])
     assert error == pytest.approx(float(row["val_forces_rmse_mev_per_a"]), rel=1e-4)
     assert rows["validation", "element Cu"]["forces_rmse_mev_per_a"] == str(error)
@@ -192,8 +190,7 @@ def test_energies_alone_are_trained_on_only_if_asked_for(tmp_path, water):
         prepared(f"data={path}")
     settings = [f"data={path}", *TINY, "training.forces_weight=0", "epochs=2", f"run={folder}"]
     assert main(settings) == 0
-    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-        row = list(csv.DictReader(file))[-1]
+    row = rows_of(folder)[-1]
     assert np.isnan(float(row["val_forces_rmse_mev_per_a"]))
     assert float(row["val_energy_rmse_mev_per_atom"]) > 0
     for picture in ("learning.png", "parity.png"):

@@ -35,12 +35,6 @@ def test_a_table_is_as_good_as_the_networks(trained, copper, capsys):
     assert "  radial   tables of 128 knots" in capsys.readouterr().out
 
 
-def test_too_few_knots_are_refused(copper, tmp_path, capsys):
-    settings = [f"data={copper}", *TINY, "model.radial_knots=3", f"run={tmp_path / 'run'}"]
-    assert main(settings) == 2
-    assert "radial_knots must be at least 4" in capsys.readouterr().err
-
-
 def test_info_refuses_what_is_no_run(tmp_path, capsys):
     assert command(["info", str(tmp_path)]) == 2
     assert "error: " in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """A run that starts from the network of another one, on other data."""
 
-import csv
 import shutil
 
 import ase.build
@@ -14,7 +13,7 @@ from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.resume import started_config
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
-from tests.small_runs import TINY, prepared, write_displaced
+from tests.small_runs import TINY, prepared, refused, rows_of, write_displaced
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +38,6 @@ def others(tmp_path_factory):
 @pytest.fixture(scope="module")
 def settings(base, others):
     return [f"start_from={base}", "data=extxyz", f"data.path={others}", "data.val=4"]
-
-
-def rows_of(folder):
-    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def refused(arguments, capsys, code=2):
-    assert main(arguments) == code
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    return error
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """In which precision a run multiplies matrices: that of float32, in TF32 where a GPU has it."""
 
-import re
 import types
 
 import jax
@@ -9,7 +8,6 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.train.device.parallel import matmul_precision
-from eqfuse.train.main import main
 from eqfuse.train.settings.schema import ConfigError
 
 
@@ -40,18 +38,3 @@ def test_jax_knows_the_name():
     with jax.default_matmul_precision(ops.TF32X3):
         traced = jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))
     assert str(traced.eqns[0].params["precision"]) == ops.TF32X3
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="is about a CPU")
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["precision=tf32x3"], "precision=tf32x3 is for NVIDIA GPUs"),
-        (["precision=tf32x3", "dtype=float64"], "left out with dtype=float64"),
-        (["precision=half"], "precision.*auto.*highest.*tf32x3"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings, message, capsys, tmp_path):
-    assert main(["data=ethanol", *settings, f"run={tmp_path / 'run'}"]) == 2
-    assert re.search(message, capsys.readouterr().err)
-    assert not (tmp_path / "run").exists()

@@ -10,10 +10,8 @@ from tests.small_runs import train_on_copper
 
 
 @pytest.fixture(scope="session")
-def run(copper, tmp_path_factory):
-    # in so few steps Adam comes further
-    more = ["dtype=float64", "epochs=60", "training.optimizer=adam"]
-    return train_on_copper(copper, tmp_path_factory, *more)
+def run(trained):
+    return trained
 
 
 @pytest.fixture

@@ -138,24 +138,6 @@ def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
 
 
 @pytest.mark.slow
-def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
-    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
-    near.rattle(0.05, seed=0)
-    rng = np.random.default_rng(0)
-    images = rng.integers(-2000, 2000, (len(near), 3))
-    frames = [
-        Structure(near.numbers, positions, near.cell.array, near.pbc)
-        for positions in (near.positions, near.positions + images @ near.cell.array)
-    ]
-    near, far = predict(Network(single), frames)
-    assert far.energy == pytest.approx(near.energy, abs=1e-5 * np.abs(near.relative_energy))
-    for name in ("forces", "stress"):
-        values = getattr(near, name)
-        scale = 1e-5 * np.abs(values).max()
-        np.testing.assert_allclose(getattr(far, name), values, rtol=0, atol=scale)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cluster", "slab", "bulk"])
 def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
     """At the middle of a cell and astride its corner: float32 resolves 1e-4 Å at 1e3 Å."""

@@ -227,11 +227,16 @@ def test_the_command_runs_an_input_on_two_ranks(runs, tmp_path):
 @pytest.mark.parametrize(
     ("change", "types", "message"),
     [
-        (("units metal", "units real"), "Al", "set 'units metal', got 'real'"),
         (("", ""), "Al Cu", "LAMMPS has 1 types"),
-        (("", ""), "Au", "Au not among the model's species"),
-        (("", ""), "Xx", "'Xx' is no element"),
         (("thermo 5", "thermo five"), "Al", "LAMMPS: "),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (("units metal", "units real"), "Al", "set 'units metal', got 'real'"),
+                (("", ""), "Au", "Au not among the model's species"),
+                (("", ""), "Xx", "'Xx' is no element"),
+            )
+        ),
     ],
 )
 def test_what_cannot_run_is_refused(runs, tmp_path, change, types, message):

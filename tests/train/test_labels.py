@@ -76,16 +76,6 @@ def test_a_frame_without_a_label_has_no_influence_on_its_loss(frames, label):
     assert value != pytest.approx(loss_of(frames, only(label)), rel=1e-3)
 
 
-def test_other_labels_of_a_frame_count(frames):
-    """A frame without forces has its energy in the loss, and without energy its forces."""
-    lacking = [dataclasses.replace(f, forces=None, stress=None) for f in frames[:2]]
-    lacking += [dataclasses.replace(f, energy=None) for f in frames[2:]]
-    batch = batch_of(lacking)
-    sums = error_sums(predicted(batch), batch.labels, batch.graph)
-    counts = {name: float(values[0]) for name, values in sums.items()}
-    assert counts == {"energy": 2, "forces": 4 * 4 * 3, "stress": 4 * 9}
-
-
 def test_weights_scale_the_loss_and_not_the_errors(frames):
     doubled = [dataclasses.replace(f, weights=Weights(2.0, 2.0, 2.0)) for f in frames]
     assert loss_of(doubled) == pytest.approx(2 * loss_of(frames), rel=1e-12)

@@ -35,7 +35,7 @@ def test_nothing_is_overwritten(model_file, run, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["two_heads", "nonlinear"])
+@pytest.mark.parametrize("name", ["two_heads", pytest.param("nonlinear", marks=pytest.mark.slow)])
 def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, capsys):
     """Each gives what mace gives for it, in calculators, predictions, exports and trainings."""
     folder, arrays = tmp_path / "run", expected(name)

@@ -207,7 +207,7 @@ def files(package, tmp_path_factory):
 def test_damaged_files_are_refused_in_one_sentence_and_write_nothing(program, files, tmp_path):
     rng, messages = np.random.default_rng(0), []
     path, run = tmp_path / "a.nequip.zip", tmp_path / "run"
-    for k in range(24):
+    for k in range(12):
         data = bytearray(files[program])
         at = rng.integers(min(len(data), 3000) if program == "nequix" else len(data))
         data[at : at + [1, 50, len(data)][k % 3]] = [b"\xff", b"", b""][k % 3]
@@ -218,7 +218,7 @@ def test_damaged_files_are_refused_in_one_sentence_and_write_nothing(program, fi
         except ConvertError as error:
             messages.append(str(error))
         assert not run.exists()
-    assert len(messages) > 8
+    assert len(messages) > 4
     assert not any("\n" in message for message in messages)
 
 

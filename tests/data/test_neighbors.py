@@ -177,25 +177,6 @@ def test_connected_parts_are_gathered_each_for_itself():
     assert not shifts.any()
 
 
-@pytest.mark.parametrize("size", [200.0, 1e3])
-@pytest.mark.parametrize("empty", [[2], [0], [1, 2], [0, 1, 2]])
-def test_a_wide_vacuum_changes_no_neighbours(size, empty):
-    rng = np.random.default_rng(6)
-    cell = np.diag([4.0, 5.0, 6.0])
-    positions = rng.uniform(0, 4, (6, 3))
-    found = []
-    for length in (50.0, size):
-        cell[empty, empty] = length
-        at = positions.copy()
-        at[:, empty] -= 2  # astride the face
-        senders, receivers, shifts = neighbor_list(at, cell, np.ones(3, bool), 5.0)
-        vectors = at[senders] + shifts - at[receivers]
-        rows = np.column_stack([receivers, senders, vectors.round(5) + 0.0])
-        found.append(rows[np.lexsort(rows.T)])
-    assert len(found[0]) > 6
-    np.testing.assert_array_equal(found[0], found[1])
-
-
 @pytest.mark.parametrize(
     ("n_atoms", "cell", "pbc", "cutoff"),
     [

@@ -119,25 +119,6 @@ def test_nothing_is_compiled_while_neighbours_change_within_a_bucket(atoms):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pbc", [True, False, (True, False, True)])
-def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
-    """Single precision resolves 1e-3 Å at 1e4 Å; atoms may have left their cell one by one."""
-    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
-    near.rattle(0.05, seed=0)
-    near.pbc = pbc
-    far = near.copy()
-    far.positions += 1e4
-    rng = np.random.default_rng(0)
-    images = rng.integers(-2000, 2000, (len(far), 3)) * near.pbc
-    far.positions += images @ near.cell.array
-    forces = []
-    for atoms in (near, far):
-        atoms.calc = eqfuse.Calculator(single)
-        forces.append(atoms.get_forces())
-    np.testing.assert_allclose(forces[1], forces[0], atol=1e-5 * np.abs(forces[0]).max())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cluster", "slab", "bulk"])
 def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
     """At the middle of a cell and astride its corner: float32 resolves 1e-4 Å at 1e3 Å."""

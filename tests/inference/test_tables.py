@@ -49,6 +49,8 @@ def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
 
 def test_a_coarse_table_is_refused(tmp_path, monkeypatch, capsys):
     run = untrained_run(tmp_path)
+    with pytest.raises(ValueError, match="radial must be one of auto, network, table, got 'none'"):
+        Network(run, radial="none")
     monkeypatch.setattr(tables, "KNOTS", (16, 32))
     network = Network(run)
     assert "tables" not in network.params

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eqfuse.models import MACE, Allegro, NequIP
-from tests.models.networks import shapes_of, small, variables_of
+from tests.models.networks import small, variables_of
 
 ALL = (NequIP, Allegro, MACE)
 TETRIS = "0o + 7x0e"
@@ -113,19 +113,3 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
 def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
     with pytest.raises(ValueError, match=message):
         variables_of(small(cls, **{"layers": 2} | settings), graph)
-
-
-# the layers compute no product 1e, and count none
-OF_PRODUCTS = {
-    NequIP: ("linear_down", ["w[0,0] 9x0e,9x0e", "w[1,1] 12x1o,3x1o", "w[2,2] 12x2e,3x2e"]),
-    MACE: ("linear_basis", ["w[0,0] 6x0e,3x0e", "w[1,1] 9x1o,3x1o", "w[2,2] 6x2e,3x2e"]),
-}
-
-
-@pytest.mark.parametrize("cls", OF_PRODUCTS)
-def test_parameters_are_numbered_by_the_products_with_weights(graph, cls):
-    model = small(cls, "0e+1o+2e", layers=2, lmax=2, parity=False)
-    name, expected = OF_PRODUCTS[cls]
-    prefix = f"layer_1/{name}/"
-    names = [n.removeprefix(prefix) for n in shapes_of(model, graph) if n.startswith(prefix)]
-    assert names == expected

@@ -8,6 +8,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import Batcher, DataError, Dataset, read_extxyz
+from eqfuse.data.dataset import split_indices
 from eqfuse.models import predict
 from eqfuse.train import load_run
 from eqfuse.train.main import main
@@ -224,3 +225,29 @@ def test_a_run_in_one_native_call_says_so_before_it_trains(tmp_path, water, caps
         assert all(n < heads and "native call" in lines[n] for n in said)
         losses[setting] = [float(row["train_loss"]) for row in rows_of(folder)]
     assert losses["on"] == pytest.approx(losses["off"], rel=1e-3)
+
+
+def test_nan_in_a_step_names_its_frames_and_keeps_the_last_good_checkpoint(
+    water, tmp_path, monkeypatch, capsys
+):
+    batches, bad = Batcher.batches, []
+
+    def poisoned(self, epoch=0, shuffle=True, start=0):
+        for k, batch in enumerate(batches(self, epoch, shuffle, start)):
+            if shuffle and (epoch, k) == (2, 1):
+                batch.labels.forces[0, 0] = np.nan
+                bad.extend(self.groups(epoch)[k].tolist())
+            yield batch
+
+    monkeypatch.setattr(Batcher, "batches", poisoned)
+    settings = [f"data={water}", *TINY, "data.train=16", "epochs=4"]
+    folder = tmp_path / "run"
+    assert main([*settings, f"run={folder}"]) == 1
+    error = capsys.readouterr().err
+    assert "epoch 2, step 6" in error
+
+    frames = split_indices(20, 16, 4, 0)[0][bad]
+    assert "; ".join(f"{water}, frame {n}" for n in frames) in error
+    _, params, metadata = load_run(folder, which="last")
+    assert metadata["step"] == 5
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))

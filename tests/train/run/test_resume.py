@@ -29,6 +29,7 @@ from tests.small_runs import TINY, refused, rows_of
 ROOT = Path(__file__).parents[3]
 EPOCHS = 4
 CONSTANT = ["training.schedule=constant"]  # which does not depend on where the end is
+WSD = ["training.second_stage=0.75", "training.schedule=wsd"]
 SECOND = ["training.second_stage=0.5", "training.second_energy_weight=300", "epochs=6"]
 KINDS = {
     "plain": [f"epochs={EPOCHS}"],
@@ -37,7 +38,7 @@ KINDS = {
     "steps": [*CONSTANT, "training.checkpoint_seconds=10", "steps=10"],
     "every": [*CONSTANT, "training.validate_every=3", "steps=10"],
     "second stage": [*SECOND, "dtype=float64"],
-    "wsd": ["training.second_stage=0.75", "training.schedule=wsd", f"epochs={EPOCHS}"],
+    "wsd": [*WSD, "model.radial=table", f"epochs={EPOCHS}"],
 }
 """Runs of four steps an epoch."""
 

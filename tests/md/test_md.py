@@ -1,8 +1,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import ase.build
 import ase.io
@@ -331,13 +329,6 @@ def test_settings_are_checked(run, crystal, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     with pytest.raises(ConfigError, match="another folder"):
         md.run(run, crystal, run=str(tmp_path / "full"))
-
-
-def test_a_wrong_ensemble_is_refused_without_jax():
-    """In a second, and not in the ten that JAX may take."""
-    code = "import sys; from eqfuse.cli import main; code = main(['md', 'a', 'b', 'ensemble=nvt'])"
-    code += "; sys.exit(code if 'jax' not in sys.modules else 7)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
 
 
 def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, capsys, monkeypatch):

@@ -4,7 +4,6 @@ import signal
 
 import ase.build
 import ase.io
-import jax
 import numpy as np
 import pytest
 from ase import units
@@ -166,21 +165,6 @@ def test_a_compressed_trajectory_holds_the_same_frames(run, crystal, tmp_path):
     for one, other in zip(plain, packed, strict=True):
         np.testing.assert_array_equal(one.positions, other.positions)
         np.testing.assert_array_equal(one.get_velocities(), other.get_velocities())
-
-
-def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
-    states = []
-    for skin in (0.01, 1.5):
-        job = simulation._Simulation(run, [crystal], md.Settings(skin=skin))._stepper
-        with jax.enable_x64(True):
-            job.begin([crystal.positions], [crystal.cell.array])
-            start = job.state([crystal.positions], [np.zeros((4, 3))], [crystal.cell.array])
-            states.append((job.take(start, 1, 0.0), job.room.sizes))
-    (near, few), (far, many) = states
-    assert many.pairs > 1.5 * few.pairs
-    assert many.edges == few.edges
-    np.testing.assert_allclose(near.state.forces, far.state.forces, rtol=0, atol=1e-12)
-    assert near.rows[0, 0, 0] == pytest.approx(far.rows[0, 0, 0], abs=1e-12)
 
 
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):

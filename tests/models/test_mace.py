@@ -1,3 +1,5 @@
+"""What is MACE's own; its layers are compared with mace-torch in `tests/convert`."""
+
 import e3nn_jax as e3nn
 import jax
 import numpy as np
@@ -5,7 +7,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import MACE
-from tests.models.networks import shapes_of, small, variables_of
+from tests.models.networks import shapes_of, small
 
 
 @pytest.mark.parametrize(
@@ -64,51 +66,3 @@ def test_the_largest_published_network_has_its_paths():
 def test_the_first_layer_has_a_skip_if_asked(graph):
     plain, skipping = (shapes_of(small(MACE, first_skip=s), graph) for s in (False, True))
     assert skipping.keys() - plain.keys() == {"layer_0/skip/w[0,0] 3x0e,3x0e"}
-
-
-def test_a_layer_is_its_definition(graph):
-    """The energy from the parameters by e3nn-jax alone, edge by edge and node by node."""
-    model = small(MACE, layers=1, correlation=2)
-    variables = variables_of(model, graph)
-    p = variables["params"]
-    layer = p["layer_0"]
-    senders, receivers = graph.edges.senders, graph.edges.receivers
-    d = np.linalg.norm(graph.vectors, axis=1)
-    x = d / 3.0
-    envelope = 1 - 21 * x**5 + 35 * x**6 - 15 * x**7
-    bessel = np.sqrt(2 / 3.0) * np.sin(np.arange(1, 5) * np.pi * x[:, None]) / d[:, None]
-    hidden = bessel * envelope[:, None] @ p["radial"]["layer_0"]["Dense_0"]["kernel"] / 2
-    radial = (
-        e3nn.normalize_function(jax.nn.silu)(hidden) @ p["radial"]["layer_0"]["Dense_1"]["kernel"]
-    )
-    radial = radial.reshape(-1, 2, 3) / np.sqrt(8)  # [n_edges, path, channel]
-    h = p["embedding"][graph.species] @ layer["linear_up"]["w[0,0] 3x0e,3x0e"] / np.sqrt(3)
-    unit = graph.vectors / d[:, None]
-    messages = [
-        (radial[:, 0] * h[senders])[..., None],
-        (radial[:, 1] * h[senders])[..., None] * np.sqrt(3) * unit[:, None, :],
-    ]
-    a = []
-    for k, (message, ir) in enumerate(zip(messages, ("0e", "1o"), strict=True)):
-        summed = np.zeros((len(graph.species), *message.shape[1:]))
-        np.add.at(summed, receivers, message)
-        w = layer["linear_basis"][f"w[{k},{k}] 3x{ir},3x{ir}"]
-        a.append(np.einsum("zui,uv->zvi", summed, w) / np.sqrt(3) / 2.0)  # sqrt(n), n = 4
-    scalar, vector = a[0][..., 0], a[1]
-    # the basis of two factors: the scalar squared, and the vector squared over sqrt(3)
-    c = np.asarray(layer["contraction"])[graph.species]
-    squares = np.stack([scalar**2, (vector**2).sum(-1) / np.sqrt(3)], axis=1)
-    basis = e3nn.reduced_symmetric_tensor_product_basis("0e+1o", 2, keep_ir=["0e"]).array
-    order = [0, 1] if abs(basis[0, 0, 0]) == 1 else [1, 0]
-    signs = [np.sign(basis[0, 0].sum()), np.sign(basis[1, 1].sum())]
-    squares = (squares * np.array(signs)[:, None])[:, order]
-    b = c[:, 0] * scalar + (c[:, 1:] * squares).sum(1)
-    h = b @ layer["linear_down"]["w[0,0] 3x0e,3x0e"] / np.sqrt(3)
-    readout = p["readout_0"]
-    h = e3nn.normalize_function(jax.nn.silu)(
-        h @ readout["linear_in"]["w[0,0] 3x0e,2x0e"] / np.sqrt(3)
-    )
-    expected = h @ readout["linear_out"]["w[0,0] 2x0e,1x0e"] / np.sqrt(2)
-    found = jax.jit(model.apply)(variables, graph.vectors, graph.species, graph.edges)
-    assert np.abs(expected).max() > 1e-2
-    np.testing.assert_allclose(found.array, expected, rtol=0, atol=1e-10)

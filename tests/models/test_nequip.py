@@ -9,7 +9,6 @@ import pytest
 from eqfuse import ops
 from eqfuse.models import NequIP
 from eqfuse.models.radial import xplor_cutoff
-from tests.models.conftest import CUTOFF
 from tests.models.networks import variables_of
 from tests.models.settings_variants import NEQUIP as VARIANTS
 from tests.models.settings_variants import nequip as network
@@ -49,37 +48,6 @@ from tests.models.settings_variants import nequip as network
 def test_hidden_irreps_are_those_reached_and_needed(irreps_out, settings, expected):
     _, *hidden, _ = NequIP(irreps_out, channels=4, **settings).layer_irreps()
     assert hidden == [e3nn.Irreps(i) for i in expected]
-
-
-@pytest.mark.parametrize("name", ["xplor", "pairs"])
-def test_an_edge_beyond_its_cutoff_changes_nothing(graph, name):
-    model = network(name, layers=1)
-    variables = variables_of(model, graph)
-    lengths = np.linalg.norm(graph.vectors, axis=1)
-    cutoffs = np.full(len(lengths), CUTOFF)
-    if name == "pairs":
-        table = np.array(VARIANTS[name]["pair_cutoffs"])
-        receivers, senders = (
-            np.asarray(graph.species)[e] for e in (graph.edges.receivers, graph.edges.senders)
-        )
-        cutoffs = table[receivers, senders]
-
-    @jax.jit
-    def moved(vectors):
-        return model.apply(variables, vectors, graph.species, graph.edges).array
-
-    before, after = (cutoffs - 1e-7)[:, None], (cutoffs + 1e-7)[:, None]
-    directions = np.asarray(graph.vectors) / np.maximum(lengths, 1e-9)[:, None]
-    edge = np.argmin(np.where(lengths > 0, lengths, np.inf))
-    others = np.asarray(graph.vectors)
-    out = []
-    for length in (before[edge], after[edge], 2 * after[edge]):
-        vectors = others.copy()
-        vectors[edge] = directions[edge] * length
-        out.append(moved(jnp.asarray(vectors)))
-    np.testing.assert_allclose(out[0], out[2], rtol=0, atol=1e-10)
-    np.testing.assert_array_equal(out[1], out[2])
-    assert np.abs(moved(graph.vectors) - out[2]).max() > 1e-6
 
 
 def test_xplor_is_one_at_its_onset_and_smooth_at_both_ends():

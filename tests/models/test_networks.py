@@ -9,7 +9,6 @@ from eqfuse.models import MACE, Allegro, NequIP
 from tests.models.networks import small, variables_of
 
 ALL = (NequIP, Allegro, MACE)
-TETRIS = "0o + 7x0e"
 XPLOR = {"cutoff_function": "xplor"}
 
 
@@ -41,23 +40,6 @@ def test_every_output_irrep_is_equivariant(graph, rotation, cls, irreps_out, set
         expected = out.transform_by_matrix(matrix)
         for size, found, chunk in zip(sizes, turned.chunks, expected.chunks, strict=True):
             np.testing.assert_allclose(found, chunk, rtol=0, atol=1e-10 * size)
-
-
-@pytest.mark.parametrize(
-    ("cls", "settings"),
-    [
-        (NequIP, {"parity": False}),
-        (NequIP, {"layers": 2}),
-        (NequIP, {"lmax": 0}),
-        (Allegro, {"parity": False}),
-        (MACE, {"parity": False}),
-        (MACE, {"parity": True, "layers": 1}),
-        (MACE, {"parity": True, "lmax": 0}),
-    ],
-)
-def test_pseudoscalar_out_of_reach_is_refused(graph, cls, settings):
-    with pytest.raises(ValueError, match=r"holds 0o, which .* cannot produce; use parity=True"):
-        variables_of(small(cls, TETRIS, **settings), graph)
 
 
 @pytest.mark.parametrize("cls", ALL)

@@ -205,19 +205,8 @@ def test_a_run_in_one_native_call_says_so_before_it_trains(tmp_path, water, caps
     losses = {}
     for setting in ("on", "off"):
         folder = tmp_path / setting
-        assert (
-            main(
-                [
-                    f"data={water}",
-                    *TINY,
-                    f"run={folder}",
-                    "steps=4",
-                    f"sequence={setting}",
-                    "verbose=true",
-                ]
-            )
-            == 0
-        )
+        more = ["steps=4", f"sequence={setting}", "verbose=true", f"run={folder}"]
+        assert main([f"data={water}", *TINY, *more]) == 0
         lines = capsys.readouterr().out.splitlines()
         said = [n for n, line in enumerate(lines) if line.startswith("sequence   ")]
         heads = next(n for n, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])

@@ -23,28 +23,30 @@ def test_unknown_models_are_refused(name, message):
     [
         ("nequip", ["7 linear", "3 tensor_product_linear_gate"]),
         # two layers, and the readout of the pseudoscalar
-        (
-            "allegro",
-            ["1 weighted_channels", "3 graph_tensor_product", "3 tensor_product_linear"],
-        ),
+        ("allegro", ["1 weighted_channels", "3 graph_tensor_product", "3 tensor_product_linear"]),
         ("mace", ["8 linear", "2 tensor_product_linear", "2 symmetric_contraction"]),
         ("tetris", ["3 tensor_product_linear_gate", "3 linear"]),
     ],
 )
 def test_ops_are_counted_and_told_what_runs_them(name, kinds):
-    settings = {"parity": True} if name == "mace" else {}
-    model = models.build(name, irreps_out="0o + 7x0e", **settings, backend="xla")
-    graph, _ = tetris()
-    args = (graph.vectors, graph.species, graph.edges)
-    variables = jax.eval_shape(model.init, jax.random.key(0), *args)
+    model, args, variables = built(name, backend="xla")
     why = "not llvm: backend 'xla' was asked for"
     apart = "; apart: backend 'xla' computes op by op, and has no fused kernels"
     expected = [f"  ops      {k} on xla, {why}{apart * ('_linear' in k)}" for k in kinds]
     if name != "tetris":
-        few = f"{graph.edges.num_edges} edges, fewer than 8 for each of 128 knots"
+        few = f"{args[-1].num_edges} edges, fewer than 8 for each of 128 knots"
         expected.append(f"  radial   networks: {few}")
     for _ in range(2):  # also what has been traced before
-        assert models.ops_summary(model, variables, graph).splitlines() == expected
+        assert models.ops_summary(model, variables, tetris()[0]).splitlines() == expected
+
+
+def built(name, **more):
+    """Return a model for the Tetris shapes, its arguments, and the shapes of its variables."""
+    settings = {"parity": True} if name == "mace" else {}
+    model = models.build(name, irreps_out="0o + 7x0e", **settings, **more)
+    graph, _ = tetris()
+    args = (graph.vectors, graph.species, graph.edges)
+    return model, args, jax.eval_shape(model.init, jax.random.key(0), *args)
 
 
 def test_unknown_settings_are_refused():
@@ -54,11 +56,7 @@ def test_unknown_settings_are_refused():
 
 @pytest.mark.parametrize("name", models.MODELS)
 def test_summary_tells_layers_and_parameters(name):
-    settings = {"parity": True} if name == "mace" else {}
-    model = models.build(name, irreps_out="0o + 7x0e", **settings)
-    graph, _ = tetris()
-    args = (graph.vectors, graph.species, graph.edges)
-    variables = jax.eval_shape(model.init, jax.random.key(0), *args)
+    model, args, variables = built(name)
     text = models.summary(model, variables)
     assert "output   1x0o+7x0e" in text
     counts = {"nequip": "119,584", "allegro": "181,888", "mace": "77,984", "tetris": "7,170"}

@@ -1,9 +1,7 @@
 """`eqfuse check` finds planted faults and names them, and raises no false alarm."""
 
 import json
-import lzma
 import sys
-from pathlib import Path
 
 import ase.build
 import ase.io
@@ -19,6 +17,7 @@ from eqfuse.certify.rows import CHECKS, Row
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
 from tests.certify.calculators import Soft
+from tests.convert.conftest import GOLDENS, unpacked
 
 
 def rows_of(calculator, **options):
@@ -238,12 +237,8 @@ def test_the_drift_is_the_slope_of_the_energy():
 def converted(tmp_path_factory):
     """Return a run with a cutoff for each pair of elements."""
     folder = tmp_path_factory.mktemp("runs")
-    goldens = Path(__file__).parents[1] / "convert" / "goldens" / "networks"
-    package = folder / "a.nequip.zip"
-    package.write_bytes(
-        lzma.decompress((goldens / "nequip_pair_cutoffs.nequip.zip.xz").read_bytes())
-    )
-    convert("nequip", package, folder / "run")
+    golden = GOLDENS / "networks" / "nequip_pair_cutoffs.nequip.zip.xz"
+    convert("nequip", unpacked(golden, folder), folder / "run")
     return folder / "run"
 
 

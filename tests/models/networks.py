@@ -1,4 +1,4 @@
-"""Small networks of each kind, and what tests ask of them."""
+"""Small networks of each kind."""
 
 import jax
 
@@ -29,12 +29,3 @@ def small(cls, irreps_out="0e", **settings):
 def variables_of(model, graph, seed=0):
     init = jax.jit(model.init)
     return init(jax.random.key(seed), graph.vectors, graph.species, graph.edges)
-
-
-def shapes_of(model, graph) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters by name."""
-    shapes = jax.eval_shape(
-        model.init, jax.random.key(0), graph.vectors, graph.species, graph.edges
-    )
-    leaves = jax.tree.leaves_with_path(shapes["params"])
-    return {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves}

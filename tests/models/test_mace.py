@@ -7,7 +7,6 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import MACE
-from tests.models.networks import shapes_of, small
 
 
 @pytest.mark.parametrize(
@@ -61,8 +60,3 @@ def test_the_largest_published_network_has_its_paths():
     shapes = jax.eval_shape(model.init, jax.random.key(0), *arguments)["params"]
     assert shapes["layer_0"]["contraction"].shape == (4, 49, 128)
     assert shapes["layer_1"]["contraction"].shape == (4, 13, 128)
-
-
-def test_the_first_layer_has_a_skip_if_asked(graph):
-    plain, skipping = (shapes_of(small(MACE, first_skip=s), graph) for s in (False, True))
-    assert skipping.keys() - plain.keys() == {"layer_0/skip/w[0,0] 3x0e,3x0e"}

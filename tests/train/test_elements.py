@@ -1,7 +1,5 @@
 """A trained network for other elements."""
 
-import lzma
-
 import numpy as np
 import pytest
 from ase.data import atomic_numbers
@@ -10,7 +8,7 @@ from eqfuse.convert import convert_mace
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import _group, of_elements, similar
-from tests.convert.conftest import GOLDENS
+from tests.convert.conftest import GOLDENS, unpacked
 from tests.small_runs import prepared
 
 
@@ -42,9 +40,7 @@ def test_all_groups_are_those_of_the_periodic_table():
 def network(tmp_path_factory):
     """Run of a network of mace with ZBL and Agnesi's transform, of H, C and O."""
     folder = tmp_path_factory.mktemp("network")
-    file = folder / "density.model"
-    file.write_bytes(lzma.decompress((GOLDENS / "density.model.xz").read_bytes()))
-    convert_mace(file, folder / "run")
+    convert_mace(unpacked(GOLDENS / "density.model.xz", folder), folder / "run")
     return folder / "run"
 
 

@@ -1,18 +1,9 @@
 import ase.build
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.inference.lists import (
-    is_valid,
-    list_pairs,
-    padded_pairs,
-    pair_vectors,
-    running_count,
-    within,
-)
-from eqfuse.ops import Edges
+from eqfuse.inference.lists import is_valid, list_pairs, running_count
 
 CUTOFF, SKIN = 4.0, 0.8
 
@@ -23,36 +14,6 @@ def crystal():
     atoms.set_cell(atoms.cell.array + np.random.default_rng(0).normal(scale=0.3, size=(3, 3)))
     atoms.rattle(0.2, seed=0)
     return atoms
-
-
-@pytest.mark.parametrize("extra", [0, 1, 7, 1000])
-def test_edges_within_the_cutoff_are_sorted_as_if_made_anew(crystal, extra):
-    """Any number of places beyond what is needed; 1000 is more than there are pairs."""
-    found = list_pairs(crystal.positions, crystal.cell.array, crystal.pbc, CUTOFF + SKIN)
-    pairs = padded_pairs(*found, len(crystal), len(found[0]) + 37)
-    with jax.enable_x64(True):
-        cells, index = crystal.cell.array[None], np.zeros(len(crystal), np.int32)
-        ends = jnp.asarray(pairs.edges.senders), jnp.asarray(pairs.edges.receivers)
-        vectors = pair_vectors(jnp.asarray(crystal.positions), cells, index, *ends, pairs.images)
-        lengths = np.linalg.norm(vectors, axis=1)
-        near = (lengths < CUTOFF) & (lengths > 0)
-        size = min(int(near.sum()) + extra, len(near))
-        edges, kept, count = jax.jit(within, static_argnums=2)(pairs, near, size)
-    images, real = pairs.images[np.asarray(kept)], np.asarray(near)[np.asarray(kept)]
-    assert 0 < near.sum() < len(found[0])
-    assert real.sum() == near.sum() == count
-    expected = sorted(
-        zip(*(a[near].tolist() for a in ends), map(tuple, pairs.images[near]), strict=True)
-    )
-    chosen = np.asarray(real)
-    listed = (np.asarray(a)[chosen].tolist() for a in (edges.senders, edges.receivers))
-    assert sorted(zip(*listed, map(tuple, images[chosen].tolist()), strict=True)) == expected
-    again = Edges.from_arrays(np.asarray(edges.senders), np.asarray(edges.receivers), len(crystal))
-    for name in ("receiver_order", "receiver_ptr", "sender_order", "sender_ptr"):
-        np.testing.assert_array_equal(getattr(edges, name), getattr(again, name), err_msg=name)
-    # what fills the rest is spread over the atoms
-    per_atom = np.bincount(np.asarray(edges.receivers)[~chosen], minlength=len(crystal))
-    assert per_atom.max() - per_atom.min() <= 1 + extra // 4
 
 
 @pytest.mark.parametrize("count", [1, 16, 37, 5000])

@@ -7,12 +7,10 @@ from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from eqfuse.data import Batcher, DataError, Dataset, read_extxyz
+from eqfuse.data import Batcher, DataError
 from eqfuse.data.dataset import split_indices
-from eqfuse.models import predict
 from eqfuse.train import load_run
 from eqfuse.train.main import main
-from eqfuse.train.metrics import Errors, error_sums
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
@@ -36,27 +34,11 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
     first, last = (float(rows[i]["val_forces_rmse_mev_per_a"]) for i in (0, -1))
     assert last < 0.5 * first
 
-    module, params, metadata = load_run(folder)
+    _, _, metadata = load_run(folder)
     assert metadata["species"] == [1, 8]
     assert metadata["units"]["energy"] == "eV"
     best = min(rows, key=lambda row: float(row["val_loss"]))
     assert metadata["step"] == int(best["step"])
-
-    # The checkpoint and its metadata alone give the validation error that the run has written.
-    dataset = Dataset.build(
-        read_extxyz(water),
-        cutoff=metadata["model_fields"]["cutoff"],
-        val_size=4,
-        seed=metadata["config"]["seed"],
-        species=metadata["species"],
-        references={int(z): e for z, e in metadata["reference_energies"].items()},
-    )
-    errors = Errors()
-    for batch in Batcher(dataset.val, 3).batches(shuffle=False):
-        errors.add(error_sums(predict(module, params, batch.graph), batch.labels, batch.graph))
-    for name, value in errors.table().items():
-        # Batches of another size: float32 sums in another order, errors of 1e-3 of the labels.
-        assert value == pytest.approx(float(best[f"val_{name}"]), rel=1e-3)
 
     lines = capsys.readouterr().out.splitlines()
     report = "\n".join(lines)

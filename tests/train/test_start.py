@@ -40,35 +40,6 @@ def settings(base, others):
     return [f"start_from={base}", "data=extxyz", f"data.path={others}", "data.val=4"]
 
 
-@pytest.mark.slow
-def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys):
-    """In one stage: the loss of a second one weighs energies otherwise, and is not compared."""
-    folder = tmp_path / "run"
-    settings = [*settings, "training.second_stage=null"]
-    assert main([*settings, "epochs=40", "lr=0.05", f"run={folder}"]) == 0
-    out = capsys.readouterr().out
-    assert f"the network of {base}" in out
-    assert f"those of {base}" in out
-    start, theirs, _ = read_checkpoint(base, ("best",))
-    params, ours, _ = read_checkpoint(folder, ("best",))
-    for name in ("model", "model_fields", "potential", "species", "reference_energies"):
-        assert ours[name] == theirs[name], name
-    assert ours["statistics"] != theirs["statistics"]
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, start)
-
-    rows = rows_of(folder)
-    assert [int(row["epoch"]) for row in rows] == list(range(41))
-    # The errors of epoch 0 are those that the network has on these frames by itself.
-    kept = tmp_path / "kept"
-    assert main([*settings, "steps=1", "lr=1e-30", "training.min_lr=1e-30", f"run={kept}"]) == 0
-    again, _, _ = read_checkpoint(kept, ("best",))
-    jax.tree.map(np.testing.assert_array_equal, again, start)
-    losses = [float(row["val_loss"]) for row in rows]
-    assert [float(row["val_loss"]) for row in rows_of(kept)] == [losses[0], losses[0]]
-    assert min(losses) < 0.5 * losses[0]
-    assert losses.index(min(losses)) == ours["epoch"]
-
-
 def test_reference_energies_that_are_given_win(settings, tmp_path):
     atoms = [ase.Atoms("O", info={"energy": -3.0}), ase.Atoms("H", info={"energy": -1.0})]
     ase.io.write(tmp_path / "both.xyz", atoms, format="extxyz")

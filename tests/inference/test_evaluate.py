@@ -262,9 +262,9 @@ def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water,
 
 
 @pytest.mark.parametrize("factor", [1, -1, 1602.18])
-def test_stress_that_fits_better_of_another_sign_or_unit(single, tmp_path, capsys, factor):
+def test_stress_that_fits_better_of_another_sign_or_unit(trained, tmp_path, capsys, factor):
     """The labels are the network's own, and the stress has another sign or unit."""
-    frames, rng, calculator = [], np.random.default_rng(0), Calculator(single)
+    frames, rng, calculator = [], np.random.default_rng(0), Calculator(trained)
     for _ in range(8):
         atoms = ase.build.bulk("Cu", cubic=True)
         strain = np.eye(3) + 0.02 * rng.normal(size=(3, 3))
@@ -277,7 +277,7 @@ def test_stress_that_fits_better_of_another_sign_or_unit(single, tmp_path, capsy
         frames.append(atoms)
     ase.io.write(tmp_path / "labelled.xyz", frames, format="extxyz")
     out = str(tmp_path / "out")
-    assert evaluate([str(single), str(tmp_path / "labelled.xyz"), "--out", out]) == 0
+    assert evaluate([str(trained), str(tmp_path / "labelled.xyz"), "--out", out]) == 0
     shown = capsys.readouterr().err
     expected = {1: "", -1: "as of the opposite sign", 1602.18: "as in kbar"}[factor]
     assert shown == "" if not expected else f"times better {expected}" in shown

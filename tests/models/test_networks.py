@@ -1,9 +1,18 @@
-"""Settings that networks refuse."""
+"""What networks have and refuse: irreps, counts of ops and parameters, settings; in float64."""
 
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from eqfuse import models, ops
+from eqfuse.data.tetris import tetris
 from eqfuse.models import MACE, Allegro, NequIP
+from eqfuse.models.radial import xplor_cutoff
 from tests.models.networks import small, variables_of
+from tests.models.settings_variants import NEQUIP as VARIANTS
+from tests.models.settings_variants import nequip as network
 
 ALL = (NequIP, Allegro, MACE)
 XPLOR = {"cutoff_function": "xplor"}
@@ -62,3 +71,194 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
 def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
     with pytest.raises(ValueError, match=message):
         variables_of(small(cls, **{"layers": 2} | settings), graph)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("neqiup", "model 'neqiup' is unknown; did you mean nequip?"),
+        ("xyz", "model 'xyz' is unknown; choose one of nequip, allegro, mace, tetris"),
+    ],
+)
+def test_unknown_models_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("nequip", ["7 linear", "3 tensor_product_linear_gate"]),
+        # two layers, and the readout of the pseudoscalar
+        ("allegro", ["1 weighted_channels", "3 graph_tensor_product", "3 tensor_product_linear"]),
+        ("mace", ["8 linear", "2 tensor_product_linear", "2 symmetric_contraction"]),
+        ("tetris", ["3 tensor_product_linear_gate", "3 linear"]),
+    ],
+)
+def test_ops_are_counted_and_told_what_runs_them(name, kinds):
+    model, args, variables = built(name, backend="xla")
+    why = "not llvm: backend 'xla' was asked for"
+    apart = "; apart: backend 'xla' computes op by op, and has no fused kernels"
+    expected = [f"  ops      {k} on xla, {why}{apart * ('_linear' in k)}" for k in kinds]
+    if name != "tetris":
+        few = f"{args[-1].num_edges} edges, fewer than 8 for each of 128 knots"
+        expected.append(f"  radial   networks: {few}")
+    for _ in range(2):  # also what has been traced before
+        assert models.ops_summary(model, variables, tetris()[0]).splitlines() == expected
+
+
+def built(name, **more):
+    """Return a model for the Tetris shapes, its arguments, and the shapes of its variables."""
+    settings = {"parity": True} if name == "mace" else {}
+    model = models.build(name, irreps_out="0o + 7x0e", **settings, **more)
+    graph, _ = tetris()
+    args = (graph.vectors, graph.species, graph.edges)
+    return model, args, jax.eval_shape(model.init, jax.random.key(0), *args)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ValueError, match=r"no setting 'layer'; did you mean layers"):
+        models.build("nequip", layer=3)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_summary_tells_layers_and_parameters(name):
+    model, args, variables = built(name)
+    text = models.summary(model, variables)
+    assert "output   1x0o+7x0e" in text
+    counts = {"nequip": "119,584", "allegro": "181,888", "mace": "77,984", "tetris": "7,170"}
+    assert f"{counts[name]} parameters" in text
+    assert text.count("layer ") == len(model.layer_irreps()) - 2
+    # What the summary says of the layers is what the modules give.
+    _, state = jax.eval_shape(
+        lambda v: model.apply(v, *args, capture_intermediates=True, mutable=True), variables
+    )
+    for k, irreps in enumerate(model.layer_irreps()[1:-1]):
+        out = state["intermediates"][f"layer_{k}"]["__call__"][0]
+        if name == "allegro":
+            x, v = out
+            assert e3nn.Irreps([(x.shape[-1], "0e")]) + v.irreps == irreps
+        else:
+            assert out.irreps == irreps
+
+
+@pytest.mark.parametrize(
+    ("irreps_out", "settings", "expected"),
+    [
+        # MACE of the paper: A up to l = 3, features up to L, scalars in the end
+        ("0e", {}, [("0e+1o+2e+3o", "0e+1o+2e"), ("0e+1o+2e+3o", "0e")]),
+        ("0e", {"hidden_lmax": 0}, [("0e+1o+2e+3o", "0e"), ("0e+1o+2e+3o", "0e")]),
+        ("0e", {"layers": 1}, [("0e+1o+2e+3o", "0e")]),
+        ("1o", {"layers": 1}, [("0e+1o+2e+3o", "0e+1o")]),
+        ("0e", {"correlation": 1}, [("0e+1o+2e", "0e+1o+2e"), ("0e", "0e")]),
+        # 1e comes in with the second product with the spherical harmonics, and 0o is 1o times 1e
+        (
+            "0e+0o",
+            {"lmax": 1, "hidden_lmax": 1, "parity": True, "layers": 2},
+            [("0e+1o", "0e+1o"), ("0e+1o+1e", "0e+0o")],
+        ),
+        (
+            "0o",
+            {"lmax": 2, "hidden_lmax": 1, "parity": True, "correlation": 2},
+            [("0e+1o+2e", "0e+1o"), ("1o+1e+2e+2o", "0o")],
+        ),
+    ],
+)
+def test_features_are_those_reached_and_needed(irreps_out, settings, expected):
+    settings = {
+        "layers": 2,
+        "lmax": 3,
+        "hidden_lmax": 2,
+        "correlation": 3,
+        "parity": False,
+        **settings,
+    }
+    found = MACE(irreps_out, channels=4, **settings).basis_and_feature_irreps()
+    repeated = [
+        tuple(e3nn.Irreps(irreps).regroup() for irreps in layer)
+        for layer in ([times(4, a), times(4, h)] for a, h in expected)
+    ]
+    assert found == repeated
+
+
+def times(mul, irreps):
+    return [(mul, ir) for _, ir in e3nn.Irreps(irreps)]
+
+
+def test_the_largest_published_network_has_its_paths():
+    """MACE-large: 1 + 4 + 8 paths to 0e, 1 + 3 + 12 to 1o, 1 + 5 + 14 to 2e."""
+    model = MACE(num_species=4, channels=128, lmax=3, hidden_lmax=2)
+    edges = ops.Edges.from_arrays(np.array([0, 1]), np.array([1, 0]), 2)
+    arguments = (np.ones((2, 3)), np.zeros(2, np.int32), edges)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *arguments)["params"]
+    assert shapes["layer_0"]["contraction"].shape == (4, 49, 128)
+    assert shapes["layer_1"]["contraction"].shape == (4, 13, 128)
+
+
+@pytest.mark.parametrize(
+    ("irreps_out", "settings", "expected"),
+    [
+        ("0e", {"layers": 1}, ["4x0e"]),
+        ("0e", {"layers": 3}, ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e"]),
+        (
+            "0e",
+            {"layers": 4},
+            ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x1e+4x2e+4x2o", "4x0e+4x1o+4x2e", "4x0e"],
+        ),
+        (
+            "0e",
+            {"layers": 4, "parity": False},
+            ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e"],
+        ),
+        (
+            "0o + 7x0e",
+            {"layers": 3},
+            ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x1e+4x2e+4x2o", "4x0e+4x0o"],
+        ),
+        ("0e", {"layers": 2, "lmax": 0}, ["4x0e", "4x0e"]),
+        ("0e", {"layers": 2, "hidden": "8x0e+2x1o+3x1e"}, ["8x0e+2x1o", "8x0e"]),
+        ("0e", {"layers": 2, "hidden": "8x0e+2x1o,6x0e+5x1o"}, ["8x0e+2x1o", "6x0e"]),
+        ("0e", {"layers": 2, "hidden": "2x2o+3x1e+4x0e", "so3": True}, ["4x0e+3x1e", "4x0e"]),
+        (
+            "0e",
+            {"layers": 3, "hidden": "8x0e+3x1o+2x1e", "keep_irreps": True},
+            ["8x0e+3x1o", "8x0e+3x1o+2x1e", "8x0e"],
+        ),
+    ],
+)
+def test_hidden_irreps_are_those_reached_and_needed(irreps_out, settings, expected):
+    _, *hidden, _ = NequIP(irreps_out, channels=4, **settings).layer_irreps()
+    assert hidden == [e3nn.Irreps(i) for i in expected]
+
+
+def test_xplor_is_one_at_its_onset_and_smooth_at_both_ends():
+    onset, cutoff = 4.5, 5.0
+    d = jnp.array([1.0, 4.4999999, 4.5000001, 4.75, 4.9999999, 5.5])
+    u = xplor_cutoff(d, onset, cutoff)
+    middle = (25 - 4.75**2) ** 2 * (25 + 2 * 4.75**2 - 3 * 4.5**2) / (25 - 4.5**2) ** 3
+    np.testing.assert_allclose(u, [1, 1, 1, middle, 0, 0], atol=1e-6)
+    slopes = jax.vmap(jax.grad(lambda d: xplor_cutoff(d, onset, cutoff)))(d)
+    np.testing.assert_allclose(slopes[jnp.array([0, 1, 2, 4, 5])], 0, atol=1e-5)
+    assert slopes[3] < -1
+
+
+def test_frequencies_begin_as_those_that_are_fixed(graph):
+    fixed, trained = (network("pairs", layers=1, trainable_bessel=t) for t in (False, True))
+    variables = variables_of(trained, graph)
+    params = {k: v for k, v in variables["params"].items() if k != "frequencies"}
+    arguments = graph.vectors, graph.species, graph.edges
+    out = jax.jit(trained.apply)(variables, *arguments).array
+    expected = jax.jit(fixed.apply)({"params": params}, *arguments).array
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_gate_is_fused_unless_a_norm_comes_before_it(graph, name):
+    model, arguments = network(name, backend="llvm"), (graph.vectors, graph.species, graph.edges)
+    variables = jax.eval_shape(model.init, jax.random.key(0), *arguments)
+    with ops.recorded() as calls:
+        jax.eval_shape(lambda v: model.apply(v, *arguments), variables)
+    kinds = [op.kind for op in calls if op.kind.startswith("tensor_product_linear")]
+    normed = VARIANTS[name].get("layer_norm")
+    expected = "tensor_product_linear" if normed else "tensor_product_linear_gate"
+    assert kinds == [expected] * model.layers

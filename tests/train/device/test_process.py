@@ -1,7 +1,6 @@
 """What a run does to its process: kept memory, and the precision of matrix products."""
 
 import subprocess
-
 import sys
 import types
 

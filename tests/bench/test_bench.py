@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import time
 
 import jax
@@ -109,33 +108,6 @@ def test_a_case_that_is_wrong_in_one_size_is_red(tmp_path, monkeypatch):
     small, large = (program.Job("parity", "tetris-1", size) for size in (TINY, (7, 9)))
     *_, row = run_of(tmp_path).all([small, large, KERNELS])["results"]
     assert row["error"] == "not timed: wrong"
-
-
-def test_another_side_that_is_missing_or_wrong_or_fails_is_a_result(monkeypatch):
-    def fails(arguments, integers):
-        raise MemoryError("no room\nat all")
-
-    class Peers:
-        @staticmethod
-        def calls(problem, dtype, order, arguments, integers):
-            def lies(arguments, integers):
-                right = times.derivative(problem.function("e3nn"), order)(arguments, integers)
-                return jax.tree.map(lambda a: 2 * a, right)
-
-            given = (arguments, integers)
-            return {
-                "missing": ParityError("not installed"),
-                "liar": times.Call(lies, given),
-                "failure": times.Call(fails, given),
-            }
-
-    monkeypatch.setitem(sys.modules, "others", Peers)
-    for row in timed(peers="others"):
-        sides = row["sides"]
-        assert sides["missing"] == {"error": "not installed"}
-        assert sides["liar"] == {"error": "results differ by 1.0e+00 from e3nn-jax"}
-        assert sides["failure"] == {"error": "MemoryError: no room"}
-        assert {"eqfuse", "e3nn-jax"} == {name for name in sides if "ms" in sides[name]}
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-3])

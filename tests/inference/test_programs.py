@@ -73,6 +73,7 @@ eqfuse.Calculator(sys.argv[1], radial="network")
 """
 
 
+@pytest.mark.slow
 def test_memory_is_kept_before_the_threads_of_jax_start(tmp_path):
     """Threads that have memory of their own by then give large blocks back in each call."""
     command = [sys.executable, "-c", KEEPS, str(untrained_run(tmp_path))]

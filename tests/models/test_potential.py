@@ -135,23 +135,6 @@ def test_stress_is_the_strain_derivative_over_the_volume(run):
         assert abs(slope / (h * volume) - stress[i, j]) < 1e-7
 
 
-def test_stress_is_positive_when_a_crystal_is_stretched(make_graph):
-    """The sign of ASE: a spring between images that is longer than its rest length pulls."""
-
-    class Spring:
-        @staticmethod
-        def apply(_, vectors, species, edges):
-            energy = 0.25 * (jnp.linalg.norm(vectors, axis=1) - 1.0) ** 2
-            return jax.ops.segment_sum(energy, edges.receivers, edges.num_nodes)
-
-    cell = 2.0 * np.eye(3)
-    graph = make_graph([(np.array([0]), np.zeros((1, 3)), cell)], 2.5)
-    prediction = predict(Spring, None, graph, stress=True)
-    # E = 3 springs * (a - 1)^2 / 2, a = 2; dE/de_xx = a (a - 1) = 2 eV, V = 8 Å^3.
-    np.testing.assert_allclose(prediction.stress[0], np.eye(3) * 2 / 8, rtol=1e-12)
-    assert predict(Spring, None, graph).stress is None
-
-
 def test_molecules_far_apart_do_not_see_each_other(run, molecule):
     (z1, x1, _), (z2, x2, _) = molecule(0), molecule(1, 5)
     together = (np.append(z1, z2), np.append(x1, x2 + np.array([100.0, 0, 0]), axis=0), None)

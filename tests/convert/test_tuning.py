@@ -150,3 +150,8 @@ def test_a_run_with_both_is_resumed_exactly(run, water, tmp_path, capsys):
     assert abs(kernel[1] - kernel[0]).max() > 1e-4
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_new_network_has_no_past(water, capsys):
+    assert main([f"data={water}", "replay=auto"]) == 2
+    assert "a new network has no past" in capsys.readouterr().err

@@ -64,7 +64,6 @@ IMPOSSIBLE = [
     ([*WATER, "devices=none"], "a number of devices, all, or distributed"),
     ([*WATER, "devices=0"], "a number of devices"),
     ([*WATER, "devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
-    ([*WATER, "replay=auto"], "a new network has no past"),
     (["resume="], "resume= is impossible: it must be the folder of a run"),
     *(
         (settings, f"{LONG}.*File name too long")

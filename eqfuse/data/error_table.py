@@ -7,7 +7,12 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.structures import LABELS, Structure, count_labelled
 
-UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+UNITS = {
+    "energy": "mev_per_atom",
+    "forces": "mev_per_a",
+    "stress": "mev_per_a3",
+    "hessian": "mev_per_a2",
+}
 _UNKNOWN = {"energy": np.nan, "forces": np.full(3, np.nan), "stress": np.full((3, 3), np.nan)}
 
 

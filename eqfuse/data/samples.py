@@ -9,7 +9,7 @@ from ase.data import chemical_symbols
 from eqfuse.data.lazy import Joined
 from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
-from eqfuse.data.structures import LABELS, UNWEIGHTED, DataError, Structure, Weights, with_origins
+from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class Sample:
       config_type: name of the group of structures it belongs to, or None.
       atom_weights: [n_atoms] of the forces of each atom, or None.
       head: number of the head of a network with several, see `eqfuse.models.heads`; None for one.
+      hessian: [n_atoms, 3, n_atoms, 3] eV/Å^2, of the atoms in the order of the structure, or None.
     """
 
     positions: np.ndarray
@@ -50,6 +51,7 @@ class Sample:
     config_type: str | None = None
     atom_weights: np.ndarray | None = None
     head: int | None = None
+    hessian: np.ndarray | None = None
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
@@ -86,8 +88,8 @@ class Columns:
     energy: np.ndarray  # [n_samples]
     forces: np.ndarray  # [n_atoms, 3]
     stress: np.ndarray  # [n_samples, 3, 3]
-    known: np.ndarray  # [n_samples, 3] bool, which of these labels are known
-    weights: np.ndarray  # [n_samples, 3], of these labels
+    known: np.ndarray  # [n_samples, 4] bool, which of these labels, and Hessians, are known
+    weights: np.ndarray  # [n_samples, 4], of these
     atom_weights: np.ndarray  # [n_atoms], of the forces of each
     heads: np.ndarray | None  # [n_samples] int32, of a network with several
 
@@ -139,7 +141,7 @@ def columns_of(some: Sequence[Sample], heads: bool = False) -> Columns:
     forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
     stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
     ones = [np.ones(s.num_atoms) if (w := s.atom_weights) is None else w for s in some]
-    known = [[getattr(s, name) is not None for name in LABELS] for s in some]
+    known = [[getattr(s, name) is not None for name in TRAINED] for s in some]
     return Columns(
         num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
         num_edges=stacked([s.num_edges for s in some], dtype=np.int64),
@@ -152,8 +154,8 @@ def columns_of(some: Sequence[Sample], heads: bool = False) -> Columns:
         energy=stacked([0.0 if s.energy is None else s.energy for s in some]),
         forces=np.concatenate(forces) if some else np.zeros((0, 3)),
         stress=stacked(stress, (3, 3)),
-        known=stacked(known, (3,), bool),
-        weights=stacked([s.weights for s in some], (3,)),
+        known=stacked(known, (len(TRAINED),), bool),
+        weights=stacked([s.weights for s in some], (len(TRAINED),)),
         atom_weights=np.concatenate(ones) if some else np.zeros(0),
         heads=stacked([s.head for s in some], dtype=np.int32) if heads else None,
     )
@@ -198,10 +200,11 @@ def prepare_samples(
 
 
 def _sample(structure: Structure, cutoff, species, references) -> Sample:
-    energy = forces = stress = None
+    energy = forces = stress = hessian = None
     order, positions, senders, receivers, shifts = arranged(structure, cutoff)
     if references is not None:
         energy, stress = subtract(structure, references), structure.stress
+        hessian = structure.hessian
         forces = None if structure.forces is None else structure.forces[order]
     return Sample(
         positions=positions,
@@ -218,6 +221,7 @@ def _sample(structure: Structure, cutoff, species, references) -> Sample:
         weights=structure.weights,
         config_type=structure.config_type,
         atom_weights=None if (w := structure.atom_weights) is None else w[order],
+        hessian=hessian,
     )
 
 

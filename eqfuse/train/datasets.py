@@ -9,7 +9,7 @@ from eqfuse import data
 from eqfuse.data import Dataset, Sample, Structure
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
-from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighted_by_type
+from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weighted_by_type
 from eqfuse.train.run.terminal import warnings_printed
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import Config
@@ -136,7 +136,7 @@ def read_weighted(settings: DataSettings) -> tuple:
 
 def _trained_labels(training: MoleculeTraining) -> list[str]:
     """Return the labels with a weight in the loss."""
-    return [name for name in LABELS if getattr(training, f"{name}_weight")]
+    return [name for name in TRAINED if getattr(training, f"{name}_weight")]
 
 
 def require_labels(
@@ -181,11 +181,11 @@ def labels_not_validated(training: MoleculeTraining, dataset: Dataset) -> list[s
     if criterion != "loss":
         need = f"of a label that validation frames have: none has {quantity}"
         require(dataset.num_labelled(quantity)[1] > 0, "training.best", criterion, need)
-        need = "left out: the stress is predicted only with training.stress_weight above zero"
-        predicted = quantity != "stress" or training.stress_weight
+        need = f"left out: it is predicted only with training.{quantity}_weight above zero"
+        predicted = quantity in ("energy", "forces") or quantity in trained
         require(predicted, "training.best", criterion, need)
     return [
-        f"no validation frame has {'a ' if name == 'stress' else ''}{name}: the errors of {name} "
-        "are not known"
+        f"no validation frame has {'' if name in ('energy', 'forces') else 'a '}{name}: the errors "
+        f"of {name} are not known"
         for name in unknown
     ]

@@ -103,7 +103,8 @@ class Fit:
             self._prepare(state, at)
             self._warn_of_rise(int(state.step), at)
         by = "epoch" if self._settings.validate_every is None else "step"
-        with Progress(len(self._train), self._settings.stress_weight > 0, by) as progress:
+        columns = self._settings.stress_weight > 0, by, self._settings.hessian_weight > 0
+        with Progress(len(self._train), *columns) as progress:
             self._signal(stop)
             reason = self._reason_to_stop(int(state.step))
             if resumed and (reason is None or due):

@@ -189,4 +189,5 @@ def _batchers(
         )
     train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
     how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count, "own": devices.own}
+    how["hessians"] = config.training.hessian_weight > 0
     return [Batcher(samples, size, **how) for samples in (train, dataset.val)]

@@ -200,7 +200,9 @@ class DataSettings:
         return problems
 
     def missing_label(self, name: str) -> str:
-        """Return the advice for a label (energy, forces or stress) that no frame has."""
+        """Return the advice for a label that no frame has."""
+        if name == "hessian":
+            return "no column hessian of 9 n_atoms numbers for each atom, see eqfuse.data.Structure"
         from eqfuse.data.readers import missing_label
 
         path = self.path and matching(self.path)[0]

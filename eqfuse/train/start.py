@@ -13,7 +13,7 @@ from eqfuse import models
 from eqfuse.data import Batcher, Dataset, Structure
 from eqfuse.data.lazy import Joined
 from eqfuse.data.references import fit_energies_of_atoms
-from eqfuse.data.structures import LABELS
+from eqfuse.data.structures import TRAINED
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
 from eqfuse.models.pairs import radii_of
@@ -265,13 +265,13 @@ def _fingerprint(dataset: Dataset) -> str:
     """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in Joined(dataset.train, dataset.val):
-        labels = sample.forces, sample.stress, sample.atom_weights
+        labels = sample.forces, sample.stress, sample.atom_weights, sample.hessian
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):
             digest.update(np.ascontiguousarray(array).tobytes())
         if sample.energy is not None:
             digest.update(np.float64(sample.energy).tobytes())
-        known = [getattr(sample, name) is not None for name in LABELS]
+        known = [getattr(sample, name) is not None for name in TRAINED]
         numbers = [*known, *sample.weights, *([] if sample.head is None else [sample.head])]
         digest.update(np.array(numbers, np.float64).tobytes())
     return digest.hexdigest()

@@ -35,6 +35,10 @@ def files(tmp_path_factory):
         cell = ase.build.bulk("Cu", cubic=True)
         cell.positions += rng.normal(scale=0.05, size=(4, 3))
         crystals.append(labelled(cell, ("energy", "forces", "stress")))
+        if k % 3:
+            hessian = rng.normal(size=(4, 3, 4, 3)).round(8)
+            hessian[:k] = np.nan
+            crystals[-1].arrays["hessian"] = hessian.reshape(4, 36)
     crystals.append(ase.Atoms("Cu", info={"config_type": "IsolatedAtom", "energy": 3.0}))
     crystals.append(labelled(ase.build.bulk("Cu", cubic=True) * (5, 5, 6)))  # sorted in space
     folder = tmp_path_factory.mktemp("frames")

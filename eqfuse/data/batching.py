@@ -227,6 +227,7 @@ def _collated(given: Columns, shape: Shape, dtype, weighted: bool, rows=None) ->
         cells=padded(given.cells, (shape.n_graphs, 3, 3), 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
+        heads=None if given.heads is None else padded(given.heads, (shape.n_graphs,), 0, np.int32),
     )
     return Batch(graph, labels_of(given, shape, dtype, weighted, rows))
 
@@ -284,6 +285,7 @@ class Batcher:
         self._hessians = hessians
         # decided for all batches: one program is compiled for each shape
         self._weighted = self.samples.weighted
+        self._heads = self.samples[0].head is not None
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -310,7 +312,7 @@ class Batcher:
                 some, rows = [self.samples[i] for i in numbers], None
                 if self._hessians:
                     rows = hessian_rows(some, [(self.seed, epoch, int(i)) for i in numbers])
-                made.append(_collated(columns_of(some), *how, rows))
+                made.append(_collated(columns_of(some, self._heads), *how, rows))
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:

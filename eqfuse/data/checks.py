@@ -262,7 +262,7 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
     train = selected(chosen(structures, dataset.train_indices), lambda s: s.energy is not None)
     if not (dataset.references_fitted and train):
         return
-    species = np.array(dataset.species)
+    species = np.array([z for z in dataset.species if z in dataset.references])
     table, which = compositions(s.numbers for s in train)
     table = table[:, species]
     loose = _loose(table.astype(np.float64))

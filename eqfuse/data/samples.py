@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
+from eqfuse.data.lazy import Joined
 from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
 from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
@@ -32,6 +33,7 @@ class Sample:
       config_type: name of the group of structures it belongs to, or None.
       atom_weights: [n_atoms] of the forces of each atom, or None.
       hessian: [n_atoms, 3, n_atoms, 3] eV/Å^2, of the atoms in the order of the structure, or None.
+      head: number of the head of a network with several, see `eqfuse.models.heads`; None for one.
     """
 
     positions: np.ndarray
@@ -49,6 +51,7 @@ class Sample:
     config_type: str | None = None
     atom_weights: np.ndarray | None = None
     hessian: np.ndarray | None = None
+    head: int | None = None
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
@@ -88,6 +91,7 @@ class Columns:
     known: np.ndarray  # [n_samples, 4] bool, which of these labels, and Hessians, are known
     weights: np.ndarray  # [n_samples, 4], of these
     atom_weights: np.ndarray  # [n_atoms], of the forces of each
+    heads: np.ndarray | None  # [n_samples] int32, of a network with several
 
 
 class Samples(tuple):
@@ -96,7 +100,7 @@ class Samples(tuple):
     @property
     def sizes(self) -> np.ndarray:
         """Return the numbers of atoms and edges, [n_samples, 2] int32."""
-        return np.array([(s.num_atoms, s.num_edges) for s in self], np.int32)
+        return np.array([(s.num_atoms, s.num_edges) for s in self], np.int32).reshape(-1, 2)
 
     @property
     def weighted(self) -> bool:
@@ -104,8 +108,28 @@ class Samples(tuple):
         return any(s.weights != UNWEIGHTED or s.atom_weights is not None for s in self)
 
 
-def columns_of(some: Sequence[Sample]) -> Columns:
-    """Return the columns of samples."""
+class SamplesOfHeads(Joined):
+    """The samples of each head of a network, one head after the other."""
+
+    def __init__(self, *parts: Sequence[Sample]):
+        super().__init__(*(p if hasattr(p, "sizes") else Samples(p) for p in parts))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
+        return np.concatenate([part.sizes for part in self.parts])
+
+    @property
+    def weighted(self) -> bool:
+        """Test for a weight of a label that is not one."""
+        return any(part.weighted for part in self.parts)
+
+    def item(self, k: int) -> Sample:
+        return dataclasses.replace(super().item(k), head=self.part_of(k))
+
+
+def columns_of(some: Sequence[Sample], heads: bool = False) -> Columns:
+    """Return the columns of samples, which have `heads` or not."""
 
     def joined(name: str, size=(), dtype=np.float64) -> np.ndarray:
         parts = [getattr(s, name) for s in some]
@@ -133,6 +157,7 @@ def columns_of(some: Sequence[Sample]) -> Columns:
         known=stacked(known, (len(TRAINED),), bool),
         weights=stacked([s.weights for s in some], (len(TRAINED),)),
         atom_weights=np.concatenate(ones) if some else np.zeros(0),
+        heads=stacked([s.head for s in some], dtype=np.int32) if heads else None,
     )
 
 

@@ -33,7 +33,7 @@ from eqfuse.inference.network import UNCERTAINTY, Network
 from eqfuse.inference.predict import as_structures, predict
 from eqfuse.inference.spread import SpreadOf, rows_of
 from eqfuse.train import CheckpointError
-from eqfuse.train.molecule import load_dataset
+from eqfuse.train.datasets import load_dataset
 from eqfuse.train.run.files import write_whole
 from eqfuse.train.run.resume import resumed_config
 from eqfuse.train.start import Start

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.graph import Graph
+from eqfuse.models.heads import node_energies
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
 from eqfuse.models.species import take
@@ -150,7 +151,8 @@ def predict(
 
     Args:
       potential: the module.
-      params: its variables, as `potential.init(key, graph)` returns them.
+      params: its variables, as `potential.init(key, graph)` returns them; or those of several heads
+        together, see `eqfuse.models.heads.stack_heads`, of a batch with the head of each graph.
       graph: the batch.
       stress: whether to compute the stress; zero for a cell without volume.
       direction: [n_nodes, 3], what the Hessians are multiplied by; None to compute no `along`.
@@ -161,7 +163,7 @@ def predict(
 
     def total_energy(positions, strain):
         vectors = _strained_vectors(graph, positions, strain)
-        node_energy = potential.apply(params, vectors, graph.species, graph.edges)
+        node_energy = node_energies(potential, params, vectors, graph)
         node_energy = jnp.where(graph.node_mask, node_energy, 0)
         return jnp.sum(node_energy), node_energy
 

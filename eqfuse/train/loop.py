@@ -315,7 +315,8 @@ class Fit:
             after = after.validated(at.epoch == 0 or at.batch == len(self._train))
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            self._checkpoints.offer("best", step, self._compiled.average_of(state), record)
+            params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)
+            self._checkpoints.offer("best", step, params, record, adapter=adapter)
         self._keep(state, after, errors)
         validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))

@@ -30,16 +30,10 @@ def report(
     config: Config, dataset: Dataset, batcher: Batcher, folder: RunFolder, devices: Devices
 ) -> dict[str, str]:
     """Return what there is to say of a training before it begins, by title."""
-    settings, path = config.data, getattr(config.data, "path", None)
-    references = ", ".join(
-        f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
-    )
     rows = {
         **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
-        "data": settings.origin if path is None else _files(path),
-        "frames": _frames(settings.val_path, dataset),
+        **_of_data(config, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
-        "references": f"{references} eV ({_references_origin(config, dataset)})",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
@@ -53,9 +47,28 @@ def report(
     return rows
 
 
+def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
+    """Return where the data and reference energies are from, of each head if there are several."""
+    configs, rows = config.of_heads(), {}
+    for name, own in (dataset.heads or {None: dataset}).items():
+        settings = configs[name].data if name in configs else None
+        frames = _frames(settings and settings.val_path, own)
+        numbers = (f"{chemical_symbols[z]} {own.references[z]:.4f}" for z in dataset.species)
+        references = f"{', '.join(numbers)} eV"
+        if settings is None:  # the network's past
+            rows[f"head {name}"] = f"see replay; {frames}; references {references}"
+            continue
+        files = settings.origin if settings.path is None else _files(settings.path)
+        references += f" ({_references_origin(configs[name], own)})"
+        if name is None:
+            return {"data": files, "frames": frames, "references": references}
+        rows[f"head {name}"] = f"{files}; {frames}; references {references}"
+    return rows
+
+
 def lines(rows: dict[str, str]) -> str:
     """Return rows of a report as text; those of many elements in several lines."""
-    texts = [f"{name:<11}{text}" for name, text in rows.items()]
+    texts = [f"{name:<10} {text}" for name, text in rows.items()]
     for k, name in enumerate(rows):
         if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
             text = re.sub(

@@ -134,6 +134,8 @@ def fit(run, train=None, validation=None) -> Fitted:
 def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
     """Return the training and the validation frames of a run."""
     config = resumed_config([f"resume={folder}"])
+    if config.heads:
+        raise CheckpointError(f"{folder} has several heads; give --train and --val frames of one")
     dataset, _ = load_dataset(config, Start.read(config))
     structures, validation = config.data.read(), config.data.read("val_path")
     validation = structures if validation is None else validation

@@ -32,8 +32,8 @@ class Sample:
       weights: of the labels in the loss.
       config_type: name of the group of structures it belongs to, or None.
       atom_weights: [n_atoms] of the forces of each atom, or None.
-      hessian: [n_atoms, 3, n_atoms, 3] eV/Å^2, of the atoms in the order of the structure, or None.
       head: number of the head of a network with several, see `eqfuse.models.heads`; None for one.
+      hessian: [n_atoms, 3, n_atoms, 3] eV/Å^2, of the atoms in the order of the structure, or None.
     """
 
     positions: np.ndarray
@@ -50,8 +50,8 @@ class Sample:
     weights: Weights = UNWEIGHTED
     config_type: str | None = None
     atom_weights: np.ndarray | None = None
-    hessian: np.ndarray | None = None
     head: int | None = None
+    hessian: np.ndarray | None = None
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""

@@ -212,10 +212,7 @@ BAD_FRAMES = {
         CELL.format(stress='virials="1 2 3"'),
         "virials must be 6 or 9 numbers, got 3",
     ),
-    "text stress": (
-        CELL.format(stress="stress=None"),
-        "stress must be 6 or 9 numbers, got 'None'",
-    ),
+    "text stress": (CELL.format(stress="stress=None"), "stress must be 6 or 9 numbers, got 'None'"),
 }
 
 

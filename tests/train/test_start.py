@@ -23,7 +23,7 @@ from tests.small_runs import TINY, prepared, refused, write_displaced
 def base(water, tmp_path_factory):
     """Folder of a run that was trained on water."""
     folder = tmp_path_factory.mktemp("runs") / "base"
-    data = ["data=extxyz", f"data.path={water}", "epochs=10", "lr=0.05", f"run={folder}"]
+    data = ["data=extxyz", f"data.path={water}", "epochs=30", "lr=0.05", f"run={folder}"]
     assert main([*TINY, *data]) == 0
     return folder
 

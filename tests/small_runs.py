@@ -10,9 +10,9 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data import Batcher
+from eqfuse.train.datasets import load_dataset
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.main import _config, main
-from eqfuse.train.molecule import load_dataset
 from eqfuse.train.run.terminal import lines, report
 from eqfuse.train.start import Start
 

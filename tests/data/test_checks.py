@@ -21,8 +21,8 @@ from eqfuse.data.checks import find_problems
 from eqfuse.data.checks_of_forces import energy_differences, springs
 from eqfuse.data.copies import kept_together
 from eqfuse.data.store import StoredStructures, write_frames
+from eqfuse.train.datasets import load_dataset
 from eqfuse.train.main import main
-from eqfuse.train.molecule import load_dataset
 from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY
 

@@ -17,8 +17,8 @@ from ase import units
 from eqfuse.data import DataError, fetch_public
 from eqfuse.data.readers import public
 from eqfuse.data.readers.public import RemoteFile, fetch
+from eqfuse.train.datasets import load_dataset
 from eqfuse.train.main import main
-from eqfuse.train.molecule import load_dataset
 from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY
 

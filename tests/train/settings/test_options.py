@@ -206,15 +206,20 @@ def test_a_command_of_mace_is_translated(capsys):
 
 
 def test_other_commands_of_mace(capsys):
-    fine = "mace_run_train --foundation_model=a.model --train_file=a.xyz --E0s=average --lora True"
-    assert main(["--from-mace", fine]) == 0
+    heads = "{'pbe': {'train_file': 'a.xyz', 'E0s': 'average'}, 'scan': {'train_file': 'b.xyz'}}"
+    fine = f'mace_run_train --foundation_model=a.model --heads="{heads}" --E0s=average --lora True'
+    assert main(["--from-mace", f"{fine} --lora_alpha 2 --lora_rank 4"]) == 0
     first, command, remark = capsys.readouterr().out.splitlines()
     assert first == "eqfuse convert mace a.model foundation"
     settings = dict(argument.split("=", 1) for argument in shlex.split(command)[2:])
     assert settings["start_from"] == "foundation"
     assert settings["data.reference_energies"] == "fit"
     assert not {"model", "channels", "layers", "cutoff"} & settings.keys()
-    assert remark.startswith("# --lora: freeze=")
+    assert settings["heads.pbe"] == "a.xyz"
+    assert settings["heads.scan"] == "b.xyz"
+    assert settings["heads.pbe.reference_energies"] == "average"
+    assert (settings["adapter"], settings["rank"]) == ("lora", "4")
+    assert remark == "# --lora_alpha: nothing, see adapter=lora and rank="
     for command, part in (
         ("", "needs a command"),
         ("mace_run_train --trian_file=a.xyz", "--trian_file is no option of mace_run_train"),

@@ -116,41 +116,6 @@ def test_graphs_of_all_kinds(name, kernels, x64):
     assert {forward, backward, double} <= set(kinds)
 
 
-SMALL = Graph(np.array([0, 1, 1, 0, 2]), 3, "2x0e+2x1o", "2x0e+1x1o")
-
-
-@pytest.mark.slow
-def test_third_derivatives_are_composed(kernels, x64):
-    """Compose them of what has kernels for two."""
-
-    def third(backend):
-        function, operands = SMALL.problem(backend, np.float64)
-
-        def energy(x):
-            results = function(operands[0], x, operands[2])
-            return sum(jnp.sum(jnp.cos(a)) for a in jax.tree.leaves(results))
-
-        return jit(jax.grad(energy))(operands[1])
-
-    assert worst(third("llvm"), third("e3nn")) < 1e-11
-    assert chains(kernels)
-
-
-@pytest.mark.parametrize("transform", ["vmap", "jvp"])
-def test_other_transformations(transform, kernels, x64):
-    """Members of a batch one by one, and forward mode over all orders."""
-
-    def found(backend):
-        function, operands = SMALL.problem(backend, np.float64)
-        if transform == "vmap":
-            several = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), operands)
-            return jit(jax.vmap(function))(*several)
-        return jit(lambda *a: jax.jvp(function, a, a))(*operands)
-
-    assert worst(found("llvm"), found("e3nn")) < 1e-12
-    assert transform == "vmap" or chains(kernels)
-
-
 def test_results_depend_on_no_threads_and_no_other_calls(kernels):
     function, operands = GRAPHS["sorted"].problem("llvm", np.float32)
     function = jit(function)

@@ -10,7 +10,7 @@ from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import forms
-from tests.ops.parity import only
+from tests.ops.parity import along_random_directions, only
 
 SETS = 3
 
@@ -48,22 +48,12 @@ def random_mixing(rng, num_sets: int) -> LinearForm:
 
 
 def with_derivatives(linear_form: LinearForm, arrays, index, rows: int, backend: str):
-    """Return the value, the gradients of all inputs, and the gradients of a function of those."""
-    cotangent = np.random.default_rng(1).normal(size=(rows, linear_form.outputs[0].size))
+    """Return the value, the gradients of all inputs, and those of these."""
 
     def value(*arrays):
         return forms.evaluate_linear(linear_form, list(arrays), index, rows, backend)[0]
 
-    def gradients(*arrays):
-        return jax.vjp(value, *arrays)[1](jnp.asarray(cotangent, arrays[0].dtype))
-
-    def second(*arrays):
-        return sum(jnp.sum(jnp.sin(g)) for g in gradients(*arrays))
-
-    everything = tuple(range(len(arrays)))
-    return jax.jit(lambda *a: (value(*a), gradients(*a), jax.grad(second, argnums=everything)(*a)))(
-        *arrays
-    )
+    return along_random_directions(value, *arrays)
 
 
 @pytest.mark.parametrize(

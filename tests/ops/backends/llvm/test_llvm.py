@@ -172,16 +172,6 @@ def test_results_do_not_depend_on_what_else_is_in_the_batch():
         assert_bitwise(product(xs[n : n + 1], ys[n : n + 1]), whole[n : n + 1])
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2])
-def test_a_handful_of_rows(rows, x64):
-    rng = np.random.default_rng(3)
-    x = e3nn.IrrepsArray("3x0e+2x1o", rng.normal(size=(rows, 9)))
-    y = e3nn.IrrepsArray("0e+1o", rng.normal(size=(rows, 4)))
-    with only("llvm", runs=rows > 0):
-        found = ops.tensor_product(x, y, backend="llvm")
-    np.testing.assert_allclose(found.array, e3nn.tensor_product(x, y).array, rtol=0, atol=1e-13)
-
-
 def test_a_computation_for_another_device_is_refused():
     def product(x):
         return ops.tensor_product(x, x, backend="llvm")

@@ -224,21 +224,6 @@ def worst(got, expected) -> float:
     return max(errors)
 
 
-def gradients_of_a_loss_on_forces(problem: Problem, backend: str):
-    """Return those of the parameters and of all arrays."""
-
-    def energy(x_and_y, params, arrays):
-        return jnp.sum(jnp.sin(problem.apply(backend, params, arrays | x_and_y).array))
-
-    def loss(params, arrays):
-        forces = jax.grad(energy)({n: arrays[n] for n in "xy"}, params, arrays)
-        return sum(jnp.sum(jnp.cos(force)) for force in forces.values())
-
-    options = UNOPTIMIZED if backend == "e3nn" else None
-    run = jax.jit(jax.grad(loss, (0, 1)), compiler_options=options)
-    return run(problem.params, problem.arrays)
-
-
 def gradients(problem: Problem, backend: str, options: dict | None = None):
     """Value and VJP along a fixed cotangent, as float64; `options` of the compiler."""
 

@@ -50,7 +50,7 @@ def measure(run, plugin, cells: int, turns: int, element: str, constant: float, 
         place = pathlib.Path(place)
         file, program = place / "start.xyz", place / "run"
         ase.io.write(file, atoms, format="extxyz")
-        command = ["g++", "-O2", "-std=c++17", SOURCE, "-o", program, "-ldl"]
+        command = ["g++", "-O2", "-std=c++17", SOURCE, "-o", program, "-ldl", "-pthread"]
         subprocess.run(command, check=True)
         sizes, hosts = sizes_for(file, Network(run).cutoff), {}
         for backend in BACKENDS:

@@ -87,7 +87,17 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert ended.value.code == 2
 
 
-def test_help_does_not_wait_for_jax():
-    code = "import sys, eqfuse.cli as cli; cli.main(['--help']); sys.exit('jax' in sys.modules)"
+@pytest.mark.parametrize(
+    ("code", "returned"),
+    [
+        ("from eqfuse.cli import main; code = main(['--help'])", 0),
+        ("import eqfuse.train.main; code = 0", 0),
+        ("from eqfuse.cli import main; code = main(['md', 'a', 'b', 'ensemble=nvt'])", 2),
+    ],
+    ids=["help", "settings of a training", "a wrong setting"],
+)
+def test_nobody_waits_for_jax_where_nothing_is_computed(code, returned):
+    """It may take ten seconds."""
+    code = f"import sys; {code}; sys.exit(7 if 'jax' in sys.modules else code)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    assert found.returncode == 0, found.stderr
+    assert found.returncode == returned, found.stderr

@@ -14,6 +14,8 @@ from eqfuse.train.run.files import head_file
 from eqfuse.train.run.stopping import exit_code
 from eqfuse.train.settings.schema import ConfigError
 
+TARGETS = {"cuda": "sm_80", "rocm": "gfx942"}
+
 
 def main(arguments: list[str]) -> int:
     """Write the program of a network, and print what it is; return the exit code."""
@@ -40,9 +42,14 @@ def main(arguments: list[str]) -> int:
     engines = parser.add_argument_group("folders for engines")
     engines.add_argument("--for", dest="engine", choices=ENGINES, help="what runs the folder")
     engines.add_argument(
-        "--platform", choices=("cpu", "cuda"), default="cpu", help="cuda is not run on a GPU yet"
+        "--platform",
+        choices=("cpu", *TARGETS),
+        default="cpu",
+        help="of the kernels; cuda and rocm are not run on a GPU yet",
     )
-    engines.add_argument("--target", default="sm_80", help="of --platform cuda, such as sm_90")
+    engines.add_argument(
+        "--target", help="a GPU's, such as sm_90; by default sm_80 for cuda, gfx942 for rocm"
+    )
     engines.add_argument(
         "--backend", choices=("llvm", "xla"), default="llvm", help="whose kernels: eqfuse's, XLA's"
     )
@@ -56,6 +63,11 @@ def main(arguments: list[str]) -> int:
     engines.add_argument(
         "--types", nargs="+", default=(), metavar="ELEMENT", help="of LAMMPS's types 1, 2, ..."
     )
+    engines.add_argument(
+        "--exchange",
+        action="store_true",
+        help="features of ghosts come from their owners between layers; ghosts reach one cutoff",
+    )
     parser.add_argument("--head", help="which head of a network with several")
     options = parser.parse_args(arguments)
     kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
@@ -64,8 +76,11 @@ def main(arguments: list[str]) -> int:
         options.run = head_file(options.run, options.head)
         if options.engine:
             sizes = _sizes(options)
-            target = "cpu" if options.platform == "cpu" else options.target
+            target = options.target or TARGETS.get(options.platform, "cpu")
+            if not target.startswith(TARGETS.get(options.platform, "cpu")[:3]):
+                raise ConfigError(f"--target {target} is none of --platform {options.platform}")
             own = {"engine": options.engine, "target": target, "backend": options.backend}
+            own["exchange"] = options.exchange
             export_folder(
                 options.run, options.file, sizes=sizes, types=options.types, **own, **kinds
             )
@@ -74,9 +89,10 @@ def main(arguments: list[str]) -> int:
             for atoms, edges in sizes:
                 print(f"at most {atoms} atoms, with ghosts, and {edges} edges")
             return
-        if options.atoms or options.edges or options.structure or options.types:
+        given = options.atoms, options.edges, options.structure, options.types, options.exchange
+        if any(given):
             raise ConfigError(
-                "--atoms, --edges, --structure and --types are for folders: add --for"
+                "--atoms, --edges, --structure, --types and --exchange are for folders: add --for"
             )
         metadata = export(options.run, options.file, **kinds)
         size = options.file.stat().st_size / 1e6

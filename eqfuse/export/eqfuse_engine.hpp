@@ -5,8 +5,9 @@
 //
 // Atoms are the owned ones, then ghosts. Edge e says that atom senders[e] is a neighbour of
 // receivers[e] within the cutoff, at vectors[3 e ...] (A) from it; all ordered pairs are needed
-// whose receivers are less than `hops` edges away from an owned atom. Errors are exceptions
-// (std::runtime_error) that say what is wrong and what to do. C++17; link with -ldl.
+// whose receivers are less than `hops` edges away from an owned atom. Folders of --exchange have
+// `hops` 1 for any number of layers, and ask `engine.exchange` for the features of ghosts. Errors are
+// exceptions (std::runtime_error) that say what is wrong and what to do. C++17; link with -ldl.
 #pragma once
 #include <dlfcn.h>
 #include <malloc.h>
@@ -19,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <initializer_list>
 #include <iterator>
 #include <map>
@@ -125,7 +127,12 @@ class Engine {
  public:
   double cutoff = 0;  // A
   int hops = 0;       // ghosts reach this many cutoffs
-  bool is_double = false;
+  bool is_double = false, exchanges = false;
+  // What a folder of --exchange asks for, some times in each compute(), of all domains in the same
+  // order. Rows [atoms, width] are of double if is_double, else of float. Forwards, rows of ghosts
+  // become those of the atoms whose images they are; in reverse, what ghosts have is added to these
+  // atoms, and rows of ghosts become zero. It is called from a thread of XLA's.
+  std::function<void(void *rows, size_t width, bool reverse)> exchange;
   std::map<std::string, int> elements;     // symbols and atomic numbers that the network knows
   std::vector<double> energies, forces;    // [atoms] eV, zero for ghosts; [3 atoms] eV/A
   std::array<double, 9> virial{};          // eV, minus the derivative by a strain
@@ -135,6 +142,10 @@ class Engine {
     read_manifest();
     pjrt = std::make_unique<Pjrt>(plugin);
     if (!library.empty()) load_kernels();
+    if (exchanges) {
+      pjrt->register_handler("eqfuse_forward", reinterpret_cast<const void *>(&answer<false>), "Host");
+      pjrt->register_handler("eqfuse_reverse", reinterpret_cast<const void *>(&answer<true>), "Host");
+    }
     client = pjrt->call(Pjrt::CLIENT_CREATE, {})[8];
     device = *reinterpret_cast<const Word *>(pjrt->call(Pjrt::ADDRESSABLE_DEVICES, {client})[3]);
   }
@@ -152,6 +163,8 @@ class Engine {
   void compute(const std::vector<int> &numbers, int owned, const std::vector<int> &senders,
                const std::vector<int> &receivers, const std::vector<double> &vectors) {
     check(numbers, owned, senders, receivers, vectors);
+    if (exchanges && !exchange && size_t(owned) < numbers.size())
+      fail("there are ghosts, and the layers of " + folder + " exchange their features: set Engine::exchange");
     const size_t atoms = numbers.size(), edges = senders.size();
     Program &program = fitting(atoms, edges);
     if (is_double)
@@ -170,7 +183,7 @@ class Engine {
     Word executable = 0;
   };
   std::string folder, library, processor;
-  bool is_cuda = false;
+  std::string platform = "Host";  // as XLA names it
   std::vector<Program> programs;  // the smallest first
   std::map<int, double> references;
   std::unique_ptr<Pjrt> pjrt;
@@ -196,11 +209,13 @@ class Engine {
         is_double = text == "float64";
       } else if (key == "platform") {
         words >> text;
-        is_cuda = text == "cuda";
+        platform = text == "cuda" ? "CUDA" : text == "rocm" ? "ROCM" : "Host";
       } else if (key == "cutoff") {
         words >> cutoff;
       } else if (key == "hops") {
         words >> hops;
+      } else if (key == "exchange") {
+        exchanges = true;
       } else if (key == "processor") {
         words >> processor;
       } else if (key == "library") {
@@ -220,6 +235,30 @@ class Engine {
     if (!format || programs.empty() || !(cutoff > 0)) fail(folder + "/manifest.txt is not that of eqfuse export, or damaged");
   }
 
+  // The handler of XLA's typed FFI for an exchange: operands are rows and the address of the engine.
+  template <bool reverse> static void *answer(const Word *frame) {
+    constexpr int METADATA = 1, EXECUTE = 3, ERROR_CREATE = 6, INTERNAL = 13;
+    auto at = [](Word address) { return reinterpret_cast<Word *>(address); };
+    for (Word *extension = at(frame[1]); extension; extension = at(extension[2]))
+      if (int(extension[1]) == METADATA) {
+        const int version[2] = {0, 3};  // the first with this frame
+        std::memcpy(at(extension[3]) + 3, version, sizeof(version));
+        return nullptr;
+      }
+    if (int(frame[4]) != EXECUTE) return nullptr;
+    try {
+      const Word *arguments = at(frame[9]), *from = at(arguments[0]), *to = at(at(frame[14])[0]), *dims = at(from[5]);
+      Engine *engine;
+      std::memcpy(&engine, at(at(arguments[1])[3]), sizeof(engine));
+      if (to[3] != from[3]) std::memcpy(at(to[3]), at(from[3]), dims[0] * dims[1] * (engine->is_double ? 8 : 4));
+      if (engine->exchange) engine->exchange(at(to[3]), dims[1], reverse);
+      return nullptr;
+    } catch (const std::exception &error) {
+      Word words[4] = {sizeof(words), 0, Pjrt::word(error.what()), INTERNAL};
+      return reinterpret_cast<void *(*)(Word *)>(at(frame[2])[ERROR_CREATE])(words);
+    }
+  }
+
   void load_kernels() {
     utsname here;
     uname(&here);
@@ -230,7 +269,7 @@ class Engine {
     if (!handle) fail("the kernels of the network cannot be loaded: " + std::string(dlerror()));
     auto *kernel = static_cast<const void *const *>(dlsym(handle, "eqfuse_kernels"));
     if (!kernel) fail(folder + "/" + library + " is no library of eqfuse export: it has no eqfuse_kernels");
-    for (; *kernel; kernel += 2) pjrt->register_handler(static_cast<const char *>(kernel[0]), kernel[1], is_cuda ? "CUDA" : "Host");
+    for (; *kernel; kernel += 2) pjrt->register_handler(static_cast<const char *>(kernel[0]), kernel[1], platform);
   }
 
   void check(const std::vector<int> &numbers, int owned, const std::vector<int> &senders,
@@ -311,6 +350,8 @@ class Engine {
     in.list.push_back(to_device(&owned, INT32, {}));
     for (auto &list : ends) in.list.push_back(to_device(list.data(), INT32, {e}));
     in.list.push_back(to_device(padded.data(), REAL, {e, 3}));
+    Engine *self = this;
+    if (exchanges) in.list.push_back(to_device(&self, INT32, {2}));
     Word *given[1] = {in.list.data()}, *made[1] = {out.list.data()}, done[1] = {0};
     auto options = Pjrt::words({});
     pjrt->call(Pjrt::EXECUTE, {program.executable, Pjrt::word(&options), Pjrt::word(given), 1, in.list.size(), Pjrt::word(made), Pjrt::word(done), device});

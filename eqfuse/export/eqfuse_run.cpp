@@ -1,6 +1,6 @@
 // A program without Python that runs a folder of `eqfuse export --for pjrt`: see usage().
 //
-//   g++ -O2 -std=c++17 eqfuse_run.cpp -o eqfuse_run -ldl
+//   g++ -O2 -std=c++17 eqfuse_run.cpp -o eqfuse_run -ldl -pthread
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -9,8 +9,11 @@
 
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <thread>
 
 #include "eqfuse_engine.hpp"
 
@@ -197,28 +200,127 @@ static Results compute(eqfuse::Engine &engine, const Structure &s) {
   return r;
 }
 
-// The same by domains along the first lattice vector, each with ghosts, as a parallel engine has them.
-static Results compute_by_domains(eqfuse::Engine &engine, const Structure &s, int domains) {
-  Results r;
-  r.forces.assign(3 * s.numbers.size(), 0);
+// A part of a structure along the first lattice vector, with its ghosts.
+struct Domain {
+  std::vector<int> points, numbers;  // the owned ones first
+  int owned;
+  Edges edges;
+};
+
+static std::vector<Domain> split(const Points &p, const Structure &s, int domains, const eqfuse::Engine &engine) {
+  std::vector<Domain> all(domains);
   const double reach = engine.hops * engine.cutoff;
-  Points p = images(s, reach);
   for (int d = 0; d < domains; ++d) {
-    std::vector<int> mine, ghosts;
+    std::vector<int> &mine = all[d].points, ghosts;
     for (size_t n = 0; n < p.at.size(); ++n) {
       double f = p.fraction[n][0], low = double(d) / domains, high = double(d + 1) / domains;
       if (n < s.numbers.size() && (f >= low || d == 0) && (f < high || d == domains - 1)) mine.push_back(n);
       else if ((low - f) * p.heights[0] <= reach && (f - high) * p.heights[0] <= reach) ghosts.push_back(n);
     }
-    const int owned = mine.size();
+    all[d].owned = mine.size();
     mine.insert(mine.end(), ghosts.begin(), ghosts.end());
     std::vector<Vector> at;
-    std::vector<int> numbers;
-    for (int n : mine) at.push_back(p.at[n]), numbers.push_back(s.numbers[p.atom[n]]);
-    timed(r, engine, numbers, owned, pairs(at, at.size(), engine.cutoff));
-    std::fprintf(stderr, "domain %d: %d atoms, %zu ghosts\n", d, owned, ghosts.size());
-    for (size_t n = 0; n < mine.size(); ++n)
-      for (int i = 0; i < 3; ++i) r.forces[3 * p.atom[mine[n]] + i] += engine.forces[3 * n + i];
+    for (int n : mine) at.push_back(p.at[n]), all[d].numbers.push_back(s.numbers[p.atom[n]]);
+    all[d].edges = pairs(at, engine.exchanges ? all[d].owned : at.size(), engine.cutoff);
+    std::fprintf(stderr, "domain %d: %d atoms, %zu ghosts\n", d, all[d].owned, ghosts.size());
+  }
+  return all;
+}
+
+// Domains that exchange the features of their ghosts, each on a thread: what messages are for ranks.
+class Exchange {
+ public:
+  Exchange(const std::vector<Domain> &domains, const Points &p) : rows(domains.size()), ghosts(domains.size()) {
+    std::map<int, std::pair<int, int>> owners;  // of each atom, its domain and row
+    for (size_t d = 0; d < domains.size(); ++d)
+      for (int k = 0; k < domains[d].owned; ++k) owners[p.atom[domains[d].points[k]]] = {d, k};
+    for (size_t d = 0; d < domains.size(); ++d)
+      for (size_t k = domains[d].owned; k < domains[d].points.size(); ++k) {
+        auto [domain, row] = owners.at(p.atom[domains[d].points[k]]);
+        ghosts[d].push_back({int(k), domain, row});
+      }
+  }
+
+  // What Engine::exchange is for a domain; T is the type of the rows.
+  template <class T> void exchange(int d, void *own, size_t width, bool reverse) {
+    auto row = [&](int domain, int k) { return static_cast<T *>(rows[domain]) + k * width; };
+    rows[d] = own;
+    wait();
+    if (!reverse)
+      for (auto &ghost : ghosts[d]) std::copy_n(row(ghost.owner, ghost.row), width, row(d, ghost.at));
+    else
+      for (size_t other = 0; other < ghosts.size(); ++other)
+        for (auto &ghost : ghosts[other])
+          if (ghost.owner == d)
+            for (size_t i = 0; i < width; ++i) row(d, ghost.row)[i] += row(other, ghost.at)[i];
+    wait();
+    if (reverse)
+      for (auto &ghost : ghosts[d]) std::fill_n(row(d, ghost.at), width, T(0));
+  }
+
+  void give_up() {
+    const std::lock_guard<std::mutex> guard(lock);
+    failed = true;
+    changed.notify_all();
+  }
+
+ private:
+  struct Ghost { int at, owner, row; };
+  std::vector<void *> rows;
+  std::vector<std::vector<Ghost>> ghosts;
+  std::mutex lock;
+  std::condition_variable changed;
+  size_t waiting = 0, round = 0;
+  bool failed = false;
+
+  void wait() {
+    std::unique_lock<std::mutex> guard(lock);
+    const size_t now = round;
+    if (++waiting == rows.size()) waiting = 0, ++round, changed.notify_all();
+    else changed.wait(guard, [&] { return round != now || failed; });
+    if (failed) fail("another domain failed");
+  }
+};
+
+// The same by domains with ghosts, as a parallel engine has them.
+static Results compute_by_domains(std::vector<std::unique_ptr<eqfuse::Engine>> &engines, const Structure &s) {
+  eqfuse::Engine &first = *engines[0];
+  Points p = images(s, first.hops * first.cutoff);
+  const std::vector<Domain> domains = split(p, s, engines.size(), first);
+  Exchange ranks(domains, p);
+  std::vector<Results> results(domains.size());
+  std::vector<std::string> errors;
+  std::mutex lock;
+  auto run = [&](int d) {
+    eqfuse::Engine &engine = *engines[d];
+    engine.exchange = [&ranks, &engine, d](void *rows, size_t width, bool reverse) {
+      if (engine.is_double) ranks.exchange<double>(d, rows, width, reverse);
+      else ranks.exchange<float>(d, rows, width, reverse);
+    };
+    try {
+      timed(results[d], engine, domains[d].numbers, domains[d].owned, domains[d].edges);
+    } catch (const std::exception &error) {
+      const std::lock_guard<std::mutex> guard(lock);
+      errors.push_back(error.what());
+      ranks.give_up();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t d = 0; d < domains.size(); ++d) {
+    threads.emplace_back(run, d);
+    if (!first.exchanges) threads.back().join();
+  }
+  for (auto &thread : threads)
+    if (thread.joinable()) thread.join();
+  if (!errors.empty()) fail(errors[0]);
+  Results r;
+  r.forces.assign(3 * s.numbers.size(), 0);
+  for (size_t d = 0; d < domains.size(); ++d) {
+    r.energy += results[d].energy;
+    r.seconds = first.exchanges ? std::max(r.seconds, results[d].seconds) : r.seconds + results[d].seconds;
+    for (int k = 0; k < 9; ++k) r.virial[k] += results[d].virial[k];
+    for (size_t n = 0; n < domains[d].points.size(); ++n)
+      for (int i = 0; i < 3; ++i) r.forces[3 * p.atom[domains[d].points[n]] + i] += engines[d]->forces[3 * n + i];
   }
   return r;
 }
@@ -340,13 +442,15 @@ int main(int argc, char **argv) try {
     else if (option == "--tcp" && k + 2 < argc) host = argv[++k], port = argv[++k];
     else return std::fputs(USAGE, stderr), 2;
   }
-  eqfuse::Engine engine(argv[1], argv[2]);
+  std::vector<std::unique_ptr<eqfuse::Engine>> engines;  // one for each domain
+  for (int d = 0; d < std::max(domains, 1); ++d) engines.push_back(std::make_unique<eqfuse::Engine>(argv[1], argv[2]));
+  eqfuse::Engine &engine = *engines[0];
   Structure s = read_xyz(argv[3], engine);
   if (unix_name || host) {
     serve(unix_name ? connect_unix(unix_name) : connect_tcp(host, port), engine, s);
     return 0;
   }
-  auto once = [&] { return domains > 0 ? compute_by_domains(engine, s, domains) : compute(engine, s); };
+  auto once = [&] { return domains > 0 ? compute_by_domains(engines, s) : compute(engine, s); };
   Results r = once();
   std::printf("energy %.17g\nvirial", r.energy);
   for (double w : r.virial) std::printf(" %.17g", w);

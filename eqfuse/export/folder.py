@@ -23,6 +23,7 @@ import numpy as np
 from ase.data import atomic_numbers, chemical_symbols
 
 from eqfuse import __version__
+from eqfuse.export.exchange import FORWARD, REVERSE, exchanging, fetch
 from eqfuse.export.program import RADIAL, of_vectors
 from eqfuse.inference.network import Network
 from eqfuse.models import Allegro
@@ -40,7 +41,7 @@ ENGINES = {
     "lammps": (),
 }
 """What a folder is for, and the files of this package that are copied into it."""
-KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_cuda_launch"
+KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_gpu_launch"
 WITHOUT = "--backend xla writes a folder without kernels"
 
 
@@ -56,6 +57,7 @@ def export_folder(
     dtype: str | None = None,
     radial: str = "auto",
     backend: str = "llvm",
+    exchange: bool = False,
 ) -> Path:
     """Write a trained network as a folder that an engine runs on CPUs, without eqfuse.
 
@@ -64,13 +66,15 @@ def export_folder(
       folder: to write; it must not exist. It is written whole or not at all.
       engine: "pjrt" for C++, "openmm" for Python with JAX, or "lammps" for `pair_style jax/kk`.
       sizes: pairs of the most atoms, with ghosts, and the most edges of a program.
-      target: "cpu", or with engine="pjrt" one of CUDA such as "sm_90", not yet run on a GPU.
+      target: "cpu", or with engine="pjrt" a GPU's, "sm_90" or "gfx942", not yet run on one.
       types: the elements of LAMMPS's types 1, 2, ...; all of the network if there are none.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       radial: "network" or "table", see `export`; "auto" for tables wherever they are within
         `eqfuse.inference.tables.BOUND` of the networks, with backend="llvm" only.
       backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
+      exchange: with domains, whether ghosts reach one cutoff only, and have their features from
+        their owners between layers, on CPUs; if not, they reach a cutoff for each layer.
     Returns:
       the folder.
     Raises:
@@ -79,7 +83,7 @@ def export_folder(
         the network does not know, or something that is not installed.
     """
     folder = Path(folder)
-    _refuse(folder, engine, sizes, target, radial, backend)
+    _refuse(folder, engine, sizes, target, radial, backend, exchange)
     if target != "cpu" and backend == "llvm":
         backend = "triton"
     if radial == "auto" and backend == "xla":
@@ -93,9 +97,17 @@ def export_folder(
         raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
     model = network.module.potential.model
     hops = 1 if isinstance(model, Allegro) else model.layers
-    write = {"lammps": _write_bundle}.get(engine, _write_program)
+    if exchange and hops == 1:
+        raise ConfigError("this network has no layers that could exchange features of ghosts")
+    if engine == "lammps":  # lammps-jax gives half lists, of pair potentials, for one
+        hops = max(hops, 2)
+    hops = 1 if exchange else hops
+    if engine == "lammps":
+        write = functools.partial(_write_bundle, hops=hops, species=species)
+    else:
+        write = functools.partial(_write_program, engine=engine)
     names, texts = [], {}
-    suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes))}"
+    suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes), exchange)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = {"prefix": f".{folder.name}.", "dir": folder.parent}
@@ -105,21 +117,22 @@ def export_folder(
             for atoms, edges in sorted(sizes):
                 name, size = f"program_{atoms}_{edges}", (atoms, edges)
                 with network.precision(), _lowered_for(target, backend, suffix) as recorded:
-                    write(part, name, network, engine, size, hops, species, recorded)
+                    write(part / name, network, size, exchange, recorded)
                 names.append(f"program {atoms} {edges} {name}")
                 texts |= recorded
             if LAUNCHER in texts:
-                _build_launcher(part)
+                _build_launcher(part, target)
             elif texts:
                 library.build(texts, part / KERNELS)
-            _write_texts(part, network, engine, target, hops, elements, names, texts)
+            ghosts = hops, exchange
+            _write_texts(part, network, engine, target, ghosts, elements, names, texts)
             os.rename(part, folder)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     return folder
 
 
-def _refuse(folder: Path, engine: str, sizes, target: str, radial: str, backend: str):
+def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str, exchange: bool):
     """Raise ConfigError for what cannot be written."""
     for name, value, known in (
         ("engine", engine, ENGINES),
@@ -136,10 +149,13 @@ def _refuse(folder: Path, engine: str, sizes, target: str, radial: str, backend:
         raise ConfigError("exporting needs flatbuffers: pip install 'eqfuse[export]'")
     if engine == "lammps" and importlib.util.find_spec("lammps_jax") is None:
         raise ConfigError("--for lammps needs lammps-jax: pip install lammps-jax")
-    if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+", target)):
+    if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+|gfx9\w\w", target)):
         raise ConfigError(
-            f"target must be cpu, or with --for pjrt one of CUDA such as sm_90, got {target!r}"
+            "target must be cpu, or with --for pjrt one of CUDA or ROCm such as sm_90 or gfx942, "
+            f"got {target!r}"
         )
+    if exchange and (engine == "openmm" or target != "cpu"):
+        raise ConfigError("features are exchanged with --for pjrt or lammps, on CPUs")
     if target != "cpu" and backend == "llvm" and shutil.which("g++") is None:
         raise ConfigError(f"the launcher of kernels needs g++; {WITHOUT}")
     reason = machine.unavailable() or library.unavailable()
@@ -158,11 +174,16 @@ def _lowered_for(target: str, backend: str, suffix: str):
             yield {LAUNCHER: ""} if backend == "triton" else {}
 
 
-def _build_launcher(part: Path):
+def _platform_of(target: str) -> str:
+    return "cpu" if target == "cpu" else "cuda" if target.startswith("sm_") else "rocm"
+
+
+def _build_launcher(part: Path, target: str):
     """Compile the handler that launches the kernels of a program on a GPU."""
-    source = Path(__file__).with_name("eqfuse_cuda.cpp")
+    source = Path(__file__).with_name("eqfuse_gpu.cpp")
     shutil.copyfile(source, part / source.name)
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}"]
+    flags += ["-DEQFUSE_HIP"] if _platform_of(target) == "rocm" else []
     command = ["g++", *flags, str(source), "-o", str(part / KERNELS), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -178,38 +199,43 @@ def _digest(network: Network, *words) -> str:
     return digest.hexdigest()[:12]
 
 
-def _write_program(part: Path, name: str, network: Network, engine, size, hops, species, texts):
+def _write_program(file: Path, network: Network, size, exchange: bool, texts, *, engine: str):
     """Write the program of a size: StableHLO for PJRT, or what `jax.export` reads."""
     num_atoms, num_edges = size
     shape, real = jax.ShapeDtypeStruct, np.dtype(network.dtype)
     edges = shape((num_edges,), np.int32)
     numbers, owned = shape((num_atoms,), np.int32), shape((), np.int32)
-    shapes = numbers, owned, edges, edges, shape((num_edges, 3), real)
+    shapes = [numbers, owned, edges, edges, shape((num_edges, 3), real)]
+    if exchange:
+        shapes.append(shape((2,), np.int32))
 
     @functools.partial(jax.jit, keep_unused=True)
-    def function(numbers, owned, senders, receivers, vectors):
+    def function(numbers, owned, senders, receivers, vectors, *host):
         atoms = jnp.arange(num_atoms) < owned
-        energies, forces, strain = of_vectors(
-            network, network.params, numbers, vectors, senders, receivers, atoms
-        )
+        with exchanging(lambda rows: fetch(rows, *host)) if host else contextlib.nullcontext():
+            energies, forces, strain = of_vectors(
+                network, network.params, numbers, vectors, senders, receivers, atoms
+            )
         return energies, forces, -strain
 
     if LAUNCHER not in texts:
         function.lower(*shapes)  # names the kernels
-    platform = "cuda" if launches.exporting.value else "cpu"
-    calls = [jax.export.DisabledSafetyCheck.custom_call(text) for text in texts]
+    platform = _platform_of(launches.exporting.value or "cpu")
+    names = [*texts, FORWARD, REVERSE]
+    calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
     exported = jax.export.export(function, platforms=(platform,), disabled_checks=calls)(*shapes)
     data = exported.mlir_module_serialized if engine == "pjrt" else exported.serialize()
-    (part / name).write_bytes(data)
+    file.write_bytes(data)
 
 
-def _write_bundle(part: Path, name: str, network: Network, engine, size, hops, species, texts):
+def _write_bundle(file: Path, network: Network, size, exchange: bool, texts, *, hops: int, species):
     """Write the bundle of a size for lammps-jax, whose ghosts reach as far as the energies."""
+    from lammps_jax.comm import Comm
     from lammps_jax.export import LammpsNeighborList, export_model, wrap_energy_fn
 
     num_atoms, num_edges = size
 
-    def energy(positions, types, graph):
+    def energy(positions, types, graph, *comm):
         # lammps-jax: senders are the centres, and padding is the number of atoms
         live, last = graph.edge_mask, num_atoms - 1
         centres, others = (jnp.minimum(a, last) for a in (graph.senders, graph.receivers))
@@ -219,28 +245,31 @@ def _write_bundle(part: Path, name: str, network: Network, engine, size, hops, s
         ends = jnp.where(live, centres, last), jnp.where(live, others, last)
         edges = Edges(*ends[::-1], *orders(ends, num_atoms), num_atoms)
         kinds = jnp.asarray(species)[jnp.clip(types, 0, len(species) - 1)]
-        energies = network.module.potential.apply(network.params, vectors, kinds, edges)
+        with exchanging(comm[0].forward_comm) if comm else contextlib.nullcontext():
+            energies = network.module.potential.apply(network.params, vectors, kinds, edges)
         return energies + jnp.asarray(network.references, energies.dtype)[kinds]
 
     def call(function, arguments):
         graph = LammpsNeighborList(*arguments[4:])
-        return function(*arguments[:2], graph), graph, *arguments[2:4]
+        comm = [Comm(dtype=real)] if exchange else []
+        return function(*arguments[:2], graph, *comm), graph, *arguments[2:4]
 
     shape, real = jax.ShapeDtypeStruct, np.dtype(network.dtype)
     one, edge = shape((), np.int32), shape((num_edges,), np.int32)
     shapes = shape((num_atoms, 3), real), shape((num_atoms,), np.int32), one, one, edge, edge
-    options = {"max_atoms": num_atoms, "owned_rows_only": hops > 1, "dtype": real}
+    options = {"max_atoms": num_atoms, "owned_rows_only": True, "dtype": real}
     for function in wrap_energy_fn(energy, call_model=call, **options):
         function.lower(*shapes, shape((num_edges,), bool))  # names the kernels
     export_model(
         energy_fn=energy,
-        path=part / f"{name}.json",
+        path=file.with_name(f"{file.name}.json"),
         max_atoms=num_atoms,
         max_edges=num_edges,
         cutoff=network.cutoff,
         unit_style="metal",
         precision=network.dtype,
         n_hops=hops,
+        comm=exchange,
         n_species=len(species),
         platform="cpu",
         custom_call_targets=tuple(texts),
@@ -248,19 +277,22 @@ def _write_bundle(part: Path, name: str, network: Network, engine, size, hops, s
 
 
 def _write_texts(
-    part: Path, network: Network, engine: str, target, hops, elements, programs, texts
+    part: Path, network: Network, engine: str, target, ghosts, elements, programs, texts
 ):
     """Write the manifest, the text that says how to run it, and files of this package."""
+    hops, exchange = ghosts
     references = dict(zip(network.species, network.references.tolist(), strict=True))
     lines = [
         f"format {FORMAT}",
         f"eqfuse {__version__}",
         f"jax {jax.__version__}",
         f"for {engine}",
-        f"platform {'cpu' if target == 'cpu' else 'cuda ' + target}",
+        f"platform {_platform_of(target)}",
+        f"target {target}",
         f"dtype {network.dtype}",
         f"cutoff {network.cutoff!r}",
         f"hops {hops}",
+        *(["exchange between layers"] if exchange else []),
         f"radial {network.radial}",
         *(f"element {chemical_symbols[z]} {z} {references[z]!r}" for z in elements),
         *programs,

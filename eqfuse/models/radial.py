@@ -8,6 +8,7 @@ import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eqfuse import ops
 from eqfuse.models import mlp
@@ -124,14 +125,24 @@ def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, ja
 def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
     """Return spherical harmonics of unit vectors, normalised so that squares have mean 1.
 
-    They are an IrrepsArray [n_edges, 0e + 1o + 2e + ...] of the increasing degrees `ls`.
+    They are an IrrepsArray [n_edges, 0e + 1o + 2e + ...] of the increasing degrees `ls`, by the
+    recursion of `e3nn_jax.spherical_harmonics`, which takes seconds to trace.
     """
-    irreps = e3nn.Irreps([(1, (l, (-1) ** l)) for l in ls])
-    # without matrix products, so that XLA fuses them and their derivatives into few kernels
-    algorithm = ("recursive", "sparse")
-    return e3nn.spherical_harmonics(
-        irreps, directions, False, normalization="component", algorithm=algorithm
-    )
+    columns = {0: [jnp.ones_like(directions[..., 0])]}
+    columns[1] = [math.sqrt(3) * directions[..., i] for i in range(3)]
+    for l in range(2, ls[-1] + 1):
+        l2 = 1 << (l - 1).bit_length() - 1  # a power of two, so that products are few
+        l1 = l - l2
+        coefficients = e3nn.clebsch_gordan(l1, l2, l)
+        norm = math.sqrt((2 * l1 + 1) * (2 * l2 + 1) / (2 * l + 1))
+        coefficients /= norm * np.linalg.norm(coefficients[l1, l2])
+        # without matrix products, so that XLA fuses them and their derivatives into few kernels
+        columns[l] = [
+            sum(c[i, j] * columns[l1][i] * columns[l2][j] for i, j in np.argwhere(c).tolist())
+            for c in np.moveaxis(coefficients.astype(directions.dtype), 2, 0)
+        ]
+    array = jnp.stack([column for l in ls for column in columns[l]], axis=-1)
+    return e3nn.IrrepsArray([(1, (l, (-1) ** l)) for l in ls], array)
 
 
 def edge_geometry(

@@ -23,7 +23,6 @@ from eqfuse.ops._layer import (
     tensor_product_linear,
     tensor_product_linear_gate,
 )
-from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct, FunctionalTensorProduct
 from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import (
@@ -78,12 +77,17 @@ __all__ = [
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
+_LATE = {  # e3nn-jax does not import what they are made of either
+    "FullyConnectedTensorProduct": "haiku",  # of Haiku, as e3nn's
+    "FunctionalFullyConnectedTensorProduct": "_legacy",
+    "FunctionalTensorProduct": "_legacy",
+}
 
 
 def __getattr__(name: str):
     """Import `ops.haiku` and `ops.equinox`, whose frameworks may be absent, on first use."""
-    if name == "FullyConnectedTensorProduct":  # of Haiku, as e3nn's
-        return importlib.import_module(f"{__name__}.haiku").FullyConnectedTensorProduct
+    if name in _LATE:
+        return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
     if name not in _FRAMEWORKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -339,9 +339,11 @@ def _lattice(sides: np.ndarray, energies: np.ndarray) -> float:
     return float(min(real, key=fit)) if len(real) else float("nan")
 
 
-def moved_text(rows: list[dict]) -> str:
-    """Return the rows of `moved` as text."""
-    lines = ["moved elsewhere, in structures that were not trained on (mean absolute changes):"]
+def moved_text(rows: list[dict], head: str | None = None) -> str:
+    """Return the rows of `moved` as text, which names the head of a network with several."""
+    of_head = f" by the head {head}" if head else ""
+    what = f"moved elsewhere{of_head}, in structures that were not trained on"
+    lines = [f"{what} (mean absolute changes):"]
     lines.append(f"  {'':<38}{'energy':>14}{'forces':>18}")
     for row in rows:
         if "number" in row:

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 
 from eqfuse.data import Dataset
 from eqfuse.data.samples import Samples
+from eqfuse.models.heads import head_of
 from eqfuse.train.adapter import Adapter
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import AUTO, FILE, NONE, Network, moved, moved_text
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import CheckpointError, RunFolder
-from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
 
@@ -36,7 +37,7 @@ class Tuning:
             return None
         if start.resumed:  # the network of the run has been tuned
             try:
-                start = Start.read(dataclasses.replace(config, resume=None))
+                start = Start.read(dataclasses.replace(start.config, resume=None))
             except CheckpointError as error:
                 if config.adapter is not None or (config.replay or NONE) != NONE:
                     raise
@@ -45,15 +46,24 @@ class Tuning:
             start = start.for_elements(dataset.species)
         table = dataset.species
         elements = {table[k] for s in dataset.train for k in {*s.species.tolist()}}
+        references = dataset.references
+        if config.heads:  # the past is a head of its own
+            references = start.references(None)
         network = Network(
             start.potential()[0],
             start.initial_params(),
             table,
-            dataset.references,
+            references,
             config.dtype,
             frozenset(elements),
         )
         return cls(config, start, network)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Return where the network is, and the SHA-256 of its parameters."""
+        run = self.config.start_from
+        return {"run": run, "arrays_sha256": self.start.metadata["arrays_sha256"]}
 
     @property
     def knows_more(self) -> bool:
@@ -79,9 +89,19 @@ class Tuning:
         own = self.start.references(None)
         return self.network.frames(self.replay, config.replay_frames, config.seed, own)
 
-    def with_replay(self, train) -> Samples:
-        """Return the training samples, and those to remember."""
+    def with_past(self, dataset: Dataset) -> Dataset:
+        """Return the dataset of several heads, with one more for the frames to remember."""
         if not self.frames:
+            return dataset
+        train = self.network.remembered(self.frames, self.config.replay_weight)
+        own = next(iter(dataset.heads.values()))
+        references = self.network.references
+        past = dataclasses.replace(own, train=train, val=(), test=(), references=references)
+        return Dataset.of_heads({**dataset.heads, PAST: past})
+
+    def with_replay(self, train) -> Samples:
+        """Return the training samples of a run with one head, and those to remember."""
+        if not self.frames or self.config.heads:
             return train
         if not isinstance(train, tuple | list):
             raise ConfigError(
@@ -104,14 +124,18 @@ class Tuning:
         weight = self.config.replay_weight
         return {"replay": f"{len(self.frames)} frames of weight {weight:g}, {kind}"}
 
-    def report(self, folder: RunFolder):
+    def report(self, folder: RunFolder, dataset: Dataset):
         """Print and write what the training moved elsewhere, if the network knows elsewhere."""
         if not self.knows_more:
             return
         params, _, _ = read_checkpoint(folder.path, ("best", "last"))
         params = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params)
-        rows = moved(self.network, params, self.config.seed)
-        print(moved_text(rows), flush=True)
+        rows = []
+        for number, head in enumerate(dataset.heads or [None]):
+            own = params if head is None else head_of(params, number)
+            found = moved(self.network, own, self.config.seed)
+            print(moved_text(found, head), flush=True)
+            rows += [({} if head is None else {"head": head}) | row for row in found]
         names = list(dict.fromkeys(name for row in rows for name in row))
         try:
             with open(folder.path / "moved.csv", "w", newline="", encoding="utf-8") as file:

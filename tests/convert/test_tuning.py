@@ -1,5 +1,7 @@
 """Fine-tuning that does not forget: replay of a converted network's past, and LoRA."""
 
+import dataclasses
+
 import ase
 import ase.build
 import ase.io
@@ -9,11 +11,16 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
+from eqfuse.cli import main as cli
 from eqfuse.data import DataError
 from eqfuse.train.adapter import Adapter
 from eqfuse.train.main import main
 from eqfuse.train.replay import Network, farthest, moved, structures_of
 from eqfuse.train.run.checkpoint import load_run, read_checkpoint
+from eqfuse.train.run.files import CheckpointError
+from eqfuse.train.run.resume import started_config
+from eqfuse.train.start import Start
+from eqfuse.train.tuning import Tuning
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +157,51 @@ def test_a_run_with_both_is_resumed_exactly(run, water, tmp_path, capsys):
     assert abs(kernel[1] - kernel[0]).max() > 1e-4
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_an_adapter_alone_is_a_file_that_is_merged(run, water, tmp_path, capsys):
+    """The network is that of the run to the last bit; other files are refused."""
+    start, adapter = run("density"), tmp_path / "run" / "adapter.safetensors"
+    given = [f"start_from={start}", "elements=data", f"data={water}", "data.val=2", "rank=1"]
+    more = ["adapter=lora", "lr=0.01", "steps=3", "data.reference_energies=fit"]
+    assert main([*given, *more, f"run={adapter.parent}"]) == 0
+    assert adapter.stat().st_size < (adapter.parent / "checkpoints/best.safetensors").stat().st_size
+    assert cli(["convert", "adapter", str(adapter), str(start), str(tmp_path / "merged")]) == 0
+    (ours, theirs), (before, _) = (
+        [read_checkpoint(folder, ("best",))[k] for folder in (tmp_path / "merged", adapter.parent)]
+        for k in (0, 1)
+    )
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert before["species"] == [1, 8]
+    load_run(tmp_path / "merged")
+    capsys.readouterr()
+    best, other = adapter.parent / "checkpoints/best.safetensors", tmp_path / "other"
+    for files, text in (
+        ((adapter, run("small")), f"an adapter of another network than that in {run('small')}"),
+        ((best, start), f"{best} is no adapter"),
+        ((adapter, start), "exists already"),
+    ):
+        folder = tmp_path / "merged" if text == "exists already" else other
+        assert cli(["convert", "adapter", *map(str, files), str(folder)]) == 2
+        assert text in capsys.readouterr().err
+        assert not other.exists()
+    with pytest.raises(CheckpointError, match="is an adapter and no network"):
+        load_run(adapter)
+
+
+@pytest.mark.parametrize("needs", [{}, {"replay": "none"}, {"adapter": "lora"}, {"replay": "auto"}])
+def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
+    run, water, tmp_path, capsys, needs
+):
+    config = started_config([f"start_from={run('density')}", f"data={water}"])
+    gone = dataclasses.replace(config, start_from=str(tmp_path / "gone"), **needs)
+    start = dataclasses.replace(Start.read(config), resumed=True, config=gone)
+    if {*needs.values()} & {"lora", "auto"}:
+        with pytest.raises(CheckpointError, match="gone has no checkpoint"):
+            Tuning.of(gone, None, start)
+        return
+    assert Tuning.of(gone, None, start) is None
+    assert "what moves elsewhere will not be known: " in capsys.readouterr().err
 
 
 def test_a_new_network_has_no_past(water, capsys):

@@ -1,7 +1,11 @@
 """`eqfuse export --for`: folders that run without eqfuse, and in C++ without Python."""
 
+import ctypes
+import functools
 import importlib.util
+import itertools
 import json
+import math
 import os
 import platform
 import shutil
@@ -30,6 +34,7 @@ from tests.lammps.untrained import untrained_run
 
 SOURCES = Path(eqfuse.__file__).parent / "export"
 SIZES = [(40, 800), (600, 28000)]
+EXECUTE = 3  # of XLA's FFI
 
 pytestmark = pytest.mark.skipif(
     bool(library.unavailable() or machine.unavailable()), reason="no libraries of kernels here"
@@ -50,7 +55,17 @@ def compiled(source: Path, out: Path):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out), "-ldl"]
+    command = [
+        "g++",
+        "-O1",
+        "-std=c++17",
+        *warnings,
+        str(source),
+        "-o",
+        str(out),
+        "-ldl",
+        "-pthread",
+    ]
     subprocess.run(command, check=True)
     return out
 
@@ -133,6 +148,29 @@ def test_a_program_without_python_agrees_with_the_calculator(mace, host, tmp_pat
     assert_agreement(results, atoms, run, 2e-8)
     assert_agreement(results, atoms, run, 2e-7, radial="network")  # with the bound of tables
     assert "\nradial tables of 256 knots" in (folder / "manifest.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "dtype", "tolerance", "name"),
+    [("nequip", 3, "float64", 2e-8, "crystal"), ("mace", 2, "float32", 2e-5, "molecule")],
+)
+def test_layers_exchange_features_of_ghosts(host, tmp_path, model, layers, dtype, tolerance, name):
+    """Ghosts of one cutoff, whatever the layers; images of own atoms, and an empty domain."""
+    run = untrained_run(tmp_path, model, layers=layers)
+    folder = export_folder(
+        run, tmp_path / "a", engine="pjrt", sizes=[(130, 500)], dtype=dtype, exchange=True
+    )
+    assert "hops 1\nexchange" in (folder / "manifest.txt").read_text()
+    atoms = structure(name)
+    for options in (["--domains", "2"], []):  # with ghosts, and without
+        results = run_host(host, folder, atoms, tmp_path, *options)
+        assert_agreement(results, atoms, run, tolerance, dtype)
+    atoms.positions[1] = atoms.positions[0]  # in one domain; the other does not wait for ever
+    ase.io.write(tmp_path / "start.xyz", atoms)
+    command = [str(host), str(folder), plugin(), str(tmp_path / "start.xyz"), "--domains", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env={}, timeout=300)
+    assert done.returncode == 1
+    assert "are at one place" in done.stderr
 
 
 def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
@@ -271,6 +309,26 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     assert_agreement((energies.sum(), forces, virial), atoms, run, 1e-11, rounded=False)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("format 1", "format 2", "made by a later version of eqfuse .format 2, and this engine.py"),
+        ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export --for openmm"),
+        ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
+        ("kernel", "kernel", "k.so is missing; is the folder whole"),
+        ("library k.so", "", "5 atoms and 0 edges, and the largest program holds 4 and 8"),
+    ],
+)
+def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected):
+    manifest = "format 1\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
+    manifest += f"program 4 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
+    assert old in manifest
+    lines = [line for line in manifest.replace(old, new).split("\n") if line]
+    (tmp_path / "manifest.txt").write_text("\n".join(lines))
+    with pytest.raises((ValueError, FileNotFoundError), match=expected):
+        engine.Engine(tmp_path).compute([13] * 5, 10.0 * np.arange(15).reshape(5, 3))
+
+
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     run, file = untrained_run(tmp_path), tmp_path / "mine"
     file.write_text("mine")
@@ -280,11 +338,19 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
         (file / "a", given, "cannot be written: (Not a directory|File exists)"),
         (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
         (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
-        (tmp_path / "a", given | {"target": "gfx942"}, "target must be cpu, or with --for pjrt"),
+        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with --for pjrt"),
+        (
+            tmp_path / "a",
+            given | {"exchange": True, "engine": "openmm"},
+            "are exchanged with --for",
+        ),
         (tmp_path / "a", given | {"types": ["Au"]}, "types are Au, and the network knows Al Cu"),
     ):
         with pytest.raises(ConfigError, match=expected):
             export_folder(run, folder, **options)
+    allegro = untrained_run(tmp_path, "allegro")
+    with pytest.raises(ConfigError, match="has no layers that could exchange"):
+        export_folder(allegro, tmp_path / "a", **given, exchange=True)
     monkeypatch.setattr(library, "_linker", lambda: None)
     with pytest.raises(ConfigError, match="install binutils; --backend xla writes"):
         export_folder(run, tmp_path / "a", **given)
@@ -296,7 +362,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     assert cli.main([*command, "--for", "pjrt", "--atoms", "4"]) == 2
     assert cli.main([*command, "--atoms", "4"]) == 2
     assert "give as many --atoms as --edges" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "nequip", "nothing"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["allegro", "mine", "nequip", "nothing"]
 
 
 def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
@@ -385,15 +451,42 @@ def test_openmm_moves_water_as_ase(tmp_path):
     assert abs(later + kinetic_later - potential - kinetic) < 1e-3 * kinetic
 
 
-def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path):
+def answer(frame, own, ghosts, reverse):
+    """Exchange rows as LAMMPS does for lammps-jax; operands and results are rows and a token."""
+
+    def words(address, count):
+        return (ctypes.c_uint64 * count).from_address(address)
+
+    extension, stage, operands, results = (words(frame, 15)[k] for k in (1, 4, 9, 14))
+    if extension:  # it asks for the version
+        (ctypes.c_int32 * 8).from_address(words(extension, 4)[3])[6:8] = 0, 3
+    elif stage & 0xFFFFFFFF == EXECUTE:
+        (rows, token), (to, token_to) = (
+            [words(buffer, 6) for buffer in words(side, 2)] for side in (operands, results)
+        )
+        shape = words(rows[5], 2)[:]
+        ctypes.memmove(to[3], rows[3], 8 * math.prod(shape))
+        ctypes.memmove(token_to[3], token[3], 4)
+        rows = np.frombuffer((ctypes.c_double * math.prod(shape)).from_address(to[3]))
+        rows = rows.reshape(shape)
+        if reverse:
+            np.add.at(rows, own, rows[ghosts])
+        rows[ghosts] = 0 if reverse else rows[own]
+
+
+@pytest.mark.parametrize(("model", "exchange"), [("nequip", True), ("allegro", False)])
+def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path, model, exchange):
     """The program that `pair_style jax/kk` runs, by the client of jaxlib; ghosts as LAMMPS's."""
     lammps_jax = pytest.importorskip("lammps_jax.export")
-    run, atoms = untrained_run(tmp_path, "nequip"), structure("molecule")
-    folder = export_folder(
-        run, tmp_path / "a", engine="lammps", sizes=[(6, 12)], types=["Cu", "Al"]
-    )
-    bundle = json.loads((folder / "program_6_12.json").read_text())
-    assert bundle["contract"]["n_hops"] == 2
+    run, atoms = untrained_run(tmp_path, model), structure("crystal")
+    command = ["export", str(run), str(tmp_path / "a"), "--for", "lammps", "--types", "Cu", "Al"]
+    command += ["--atoms", "400", "--edges", "6000", *(["--exchange"] if exchange else [])]
+    assert cli.main(command) == 0
+    folder = tmp_path / "a"
+    bundle = json.loads((folder / "program_400_6000.json").read_text())
+    hops = 1 if exchange else 2
+    assert bundle["contract"]["n_hops"] == hops
+    assert len(bundle["contract"]["comm_widths"]) == exchange
     script = '. ./env.sh; echo "$LAMMPS_JAX_FFI_HANDLERS"'
     given = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True)
     handlers = dict(entry.split("=") for entry in given.stdout.strip().split(";"))
@@ -402,18 +495,43 @@ def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path):
     assert files == {str(folder / "eqfuse_kernels.so")}
     engine._register(folder / "eqfuse_kernels.so", list(handlers))
 
+    own, cells = len(atoms), np.array(list(itertools.product(range(-3, 4), repeat=3)))
+    cells = cells[np.argsort(np.any(cells, axis=1), kind="stable")]  # the atoms first
+    at = (atoms.positions + (cells @ atoms.cell.array)[:, None]).reshape(-1, 3)
+    near = np.linalg.norm(at[:, None] - at[:own], axis=2).min(axis=1) < 4.0 * hops
+    at, owners = at[near], np.flatnonzero(near) % own
+    count, asked = len(at), []
+
+    def exchange_rows(reverse, frame):
+        asked.append(reverse)
+        answer(frame, owners[own:], np.arange(own, count), reverse)
+
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    calls = [kind(functools.partial(exchange_rows, reverse)) for reverse in (False, True)]
+    for name, call in zip(("forward", "reverse"), calls if exchange else [], strict=False):
+        capsule = jax.ffi.pycapsule(ctypes.cast(call, ctypes.c_void_p))
+        jax.ffi.register_ffi_target(f"lammps_jax.{name}_comm", capsule, platform="cpu")
     client = jax.devices()[0].client
     text = lammps_jax.program_text(bundle, "energy_and_forces_mlir")
     options = jaxlib.xla_client.CompileOptions()
     devices = jaxlib._jax.DeviceList((client.devices()[0],))
     program = client.compile_and_load(text, devices, options)
-    senders, receivers = np.nonzero(~np.eye(3, dtype=bool))
-    ends = [np.append(a, np.full(6, 6)).astype(np.int32) for a in (senders, receivers)]
-    positions = np.concatenate([atoms.positions, np.full((3, 3), 50.0)])
-    types = np.array([1, 0, 0, 0, 0, 0], np.int32)
-    arrays = positions, types, np.int32(3), np.int32(0), *ends, np.arange(12) < 6
+    distances = np.linalg.norm(at[:, None] - at, axis=2) + 10 * np.eye(count)
+    ends = np.nonzero(distances[: own if exchange else count] < 4.0)
+    edges = len(ends[0])
+    ends = [np.append(a, np.full(6000 - edges, 400)).astype(np.int32) for a in ends]
+    positions = np.concatenate([at, np.full((400 - count, 3), 50.0)])
+    types = np.zeros(400, np.int32)
+    types[:count] = (atoms.numbers == 13)[owners]
+    asked.clear()
+    counts = np.int32(own), np.int32(count - own)
+    arrays = positions, types, *counts, *ends, np.arange(6000) < edges
     with jax.enable_x64(True):
         arrays = [jnp.asarray(a) for a in arrays]
         results = program.execute_sharded(arrays).disassemble_into_single_device_arrays()
-        energy, forces = (np.asarray(a[0]) for a in results)
-    assert_agreement((float(energy), forces[:3], None), atoms, run, 1e-11, rounded=False)
+        energy, of_rows = (np.asarray(a[0]) for a in results)
+    forces = np.zeros((own, 3))
+    np.add.at(forces, owners, of_rows[:count])
+    virial = at.T @ of_rows[:count]  # as LAMMPS computes it
+    assert_agreement((float(energy), forces, virial), atoms, run, 1e-11, rounded=False)
+    assert asked == ([False, True] if exchange else [])

@@ -15,7 +15,7 @@ FIELDS = {
 }
 
 
-def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float64"):
+def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float64", **other):
     """Return the folder of a run of a network between elements, within 4 Å.
 
     Args:
@@ -23,8 +23,9 @@ def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float6
       model: a key of `FIELDS`.
       numbers: sorted atomic numbers.
       dtype: of the run.
+      other: fields of the network.
     """
-    fields = FIELDS[model] | {"cutoff": 4.0, "num_species": len(numbers)}
+    fields = FIELDS[model] | other | {"cutoff": 4.0, "num_species": len(numbers)}
     fields |= {"irreps_out": "0e", "avg_num_neighbors": 12.0, "num_bessel": 4}
     network = models.build(model, **fields)
     with jax.enable_x64(True):

@@ -12,6 +12,7 @@ from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
     POSITIVE,
+    ConfigError,
     Range,
     absolute,
     check_ranges,
@@ -24,6 +25,8 @@ NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _MODELS = Path(eqfuse.__file__).parent / "models"
 _NO_SETTINGS = ("irreps_out", "num_species", "avg_num_neighbors", "backend", "fused")
 _NO_SETTINGS += ("radial_accuracy",)  # a training does not choose knots
+PAST = "replay"
+"""The head of the network's past in a run with several."""
 _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
 
 
@@ -174,9 +177,12 @@ class Config:
         "folder of an interrupted run to continue; see Options. Nothing else is needed",
         convert=os.path.expanduser,
     )
+    heads: dict[str, dict] = dataclasses.field(default_factory=dict)
+    """By the name of a head: the settings of its data that are not those of `data`."""
 
     def __post_init__(self):
         check_ranges(self, "")
+        self._check_heads()
         fits = self.precision != "tf32x3" or self.dtype == "float32"
         require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
@@ -193,6 +199,35 @@ class Config:
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
         given = self.data.reference_energies
         require(given != wrong, "data.reference_energies", wrong, need)
+
+    def _check_heads(self):
+        if not self.heads:
+            need = f"the file to train on: data={self.data.name} data.path=FILE"
+            require(self.data.path or self.data.name != "extxyz", "data.path", "null", need)
+            return
+        own = self.data.path or (self.data.name if self.data.name != "extxyz" else None)
+        need = "left out with heads.NAME=FILE: each head has data of its own"
+        require(own is None, "data", own, need)
+        require(self.adapter is None, "adapter", self.adapter, "left out with heads.NAME=FILE")
+        for name in self.heads:
+            need = "a name of letters, digits, - and _"
+            require(re.fullmatch(r"[\w-]+", name), "heads", name, need)
+            need = f"another name: with replay=, the network's past is the head {PAST}"
+            require(name != PAST or self.replay in (None, "none"), "heads", name, need)
+        self.of_heads()
+
+    def of_heads(self) -> dict[str | None, "Config"]:
+        """Return the configuration of each head, as if it were alone; itself where there is one."""
+        if not self.heads:
+            return {None: self}
+        configs = {}
+        for name, own in self.heads.items():
+            try:
+                data = dataclasses.replace(self.data, **own)
+                configs[name] = dataclasses.replace(self, heads={}, data=data)
+            except ConfigError as error:
+                raise ConfigError(f"heads.{name}: {error}") from error
+        return configs
 
 
 def known(model: str) -> dict[str, dataclasses.Field]:

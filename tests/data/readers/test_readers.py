@@ -177,26 +177,11 @@ def test_blank_lines_between_frames_lose_nothing(write):
     assert len(read_extxyz(write(GOOD + "\n\n" + GOOD + "\n"))) == 2
 
 
-def test_compressed(tmp_path):
-    path = tmp_path / "data.xyz.gz"
-    path.write_bytes(gzip.compress(GOOD.encode()))
+@pytest.mark.parametrize(("suffix", "kind"), [("gz", gzip), ("bz2", bz2), ("xz", lzma)])
+def test_compressed(tmp_path, suffix, kind):
+    path = tmp_path / f"data.xyz.{suffix}"
+    path.write_bytes(kind.compress(GOOD.encode()))
     assert len(read_extxyz(path)) == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
-)
-def test_damaged_compressed_file_is_named(tmp_path, kind, compress):
-    rng = np.random.default_rng(0)
-    content = bytearray(compress(rng.bytes(2000)))
-    path = tmp_path / f"data.xyz.{kind}"
-    path.write_bytes(content[:1000])
-    with pytest.raises(DataError, match=rf"data\.xyz\.{kind} cannot be read"):
-        read_extxyz(path)
-    content[15:1000] = rng.bytes(985)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=rf"data\.xyz\.{kind} cannot be read"):
-        read_extxyz(path)
 
 
 BAD_FRAMES = {

@@ -87,7 +87,7 @@ def _folder() -> str:
 
 
 exporting = jax.make_user_context(None)
-"""The target, such as "sm_90", of a program that `eqfuse.export` lowers; of a thread."""
+"""The target, "sm_90" or "gfx942", of a program that `eqfuse.export` lowers; of a thread."""
 
 _ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py assumes the same
 
@@ -169,17 +169,20 @@ def lower_gpu(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
 
 
 def _lower_exported(ctx, spec: KernelSpec, operands, scalars, grid, aliases):
-    """Launch the kernel by the handler of `eqfuse/export/eqfuse_cuda.cpp`, to which the image goes.
+    """Launch the kernel by the handler of `eqfuse/export/eqfuse_gpu.cpp`, to which the image goes.
 
     Triton's kernels have pointers to scratch memory behind their arguments, null for ours.
     """
     compiled = compile_kernel(spec, exporting.value)
-    entry = re.search(rf"\.entry {compiled.entry}\((.*?)\)", compiled.assembly, re.DOTALL)
-    arguments = len(ctx.avals_in) + len(scalars) + len(ctx.avals_out)
-    extra = len(re.findall(r"_param_\d+", entry[1])) - arguments
-    sizes = 32 * compiled.num_warps, compiled.shared_bytes, extra
+    if compiled.target.startswith("sm_"):
+        entry = re.search(rf"\.entry {compiled.entry}\((.*?)\)", compiled.assembly, re.DOTALL)
+        width, count = 32, len(re.findall(r"_param_\d+", entry[1]))
+    else:
+        width, count = 64, len(re.findall(r"\.value_kind: +(?!hidden)", compiled.assembly))
+    extra = count - len(ctx.avals_in) - len(scalars) - len(ctx.avals_out)
+    sizes = width * compiled.num_warps, compiled.shared_bytes, extra
     rule = ffi.ffi_lowering(
-        "eqfuse_cuda_launch", api_version=4, operand_output_aliases=dict(aliases)
+        "eqfuse_gpu_launch", api_version=4, operand_output_aliases=dict(aliases)
     )
     return rule(
         ctx,

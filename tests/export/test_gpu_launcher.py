@@ -20,14 +20,14 @@ from eqfuse.export import export_folder
 from eqfuse.ops.backends.triton import runtime
 from tests.lammps.untrained import untrained_run
 
-SOURCE = Path(eqfuse.__file__).parent / "export" / "eqfuse_cuda.cpp"
+SOURCE = Path(eqfuse.__file__).parent / "export" / "eqfuse_gpu.cpp"
 WORD = ctypes.c_uint64
 EXECUTE, STRING, BUFFER, METADATA = 3, 4, 1, 1
 
 
-def custom_calls(function, *arguments):
+def custom_calls(platform, function, *arguments):
     """Return attributes, and numbers of operands and results, of the calls of a GPU program."""
-    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,))
     calls = []
 
     def visit(operation):
@@ -91,8 +91,9 @@ class Frame:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-def test_the_launcher_launches_what_jaxlib_would(tmp_path, monkeypatch):
-    pytest.importorskip("triton")
+@pytest.mark.parametrize(("platform", "target"), [("cuda", "sm_90"), ("rocm", "gfx942")])
+def test_the_launcher_launches_what_jaxlib_would(tmp_path, monkeypatch, platform, target):
+    triton = pytest.importorskip("triton")
     x = e3nn.normal("4x0e+4x1o", jax.random.key(0), (20,))
     y = e3nn.normal("0e+1o", jax.random.key(1), (20,))
 
@@ -101,8 +102,8 @@ def test_the_launcher_launches_what_jaxlib_would(tmp_path, monkeypatch):
             x
         )
 
-    with runtime.exporting("sm_90"):
-        calls = custom_calls(function, x, y)
+    with runtime.exporting(target):
+        calls = custom_calls(platform, function, x, y)
 
     # what is handed to jaxlib's launcher, in the place of its bindings, which need its plug-in
     expected = []
@@ -115,14 +116,19 @@ def test_the_launcher_launches_what_jaxlib_would(tmp_path, monkeypatch):
         ),
     )
     monkeypatch.setattr(runtime, "gpu_library", lambda: library)
-    monkeypatch.setattr(runtime, "target_of", lambda ctx: "sm_90")
-    assert len(custom_calls(function, x, y)) == len(calls) == len(expected) >= 2
+    monkeypatch.setattr(runtime, "target_of", lambda ctx: target)
+    assert len(custom_calls(platform, function, x, y)) == len(calls) == len(expected) >= 2
 
+    flags, width = [], 32
+    if platform == "rocm":
+        headers = Path(triton.__file__).parent / "backends" / "amd" / "include"
+        flags, width = ["-DEQFUSE_HIP", "-D__HIP_PLATFORM_AMD__", f"-isystem{headers}"], 64
     include = f"-I{jax.ffi.include_dir()}"
-    handler = built(SOURCE, tmp_path / "handler.so", include).eqfuse_cuda_launch
+    handler = built(SOURCE, tmp_path / "handler.so", include, *flags).eqfuse_gpu_launch
     handler.argtypes, handler.restype = [ctypes.c_void_p], WORD
-    driver = built(Path(__file__).with_name("recording_driver.cpp"), tmp_path / "driver.so")
-    monkeypatch.setenv("EQFUSE_CUDA_DRIVER", str(tmp_path / "driver.so"))
+    source = Path(__file__).with_name("recording_driver.cpp")
+    driver = built(source, tmp_path / "driver.so", *flags)
+    monkeypatch.setenv("EQFUSE_GPU_DRIVER", str(tmp_path / "driver.so"))
     record = (ctypes.c_char * 65536).in_dll(driver, "record")
     for (attributes, *counts), (kernel, *grid, parameters) in zip(calls, expected, strict=True):
         entry, warps, _, shared, *_ = kernel
@@ -136,7 +142,7 @@ def test_the_launcher_launches_what_jaxlib_would(tmp_path, monkeypatch):
         for _ in range(2):  # it is loaded once
             record.value = b""
             assert not handler(frame.words), frame.error
-            line = " ".join(map(str, (entry, *grid, 32 * warps, shared, *values)))
+            line = " ".join(map(str, (entry, *grid, width * warps, shared, *values)))
             assert record.value.decode() == line + "\n"
     images = {attributes["image"] for attributes, *_ in calls}
     assert ctypes.c_int.in_dll(driver, "loads").value == len(images)
@@ -157,18 +163,19 @@ def test_the_launcher_launches_what_jaxlib_would(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-def test_a_folder_for_a_gpu_needs_its_launcher_only(tmp_path):
+@pytest.mark.parametrize(("platform", "target"), [("cuda", "sm_80"), ("rocm", "gfx942")])
+def test_a_folder_for_a_gpu_needs_its_launcher_only(tmp_path, platform, target):
     pytest.importorskip("triton")
     run = untrained_run(tmp_path, "nequip")
     options = {"engine": "pjrt", "sizes": [(8, 600)], "dtype": "float32"}
-    folder = export_folder(run, tmp_path / "a", target="sm_80", **options)
+    folder = export_folder(run, tmp_path / "a", target=target, **options)
     manifest = (folder / "manifest.txt").read_text()
-    assert "platform cuda sm_80\n" in manifest
+    assert f"platform {platform}\ntarget {target}\n" in manifest
     table = (ctypes.c_char_p * 4).in_dll(
         ctypes.CDLL(str(folder / "eqfuse_kernels.so")), "eqfuse_kernels"
     )
-    assert [table[0], table[2]] == [b"eqfuse_cuda_launch", None]
+    assert [table[0], table[2]] == [b"eqfuse_gpu_launch", None]
     with ir.Context() as context:
         program = (folder / "program_8_600").read_bytes()
         text = str(stablehlo.deserialize_portable_artifact(context, program))
-    assert set(re.findall(r"custom_call @(\S+?)\(", text)) == {"eqfuse_cuda_launch"}
+    assert set(re.findall(r"custom_call @(\S+?)\(", text)) == {"eqfuse_gpu_launch"}

@@ -1,12 +1,13 @@
-// Launches the kernels that a program of `eqfuse export --platform cuda` holds, by the CUDA driver
+// Launches the kernels that a program of `eqfuse export --platform cuda` (or rocm) holds, by the driver
 // alone: a handler of XLA's typed FFI in the place of jaxlib's, which is a Python extension.
 //
-//   g++ -O2 -std=c++17 -shared -fPIC -I INCLUDE eqfuse_cuda.cpp -o eqfuse_kernels.so -ldl
+//   g++ -O2 -std=c++17 -shared -fPIC -I INCLUDE eqfuse_gpu.cpp -o eqfuse_kernels.so -ldl
 //
-// INCLUDE is the folder with xla/ffi/api/c_api.h, which jaxlib ships. CUDA's headers are not needed:
-// libcuda.so.1 is opened at the first launch (EQFUSE_CUDA_DRIVER names another library).
+// with -DEQFUSE_HIP for ROCm. INCLUDE is the folder with xla/ffi/api/c_api.h, which jaxlib ships. Headers
+// of CUDA or HIP are not needed: the driver is opened at the first launch (EQFUSE_GPU_DRIVER names
+// another library).
 //
-// Attributes of a call, texts: image (cubin), entry (name of the function), launch (grid x, y, z,
+// Attributes of a call, texts: image (cubin, or AMD's code object), entry (name of the function), launch (grid x, y, z,
 // threads, bytes of shared memory, null pointers behind the arguments) and scalars (int32). The kernel's
 // arguments are the inputs, the scalars, the outputs, and the null pointers.
 #include <dlfcn.h>
@@ -28,32 +29,47 @@
 
 namespace {
 
-constexpr int MAX_DYNAMIC_SHARED = 8;    // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+#ifdef EQFUSE_HIP
+#define NAME(cuda, hip) hip
+using Context = int;  // of a device, its number
+constexpr const char *DRIVERS[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"};
+#else
+#define NAME(cuda, hip) cuda
+using Context = void *;
+constexpr const char *DRIVERS[] = {"libcuda.so.1"};
+constexpr int MAX_DYNAMIC_SHARED = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr int64_t SHARED_BY_DEFAULT = 48 << 10;
+#endif
 
 struct Driver {
   using Pointer = void *;
-  int (*stream_context)(Pointer, Pointer *);
-  int (*push)(Pointer);
-  int (*pop)(Pointer *);
+  int (*context_of)(Pointer, Context *);
+  int (*get_context)(Context *);
+  int (*set_context)(Context);
   int (*load)(Pointer *, const void *);
   int (*function)(Pointer *, Pointer, const char *);
+#ifndef EQFUSE_HIP
   int (*set)(Pointer, int, int);
+#endif
   int (*launch)(Pointer, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Pointer, Pointer *, Pointer *);
   int (*error_text)(int, const char **);
 
   Driver() {
-    const char *name = std::getenv("EQFUSE_CUDA_DRIVER");
-    library = dlopen(name ? name : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw std::runtime_error("the driver of CUDA cannot be loaded: " + std::string(dlerror()));
-    find(stream_context, "cuStreamGetCtx");
-    find(push, "cuCtxPushCurrent_v2");
-    find(pop, "cuCtxPopCurrent_v2");
-    find(load, "cuModuleLoadData");
-    find(function, "cuModuleGetFunction");
+    if (const char *name = std::getenv("EQFUSE_GPU_DRIVER")) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    else
+      for (const char *one : DRIVERS)
+        if ((library = dlopen(one, RTLD_NOW | RTLD_LOCAL))) break;
+    if (!library) throw std::runtime_error("the driver of " NAME("CUDA", "HIP") " cannot be loaded: " + std::string(dlerror()));
+    find(context_of, NAME("cuStreamGetCtx", "hipStreamGetDevice"));
+    find(get_context, NAME("cuCtxGetCurrent", "hipGetDevice"));
+    find(set_context, NAME("cuCtxSetCurrent", "hipSetDevice"));
+    find(load, NAME("cuModuleLoadData", "hipModuleLoadData"));
+    find(function, NAME("cuModuleGetFunction", "hipModuleGetFunction"));
+    find(launch, NAME("cuLaunchKernel", "hipModuleLaunchKernel"));
+    find(error_text, NAME("cuGetErrorString", "hipDrvGetErrorString"));
+#ifndef EQFUSE_HIP
     find(set, "cuFuncSetAttribute");
-    find(launch, "cuLaunchKernel");
-    find(error_text, "cuGetErrorString");
+#endif
   }
 
   void check(int code, const std::string &what) const {
@@ -64,10 +80,10 @@ struct Driver {
   }
 
  private:
-  Pointer library;
+  Pointer library = nullptr;
   template <class T> void find(T &place, const char *name) {
     place = reinterpret_cast<T>(dlsym(library, name));
-    if (!place) throw std::runtime_error(std::string("the driver of CUDA has no ") + name);
+    if (!place) throw std::runtime_error(std::string("the driver of " NAME("CUDA", "HIP") " has no ") + name);
   }
 };
 
@@ -87,18 +103,22 @@ std::vector<int64_t> numbers(const XLA_FFI_CallFrame *frame, std::string_view na
 }
 
 // The function of an image in a context, loaded once.
-void *function_of(const Driver &driver, void *context, std::string_view image, const std::string &entry, int64_t shared) {
+void *function_of(const Driver &driver, Context context, std::string_view image, const std::string &entry, [[maybe_unused]] int64_t shared) {
   static std::mutex lock;
-  static std::map<std::pair<void *, std::string>, void *> loaded;
+  static std::map<std::pair<Context, std::string>, void *> loaded;
   const std::lock_guard<std::mutex> guard(lock);
   auto [place, is_new] = loaded.try_emplace({context, std::string(image)}, nullptr);
   if (!is_new && place->second) return place->second;
-  void *module = nullptr, *function = nullptr, *before = nullptr;
-  driver.check(driver.push(context), "the context of the stream cannot be used");
+  void *module = nullptr, *function = nullptr;
+  Context before{};
+  driver.check(driver.get_context(&before), "there is no context");
+  driver.check(driver.set_context(context), "the context of the stream cannot be used");
   int code = driver.load(&module, image.data());
   if (!code) code = driver.function(&function, module, entry.c_str());
+#ifndef EQFUSE_HIP
   if (!code && shared > SHARED_BY_DEFAULT) code = driver.set(function, MAX_DYNAMIC_SHARED, int(shared));
-  driver.pop(&before);
+#endif
+  driver.set_context(before);
   driver.check(code, "the kernel " + entry + " cannot be loaded; is it compiled for this GPU?");
   return place->second = function;
 }
@@ -108,8 +128,8 @@ void launch(const XLA_FFI_CallFrame *frame, void *stream) {
   const std::string entry(text(frame, "entry"));
   const auto sizes = numbers(frame, "launch"), scalars = numbers(frame, "scalars");
   if (sizes.size() != 6) throw std::runtime_error("the attribute launch has not six numbers");
-  void *context = nullptr;
-  driver.check(driver.stream_context(stream, &context), "the stream has no context");
+  Context context{};
+  driver.check(driver.context_of(stream, &context), "the stream has no context");
   void *function = function_of(driver, context, text(frame, "image"), entry, sizes[4]);
   std::vector<void *> pointers;
   std::vector<int32_t> values(scalars.begin(), scalars.end());
@@ -127,7 +147,7 @@ void launch(const XLA_FFI_CallFrame *frame, void *stream) {
 
 }  // namespace
 
-extern "C" XLA_FFI_Error *eqfuse_cuda_launch(XLA_FFI_CallFrame *frame) {
+extern "C" XLA_FFI_Error *eqfuse_gpu_launch(XLA_FFI_CallFrame *frame) {
   for (auto *one = frame->extension_start; one; one = one->next)
     if (one->type == XLA_FFI_Extension_Metadata) {
       auto *metadata = reinterpret_cast<XLA_FFI_Metadata_Extension *>(one)->metadata;
@@ -148,4 +168,4 @@ extern "C" XLA_FFI_Error *eqfuse_cuda_launch(XLA_FFI_CallFrame *frame) {
   }
 }
 
-extern "C" const void *const eqfuse_kernels[4] = {"eqfuse_cuda_launch", reinterpret_cast<const void *>(&eqfuse_cuda_launch), nullptr, nullptr};
+extern "C" const void *const eqfuse_kernels[4] = {"eqfuse_gpu_launch", reinterpret_cast<const void *>(&eqfuse_gpu_launch), nullptr, nullptr};

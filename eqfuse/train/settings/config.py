@@ -240,7 +240,7 @@ class Config:
         for name, own in self.heads.items():
             try:
                 data = dataclasses.replace(self.data, **own)
-                file = str(start.with_name(f"{name}.safetensors"))
+                file = str(start.parent / f"{name}.safetensors")
                 begins = {"start_from": file} if name in known else {}
                 configs[name] = dataclasses.replace(self, heads={}, data=data, **begins)
             except ConfigError as error:

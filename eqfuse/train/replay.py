@@ -137,11 +137,11 @@ class Network:
         """Return energy (eV, relative to the references), forces and stress of each sample."""
         params, found = self.params if params is None else params, []
         for batch, group in self._batches(samples):
-            energies, _, forces, stress = jax.device_get(self._predict(params, batch.graph))
-            first = 0
+            made, first = jax.device_get(self._predict(params, batch.graph)), 0
             for k, sample in enumerate(group):
                 last = first + sample.num_atoms
-                found.append(Labelled(float(energies[k]), forces[first:last], stress[k]))
+                energy, forces = float(made.energy[k]), made.forces[first:last]
+                found.append(Labelled(energy, forces, made.stress[k]))
                 first = last
         return found
 

@@ -16,7 +16,8 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse train [name=value ...]   train a network
   eqfuse predict RUN FILE [OUT]   write energies, forces and stress of the frames of a file
   eqfuse evaluate RUN FILE        print the errors of a trained run on a file
-  eqfuse select RUNS FILE [OUT]   write the frames that a committee disagrees on most
+  eqfuse uncertainty RUN          fit the spread of one network, which predict then writes
+  eqfuse select RUNS FILE [OUT]   write the frames of the largest spread
   eqfuse md RUN START [name=value ...]
                                   run molecular dynamics with a trained run
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
@@ -38,6 +39,7 @@ COMMANDS = {
     "predict": "eqfuse.inference.commands:run_predict",
     "evaluate": "eqfuse.inference.evaluate",
     "select": "eqfuse.inference.commands:run_select",
+    "uncertainty": "eqfuse.inference.uncertainty",
     "md": "eqfuse.md.command",
     "lammps": "eqfuse.lammps.command",
     "relax": "eqfuse.md.command:relax_main",

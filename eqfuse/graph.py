@@ -26,6 +26,7 @@ class Graph:
     cells: jax.Array  # [n_graphs, 3, 3] Å, rows are lattice vectors; zero for a molecule
     node_mask: jax.Array  # [n_nodes] bool, False for padding
     graph_mask: jax.Array  # [n_graphs] bool, False for padding
+    heads: jax.Array | None = None  # [n_graphs] int32, see `eqfuse.models.heads`
 
     @property
     def num_graphs(self) -> int:

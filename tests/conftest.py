@@ -31,7 +31,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.small_runs import TINY, labelled, write_displaced
+from tests.small_runs import labelled, train_on_copper, write_displaced
 
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
 gc.set_threshold(100_000, 50, 100)
@@ -105,11 +105,6 @@ def _forget_what_was_compiled():
     jax.clear_caches()
 
 
-@pytest.fixture
-def tiny() -> list[str]:
-    return list(TINY)
-
-
 @pytest.fixture(scope="session")
 def water(tmp_path_factory):
     """Path of 20 distorted water molecules."""
@@ -130,3 +125,11 @@ def copper(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "copper.xyz"
     ase.io.write(path, frames, format="extxyz")
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(copper, tmp_path_factory):
+    """Return the folder of a run on copper, in float64, that resists compression."""
+    # in so few steps Adam comes further
+    more = ["dtype=float64", "epochs=60", "training.optimizer=adam"]
+    return train_on_copper(copper, tmp_path_factory, *more)

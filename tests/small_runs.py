@@ -1,5 +1,7 @@
 """Settings of a network that compiles in seconds, and frames labelled by ASE's EMT."""
 
+import csv
+from pathlib import Path
 from types import SimpleNamespace
 
 import ase.io
@@ -8,9 +10,9 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data import Batcher
+from eqfuse.train.datasets import load_dataset
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.main import _config, main
-from eqfuse.train.molecule import load_dataset
 from eqfuse.train.run.terminal import lines, report
 from eqfuse.train.start import Start
 
@@ -37,6 +39,23 @@ def train_on_copper(copper, tmp_path_factory, *settings: str):
     usual = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3.6"]
     assert main([*usual, *settings, f"run={folder}"]) == 0
     return folder
+
+
+def rows_of(path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, or those of metrics.csv in the folder of a run."""
+    path = Path(path)
+    path = path / "metrics.csv" if path.is_dir() else path
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def refused(arguments, capsys, code: int = 2) -> str:
+    """Return the one line with which a training is refused."""
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+    return error
 
 
 def prepared(*settings: str, tiny=TINY):

@@ -24,10 +24,7 @@ def test_help_names_every_command(capsys):
     [
         ([], f"eqfuse needs a command; choose one of {', '.join(COMMANDS)}"),
         (["trian"], "'trian' is not a command of eqfuse; did you mean train?"),
-        (
-            ["x\n"],
-            f"'x\\n' is not a command of eqfuse; choose one of {', '.join(COMMANDS)}",
-        ),
+        (["x\n"], f"'x\\n' is not a command of eqfuse; choose one of {', '.join(COMMANDS)}"),
     ],
 )
 def test_what_is_no_command_is_one_line(arguments, message, capsys):
@@ -87,7 +84,17 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert ended.value.code == 2
 
 
-def test_help_does_not_wait_for_jax():
-    code = "import sys, eqfuse.cli as cli; cli.main(['--help']); sys.exit('jax' in sys.modules)"
+@pytest.mark.parametrize(
+    ("code", "returned"),
+    [
+        ("from eqfuse.cli import main; code = main(['--help'])", 0),
+        ("import eqfuse.train.main; code = 0", 0),
+        ("from eqfuse.cli import main; code = main(['md', 'a', 'b', 'ensemble=nvt'])", 2),
+    ],
+    ids=["help", "settings of a training", "a wrong setting"],
+)
+def test_nobody_waits_for_jax_where_nothing_is_computed(code, returned):
+    """It may take ten seconds."""
+    code = f"import sys; {code}; sys.exit(7 if 'jax' in sys.modules else code)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    assert found.returncode == 0, found.stderr
+    assert found.returncode == returned, found.stderr

@@ -13,6 +13,7 @@ from eqfuse.convert.converted import ConvertError
 from eqfuse.convert.layers import normalized_by
 from eqfuse.convert.mace_parameters import our_maps, symmetric_components
 from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.run.files import require_one_head
 
 _NOT_EXPORTED = ("nonlinear", "apply_cutoff", "edge_irreps", "first_edge_irreps")
 _NOT_EXPORTED += ("agnostic_product", "last_readout_only", "readout_biases")
@@ -37,6 +38,7 @@ def export_mace(run, path) -> None:
         raise ConvertError(f"{path} must end in .npz")
     if path.exists():
         raise ConvertError(f"{path} exists already and is not overwritten; name another file")
+    require_one_head(run)
     params, metadata, _ = read_checkpoint(run, ("best", "last"))
     _check(metadata, run)  # older runs lack newer settings
     params = jax.tree.map(lambda p: np.asarray(p, np.float64), params["params"])

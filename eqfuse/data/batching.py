@@ -31,6 +31,7 @@ class Waste(NamedTuple):
 _NODE_MULTIPLE, _EDGE_MULTIPLE = 8, 64
 _NUM_DRAWS = 1024
 _WORTH_A_SHAPE = 0.9
+_ROWS = 2  # the stream of random rows
 
 
 def choose_shapes(
@@ -68,6 +69,14 @@ def _padded_shape(n_nodes: int, n_edges: int, batch_size: int) -> Shape:
     )
 
 
+class HessianRows(NamedTuple):
+    """A row of the Hessian of each structure of a batch: H times `direction`, a unit vector."""
+
+    direction: jax.Array  # [n_nodes, 3]; zero where there is no Hessian
+    values: jax.Array  # [n_nodes, 3] eV/Å^2
+    mask: jax.Array  # [n_nodes] bool, True where there is one
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Labels:
@@ -80,7 +89,9 @@ class Labels:
       energy_mask, forces_mask, stress_mask: [n_graphs], [n_nodes] or [n_graphs] bool, True where
         the label is known.
       num_atoms: [n_graphs] int32; 1 for padding graphs, so that it can divide.
-      weights: of the squared errors, [n_graphs], [n_nodes] and [n_graphs]; None where all are one.
+      weights: of the squared errors, [n_graphs], [n_nodes], [n_graphs] and [n_nodes]; None where
+        all are one.
+      hessian: a row of each Hessian; None where they are not trained on.
     """
 
     energy: jax.Array
@@ -91,9 +102,33 @@ class Labels:
     stress_mask: jax.Array
     num_atoms: jax.Array
     weights: Weights | None = None
+    hessian: HessianRows | None = None
 
 
-def labels_of(columns: Columns, shape: Shape, dtype, weighted: bool) -> Labels:
+def hessian_rows(samples: Sequence[Sample], entropy: Sequence[tuple[int, ...]]) -> HessianRows:
+    """Return a random row of the Hessian of each sample that has one.
+
+    Those that are known are equally probable; `entropy` are the seeds of each sample.
+    """
+    parts = []
+    for sample, seeds in zip(samples, entropy, strict=True):
+        direction, values = np.zeros((2, sample.num_atoms, 3))
+        if sample.hessian is not None:
+            known = np.flatnonzero(~np.isnan(sample.hessian[..., 0, 0]))
+            atom, axis = divmod(int(known[int(_uniform(seeds, 1, _ROWS)[0] * len(known))]), 3)
+            order = np.arange(sample.num_atoms) if sample.order is None else sample.order
+            direction[order == atom, axis] = 1
+            values = sample.hessian[atom, axis][order]
+        parts.append((direction, values))
+    empty = [(np.zeros((0, 3)), np.zeros((0, 3)))]
+    direction, values = map(np.concatenate, zip(*(parts or empty), strict=True))
+    known = [np.full(s.num_atoms, s.hessian is not None) for s in samples]
+    return HessianRows(direction, values, np.concatenate(known) if known else np.zeros(0, bool))
+
+
+def labels_of(
+    columns: Columns, shape: Shape, dtype, weighted: bool, rows: HessianRows | None = None
+) -> Labels:
     """Return the labels of samples, see `eqfuse.data.collate`."""
     atoms = columns.num_atoms
 
@@ -103,8 +138,8 @@ def labels_of(columns: Columns, shape: Shape, dtype, weighted: bool) -> Labels:
     def of_nodes(values: np.ndarray, dtype=dtype) -> np.ndarray:
         return padded(values, (shape.n_nodes, *values.shape[1:]), 0, dtype)
 
-    energy_known, forces_known, stress_known = columns.known.T
-    of_energy, of_forces, of_stress = columns.weights.T
+    energy_known, forces_known, stress_known, _ = columns.known.T
+    of_energy, of_forces, of_stress, of_hessian = columns.weights.T
     forces_known = np.repeat(forces_known, atoms) & ~np.isnan(columns.forces).any(axis=1)
     return Labels(
         energy=of_graphs(columns.energy),
@@ -118,9 +153,14 @@ def labels_of(columns: Columns, shape: Shape, dtype, weighted: bool) -> Labels:
             energy=of_graphs(of_energy),
             forces=of_nodes(np.repeat(of_forces, atoms) * columns.atom_weights),
             stress=of_graphs(of_stress),
+            hessian=of_nodes(np.repeat(of_hessian, atoms)),
         )
         if weighted
         else None,
+        hessian=rows
+        and HessianRows(
+            of_nodes(rows.direction), of_nodes(rows.values), of_nodes(rows.mask, dtype=bool)
+        ),
     )
 
 
@@ -158,8 +198,8 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     return _collated(columns_of(samples), shape, dtype, weighted=False)
 
 
-def _collated(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
-    """Pad the samples with these columns to a shape; see `collate`."""
+def _collated(given: Columns, shape: Shape, dtype, weighted: bool, rows=None) -> Batch:
+    """Pad the samples with these columns, and rows of Hessians, to a shape; see `collate`."""
     atoms = given.num_atoms
     n_nodes, n_edges, n_graphs = int(atoms.sum()), len(given.senders), len(atoms)
     if n_nodes >= shape.n_nodes or n_edges > shape.n_edges or n_graphs >= shape.n_graphs:
@@ -187,8 +227,9 @@ def _collated(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
         cells=padded(given.cells, (shape.n_graphs, 3, 3), 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
+        heads=None if given.heads is None else padded(given.heads, (shape.n_graphs,), 0, np.int32),
     )
-    return Batch(graph, labels_of(given, shape, dtype, weighted))
+    return Batch(graph, labels_of(given, shape, dtype, weighted, rows))
 
 
 class Batcher:
@@ -207,6 +248,7 @@ class Batcher:
       parts: the number of parts into which each batch is split for data parallel training; if it is
         more than one, the arrays of a batch have a leading axis, [len(own), ...].
       own: numbers of the parts to make, from 0; None for all.
+      hessians: whether batches have random rows of Hessians, others in each epoch.
     Raises:
       DataError: no samples, a batch size, number of shapes or of parts below 1, a negative seed.
     """
@@ -221,6 +263,7 @@ class Batcher:
         max_shapes: int = 3,
         parts: int = 1,
         own: Sequence[int] | None = None,
+        hessians: bool = False,
     ):
         if not samples:
             raise DataError("there are no samples to make batches of")
@@ -239,8 +282,10 @@ class Batcher:
         self._sizes = self.samples.sizes
         self._parts = parts
         self._own = range(parts) if own is None else own
+        self._hessians = hessians
         # decided for all batches: one program is compiled for each shape
         self._weighted = self.samples.weighted
+        self._heads = self.samples[0].head is not None
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -262,9 +307,12 @@ class Batcher:
         for group, fit in zip(groups[start:], fits[start:], strict=True):
             parts = np.array_split(group, self._parts)
             how = self.shapes[fit], self.dtype, self._weighted
-            made = [
-                _collated(columns_of([self.samples[i] for i in parts[k]]), *how) for k in self._own
-            ]
+            made = []
+            for numbers in (parts[k] for k in self._own):
+                some, rows = [self.samples[i] for i in numbers], None
+                if self._hessians:
+                    rows = hessian_rows(some, [(self.seed, epoch, int(i)) for i in numbers])
+                made.append(_collated(columns_of(some, self._heads), *how, rows))
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
@@ -303,6 +351,11 @@ def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarra
     `entropy` are non-negative integers, such as (seed, epoch); `stream` keeps uses of the same ones
     independent.
     """
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(stream,))))
     # NumPy fixes the bits of PCG64 and of uniform doubles for longer than those of `permutation`.
-    return np.argsort(rng.random(count), kind="stable")
+    return np.argsort(_uniform(entropy, count, stream), kind="stable")
+
+
+def _uniform(entropy: tuple[int, ...], count: int, stream: int) -> np.ndarray:
+    """Return `count` random numbers from 0 to 1."""
+    seeds = np.random.SeedSequence(entropy, spawn_key=(stream,))
+    return np.random.Generator(np.random.PCG64(seeds)).random(count)

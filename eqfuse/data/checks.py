@@ -42,6 +42,7 @@ def find_problems(
         *energy_differences(frames),
         *total_energies_in_hartree(frames),
         *stress_problems(frames),
+        *hessians(frames),
         *energy_outliers(samples),
         *force_outliers(samples),
         *net_forces(samples),
@@ -56,6 +57,7 @@ _FEW = 0.01
 """Outliers are at most this fraction of the frames; more of them are a kind of structure."""
 _NET_OF_RMS, _LEAST_NET = 0.1, 0.02  # of the RMS of the forces; eV/Å
 _ASYMMETRIC = 1e-2
+_NET_OF_LARGEST = 0.05  # finite differences and rounded columns are within a few percent
 
 
 def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:
@@ -160,6 +162,29 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
         )
 
 
+def hessians(frames: Sequence[Structure]) -> Iterator[str]:
+    """Find Hessians that a move of all atoms contradicts, or whose energies fall to all sides."""
+    labelled = selected(frames, lambda s: s.hessian is not None)
+    sums, negative = [], []
+    for s in labelled:
+        largest, net = np.nanmax(np.abs(s.hessian)), np.abs(s.hessian.sum(axis=2))
+        if np.nanmax(net) > _NET_OF_LARGEST * largest:
+            sums.append(s.origin)
+        if np.nanmean(np.einsum("aiai->ai", s.hessian)) < 0:
+            negative.append(s.origin)
+    of = counted(len(labelled), "frame")
+    if sums:
+        yield (
+            f"rows of Hessians do not add up to zero in {len(sums)} of {of} ({sums[0]}): are they "
+            "of all atoms, in the order [n_atoms, 3, n_atoms, 3]?"
+        )
+    if negative:
+        yield (
+            f"diagonals of Hessians are negative in {len(negative)} of {of} ({negative[0]}): "
+            "second derivatives of the energy are minus the derivatives of the forces"
+        )
+
+
 NEAREST = 0.5
 """Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
 _SAME_ENERGY = 1e-3  # eV/atom
@@ -237,7 +262,7 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
     train = selected(chosen(structures, dataset.train_indices), lambda s: s.energy is not None)
     if not (dataset.references_fitted and train):
         return
-    species = np.array(dataset.species)
+    species = np.array([z for z in dataset.species if z in dataset.references])
     table, which = compositions(s.numbers for s in train)
     table = table[:, species]
     loose = _loose(table.astype(np.float64))

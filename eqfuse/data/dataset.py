@@ -13,7 +13,7 @@ from eqfuse.data.batching import shuffled
 from eqfuse.data.copies import Distances, copies_of, kept_together
 from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags
 from eqfuse.data.references import energies_of_atoms, fitted_references, subtract
-from eqfuse.data.samples import Sample, species_table
+from eqfuse.data.samples import Sample, SamplesOfHeads, species_table
 from eqfuse.data.store import StoredSamples, samples_of
 from eqfuse.data.structures import (
     MAX_ATOMIC_NUMBER,
@@ -47,6 +47,8 @@ class Dataset:
       cutoff: Å.
       distances: of the training and the validation samples.
       test: samples that the trained network is evaluated on, once.
+      heads: the datasets of the heads of a network with several, by name; the samples are theirs,
+        and `references` are those of the first.
     """
 
     train: tuple[Sample, ...]
@@ -60,6 +62,26 @@ class Dataset:
     cutoff: float
     distances: Distances
     test: tuple[Sample, ...] = ()
+    heads: Mapping[str, "Dataset"] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_heads(cls, heads: Mapping[str, "Dataset"]) -> "Dataset":
+        """Return the dataset of a network with several heads, of the same species and cutoff.
+
+        Elements that a head has no reference energy of have that of another one.
+        """
+        every = {z: e for own in reversed(heads.values()) for z, e in own.references.items()}
+        heads = {
+            name: dataclasses.replace(own, references=every | own.references)
+            for name, own in heads.items()
+        }
+        first = next(iter(heads.values()))
+        sides = {
+            name: SamplesOfHeads(*(getattr(own, name) for own in heads.values()))
+            for name in ("train", "val", "test")
+        }
+        fitted = any(own.references_fitted for own in heads.values())
+        return dataclasses.replace(first, **sides, references_fitted=fitted, heads=heads)
 
     @classmethod
     def build(

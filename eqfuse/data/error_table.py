@@ -7,12 +7,17 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.structures import LABELS, Structure, count_labelled
 
-UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+UNITS = {
+    "energy": "mev_per_atom",
+    "forces": "mev_per_a",
+    "stress": "mev_per_a3",
+    "hessian": "mev_per_a2",
+}
 _UNKNOWN = {"energy": np.nan, "forces": np.full(3, np.nan), "stress": np.full((3, 3), np.nan)}
 
 
 def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[dict]:
-    """Return MAE and RMSE for all structures, each config_type and (forces only) each element.
+    """Return MAE and RMSE for all structures, each head, config_type and (forces only) element.
 
     The row of a group has its name, numbers of frames and atoms, errors over the known labels, of
     energies in meV/atom, of forces in meV/Å and, if any structure has one, of stress in meV/Å^3,
@@ -37,10 +42,11 @@ def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[di
         return _row(group, np.count_nonzero(frames), atoms[frames].sum(), own, labelled)
 
     rows = [of("all", np.full(len(structures), True))]
-    types = np.array([s.config_type or "" for s in structures])
-    if any(types):
-        for name in sorted(set(types.tolist())):
-            rows.append(of(f"config_type {name}" if name else "no config_type", types == name))
+    for kind in ("head", "config_type"):
+        types = np.array([getattr(s, kind, None) or "" for s in structures])
+        if any(types):
+            for name in sorted(set(types.tolist())):
+                rows.append(of(f"{kind} {name}" if name else f"no {kind}", types == name))
     for z in sorted(set(numbers.tolist())):
         own = numbers == z
         labelled = own & given

@@ -51,8 +51,12 @@ class Joined(Lazy):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def part_of(self, k: int) -> int:
+        """Return the number of the sequence that item k is of."""
+        return int(np.searchsorted(self._ends, k, "right"))
+
     def item(self, k: int):
-        part = int(np.searchsorted(self._ends, k, "right"))
+        part = self.part_of(k)
         return self.parts[part][k - int(self._ends[part]) + len(self.parts[part])]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
+from eqfuse.data.lazy import Joined
 from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
-from eqfuse.data.structures import LABELS, UNWEIGHTED, DataError, Structure, Weights, with_origins
+from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +32,8 @@ class Sample:
       weights: of the labels in the loss.
       config_type: name of the group of structures it belongs to, or None.
       atom_weights: [n_atoms] of the forces of each atom, or None.
+      head: number of the head of a network with several, see `eqfuse.models.heads`; None for one.
+      hessian: [n_atoms, 3, n_atoms, 3] eV/Å^2, of the atoms in the order of the structure, or None.
     """
 
     positions: np.ndarray
@@ -47,6 +50,8 @@ class Sample:
     weights: Weights = UNWEIGHTED
     config_type: str | None = None
     atom_weights: np.ndarray | None = None
+    head: int | None = None
+    hessian: np.ndarray | None = None
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
@@ -83,9 +88,10 @@ class Columns:
     energy: np.ndarray  # [n_samples]
     forces: np.ndarray  # [n_atoms, 3]
     stress: np.ndarray  # [n_samples, 3, 3]
-    known: np.ndarray  # [n_samples, 3] bool, which of these labels are known
-    weights: np.ndarray  # [n_samples, 3], of these labels
+    known: np.ndarray  # [n_samples, 4] bool, which of these labels, and Hessians, are known
+    weights: np.ndarray  # [n_samples, 4], of these
     atom_weights: np.ndarray  # [n_atoms], of the forces of each
+    heads: np.ndarray | None  # [n_samples] int32, of a network with several
 
 
 class Samples(tuple):
@@ -94,7 +100,7 @@ class Samples(tuple):
     @property
     def sizes(self) -> np.ndarray:
         """Return the numbers of atoms and edges, [n_samples, 2] int32."""
-        return np.array([(s.num_atoms, s.num_edges) for s in self], np.int32)
+        return np.array([(s.num_atoms, s.num_edges) for s in self], np.int32).reshape(-1, 2)
 
     @property
     def weighted(self) -> bool:
@@ -102,8 +108,28 @@ class Samples(tuple):
         return any(s.weights != UNWEIGHTED or s.atom_weights is not None for s in self)
 
 
-def columns_of(some: Sequence[Sample]) -> Columns:
-    """Return the columns of samples."""
+class SamplesOfHeads(Joined):
+    """The samples of each head of a network, one head after the other."""
+
+    def __init__(self, *parts: Sequence[Sample]):
+        super().__init__(*(p if hasattr(p, "sizes") else Samples(p) for p in parts))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
+        return np.concatenate([part.sizes for part in self.parts])
+
+    @property
+    def weighted(self) -> bool:
+        """Test for a weight of a label that is not one."""
+        return any(part.weighted for part in self.parts)
+
+    def item(self, k: int) -> Sample:
+        return dataclasses.replace(super().item(k), head=self.part_of(k))
+
+
+def columns_of(some: Sequence[Sample], heads: bool = False) -> Columns:
+    """Return the columns of samples, which have `heads` or not."""
 
     def joined(name: str, size=(), dtype=np.float64) -> np.ndarray:
         parts = [getattr(s, name) for s in some]
@@ -115,7 +141,7 @@ def columns_of(some: Sequence[Sample]) -> Columns:
     forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
     stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
     ones = [np.ones(s.num_atoms) if (w := s.atom_weights) is None else w for s in some]
-    known = [[getattr(s, name) is not None for name in LABELS] for s in some]
+    known = [[getattr(s, name) is not None for name in TRAINED] for s in some]
     return Columns(
         num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
         num_edges=stacked([s.num_edges for s in some], dtype=np.int64),
@@ -128,9 +154,10 @@ def columns_of(some: Sequence[Sample]) -> Columns:
         energy=stacked([0.0 if s.energy is None else s.energy for s in some]),
         forces=np.concatenate(forces) if some else np.zeros((0, 3)),
         stress=stacked(stress, (3, 3)),
-        known=stacked(known, (3,), bool),
-        weights=stacked([s.weights for s in some], (3,)),
+        known=stacked(known, (len(TRAINED),), bool),
+        weights=stacked([s.weights for s in some], (len(TRAINED),)),
         atom_weights=np.concatenate(ones) if some else np.zeros(0),
+        heads=stacked([s.head for s in some], dtype=np.int32) if heads else None,
     )
 
 
@@ -173,10 +200,11 @@ def prepare_samples(
 
 
 def _sample(structure: Structure, cutoff, species, references) -> Sample:
-    energy = forces = stress = None
+    energy = forces = stress = hessian = None
     order, positions, senders, receivers, shifts = arranged(structure, cutoff)
     if references is not None:
         energy, stress = subtract(structure, references), structure.stress
+        hessian = structure.hessian
         forces = None if structure.forces is None else structure.forces[order]
     return Sample(
         positions=positions,
@@ -193,6 +221,7 @@ def _sample(structure: Structure, cutoff, species, references) -> Sample:
         weights=structure.weights,
         config_type=structure.config_type,
         atom_weights=None if (w := structure.atom_weights) is None else w[order],
+        hessian=hessian,
     )
 
 

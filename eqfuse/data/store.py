@@ -31,15 +31,15 @@ from eqfuse.data.samples import (
 )
 from eqfuse.data.structures import (
     DEFAULT_TYPE,
-    LABELS,
     MAX_ATOMIC_NUMBER,
+    TRAINED,
     DataError,
     Structure,
     Weights,
     is_isolated_atom,
 )
 
-_VERSION = "2"
+_VERSION = "3"
 """Version of what the files hold; another one is stored anew."""
 _FRAME = np.dtype(
     [
@@ -48,12 +48,13 @@ _FRAME = np.dtype(
         ("number", np.int64),  # in its file
         ("file", np.int32),
         ("config_type", np.int32),  # -1 for None
-        ("known", bool, 3),  # the labels
+        ("known", bool, len(TRAINED)),  # the labels
         ("pbc", bool, 3),
         ("cell", np.float64, (3, 3)),
         ("energy", np.float64),
         ("stress", np.float64, (3, 3)),
-        ("weights", np.float64, 3),
+        ("hessian", np.int64),  # start of its Hessian, if it is known
+        ("weights", np.float64, len(TRAINED)),
         ("weighted", bool),  # whether its atoms have weights
     ]
 )
@@ -174,6 +175,7 @@ class StoredStructures(Lazy):
         self.numbers, self.positions, self.forces, self.atom_weights = (
             _mapped(self.folder / name, *kind) for name, kind in _ATOMS.items()
         )
+        self._hessians = _mapped(self.folder / "hessians", np.float64)  # one after the other
         kinds = *self._types, None  # whose number is -1
         self._isolated = np.array([is_isolated_atom(kind) for kind in kinds])
         # of the weights, by the number of the config_type
@@ -189,13 +191,17 @@ class StoredStructures(Lazy):
     def fields(self, k: int) -> tuple[dict, slice]:
         """Return what a frame and its sample have in common, and the slice of its atoms."""
         record = self.frames[k].item()  # all at once: one by one takes ten times as long
-        start, num_atoms, number, file, kind, known, _, cell, energy, stress = record[:-2]
+        start, num_atoms, number, file, kind, known, _, cell, *of_frame = record[:-2]
+        energy, stress, first = of_frame
         known, weights = known.tolist(), record[-2].tolist()
         if (factor := self.factors[kind]) != 1:
             weights = [factor * weight for weight in weights]
             isolated = self._isolated[kind]
             known = [k and (w > 0 or isolated) for k, w in zip(known, weights, strict=True)]
-        atoms = slice(start, start + num_atoms)
+        atoms, hessian = slice(start, start + num_atoms), None
+        if known[3]:
+            shape = num_atoms, 3, num_atoms, 3
+            hessian = self._hessians[first : first + (3 * num_atoms) ** 2].reshape(shape)
         return {
             "name": f"{self._files[file]}, frame {number}",
             "config_type": None if kind < 0 else self._types[kind],
@@ -205,6 +211,7 @@ class StoredStructures(Lazy):
             "stress": stress if known[2] else None,
             "weights": Weights(*weights),
             "atom_weights": self.atom_weights[atoms] if record[-1] else None,
+            "hessian": hessian,
         }, atoms
 
     def item(self, k: int) -> Structure:
@@ -289,7 +296,7 @@ class StoredSamples(Lazy):
         start, count, first = self._lists[number].item()
         edges, order = slice(start, start + count), arrays["order"][atoms]
         if not self._labels:
-            fields |= dict.fromkeys(LABELS)
+            fields |= dict.fromkeys(TRAINED)
         if fields["energy"] is not None:
             fields["energy"] = float(self._energies[k])
         for name in ("forces", "atom_weights"):
@@ -309,8 +316,8 @@ class StoredSamples(Lazy):
 def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
     """Write structures, by the name of their file, to a folder, while they are read."""
     types: dict[str, int] = {}
-    start = 0
-    with _written(folder, "frames", *_ATOMS) as outputs:
+    start = first = 0
+    with _written(folder, "frames", "hessians", *_ATOMS) as outputs:
         for file, (path, structures) in enumerate(files.items()):
             number = -1
             for number, s in enumerate(structures):
@@ -319,11 +326,15 @@ def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
                 record["file"], record["number"] = file, number
                 kind = s.config_type
                 record["config_type"] = -1 if kind is None else types.setdefault(kind, len(types))
-                record["known"] = [getattr(s, name) is not None for name in LABELS]
+                record["known"] = [getattr(s, name) is not None for name in TRAINED]
                 record["pbc"], record["cell"], record["weights"] = s.pbc, s.cell, s.weights
                 record["weighted"] = s.atom_weights is not None
                 record["energy"] = 0.0 if s.energy is None else s.energy
                 record["stress"] = 0.0 if s.stress is None else s.stress
+                record["hessian"] = first
+                if s.hessian is not None:
+                    outputs["hessians"].write(s.hessian.tobytes())
+                    first += s.hessian.size
                 outputs["frames"].write(record.tobytes())
                 forces = np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces
                 ones = np.ones(s.num_atoms) if s.atom_weights is None else s.atom_weights

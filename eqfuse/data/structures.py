@@ -35,11 +35,14 @@ class Weights(NamedTuple):
     energy: float = 1.0
     forces: float = 1.0
     stress: float = 1.0
+    hessian: float = 1.0
 
 
 UNWEIGHTED = Weights()
-LABELS = Weights._fields
+TRAINED = Weights._fields
 """The labels that a structure may have."""
+LABELS = TRAINED[:3]
+"""Those that every prediction has."""
 
 
 def is_isolated_atom(config_type: str | None) -> bool:
@@ -49,7 +52,7 @@ def is_isolated_atom(config_type: str | None) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Structure:
-    """Atoms in a molecule or a periodic cell, with reference energy, forces and stress if known.
+    """Atoms in a molecule or a periodic cell, with what is known of energy and derivatives.
 
     Arrays are converted to the dtypes below. Atoms may lie outside the cell. The cell of a
     molecule (no periodic direction) is set to zero, and stress is dropped where the cell has no
@@ -71,6 +74,9 @@ class Structure:
       origin: its name in messages, such as "FILE, frame 3", or None.
       weights: of its labels in the loss, finite and zero or more.
       atom_weights: [n_atoms] float64, further ones of the forces of each atom, or None for one.
+      hessian: [n_atoms, 3, n_atoms, 3] float64, eV/Å^2, the second derivatives of the energy by the
+        positions (of an atom with all its images), or None; rows, [a, i], may be NaN, not all, for
+        unknown. It is read from any shape of that many numbers.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
         direction without a lattice vector, an isolated atom of several atoms, an impossible weight.
@@ -87,6 +93,7 @@ class Structure:
     origin: str | None = None
     weights: Weights = UNWEIGHTED
     atom_weights: np.ndarray | None = None
+    hessian: np.ndarray | None = None
 
     def __post_init__(self):
         numbers = np.asarray(self.numbers)
@@ -117,6 +124,8 @@ class Structure:
         if self.stress is not None:
             stress = _finite("stress", self.stress, (3, 3))
             self._store("stress", stress if self.volume > 0 else None)
+        if self.hessian is not None:
+            self._store_hessian()
         if self.is_isolated_atom and n_atoms > 1:
             raise DataError(
                 f"config_type={self.config_type} is for one atom and its reference energy, but "
@@ -148,6 +157,21 @@ class Structure:
         forces = _finite("forces", forces, shape)
         forces[unknown] = np.nan
         self._store("forces", None if unknown.all() else forces)
+
+    def _store_hessian(self) -> None:
+        """Check second derivatives, of which rows that are NaN are unknown."""
+        rows, given = 3 * self.num_atoms, np.asarray(self.hessian)
+        if given.size != rows**2 or not np.issubdtype(given.dtype, np.floating):
+            raise DataError(
+                f"hessian must have {rows**2} real numbers for {counted(self.num_atoms, 'atom')}, "
+                f"(3 n_atoms)^2, got {given.dtype} of shape {given.shape}"
+            )
+        given = given.reshape(rows, rows)
+        known = ~np.isnan(given).all(axis=1)
+        hessian = np.full((rows, rows), np.nan)
+        hessian[known] = _finite("hessian", given[known], (int(known.sum()), rows))
+        shape = (self.num_atoms, 3, self.num_atoms, 3)
+        self._store("hessian", hessian.reshape(shape) if known.any() else None)
 
     @classmethod
     def unchecked(cls, **fields) -> "Structure":

@@ -19,6 +19,7 @@ from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
 from eqfuse.inference.network import Network, find_runs
+from eqfuse.inference.spread import Spread, SpreadOf, with_spread
 from eqfuse.train.device.process import keep_memory
 
 _DIVERGED = (
@@ -94,9 +95,11 @@ class Calculator(ase.calculators.calculator.Calculator):
       head: which head, or fidelity, of a network that was converted with several.
       dispersion: "d3(bj)", "d3(bj,r2scan)", ..., which `dftd3` computes on the CPU and is added;
         without a functional it is that of PBE. There are then no stresses of atoms.
+      spread: whether results have the spread, as those of `eqfuse.Committee`, of a run to which
+        `eqfuse uncertainty` fitted it; it costs a derivative for each of its features.
       atoms, label, directory: as in ASE's calculators.
     Raises:
-      CheckpointError: no readable checkpoint.
+      CheckpointError: no readable checkpoint, or no spread that was fitted.
       ConfigError: another dispersion, or no `dftd3`.
       TypeError: an unknown argument; names the one that was probably meant.
       ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that
@@ -116,6 +119,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         radial=None,
         head: str | None = None,
         dispersion: str | None = None,
+        spread: bool = False,
         atoms=None,
         label=None,
         directory=".",
@@ -133,6 +137,9 @@ class Calculator(ase.calculators.calculator.Calculator):
         self.network = Network(run, radial=radial, **how)
         self.skin = None if skin is None else float(skin)
         self.dispersion = None if dispersion is None else Dispersion.parse(dispersion)
+        self.spread = bool(spread)
+        if spread:
+            with_spread(self.network)  # refused where none was fitted
         if dispersion is not None:
             names = self.implemented_properties
             self.implemented_properties = tuple(n for n in names if n != "stresses")
@@ -148,10 +155,11 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._evaluator = self._evaluator_of(self.network)
         self._lock = threading.RLock()
         self._found: Results | None = None
+        self._spread: dict = {}
         self._cell, self._volume = None, 0.0
 
     def __getstate__(self):
-        ours = ("_evaluator", "_lock", "_found", "_cell", "_volume")
+        ours = ("_evaluator", "_lock", "_found", "_spread", "_cell", "_volume")
         return {name: value for name, value in self.__dict__.items() if name not in ours}
 
     def __setstate__(self, state):
@@ -204,11 +212,12 @@ class Calculator(ase.calculators.calculator.Calculator):
                 self._take(atoms)
             if self._found is None:
                 self._found = self._compute(of_atoms=False)
+                self._spread = self._spread_of_atoms() if self.spread else {}
             energies, forces, [strain], references = self._found
             energies = energies + references
             energy = float(energies.sum())
             self.results = {"energy": energy, "free_energy": energy}
-            self.results |= {"energies": energies, "forces": forces}
+            self.results |= {"energies": energies, "forces": forces, **self._spread}
             if not self._volume:
                 return
             if "stress" in properties:
@@ -253,6 +262,12 @@ class Calculator(ase.calculators.calculator.Calculator):
         if network is not now.network:
             self._evaluator = self._evaluator_of(network)
 
+    def _spread_of_atoms(self) -> dict:
+        evaluator, atoms = self._evaluator, self.atoms
+        placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
+        [spread] = SpreadOf(evaluator.network)(evaluator.listed, [placed])
+        return spread.results()
+
     def _compute(self, *, of_atoms: bool) -> Results:
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
@@ -287,7 +302,7 @@ class Committee(ase.calculators.calculator.Calculator):
 
     Besides the properties of `eqfuse.Calculator`, the results have `energy_spread` (eV),
     `energies_spread` ([n_atoms] eV), `forces_spread` ([n_atoms] eV/Å) and, in a cell,
-    `stress_spread` ([6] eV/Å^3): standard deviations, see `eqfuse.inference.predict.Spread`.
+    `stress_spread` ([6] eV/Å^3): standard deviations, see `eqfuse.inference.spread.Spread`.
 
     Args:
       runs: a folder of at least two runs, a pattern such as "runs/seed*", or a sequence of runs.
@@ -321,9 +336,9 @@ class Committee(ase.calculators.calculator.Calculator):
         for name in ("energy", "free_energy"):
             self.results[name] = float(self.results[name])
         deviation = {name: value.std(axis=0, ddof=1) for name, value in values.items()}
-        self.results["energy_spread"] = float(deviation["energy"])
-        self.results["energies_spread"] = deviation["energies"]
-        self.results["forces_spread"] = np.sqrt((deviation["forces"] ** 2).sum(axis=-1))
+        forces = np.sqrt((deviation["forces"] ** 2).sum(axis=-1))
+        spread = Spread(float(deviation["energy"]), deviation["energies"], forces, None)
+        self.results |= spread.results()
         if "stress" in deviation:
             self.results["stress_spread"] = deviation["stress"]
 

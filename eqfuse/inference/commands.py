@@ -94,7 +94,7 @@ def _predict(options):
     atoms = sum(structure.num_atoms for structure in structures)
     done = f"{counted(len(frames), 'frame')} of {counted(atoms, 'atom')} predicted"
     print(f"{done} in {seconds:.1f} s; they are in {out}")
-    if len(networks) > 1:
+    if predicted[0].spread is not None:
         worst = max(range(len(frames)), key=lambda k: predicted[k].spread.forces.max())
         spread = predicted[worst].spread.forces
         print(
@@ -105,9 +105,10 @@ def _predict(options):
 
 def run_select(arguments: list[str]) -> int:
     """Select frames of a file, and write them to another; return the exit code."""
-    what = "Write the frames of a file on whose forces a committee disagrees most, to be labelled."
+    what = "Write the frames of a file with the largest spread of a force, to be labelled."
     parser = argparse.ArgumentParser(prog="eqfuse select", description=what)
-    parser.add_argument("runs", help="folder that holds runs, or a pattern in quotes")
+    help = "folder that holds runs, or a pattern in quotes; or one run after `eqfuse uncertainty`"
+    parser.add_argument("runs", help=help)
     parser.add_argument("file", type=Path, help="frames, with or without labels")
     parser.add_argument(
         "out", type=Path, nargs="?", help="file to write (<file>-selected.xyz, here)"
@@ -125,9 +126,10 @@ def run_select(arguments: list[str]) -> int:
 def _select(options):
     out = options.out or Path(f"{stem(options.file)}-selected.xyz")
     networks = load_networks(options.runs)
-    if len(networks) < 2:
+    if len(networks) < 2 and networks[0].uncertainty is None:
         raise data.DataError(
-            f"{options.runs} is one network, and a spread needs several; train others with seeds=4"
+            f"{options.runs} is one network, and a spread needs several; train others with "
+            f"seeds=4, or fit that of one: eqfuse uncertainty {options.runs}"
         )
     structures = data.read_structures(options.file, require_labels=False)
     predicted = predict(networks, structures)
@@ -271,8 +273,8 @@ def label_keys(options, trained_on: dict) -> data.Keys:
 def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     """Return a structure with what is predicted for it, as files have it.
 
-    Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread of a
-    committee is `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`.
+    Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread is
+    `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`.
     """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
@@ -287,11 +289,9 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     if predicted.stress is not None:
         results["stress"] = full_3x3_to_voigt_6_stress(predicted.stress)
     if predicted.spread is not None:
-        atoms.info["energy_spread"] = predicted.spread.energy
-        atoms.arrays["energies_spread"] = predicted.spread.energies
-        atoms.arrays["forces_spread"] = predicted.spread.forces
-        if predicted.spread.stress is not None:
-            atoms.info["stress_spread"] = full_3x3_to_voigt_6_stress(predicted.spread.stress)
+        for name, value in predicted.spread.results().items():
+            kept = atoms.info if name.startswith(("energy_", "stress_")) else atoms.arrays
+            kept[name] = value
     atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
 

@@ -139,7 +139,7 @@ def _draw_parity(structures, predicted: list[Predicted], target: Path):
 
 
 def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | None:
-    """Draw the errors of the forces against the spread of a committee; return how they agree."""
+    """Draw the errors of the forces against the spread; return how they agree."""
     pairs = [
         (p.spread.forces, np.linalg.norm(p.forces - s.forces, axis=1))
         for s, p in zip(structures, predicted, strict=True)
@@ -153,7 +153,7 @@ def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | 
     pictures.spread(spread, error, target)
     ratio = np.sqrt(np.mean(error**2) / np.mean(spread**2))
     return (
-        f"errors of the forces are {ratio:.2g} times the spread of the committee (RMS), and their "
+        f"errors of the forces are {ratio:.2g} times the spread (RMS), and their "
         f"rank correlation with it is {rank:.2f}"
     )
 

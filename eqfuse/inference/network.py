@@ -4,6 +4,8 @@ import contextlib
 import copy
 import dataclasses
 import glob
+import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.device.process import keep_memory, keep_programs
 from eqfuse.train.run.files import head_file
 
+UNCERTAINTY = "uncertainty.npz"
+"""The file in the folder of a run that `eqfuse.inference.uncertainty` writes."""
 MANY = 16
 """Elements from which on a network is narrowed to those that it computes."""
 
@@ -74,6 +78,8 @@ class Network:
         with self.precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
             self._take(potential, params, radial or potential.model.radial)
+        file = Path(run).expanduser() / UNCERTAINTY
+        self.uncertainty = _uncertainty(file, metadata["arrays_sha256"])
 
     def _take(self, potential, params, radial: str):
         """Take a potential with its variables, and choose between tables and networks."""
@@ -139,6 +145,23 @@ class Network:
         """Enter the dtype, without TF32, which would cost three digits of the forces on a GPU."""
         with jax.enable_x64(self.dtype == "float64"), jax.default_matmul_precision("highest"):
             yield
+
+
+def _uncertainty(file: Path, network: str) -> dict | None:
+    """Return what was fitted to a network of this digest; None if there is no file."""
+    try:
+        with np.load(file) as arrays:
+            found = {"root": arrays["root"], "forces": float(arrays["forces"])}
+            fitted_to = str(arrays["network"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{file} is damaged ({error}); remove it, or fit it again") from error
+    if fitted_to == network:
+        return found
+    text = f"{file} was fitted to another network, and is not used; fit it again"
+    warnings.warn(text, UserWarning, stacklevel=3)
+    return None
 
 
 def find_runs(run) -> list:

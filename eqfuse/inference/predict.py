@@ -11,18 +11,9 @@ from eqfuse.data import DataError, Structure, prefetched, read_structures
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.network import load_networks
+from eqfuse.inference.spread import Spread, SpreadOf
 
 _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Spread:
-    """Standard deviations (of n - 1) over the members of a committee."""
-
-    energy: float  # eV, of the total energy
-    energies: np.ndarray  # [n_atoms] eV, of the energies of the atoms
-    forces: np.ndarray  # [n_atoms] eV/Å: the root of the summed variances of x, y, z
-    stress: np.ndarray | None  # [3, 3] eV/Å^3; None where it is not predicted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +24,7 @@ class Predicted:
     relative_energy: float  # eV, without the reference energies
     forces: np.ndarray  # [n_atoms, 3] eV/Å
     stress: np.ndarray | None  # [3, 3] eV/Å^3, positive under tension; None without a cell
-    spread: Spread | None = None  # of the committee; None for a single network
+    spread: Spread | None = None  # None for a single network to which none was fitted
 
     @property
     def energy(self) -> float:
@@ -80,6 +71,8 @@ def predict(
 
         [predicted] = eqfuse.predict("runs/first", atoms)
 
+    The spread is that of a committee, or of one network to which `eqfuse uncertainty` fitted it.
+
     Args:
       run: the folder of a run, a file of its network, or a committee, whose mean and spread are
         returned: a folder of runs, a pattern, or a sequence of runs; or a `Network`, or several.
@@ -112,6 +105,8 @@ def predict(
     largest_first = np.argsort([-one.num_atoms for one in structures], kind="stable")
     groups = [largest_first[k : k + batch_size] for k in range(0, len(structures), batch_size)]
     evaluators = [Evaluator(network) for network in networks]
+    single = networks[0] if len(networks) == 1 else None
+    spreads = SpreadOf(single) if single is not None and single.uncertainty else None
     listing = {(e.network.cutoff, e.network.species): e for e in evaluators}
 
     def lists(group) -> dict[tuple, Listed]:
@@ -129,6 +124,11 @@ def predict(
             members.append(_split(of_group, results))
         for k, of_members in zip(group, zip(*members, strict=True), strict=True):
             predicted[k] = mean_of(of_members)
+        if spreads is not None:
+            [own] = listed.values()
+            of_group = spreads(own, [structures[k] for k in group])
+            for k, spread in zip(group, of_group, strict=True):
+                predicted[k] = dataclasses.replace(predicted[k], spread=spread)
     return predicted
 
 

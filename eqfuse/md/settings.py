@@ -77,6 +77,11 @@ class Settings:
     skin: float = setting(0.7, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
     max_force: float = setting(100.0, "eV/Å, on an atom; a larger one stops", POSITIVE)
     max_temperature: float = setting(10000.0, "K; a higher one stops", POSITIVE)
+    max_spread: float | None = setting(
+        None,
+        "eV, of the energy of an atom; a larger one stops. For a run after `eqfuse uncertainty`",
+        POSITIVE,
+    )
     dtype: Literal["float32", "float64"] | None = setting(
         None, "of the network; null: that of the run. Positions and velocities are float64"
     )

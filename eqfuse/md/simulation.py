@@ -14,6 +14,7 @@ from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network
+from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
@@ -24,7 +25,7 @@ from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
 
-_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 3
+_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 4
 _FRICTION = 10.0  # 1/ps, at least, of equilibrate=
 _AT_REST = 0.02
 """eV/Å, of the largest force of a structure in a minimum."""
@@ -50,9 +51,9 @@ def run(network, start, settings: Settings | None = None, **changes):
       ConfigError: impossible settings, or a folder that exists.
       DataError: atoms that cannot be simulated: overlapping, not finite, of unknown elements,
         periodic without a cell, or not periodic in the same directions in a batch.
-      CheckpointError: no readable network.
-      TrainingFailed: a force or the temperature passed its limit, or atoms moved too far in a step;
-        the folder holds the last good frame.
+      CheckpointError: no readable network, or none with a spread for max_spread.
+      TrainingFailed: a force, the temperature or the spread passed its limit, or atoms moved too
+        far in a step; the folder holds the last good frame.
       Interrupted: a signal stopped it; the folder can be resumed.
     """
     settings = dataclasses.replace(settings or Settings(), **changes)
@@ -128,7 +129,8 @@ class _Simulation:
             raise ConfigError(str(error)) from error
         self._settings, self._path = settings, str(Path(network).resolve())
         network = Network(network, dtype=settings.dtype, backend=settings.backend)
-        self._network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
+        network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
+        self._network = network if settings.max_spread is None else with_spread(network)
         self.digest = self._network.metadata["arrays_sha256"]
         self._frames, self._members = frames, []
         for number, atoms in enumerate(frames):

@@ -19,6 +19,7 @@ from eqfuse.inference.lists import (
     room_in_boxes,
 )
 from eqfuse.inference.network import Module, Network
+from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
 
@@ -28,8 +29,17 @@ MOST_STEPS = 100
 _NOTHING = Needed(np.int32(0), np.int32(0), np.bool_(False))
 RUNNING, LIMIT, OVERFLOW = range(3)
 """Why a call returned: all steps are done, a limit was passed, or arrays are too small."""
-COLUMNS = ("potential", "kinetic", "temperature", "force", "conserved", "pressure", "volume")
-"""Columns of the rows of a call, in eV, K, eV/Å, eV/Å^3 and Å^3."""
+COLUMNS = (
+    "potential",
+    "kinetic",
+    "temperature",
+    "force",
+    "conserved",
+    "pressure",
+    "volume",
+    "spread",
+)
+"""Columns of the rows of a call, in eV, K, eV/Å, eV/Å^3, Å^3 and eV."""
 
 
 class Constants(NamedTuple):
@@ -150,9 +160,15 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
     forces, strain = done.forces.reshape(state.positions.shape), strain_derivatives(done, geometry)
     state = state._replace(forces=forces, strain=strain)
     state = each(lambda integrator, state: integrator.finish(state, step), state)
-    rows = each(_row, state, potential)
+    spread = jnp.full(len(is_atom), jnp.nan)
+    if settings.max_spread is not None:
+        of_atoms = spread_of_atoms(module, params, done.near, geometry).reshape(is_atom.shape)
+        spread = jnp.max(jnp.where(is_atom, of_atoms, 0), axis=1)
+    rows = each(_row, state, potential, spread)
     temperature, force = rows[:, COLUMNS.index("temperature")], rows[:, COLUMNS.index("force")]
     good = jnp.all((force <= settings.max_force) & (temperature <= settings.max_temperature))
+    if settings.max_spread is not None:
+        good &= jnp.all(spread <= settings.max_spread)
     good &= jnp.all(jnp.isfinite(potential))
     fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
     fits &= ~needed.is_narrow & (edges <= room.sizes.edges)
@@ -172,14 +188,14 @@ def _are_valid(listing: Listing, state: State, cutoff: float, skin: float, resca
     return 2 * most <= (cutoff + skin) * stretch - cutoff
 
 
-def _row(integrator: Integrator, state: State, potential):
+def _row(integrator: Integrator, state: State, potential, spread):
     kinetic = integrator.kinetic(state.velocities)
     temperature = 2 * kinetic / (integrator.freedoms * units.kB)
     force = jnp.sqrt(jnp.max(jnp.sum(state.forces**2, axis=1)))
     row = [potential, kinetic, temperature, force, integrator.conserved(state, potential)]
     size = volume(state.cell)  # of a slab too, as in the calculator
     row += [jnp.where(size > 0, value, jnp.nan) for value in (integrator.pressure(state), size)]
-    return jnp.stack(row)
+    return jnp.stack([*row, spread])
 
 
 def side_by_side(arrays, dtype=np.float64) -> np.ndarray:

@@ -148,7 +148,7 @@ class Member:
         settings = self._settings
         for step, row in enumerate(rows, first):
             if step % settings.log_every == 0 or step == settings.steps:
-                potential, kinetic, temperature, _, conserved, pressure, size = map(float, row)
+                potential, kinetic, temperature, _, conserved, pressure, size, _ = map(float, row)
                 values = [step * settings.timestep, potential, kinetic, potential + kinetic]
                 values += [temperature, conserved, pressure / units.GPa, size]
                 self._append(TABLE, (",".join(map(repr, (step, *values))) + "\n").encode())
@@ -218,7 +218,7 @@ class Member:
     def excess(self, row) -> str | None:
         """Return the limit that values of `COLUMNS` pass; None if they pass none."""
         settings = self._settings
-        potential, _, temperature, force = row[:4]
+        potential, _, temperature, force, *_, spread = row
         if not np.isfinite([potential, temperature, force]).all():
             return "energy or forces are not finite"
         if force > settings.max_force:
@@ -226,4 +226,7 @@ class Member:
         if temperature > settings.max_temperature:
             limit = settings.max_temperature
             return f"a temperature of {temperature:.4g} K is above max_temperature={limit:g}"
+        if settings.max_spread is not None and not spread <= settings.max_spread:
+            limit = settings.max_spread
+            return f"a spread of {spread:.4g} eV of an atom's energy is above max_spread={limit:g}"
         return None

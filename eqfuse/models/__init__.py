@@ -10,6 +10,7 @@ import jax
 from eqfuse import ops
 from eqfuse.graph import Graph
 from eqfuse.models.allegro import Allegro
+from eqfuse.models.heads import node_energies
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
@@ -82,11 +83,7 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
     """
     with ops.recorded() as calls:
         # a new function, since JAX does not trace module.apply again
-        jax.eval_shape(
-            lambda params, graph: module.apply(params, graph.vectors, graph.species, graph.edges),
-            params,
-            graph,
-        )
+        jax.eval_shape(lambda p, g: node_energies(module, p, g.vectors, g), params, graph)
     lines = [
         f"  ops      {count} {op.kind} on {op.backend}{op.why and ', ' + op.why}"
         f"{op.fused and '; ' + op.fused}"

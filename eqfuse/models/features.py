@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.models.allegro import Allegro
+from eqfuse.models.mace import MACE
 from eqfuse.models.radial import lengths_and_directions
 
 
 def layer_features(
-    potential, params, vectors, species, edges, *, layers: int, invariants_only: bool = True
+    potential, params, vectors, species, edges, *, layers, invariants_only: bool = True
 ):
-    """Return the features of the nodes in the first layers, one after another.
+    """Return the features of the nodes in layers, one after another.
 
     Those of Allegro belong to edges, and are added up at their receivers, over the square root of
     the average number of neighbours.
@@ -19,14 +20,14 @@ def layer_features(
       potential: a `Potential`.
       params: its variables.
       vectors, species, edges: operands of the potential.
-      layers: how many.
+      layers: how many, from the first on, or their numbers, from 0.
       invariants_only: whether only the scalars (0e) are returned, and not all irreps (mul_ir).
     Returns:
       [n_nodes, n_features], in the dtype of the parameters.
     Raises:
       ValueError: all irreps of Allegro.
     """
-    names = [f"layer_{k}" for k in range(layers)]
+    names = [f"layer_{k}" for k in (range(layers) if isinstance(layers, int) else layers)]
 
     def wanted(module, method: str) -> bool:
         return method == "__call__" and module.path in [("model", name) for name in names]
@@ -48,3 +49,17 @@ def layer_features(
         return latents / mean**0.5
     kept = [h.filter(keep="0e") if invariants_only else h for h in outputs]
     return jnp.concatenate([h.array for h in kept], axis=1)
+
+
+def readout_features(potential, params, vectors, species, edges):
+    """Return the scalars that the energy of each node is read from, times the scale of its species.
+
+    They are those of the last layer; of all layers for MACE, whose energy is a sum over them. Its
+    readouts, but the last, and that of NequIP are linear in them. Arguments and result are those of
+    `layer_features`.
+    """
+    model = potential.model
+    of_all = isinstance(model, MACE) and not model.last_readout_only
+    layers = range(model.layers) if of_all else [model.layers - 1]
+    rows = layer_features(potential, params, vectors, species, edges, layers=layers)
+    return params["params"]["scale"][species][:, None] * rows

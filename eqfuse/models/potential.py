@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.graph import Graph
+from eqfuse.models.heads import node_energies
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
 from eqfuse.models.species import take
@@ -130,24 +131,31 @@ class Prediction(NamedTuple):
       node_energy: [n_nodes] eV, the parts of `energy`.
       forces: [n_nodes, 3] eV/Å.
       stress: [n_graphs, 3, 3] eV/Å^3, positive under tension as in ASE; None if not asked for.
+      along: [n_nodes, 3] eV/Å^2, the Hessians times a direction; None if not asked for.
     """
 
     energy: jax.Array
     node_energy: jax.Array
     forces: jax.Array
     stress: jax.Array | None
+    along: jax.Array | None = None
 
 
-def predict(potential: Potential, params, graph: Graph, *, stress: bool = False) -> Prediction:
+def predict(
+    potential: Potential, params, graph: Graph, *, stress: bool = False, direction=None
+) -> Prediction:
     """Return energy, forces and stress of each structure of a batch.
 
         F_i = -dE/dr_i,    stress = (1/V) dE/de at e = 0, for the strain r -> (1 + (e + e^T)/2) r
+        along_i = sum_j d^2 E / dr_i dr_j direction_j
 
     Args:
       potential: the module.
-      params: its variables, as `potential.init(key, graph)` returns them.
+      params: its variables, as `potential.init(key, graph)` returns them; or those of several heads
+        together, see `eqfuse.models.heads.stack_heads`, of a batch with the head of each graph.
       graph: the batch.
       stress: whether to compute the stress; zero for a cell without volume.
+      direction: [n_nodes, 3], what the Hessians are multiplied by; None to compute no `along`.
     Returns:
       `Prediction`, in the dtype of `graph.positions` and `params`.
     References: Knuth et al. 2015 (strain derivative).
@@ -155,18 +163,28 @@ def predict(potential: Potential, params, graph: Graph, *, stress: bool = False)
 
     def total_energy(positions, strain):
         vectors = _strained_vectors(graph, positions, strain)
-        node_energy = potential.apply(params, vectors, graph.species, graph.edges)
+        node_energy = node_energies(potential, params, vectors, graph)
         node_energy = jnp.where(graph.node_mask, node_energy, 0)
         return jnp.sum(node_energy), node_energy
 
     strain = jnp.zeros((graph.num_graphs, 3, 3), graph.positions.dtype) if stress else None
     argnums = (0, 1) if stress else (0,)
-    gradients, node_energy = jax.grad(total_energy, argnums, has_aux=True)(graph.positions, strain)
+
+    def gradients_at(positions):
+        return jax.grad(total_energy, argnums, has_aux=True)(positions, strain)
+
+    along = None
+    if direction is None:
+        gradients, node_energy = gradients_at(graph.positions)
+    else:
+        at = (graph.positions,), (direction,)
+        (gradients, node_energy), ((along, *_), _) = jax.jvp(gradients_at, *at)
     energy = jax.ops.segment_sum(
         node_energy, graph.graph_index, graph.num_graphs, indices_are_sorted=True
     )
     virial = gradients[1] if stress else None
-    return Prediction(energy, node_energy, -gradients[0], _per_volume(virial, graph.cells))
+    stresses = _per_volume(virial, graph.cells)
+    return Prediction(energy, node_energy, -gradients[0], stresses, along)
 
 
 def compile_predict(potential: Potential, *, stress: bool = False):

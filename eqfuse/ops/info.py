@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import pathlib
 import platform
 
 import jax
 
 from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._host import cache_folder
-from eqfuse.ops.backends.triton import compile, runtime
+from eqfuse.ops.backends.triton import runtime
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
@@ -30,43 +29,23 @@ def info() -> str:
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
     lines.append(f"fused       None is {resolve_fused(None)!r}")
     lines += [f"  auto: {line}" for line in fused_table()]
-    return "\n".join(lines + _launch())
+    return "\n".join([*lines, f"launch      {_launch()}"])
 
 
-def _launch() -> list[str]:
-    """Describe the image of a kernel that jaxlib gets, and whether XLA's ptxas accepts it."""
+def _launch() -> str:
+    """Describe the image of a kernel that jaxlib gets."""
     try:
-        library = runtime.gpu_library()
+        runtime.gpu_library()
         target = runtime.common_target(jax.devices()) or "sm_90"
     except (RuntimeError, ValueError) as error:
-        return [f"launch      no: {error}"]
+        return f"no: {error}"
     if importlib.util.find_spec("triton") is None:
-        return ["launch      no: the package triton is not installed; install eqfuse[cuda]"]
+        return "no: the package triton is not installed; install eqfuse[cuda]"
     if not target.startswith("sm_"):
-        return ["launch      code objects, in a file for each launch that is lowered"]
-    ours = _cuda(compile.of_triton(compile.architecture(target)))
+        return "code objects, in a file for each launch that is lowered"
     if runtime.takes_cubins():
-        given = f"cubin: jaxlib loads what triton's ptxas ({ours}) made; XLA's ptxas is not used"
-    else:
-        given = "PTX, which XLA's ptxas assembles; jaxlib 0.11.1 and newer take a cubin"
-    folder = pathlib.Path(importlib.import_module(library.TritonKernel.__module__).__file__).parent
-    return [f"launch      {given}", f"ptxas       {_ptxas(compile.found_by_xla(folder), target)}"]
-
-
-def _ptxas(program: pathlib.Path | None, target: str) -> str:
-    if program is None:
-        return "XLA finds none; pip install 'eqfuse[cuda]' brings one"
-    where = f"XLA finds {program} ({_cuda(program)}), which"
-    number = compile.ptx_version(target)
-    if number is None:
-        return f"{where} may take PTX for {target} or not: this GPU is unknown here"
-    if reason := compile.unsupported_reason(program, target):
-        return f"{where} REFUSES PTX {number / 10} for {target}: {reason}"
-    return f"{where} takes PTX {number / 10} for {target}"
-
-
-def _cuda(program: pathlib.Path) -> str:
-    return f"CUDA {'.'.join(map(str, compile.version(program)))}"
+        return "cubin: jaxlib loads what triton's ptxas made; XLA's ptxas is not used"
+    return "PTX, which XLA's ptxas assembles; jaxlib 0.11.1 and newer take a cubin"
 
 
 def _version(package: str) -> str:

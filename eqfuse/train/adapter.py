@@ -1,11 +1,16 @@
 """LoRA: a network is tuned by a product of two narrow matrices beside each of its matrices."""
 
+import contextlib
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+import yaml
 
 from eqfuse.train.flat import Flat
+from eqfuse.train.run.checkpoint import Checkpoints, read_checkpoint
+from eqfuse.train.run.files import CheckpointError, RunFolder, require_one_head
+from eqfuse.train.start import of_elements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +69,41 @@ class Adapter:
     def unflatten(self, array) -> dict:
         """Return the variables of the network for such an array."""
         return self.merged(self.layout.unflatten(array))
+
+
+def merge_adapter(adapter, network, run):
+    """Write the network of a run with `adapter=lora`, of its adapter alone, to the folder of a run.
+
+    Args:
+      adapter: the file `adapter.safetensors` of that run, of its best network.
+      network: the run, or file, that it started from.
+      run: the folder to write, which must not exist.
+    Raises:
+      CheckpointError: files that cannot be read, no adapter, or one of another network.
+      ConfigError: the folder exists or cannot be written.
+    """
+    trained, metadata, _ = read_checkpoint(adapter, ("best",))
+    if not metadata.pop("is_adapter", False):
+        raise CheckpointError(f"{adapter} is no adapter, which a run with adapter=lora writes")
+    require_one_head(network)
+    params, theirs, _ = read_checkpoint(network, ("best", "last"))
+    started = metadata["started_from"]
+    if theirs["arrays_sha256"] != started["arrays_sha256"]:
+        raise CheckpointError(
+            f"{adapter} is an adapter of another network than that in {network}: it started from "
+            f"{started['run']}; give this one, as it was"
+        )
+    if theirs["species"] != metadata["species"]:
+        params, _ = of_elements(params, theirs, metadata["species"])
+    dtype = metadata["config"]["dtype"]
+    with jax.enable_x64(dtype == "float64"):
+        params = jax.tree.map(lambda p: jnp.asarray(p, dtype), params)
+        merged = jax.device_get(Adapter(params, trained).merged(trained))
+    folder = RunFolder(run, yaml.safe_dump(metadata["config"], sort_keys=False))
+    with contextlib.closing(folder):
+        checkpoints = Checkpoints(folder.checkpoints, metadata)
+        checkpoints.offer("best", metadata["step"], lambda: merged, {})
+        checkpoints.flush()
 
 
 def _merged(base, trained: dict):

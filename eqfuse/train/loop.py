@@ -103,7 +103,8 @@ class Fit:
             self._prepare(state, at)
             self._warn_of_rise(int(state.step), at)
         by = "epoch" if self._settings.validate_every is None else "step"
-        with Progress(len(self._train), self._settings.stress_weight > 0, by) as progress:
+        columns = self._settings.stress_weight > 0, by, self._settings.hessian_weight > 0
+        with Progress(len(self._train), *columns) as progress:
             self._signal(stop)
             reason = self._reason_to_stop(int(state.step))
             if resumed and (reason is None or due):
@@ -314,7 +315,8 @@ class Fit:
             after = after.validated(at.epoch == 0 or at.batch == len(self._train))
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            self._checkpoints.offer("best", step, self._compiled.average_of(state), record)
+            params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)
+            self._checkpoints.offer("best", step, params, record, adapter=adapter)
         self._keep(state, after, errors)
         validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))

@@ -20,7 +20,7 @@ from eqfuse.train.settings.mace import translated
 from eqfuse.train.settings.options import SHORTHANDS, parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
-_OF_DATA = ("data", "config=", "resume=", "start_from=", "seeds=", "-", "--cfg")
+_OF_DATA = ("data", "heads.", "config=", "resume=", "start_from=", "seeds=", "-", "--cfg")
 """Beginnings of the arguments of which a run has one, and the Tetris example none."""
 
 _TETRIS = ("model", "preset", "seed", "steps", "backend", "dtype", "precision", "sequence")

@@ -21,8 +21,9 @@ def error_sums(
     """Sum the errors of one batch over the known labels.
 
     The energy's error is per atom (eV/atom), the forces' per component (eV/Å), the stress's per
-    component (eV/Å^3). For each quantity the sums are [3]: count, |error| and error^2; or [4] with
-    weight * penalty (see `Loss.penalty`, None for the squares) if there is either.
+    component (eV/Å^3), that of a row of a Hessian per component (eV/Å^2). For each quantity the
+    sums are [3]: count, |error| and error^2; or [4] with weight * penalty (see `Loss.penalty`, None
+    for the squares) if there is either.
     """
     errors = {
         "energy": (prediction.energy - labels.energy) / labels.num_atoms,
@@ -35,6 +36,9 @@ def error_sums(
     if prediction.stress is not None:
         errors["stress"] = prediction.stress - labels.stress
         masks["stress"] = (labels.stress_mask & graph.graph_mask)[:, None, None]
+    if prediction.along is not None:
+        errors["hessian"] = prediction.along - labels.hessian.values
+        masks["hessian"] = (labels.hessian.mask & graph.node_mask)[:, None]
     weights = {} if labels.weights is None else labels.weights._asdict()
     sums = {}
     for name, error in errors.items():
@@ -66,7 +70,7 @@ _STEPS = ((100.0, 0.7), (200.0, 0.4), (300.0, 0.1))
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["energy", "forces", "stress", "force_scale"],
+    data_fields=["energy", "forces", "stress", "force_scale", "hessian"],
     meta_fields=["kind", "delta"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +92,14 @@ class Loss:
     force_scale: float  # eV/Å, the RMS of the training forces
     kind: str = "mse"  # the penalty, see `MoleculeTraining.loss`
     delta: float = 0.01  # threshold in the unit of the error
+    hessian: float = 0.0  # as the other weights, for errors in eV/Å^2
 
     @classmethod
     def of(cls, settings: MoleculeTraining, force_scale: float) -> "Loss":
         """Return that of a training, whose weights and penalty are settings."""
         weights = settings.energy_weight, settings.forces_weight, settings.stress_weight
-        return cls(*weights, force_scale, settings.loss, settings.huber_delta)
+        kind = settings.loss, settings.huber_delta
+        return cls(*weights, force_scale, *kind, hessian=settings.hessian_weight)
 
     @property
     def penalty(self) -> Callable | None:

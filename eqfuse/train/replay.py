@@ -129,6 +129,10 @@ class Network:
         cutoff = float(self.potential.model.cutoff)
         return prepare_samples(structures, cutoff, self.species, references)
 
+    def unlabelled(self, frames: Sequence[ase.Atoms]) -> Samples:
+        """Return frames of `frames` as samples without labels."""
+        return self.samples([_structure(atoms) for atoms in frames])
+
     def predicted(self, samples: Samples, params=None) -> list["Labelled"]:
         """Return energy (eV, relative to the references), forces and stress of each sample."""
         params, found = self.params if params is None else params, []
@@ -248,7 +252,7 @@ class Network:
                 f"{_MOST_FORCE:g} eV/Å and a low pressure; give a file of others, or replay=none"
             )
         if len(frames) > count:
-            chosen = farthest(self.features(self.samples(list(map(_structure, frames)))), count)
+            chosen = farthest(self.features(self.unlabelled(frames)), count)
             frames = [frames[k] for k in chosen]
         return frames
 
@@ -339,9 +343,11 @@ def _lattice(sides: np.ndarray, energies: np.ndarray) -> float:
     return float(min(real, key=fit)) if len(real) else float("nan")
 
 
-def moved_text(rows: list[dict]) -> str:
-    """Return the rows of `moved` as text."""
-    lines = ["moved elsewhere, in structures that were not trained on (mean absolute changes):"]
+def moved_text(rows: list[dict], head: str | None = None) -> str:
+    """Return the rows of `moved` as text, which names the head of a network with several."""
+    of_head = f" by the head {head}" if head else ""
+    what = f"moved elsewhere{of_head}, in structures that were not trained on"
+    lines = [f"{what} (mean absolute changes):"]
     lines.append(f"  {'':<38}{'energy':>14}{'forces':>18}")
     for row in rows:
         if "number" in row:

@@ -69,6 +69,11 @@ class MoleculeTraining:
     energy_weight: float = setting(1.0, "weight of errors of eV per atom in the loss", NOT_NEGATIVE)
     forces_weight: float = setting(1.0, "weight of errors of forces in the loss", NOT_NEGATIVE)
     stress_weight: float = setting(0.0, "weight of errors of the stress in the loss", NOT_NEGATIVE)
+    hessian_weight: float = setting(
+        0.0,
+        "weight of errors of Hessians, eV/Å^2, in the loss: a random row of each in each step",
+        NOT_NEGATIVE,
+    )
     second_stage: float | None = setting(
         0.75,
         "fraction of the run after which energies are weighted by second_energy_weight, and the "
@@ -84,6 +89,8 @@ class MoleculeTraining:
         "forces_rmse",
         "stress_mae",
         "stress_rmse",
+        "hessian_mae",
+        "hessian_rmse",
     ] = setting("loss", "error on the validation frames by which the best network is chosen")
     validate_every: int | None = setting(
         None,
@@ -99,7 +106,7 @@ class MoleculeTraining:
         has = not self.weight_decay or self.optimizer in ("muon", "adamw")
         need = "left out: only muon and adamw have it"
         require(has, "training.weight_decay", self.weight_decay, need)
-        weights = self.energy_weight, self.forces_weight, self.stress_weight
+        weights = self.energy_weight, self.forces_weight, self.stress_weight, self.hessian_weight
         require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
 
     @property

@@ -99,6 +99,9 @@ class DataSettings:
         "weights of frames in the loss by their config_type: '{bulk: 1, surface: 2.5}', with "
         "Default for frames without one; they multiply config_weight of a frame",
     )
+    weight: float = setting(
+        1.0, "weight of all frames in the loss, which multiplies the others", POSITIVE
+    )
     duplicates: Literal["warn", "drop", "error"] = setting(
         "warn",
         "copies of frames, also rotated or renumbered: warn of them, drop all but the first, or "
@@ -131,8 +134,6 @@ class DataSettings:
             need = f"left out with data={self.name}: it is for data={', '.join(sets)}"
             has = self.name in sets or value == field.default
             require(has, f"data.{field.name}", value, need)
-        need = f"the file to train on: data={self.name} data.path=FILE"
-        require(self.path or self.name != "extxyz", "data.path", "null", need)
         if self.name in _NPZ:
             self._check_molecule()
         need = "left out: all frames of data.val_path validate"
@@ -199,7 +200,9 @@ class DataSettings:
         return problems
 
     def missing_label(self, name: str) -> str:
-        """Return the advice for a label (energy, forces or stress) that no frame has."""
+        """Return the advice for a label that no frame has."""
+        if name == "hessian":
+            return "no column hessian of 9 n_atoms numbers for each atom, see eqfuse.data.Structure"
         from eqfuse.data.readers import missing_label
 
         path = self.path and matching(self.path)[0]

@@ -15,9 +15,16 @@ from eqfuse.data.lazy import Joined
 from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
+from eqfuse.models.heads import head_of
 from eqfuse.models.pairs import radii_of
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
-from eqfuse.train.run.files import FILES, CheckpointError, RunFolder, has_checkpoint, read_file
+from eqfuse.train.run.files import (
+    FILES,
+    CheckpointError,
+    RunFolder,
+    has_checkpoint,
+    read_file,
+)
 from eqfuse.train.run.resume import LENGTHS, check_same_run
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
@@ -41,8 +48,11 @@ class Start:
     config: Config  # of the run that starts from it
 
     @classmethod
-    def read(cls, config: Config) -> "Start | None":
-        """Return that of `start_from=`; of a resumed run, that in its own folder; None without."""
+    def read(cls, config: Config, head: str | None = None) -> "Start | None":
+        """Return that of `start_from=`; of a resumed run, that in its own folder; None without.
+
+        `head` is the name of one of several in a resumed run.
+        """
         if config.start_from is None:
             return None
         resumed = config.resume is not None and has_checkpoint(config.resume, "last")
@@ -50,6 +60,9 @@ class Start:
         if resumed:
             run, names = config.resume, ("last",)
         params, metadata, _ = read_checkpoint(run, names)
+        if resumed and head is not None:
+            number = [own["head"] for own in metadata["heads"]].index(head)
+            params, metadata = head_of(params, number), metadata | metadata["heads"][number]
         return cls(params, metadata, resumed, config)
 
     @property
@@ -209,9 +222,9 @@ def _group(z: int) -> int:
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
-def run_metadata(config: Config, dataset: Dataset, potential, fields: dict) -> dict:
+def run_metadata(config: Config, dataset: Dataset, potential, fields: dict, params: dict) -> dict:
     """Return plain values, from which the network can be made and the run recognised."""
-    return {
+    metadata = {
         "task": "molecule",
         "config": dataclasses.asdict(config),
         "model": config.model.name,
@@ -220,13 +233,31 @@ def run_metadata(config: Config, dataset: Dataset, potential, fields: dict) -> d
         "potential": potential.to_plain(),
         "data_sha256": _fingerprint(dataset),
         "species": list(dataset.species),
+        "units": UNITS,
+        **_of_data(dataset),
+    }
+    if not dataset.heads:
+        return metadata
+    configs, heads = config.of_heads(), []
+    for number, (name, own) in enumerate(dataset.heads.items()):
+        numbers = {n: np.asarray(params["params"][n][number]) for n in ("scale", "shift")}
+        numbers = {n: array.astype(float).tolist() for n, array in numbers.items()}
+        like = configs.get(name) or next(iter(configs.values()))
+        described = {"config": dataclasses.asdict(like), **_of_data(own)}
+        described["potential"] = metadata["potential"] | numbers
+        heads.append({"head": name, **described})
+    return metadata | {"heads": heads}
+
+
+def _of_data(dataset: Dataset) -> dict:
+    """Return what a network has of its data, as plain values."""
+    return {
         "reference_energies": {str(z): float(e) for z, e in dataset.references.items()},
         "statistics": {
             "force_rms": dataset.force_rms,
             "avg_num_neighbors": dataset.avg_num_neighbors,
             "energy_per_atom": dataset.energy_per_atom,
         },
-        "units": UNITS,
     }
 
 
@@ -234,18 +265,21 @@ def _fingerprint(dataset: Dataset) -> str:
     """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in Joined(dataset.train, dataset.val):
-        labels = sample.forces, sample.stress, sample.atom_weights
+        labels = sample.forces, sample.stress, sample.atom_weights, sample.hessian
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):
             digest.update(np.ascontiguousarray(array).tobytes())
         if sample.energy is not None:
             digest.update(np.float64(sample.energy).tobytes())
         known = [getattr(sample, name) is not None for name in LABELS]
-        digest.update(np.array([*known, *sample.weights], np.float64).tobytes())
+        numbers = [*known, *sample.weights[: len(LABELS)]]
+        numbers += [] if sample.hessian is None else [sample.weights.hessian]
+        numbers += [] if sample.head is None else [sample.head]
+        digest.update(np.array(numbers, np.float64).tobytes())
     return digest.hexdigest()
 
 
-def kept_references(run: str | Path, species) -> dict[int, float] | None:
+def kept_references(run: str | Path, species, head: str | None = None) -> dict[int, float] | None:
     """Return the reference energies of a resumed run; None for other species or no checkpoint.
 
     Least squares have other last digits with another version of NumPy, and the energies of the
@@ -255,6 +289,8 @@ def kept_references(run: str | Path, species) -> dict[int, float] | None:
         metadata = read_file(Path(run) / "checkpoints" / FILES["last"][0], only_metadata=True)[1]
     except CheckpointError:  # reading the run raises what is wrong
         return None
+    for own in metadata.get("heads", []):
+        metadata |= own if own["head"] == head else {}
     kept = {int(z): energy for z, energy in metadata["reference_energies"].items()}
     return kept if set(kept) == set(species) else None
 
@@ -276,7 +312,8 @@ def interrupted_run(
     check_same_run(metadata["config"], theirs["config"], folder.path)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:
-            files = filter(None, (config.data.origin, config.data.val_path))
+            data = [own.data for own in config.of_heads().values()]
+            files = [f for own in data for f in (own.origin, own.val_path) if f]
             raise ConfigError(
                 f"{' or '.join(files)} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"

@@ -108,12 +108,14 @@ class Compiled:
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))
         self._flat, optimizer = training
         self._params, self._optimizer = params, optimizer
-        unflatten, stress = self._flat.unflatten, loss.stress > 0
+        unflatten, stress, hessian = self._flat.unflatten, loss.stress > 0, loss.hessian > 0
 
         @devices.summed
         def errors(params, batch: Batch):
-            prediction = predict(potential, unflatten(params), batch.graph, stress=stress)
-            return error_sums(prediction, batch.labels, batch.graph, loss.penalty)
+            graph, labels = batch.graph, batch.labels
+            how = {"stress": stress, "direction": labels.hessian.direction if hessian else None}
+            prediction = predict(potential, unflatten(params), graph, **how)
+            return error_sums(prediction, labels, graph, loss.penalty)
 
         def step(state: TrainState, batch: Batch, learning_rate, decay, loss: Loss):
             def loss_of(params, batch: Batch):
@@ -137,3 +139,8 @@ class Compiled:
     def average_of(self, state: TrainState) -> Callable:
         """Return a function that gives the averaged parameters as a tree."""
         return lambda: self._flat.unflatten(np.asarray(state.average))
+
+    def adapter_of(self, state: TrainState) -> Callable | None:
+        """Return a function that gives the averaged adapter as a tree; None without an adapter."""
+        layout = getattr(self._flat, "layout", None)
+        return layout and (lambda: layout.unflatten(np.asarray(state.average)))

@@ -1,9 +1,7 @@
-"""`eqfuse check` finds planted faults and names them, and raises no false alarm."""
+"""`eqfuse check` finds planted faults and names them; `eqfuse compare` says who is wrong."""
 
 import json
-import lzma
 import sys
-from pathlib import Path
 
 import ase.build
 import ase.io
@@ -14,28 +12,36 @@ from ase.calculators.lj import LennardJones
 
 from eqfuse import cli
 from eqfuse.certify.check import Certificate, drift
+from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
 from eqfuse.certify.rows import CHECKS, Row
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
 from tests.certify.calculators import Soft
+from tests.convert.conftest import GOLDENS, unpacked
 
 
 def rows_of(calculator, **options):
-    """Return the rows of a check by name."""
+    """Return the rows of a check, one after the other."""
     options = {"elements": [29], "duration": 0.1} | options
-    certificate = Certificate(Subject(calculator), **options)
-    return {row.name: row for row in certificate.rows()}
+    return Certificate(Subject(calculator), **options).rows()
 
 
-def failed(rows) -> set[str]:
-    return {name for name, row in rows.items() if row.verdict in ("FAILED", "noted")}
+def row_of(name, calculator, duration=0, **options):
+    """Return one row, after which nothing is computed."""
+    return next(
+        row for row in rows_of(calculator, duration=duration, **options) if row.name == name
+    )
+
+
+def failed(rows) -> list[str]:
+    return [str(row) for row in rows if row.verdict in ("FAILED", "noted")]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_right_potential_passes(dtype):
-    rows = rows_of(Soft(dtype))
-    assert not failed(rows), "\n".join(str(rows[name]) for name in failed(rows))
+    rows = {row.name: row for row in rows_of(Soft(dtype))}
+    assert failed(rows.values()) == []
     assert dtype in rows["rounding"].remark
     left_out = {"backend", "precision"}  # of runs of eqfuse
     assert set(rows) == set(CHECKS) - left_out
@@ -52,7 +58,7 @@ def test_no_false_alarm(dtype, seed):
     atoms = ase.build.bulk("Cu", cubic=True, a=rng.uniform(2.8, 4.5))
     atoms.rattle(rng.uniform(0.01, 0.3), seed=seed)
     atoms.info["name"] = "given"
-    assert not failed(rows_of(Soft(dtype), structures=[atoms], elements=elements))
+    assert failed(rows_of(Soft(dtype), structures=[atoms], elements=elements)) == []
 
 
 FAULTS = {
@@ -82,28 +88,27 @@ _IN_FLOAT32 = ("one atom", "history", "step")
 )
 def test_a_planted_fault_is_found_and_named(fault, dtype):
     name, remark = FAULTS[fault]
-    row = rows_of(Soft(dtype, fault), duration=0)[name]
+    row = row_of(name, Soft(dtype, fault))
     assert row.verdict == "FAILED"
     assert remark in row.remark
     assert row.meaning == CHECKS[name][1]
 
 
 def test_an_energy_that_is_rougher_than_its_precision_is_found():
-    assert rows_of(Soft("float64", "rough"))["rounding"].verdict == "FAILED"
+    assert row_of("rounding", Soft("float64", "rough")).verdict == "FAILED"
 
 
 def test_a_potential_that_is_cut_off_where_it_is_not_zero_fails():
     """EMT ends at a length at which its functions are not zero."""
-    rows = rows_of(EMT(), duration=0)
-    assert rows["path"].verdict == "FAILED"
-    assert "5.87" in rows["path"].remark
+    row = row_of("path", EMT())
+    assert row.verdict == "FAILED"
+    assert "5.87" in row.remark
 
 
 def test_a_force_that_jumps_at_a_cutoff_is_found_beside_a_steep_wall():
     """By 3.4e-5 eV/Å at 10.2 Å; at 0.2 Å the energy is 1e13 eV."""
-    rows = rows_of(LennardJones(sigma=3.4, epsilon=0.0104), elements=[18], duration=0)
-    assert rows["path"].verdict == "FAILED"
-    assert rows["path"].unit == "eV/Å"
+    row = row_of("path", LennardJones(sigma=3.4, epsilon=0.0104), elements=[18])
+    assert (row.verdict, row.unit) == ("FAILED", "eV/Å")
 
 
 def test_what_is_too_small_to_matter_is_noted():
@@ -121,25 +126,24 @@ def test_what_is_too_small_to_matter_is_noted():
 def test_inversion_is_asked_of_networks_that_have_it(known, verdict):
     subject = Subject(Soft(fault="chiral"))
     subject.has_inversion = known
-    certificate = Certificate(subject, elements=[29], duration=0)
-    [row] = [row for row in certificate.rows() if row.name == "inversion"]
-    assert row.verdict == verdict
+    rows = Certificate(subject, elements=[29], duration=0).rows()
+    assert next(row for row in rows if row.name == "inversion").verdict == verdict
 
 
 def test_bits_that_differ_by_the_order_of_sums_are_noted():
-    row = rows_of(Soft("float32", "order of sums"), duration=0)["repeat"]
+    row = row_of("repeat", Soft("float32", "order of sums"))
     assert row.verdict == "noted"
     assert row.remark.startswith(("energy", "forces"))
 
 
 def test_a_potential_that_is_rougher_than_float32_fails():
-    rows = rows_of(Soft("float64", "rough forces"), duration=0)
-    assert rows["rounding"].verdict == "FAILED"
-    assert "less than float32" in rows["rounding"].remark
+    row = row_of("rounding", Soft("float64", "rough forces"))
+    assert row.verdict == "FAILED"
+    assert "less than float32" in row.remark
 
 
 def test_a_drift_that_shorter_steps_do_not_mend_fails():
-    assert rows_of(Soft("float64", "force jump"), duration=0.4)["nve"].verdict == "FAILED"
+    assert row_of("nve", Soft("float64", "force jump"), duration=0.4).verdict == "FAILED"
 
 
 @pytest.mark.parametrize("place", np.linspace(-3.2, 3.2, 65))
@@ -212,14 +216,14 @@ def test_a_calculator_that_ends_its_process_is_an_error(calculator_file, capsys)
 
 
 def test_potentials_that_must_agree_are_compared():
-    others = [("backend", "sound", Subject(Soft())), ("precision", "", Subject(Soft("float32")))]
-    rows = rows_of(Soft(), duration=0, others=others)
-    assert rows["backend"].passed
-    assert rows["precision"].passed
-    others = [("backend", "broken", Subject(Soft(fault="order")))]
-    assert rows_of(Soft(), duration=0, others=others)["backend"].verdict == "FAILED"
-    others = [("precision", "", Subject(Soft("float32", "rough forces")))]
-    assert rows_of(Soft(), duration=0, others=others)["precision"].verdict == "FAILED"
+    for name, other, verdict in (
+        ("backend", Soft(), "passed"),
+        ("precision", Soft("float32"), "passed"),
+        ("backend", Soft(fault="order"), "FAILED"),
+        ("precision", Soft("float32", "rough forces"), "FAILED"),
+    ):
+        row = row_of(name, Soft(), others=[(name, "", Subject(other))])
+        assert row.verdict == verdict
 
 
 def test_the_drift_is_the_slope_of_the_energy():
@@ -234,12 +238,8 @@ def test_the_drift_is_the_slope_of_the_energy():
 def converted(tmp_path_factory):
     """Return a run with a cutoff for each pair of elements."""
     folder = tmp_path_factory.mktemp("runs")
-    goldens = Path(__file__).parents[1] / "convert" / "goldens" / "networks"
-    package = folder / "a.nequip.zip"
-    package.write_bytes(
-        lzma.decompress((goldens / "nequip_pair_cutoffs.nequip.zip.xz").read_bytes())
-    )
-    convert("nequip", package, folder / "run")
+    golden = GOLDENS / "networks" / "nequip_pair_cutoffs.nequip.zip.xz"
+    convert("nequip", unpacked(golden, folder), folder / "run")
     return folder / "run"
 
 
@@ -257,3 +257,71 @@ def test_a_run_computes_in_batches_what_its_calculator_does(converted):
     np.testing.assert_allclose(batched.forces, alone.forces, atol=1e-12)
     np.testing.assert_allclose(batched.stress, alone.stress, atol=1e-14)
     assert {"eqfuse", "jax"} <= set(run.versions())
+
+
+@pytest.fixture
+def frames():
+    frames = [ase.build.bulk("Cu", cubic=True), ase.build.bulk("Cu").repeat(2)]
+    for k, atoms in enumerate(frames):
+        atoms.rattle(0.1, seed=k)
+        atoms.info["name"] = f"frame {k}"
+    return frames
+
+
+def test_precisions_of_one_potential_agree(frames):
+    lines, agree = compare(Subject(Soft("float64")), Subject(Soft("float32")), frames)
+    assert agree, "\n".join(lines)
+
+
+@pytest.mark.parametrize(("fault", "quantity"), [("one atom", "forces"), ("stress sign", "stress")])
+def test_the_one_that_is_inconsistent_is_named(frames, fault, quantity):
+    lines, agree = compare(Subject(Soft()), Subject(Soft(fault=fault)), frames)
+    text = "\n".join(lines)
+    assert not agree
+    assert f"A: {quantity} are the slope of its own energy" in text
+    assert f"B: {quantity} are NOT the slope of its own energy" in text
+    if quantity == "forces":
+        assert "forces of Cu" in text
+        assert "neighbour at 2 to 2.5 Å" in text
+
+
+def test_the_command_compares(frames, tmp_path, monkeypatch, capsys):
+    (tmp_path / "scaled.py").write_text(
+        "from ase.calculators.emt import EMT\n"
+        "class Scaled(EMT):\n"
+        "    def __init__(self, scale=1.0):\n"
+        "        super().__init__()\n"
+        "        self.scale = scale\n"
+        "    def calculate(self, *arguments):\n"
+        "        super().calculate(*arguments)\n"
+        "        self.results['forces'] = self.scale * self.results['forces']\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ase.io.write("frames.xyz", frames)
+    emt = "ase.calculators.emt:EMT()"
+    assert cli.main(["compare", emt, "scaled:Scaled()", "frames.xyz"]) == 0
+    assert "they agree within rounding" in capsys.readouterr().out
+    assert cli.main(["compare", emt, "scaled:Scaled(1.01)", "frames.xyz", "--frames", "1"]) == 1
+    assert "B: forces are NOT the slope" in capsys.readouterr().out
+
+
+def test_numbers_of_threads_are_compared(frames, tmp_path, monkeypatch, capsys):
+    (tmp_path / "threads.py").write_text(
+        "import os\n"
+        "from ase.calculators.emt import EMT\n"
+        "class Threads(EMT):\n"
+        "    def calculate(self, *arguments):\n"
+        "        super().calculate(*arguments)\n"
+        "        one = os.environ.get('OMP_NUM_THREADS') == '1'\n"
+        "        one = one and len(os.sched_getaffinity(0)) == 1\n"
+        "        self.results['forces'] = self.results['forces'] * (1.01 if one else 1.0)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ase.io.write("frames.xyz", frames[:1])
+    threads = ["compare", "threads:Threads()", "threads:Threads()", "frames.xyz"]
+    assert cli.main(threads) == 0
+    assert cli.main([*threads, "--threads-b", "1"]) == 1
+    assert "B: forces are NOT the slope" in capsys.readouterr().out
+    assert cli.main([*threads, "--threads-b", "0"]) == 2
+    assert cli.main([*threads, "--batch-a", "2"]) == 2
+    assert "--batch: of a run only" in capsys.readouterr().err

@@ -212,43 +212,6 @@ def test_what_nonlinear_interactions_have_and_we_have_not_is_refused(path, value
         parameters(found, describe(found, "two"))
 
 
-FIELDS = {
-    "edges": {
-        "edge_irreps": "2x0e+1x1o+1x2e",
-        "first_edge_irreps": True,
-        "last_readout_only": True,
-        "apply_cutoff": False,
-        "distance_transform": "soft",
-        "soft_steepness": 4.0,
-    },
-    "nonlinear": {
-        "nonlinear": True,
-        "agnostic_product": True,
-        "readout_biases": True,
-        "first_edge_irreps": False,
-    },
-    "density": {
-        "density_normalization": True,
-        "species_linear": True,
-        "first_skip": False,
-        "distance_transform": "agnesi",
-        "layers": 2,
-        "channels": 3,
-        "lmax": 2,
-        "hidden_lmax": 1,
-        "correlation": 3,
-        "radial_layers": 3,
-        "cutoff": 4.5,
-    },
-}
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_fields_are_those_of_the_file(name, network):
-    fields = describe(network(name), "one" if name == "nonlinear" else None).fields
-    assert {key: fields[key] for key in FIELDS[name]} == FIELDS[name]
-
-
 def test_a_head_is_asked_for_where_there_are_several(network):
     found = network("two_heads")
     with pytest.raises(ConvertError, match="heads one, two; give one of them by --head"):

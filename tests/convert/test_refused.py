@@ -67,9 +67,6 @@ def test_what_sevennet_has_and_we_have_not_is_refused_by_name(change, message):
     _check(SEVENNET, {"0_convolution.denominator": 1})
     with pytest.raises(ConvertError, match=message):
         _check(SEVENNET | change, {})
-
-
-def test_an_unknown_part_of_sevennet_is_refused_by_name():
     with pytest.raises(ConvertError, match=r"not known here \(zbl\), such as ZBL or D3"):
         _check(SEVENNET, {"zbl.coefficients": 1})
 
@@ -102,11 +99,7 @@ def test_a_file_of_nequix_is_read_array_by_array(tmp_path):
         (NEQUIX, [(3,), *SHAPES[1:]], r"an array of \(3,\) where one of \(2,\) is expected"),
         (NEQUIX | {"hidden_irreps": "4x0e+3x1e"}, SHAPES, "not 0e, 1o, 2e, ... in this order"),
         (NEQUIX | {"radial_polynomial_p": 2.5}, SHAPES, "the power 2.5, which is no whole number"),
-        (
-            NEQUIX | {"n_layers": 1_000_000},
-            SHAPES,
-            "1000000 layers, of which the file has no arrays",
-        ),
+        (NEQUIX | {"n_layers": 10**6}, SHAPES, "1000000 layers, of which the file has no arrays"),
         ({"cutoff": 5.0}, SHAPES, "its first line has no atomic_numbers, avg_n_neighbors"),
         ([1], SHAPES, "its first line has no atomic_numbers"),
     ],
@@ -136,67 +129,50 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "message"),
-    [
-        ("layer1_convnet.resnet", True, "residual layers .resnet."),
-        ("layer1_convnet.equivariant_nonlin", of_kind("e3nn.NormActivation"), "NormActivation"),
-        ("bessel_encode", of_kind("nequip.nn.Other"), "a radial basis of the kind Other"),
-        ("bessel_encode.cutoff", of_kind("nequip.nn.Cosine"), "a cutoff function of the kind Cosi"),
-        ("bessel_encode.cutoff.p", 5.5, "a cutoff of the power 5.5"),
-        ("layer1_convnet.conv.avg_num_neighbors_norm.norm_const", np.array([0.5]), "that differ"),
-        ("type_embed.do_categorical_graph_field_embed", True, "categorical_graph_field_embed"),
-        ("per_type_energy_scale_shift.type_names", ["A", "H", "C"], "that are no elements .A."),
-    ],
-)
-def test_what_nequip_has_and_we_have_not_is_refused_by_name(part, value, message, package):
-    parts = energy_parts(read_package(package, "model/eager_model.pkl"))
-    NequIPPackage(parts).converted()  # as it is, it can be
-    put(parts, part, value)
-    with pytest.raises(ConvertError, match=message):
-        NequIPPackage(parts).converted()
-
-
 GELU = of_kind("torch.nn.modules.activation.GELU")
+NORM = "avg_num_neighbors_norm.norm_const"
+OF_NEQUIP = [
+    ("layer1_convnet.resnet", True, "residual layers .resnet."),
+    ("layer1_convnet.equivariant_nonlin", of_kind("e3nn.NormActivation"), "NormActivation"),
+    ("bessel_encode", of_kind("nequip.nn.Other"), "a radial basis of the kind Other"),
+    ("bessel_encode.cutoff", of_kind("nequip.nn.Cosine"), "a cutoff function of the kind Cosi"),
+    ("bessel_encode.cutoff.p", 5.5, "a cutoff of the power 5.5"),
+    (f"layer1_convnet.conv.{NORM}", np.array([0.5]), "that differ"),
+    ("type_embed.do_categorical_graph_field_embed", True, "categorical_graph_field_embed"),
+    ("per_type_energy_scale_shift.type_names", ["A", "H", "C"], "that are no elements .A."),
+    ("dispersion", of_kind("nequip.nn.D3"), r"not known here \(dispersion\)"),
+    ("pair_potential", of_kind("nequip.nn.LJ"), "a pair potential of the kind LJ"),
+]
+OF_ALLEGRO = [
+    ("scalar_embed_mlp.mlp_module.mlp.1", GELU, "with GELU, where SiLU is expected"),
+    ("radial_chemical_embed", of_kind("allegro.nn.Other"), "pairs of the kind Other"),
+    ("radial_chemical_embed.type_embed", of_kind("allegro.nn.X"), "pairs of the kind X"),
+    (f"allegro.{NORM}", np.array([0.5]), "than those of layers"),
+    ("allegro.tps.0.scatter_factor", 0.5, "products that divide by scatter_factor"),
+    ("allegro.tps.0.instructions", [(0, 0, 0)], "a product with 1 paths, where all are"),
+    ("allegro.tps.0.irreps_out", ((1, (0, 1)),), "irreps of the features other than all"),
+    ("allegro.tps.0.irreps_in2", ((1, (0, 1)), (1, (1, 1))), "not those of natural parity"),
+    ("dispersion", of_kind("nequip.nn.D3"), r"not known here \(dispersion\)"),
+]
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "message"),
-    [
-        ("scalar_embed_mlp.mlp_module.mlp.1", GELU, "with GELU, where SiLU is expected"),
-        ("radial_chemical_embed", of_kind("allegro.nn.Other"), "pairs of the kind Other"),
-        ("radial_chemical_embed.type_embed", of_kind("allegro.nn.X"), "pairs of the kind X"),
-        ("allegro.avg_num_neighbors_norm.norm_const", np.array([0.5]), "than those of layers"),
-        ("allegro.tps.0.scatter_factor", 0.5, "products that divide by scatter_factor"),
-        ("allegro.tps.0.instructions", [(0, 0, 0)], "a product with 1 paths, where all are"),
-        ("allegro.tps.0.irreps_out", ((1, (0, 1)),), "irreps of the features other than all"),
-        ("allegro.tps.0.irreps_in2", ((1, (0, 1)), (1, (1, 1))), "not those of natural parity"),
-        ("dispersion", of_kind("nequip.nn.D3"), r"not known here \(dispersion\)"),
-    ],
+    ("kind", "part", "value", "message"),
+    [(NequIPPackage, *row) for row in OF_NEQUIP] + [(AllegroPackage, *row) for row in OF_ALLEGRO],
 )
-def test_what_allegro_of_nequip_has_and_we_have_not_is_refused_by_name(
-    part, value, message, tmp_path
+def test_what_nequip_has_and_we_have_not_is_refused_by_name(
+    kind, part, value, message, package, tmp_path
 ):
-    path = unpacked(GOLDENS / "networks" / "allegro_product.nequip.zip.xz", tmp_path)
-    parts = energy_parts(read_package(path, "model/eager_model.pkl"))
-    if part == "dispersion":
+    if kind is AllegroPackage:
+        package = unpacked(GOLDENS / "networks" / "allegro_product.nequip.zip.xz", tmp_path)
+    parts = energy_parts(read_package(package, "model/eager_model.pkl"))
+    kind(parts).converted()  # as it is, it can be
+    if part in ("dispersion", "pair_potential"):
         parts.state["_modules"][part] = value
     else:
         put(parts, part, value)
     with pytest.raises(ConvertError, match=message):
-        AllegroPackage(parts).converted()
-
-
-@pytest.mark.parametrize("name", ["dispersion", "pair_potential"])
-def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
-    parts = energy_parts(read_package(package, "model/eager_model.pkl"))
-    parts.state["_modules"][name] = of_kind("nequip.nn.LennardJones")
-    message = {
-        "dispersion": r"not known here \(dispersion\)",
-        "pair_potential": "a pair potential of the kind LennardJones",
-    }[name]
-    with pytest.raises(ConvertError, match=message):
-        NequIPPackage(parts).converted()
+        kind(parts).converted()
 
 
 def test_several_networks_in_a_package_are_refused_by_name(package):
@@ -231,7 +207,7 @@ def files(package, tmp_path_factory):
 def test_damaged_files_are_refused_in_one_sentence_and_write_nothing(program, files, tmp_path):
     rng, messages = np.random.default_rng(0), []
     path, run = tmp_path / "a.nequip.zip", tmp_path / "run"
-    for k in range(24):
+    for k in range(12):
         data = bytearray(files[program])
         at = rng.integers(min(len(data), 3000) if program == "nequix" else len(data))
         data[at : at + [1, 50, len(data)][k % 3]] = [b"\xff", b"", b""][k % 3]
@@ -242,7 +218,7 @@ def test_damaged_files_are_refused_in_one_sentence_and_write_nothing(program, fi
         except ConvertError as error:
             messages.append(str(error))
         assert not run.exists()
-    assert len(messages) > 8
+    assert len(messages) > 4
     assert not any("\n" in message for message in messages)
 
 

@@ -14,7 +14,7 @@ from eqfuse.data.lazy import chosen
 from eqfuse.data.samples import prepare_samples
 from eqfuse.data.store import StoredSamples, samples_of, store_structures, write_lists
 from eqfuse.data.structures import weighted_by_type
-from eqfuse.train.molecule import load_dataset
+from eqfuse.train.datasets import load_dataset
 from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, labelled
 
@@ -35,6 +35,10 @@ def files(tmp_path_factory):
         cell = ase.build.bulk("Cu", cubic=True)
         cell.positions += rng.normal(scale=0.05, size=(4, 3))
         crystals.append(labelled(cell, ("energy", "forces", "stress")))
+        if k % 3:
+            hessian = rng.normal(size=(4, 3, 4, 3)).round(8)
+            hessian[:k] = np.nan
+            crystals[-1].arrays["hessian"] = hessian.reshape(4, 36)
     crystals.append(ase.Atoms("Cu", info={"config_type": "IsolatedAtom", "energy": 3.0}))
     crystals.append(labelled(ase.build.bulk("Cu", cubic=True) * (5, 5, 6)))  # sorted in space
     folder = tmp_path_factory.mktemp("frames")

@@ -12,9 +12,7 @@ from tests.fuzz.checks import FailureError, check_refusal, memory_limit, run_com
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "count"), [("damage", 12), ("files", 40), ("settings", 20), ("ops", 40)]
-)
+@pytest.mark.parametrize(("kind", "count"), [("damage", 12), ("settings", 20), ("ops", 40)])
 def test_a_few_of_each_kind(kind, count, tmp_path):
     assert command.run(kind, int(time.time()), count, tmp_path) == []
 
@@ -35,42 +33,34 @@ def test_failures_are_reported_and_cases_are_those_of_their_seeds(tmp_path, monk
 
             return "one\n\udcff", case
 
-    monkeypatch.setitem(sys.modules, "tests.fuzz.files", types.SimpleNamespace(Cases=Cases))
-    assert command.main(["files", "--seed", "2", "--count", "3"]) == 1
+    monkeypatch.setitem(sys.modules, "tests.fuzz.settings", types.SimpleNamespace(Cases=Cases))
+    assert command.main(["settings", "--seed", "2", "--count", "3"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == r"files 2: one\n\udcff: refused"
+    assert lines[0] == r"settings 2: one\n\udcff: refused"
     failures = [line for line in lines[3:] if "FAILURE" in line]
-    assert [line.split(":")[0] for line in failures] == ["files 3", "files 4"]
+    assert [line.split(":")[0] for line in failures] == ["settings 3", "settings 4"]
     assert "not done after 0.5 s" in failures[1]
     assert lines[-1] == "2 of 3 cases failed"
-    assert command.main(["files", "--seed", "5", "--count", "1"]) == 0
+    assert command.main(["settings", "--seed", "5", "--count", "1"]) == 0
 
 
 def output(text: str, code: int):
     return run_command(lambda: print(text, file=sys.stderr) or code)
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("error: lr is wrong", 0),
+def test_a_clear_line_is_told_from_others(capfd):
+    check_refusal(output("warning: a file\nerror: lr is wrong", 2), "other", "lr")
+    traceback = "Traceback (most recent call last):\n  x\nKeyError: 1"
+    for text, code in (
         ("error: lr is wrong", 3),
-        ("", 2),
         ("lr is wrong", 2),
         ("error: it is wrong", 2),
-        ("error: lr\nis wrong", 2),
         ("error: lr\x1b is wrong", 2),
         ("error: lr is wrong\nerror: and lr again", 2),
-        ("Traceback (most recent call last):\n  x\nKeyError: 1\nerror: lr is wrong", 2),
-    ],
-)
-def test_what_is_no_clear_line(text, code, capfd):
-    with pytest.raises(FailureError):
-        check_refusal(output(text, code), "lr")
-
-
-def test_a_clear_line(capfd):
-    check_refusal(output("warning: a file\nerror: lr is wrong", 2), "other", "lr")
+        (f"{traceback}\nerror: lr is wrong", 2),
+    ):
+        with pytest.raises(FailureError):
+            check_refusal(output(text, code), "lr")
 
 
 def test_an_exception_is_a_fault(capfd):

@@ -10,10 +10,8 @@ from tests.small_runs import train_on_copper
 
 
 @pytest.fixture(scope="session")
-def run(copper, tmp_path_factory):
-    # in so few steps Adam comes further
-    more = ["dtype=float64", "epochs=60", "training.optimizer=adam"]
-    return train_on_copper(copper, tmp_path_factory, *more)
+def run(trained):
+    return trained
 
 
 @pytest.fixture
@@ -28,3 +26,10 @@ def atoms(run):
 def single(copper, tmp_path_factory):
     """Trained until forces are more than the rounding of what they are sums of."""
     return train_on_copper(copper, tmp_path_factory, "epochs=60", "training.optimizer=adam")
+
+
+@pytest.fixture(scope="session")
+def committee(copper, tmp_path_factory):
+    """Return a folder with two runs of one step each, as seeds=2 makes it."""
+    more = ["cutoff=3", "steps=1", "seeds=2", "dtype=float64"]
+    return train_on_copper(copper, tmp_path_factory, *more)

@@ -3,14 +3,14 @@
 import ase
 import ase.build
 import ase.io
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from ase import units
-from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse.data import Structure, neighbor_list
 from eqfuse.inference.evaluator import Program
+from eqfuse.inference.lists import is_valid, list_pairs, running_count
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
 
@@ -67,18 +67,6 @@ def test_more_neighbours_than_a_program_holds_enlarge_it(atoms, run):
     np.testing.assert_allclose(forces, expected, rtol=0, atol=1e-10)
 
 
-def test_steps_of_dynamics_copy_no_atoms(atoms, monkeypatch):
-    """Positions are compared and copied; `ase.Atoms.copy` took a quarter of the host's time."""
-    dynamics = VelocityVerlet(atoms, 1.0 * units.fs)
-    dynamics.run(1)
-    before = atoms.get_forces()
-    monkeypatch.setattr(ase.Atoms, "copy", lambda atoms: pytest.fail("atoms were copied"))
-    dynamics.run(3)
-    assert np.abs(atoms.get_forces() - before).max() > 1e-3
-    assert atoms.calc.check_state(atoms) == []
-    np.testing.assert_array_equal(atoms.calc.atoms.positions, atoms.positions)
-
-
 @pytest.mark.slow
 def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypatch):
     """The calculator and `evaluate`; any number of atoms is large here."""
@@ -116,43 +104,6 @@ def test_nothing_is_compiled_while_neighbours_change_within_a_bucket(atoms):
         counts.add(len(neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, 3.6)[0]))
     assert len(counts) > 3
     assert calculator.num_compilations == compiled
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pbc", [True, False, (True, False, True)])
-def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
-    """Single precision resolves 1e-3 Å at 1e4 Å; atoms may have left their cell one by one."""
-    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
-    near.rattle(0.05, seed=0)
-    near.pbc = pbc
-    far = near.copy()
-    far.positions += 1e4
-    rng = np.random.default_rng(0)
-    images = rng.integers(-2000, 2000, (len(far), 3)) * near.pbc
-    far.positions += images @ near.cell.array
-    forces = []
-    for atoms in (near, far):
-        atoms.calc = eqfuse.Calculator(single)
-        forces.append(atoms.get_forces())
-    np.testing.assert_allclose(forces[1], forces[0], atol=1e-5 * np.abs(forces[0]).max())
-
-
-@pytest.mark.slow
-def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
-    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
-    near.rattle(0.05, seed=0)
-    rng = np.random.default_rng(0)
-    images = rng.integers(-2000, 2000, (len(near), 3))
-    frames = [
-        Structure(near.numbers, positions, near.cell.array, near.pbc)
-        for positions in (near.positions, near.positions + images @ near.cell.array)
-    ]
-    near, far = predict(Network(single), frames)
-    assert far.energy == pytest.approx(near.energy, abs=1e-5 * np.abs(near.relative_energy))
-    for name in ("forces", "stress"):
-        values = getattr(near, name)
-        scale = 1e-5 * np.abs(values).max()
-        np.testing.assert_allclose(getattr(far, name), values, rtol=0, atol=scale)
 
 
 @pytest.mark.slow
@@ -208,3 +159,48 @@ def test_atoms_that_come_and_go_compile_little(run):
     for count in range(17, 33):
         calculator.get_potential_energy(added[:count])
     assert calculator.num_compilations <= 8
+
+
+CUTOFF, SKIN = 4.0, 0.8
+
+
+@pytest.fixture
+def crystal():
+    atoms = ase.build.bulk("Cu", cubic=True).repeat((2, 1, 1))
+    atoms.set_cell(atoms.cell.array + np.random.default_rng(0).normal(scale=0.3, size=(3, 3)))
+    atoms.rattle(0.2, seed=0)
+    return atoms
+
+
+@pytest.mark.parametrize("count", [1, 16, 37, 5000])
+def test_places_are_running_count(count):
+    keep = np.random.default_rng(count).random(count) < 0.5
+    expected = np.append(0, np.cumsum(keep))
+    np.testing.assert_array_equal(running_count(jnp.asarray(keep)), expected)
+
+
+def test_a_list_is_valid_as_long_as_it_holds_all_pairs(crystal):
+    """Random deformations and moves: wherever a pair is missing, the list is not valid."""
+    rng = np.random.default_rng(1)
+    old, cell = crystal.positions, crystal.cell.array
+    pairs = set(_pairs(old, cell, CUTOFF + SKIN))
+    missing = kept = 0
+    for scale in np.linspace(0.0, 0.25, 60):
+        deformation = np.eye(3) + rng.normal(scale=scale / 2, size=(3, 3))
+        moves = rng.normal(scale=scale, size=old.shape)
+        now = old @ deformation + moves
+        complete = set(_pairs(now, cell @ deformation, CUTOFF)) <= pairs
+        valid = is_valid((old, cell), (now, cell @ deformation), CUTOFF, SKIN)
+        assert complete or not valid
+        missing += not complete
+        kept += valid
+    assert missing > 5
+    assert kept > 5
+    assert not is_valid((old, np.zeros((3, 3))), (old, cell), CUTOFF, SKIN)
+    assert is_valid((old, cell), (old + 0.0, cell), CUTOFF, 0.0)
+    assert not is_valid((old, cell), (old + 0.4001 * np.eye(3)[0], cell), CUTOFF, 0.8)
+
+
+def _pairs(positions, cell, reach):
+    senders, receivers, images = list_pairs(positions, cell, np.ones(3, bool), reach)
+    return zip(senders.tolist(), receivers.tolist(), map(tuple, images.tolist()), strict=True)

@@ -8,28 +8,16 @@ import pytest
 
 import eqfuse
 from eqfuse.cli import main as eqfuse_command
-from tests.small_runs import train_on_copper
 
 
-@pytest.fixture(scope="module")
-def runs(copper, tmp_path_factory):
-    """Return a folder with two runs of one step each, as seeds=2 makes it."""
-    more = ["cutoff=3", "steps=1", "seeds=2", "dtype=float64"]
-    return train_on_copper(copper, tmp_path_factory, *more)
-
-
-def test_a_calculator_of_mean_and_spread(runs, copper):
+def test_a_calculator_of_mean_and_spread(committee, copper):
     atoms = ase.io.read(copper, 0)
     with pytest.raises(ValueError, match="a committee of 2 runs; descriptors are of one"):
-        eqfuse.descriptors(runs, atoms)
-    atoms.calc = eqfuse.Committee(runs)
-    energy, forces, stress = (
-        atoms.get_potential_energy(),
-        atoms.get_forces(),
-        atoms.get_stress(),
-    )
+        eqfuse.descriptors(committee, atoms)
+    atoms.calc = eqfuse.Committee(committee)
+    energy, forces, stress = (atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress())
     members = []
-    for run in sorted(runs.glob("seed=*")):
+    for run in sorted(committee.glob("seed=*")):
         alone = atoms.copy()
         alone.calc = eqfuse.Calculator(run)
         members.append((alone.get_potential_energy(), alone.get_forces(), alone.get_stress()))
@@ -45,15 +33,15 @@ def test_a_calculator_of_mean_and_spread(runs, copper):
     expected = np.linalg.norm(f1 - f2, axis=1) / root
     np.testing.assert_allclose(results["forces_spread"], expected, rtol=1e-9)
     np.testing.assert_allclose(results["stress_spread"], abs(s1 - s2) / root, rtol=1e-7)
-    [predicted] = eqfuse.predict(runs, atoms)
+    [predicted] = eqfuse.predict(committee, atoms)
     np.testing.assert_allclose(predicted.spread.forces, expected, rtol=1e-9)
     with pytest.raises(ValueError, match="a committee needs several runs"):
-        eqfuse.Committee(runs / "seed=0")
+        eqfuse.Committee(committee / "seed=0")
 
 
-def test_errors_against_spread(runs, copper, tmp_path, capsys):
+def test_errors_against_spread(committee, copper, tmp_path, capsys):
     out = tmp_path / "out"
-    assert eqfuse_command(["evaluate", str(runs), str(copper), "--out", str(out)]) == 0
+    assert eqfuse_command(["evaluate", str(committee), str(copper), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     predicted = ase.io.read(out / "predictions.xyz", ":")
     spread = np.concatenate([atoms.arrays["forces_spread"] for atoms in predicted])
@@ -63,18 +51,16 @@ def test_errors_against_spread(runs, copper, tmp_path, capsys):
     ratio = np.sqrt(np.mean(error**2) / np.mean(spread**2))
     assert f"errors of the forces are {ratio:.2g} times the spread" in printed
     assert matplotlib.image.imread(out / "spread.png").std() > 0
-    for run in (runs / "seed=0",):
-        assert (
-            eqfuse_command(["evaluate", str(run), str(copper), "--out", str(tmp_path / "1")]) == 0
-        )
-        assert not (tmp_path / "1" / "spread.png").exists()
+    alone = ["evaluate", str(committee / "seed=0"), str(copper), "--out", str(tmp_path / "1")]
+    assert eqfuse_command(alone) == 0
+    assert not (tmp_path / "1" / "spread.png").exists()
 
 
-def test_frames_of_the_largest_spread_are_selected(runs, copper, tmp_path, capsys):
+def test_frames_of_the_largest_spread_are_selected(committee, copper, tmp_path, capsys):
     out = tmp_path / "chosen.xyz"
-    spreads = [p.spread.forces.max() for p in eqfuse.predict(runs, copper)]
+    spreads = [p.spread.forces.max() for p in eqfuse.predict(committee, copper)]
     order = np.argsort(spreads)[::-1]
-    assert eqfuse_command(["select", str(runs), str(copper), str(out), "--number", "3"]) == 0
+    assert eqfuse_command(["select", str(committee), str(copper), str(out), "--number", "3"]) == 0
     assert "3 of 12 frames" in capsys.readouterr().out
     frames, pool = ase.io.read(out, ":"), ase.io.read(copper, ":")
     assert [atoms.info["frame"] for atoms in frames] == order[:3].tolist()
@@ -82,11 +68,11 @@ def test_frames_of_the_largest_spread_are_selected(runs, copper, tmp_path, capsy
         given = pool[atoms.info["frame"]]
         np.testing.assert_allclose(atoms.positions, given.positions, rtol=0, atol=1e-8)
     most = ["--most", str((spreads[order[0]] + spreads[order[1]]) / 2)]
-    assert eqfuse_command(["select", str(runs), str(copper), str(out), *most]) == 0
+    assert eqfuse_command(["select", str(committee), str(copper), str(out), *most]) == 0
     assert [atoms.info["frame"] for atoms in ase.io.read(out, ":")] == order[1:].tolist()
     for arguments, part in (
-        ([runs / "seed=0", copper, out], "is one network, and a spread needs several"),
-        ([runs, copper, out, "--most", "0"], "above --most 0.0"),
+        ([committee / "seed=0", copper, out], "is one network, and a spread needs several"),
+        ([committee, copper, out, "--most", "0"], "above --most 0.0"),
         ([tmp_path / "none", copper, out], "none"),
     ):
         assert eqfuse_command(["select", *map(str, arguments)]) == 2

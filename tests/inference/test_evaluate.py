@@ -1,4 +1,3 @@
-import csv
 import shutil
 from pathlib import Path
 
@@ -11,12 +10,9 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import Calculator
 from eqfuse import plots as pictures
-from eqfuse.data import read_extxyz
 from eqfuse.inference.evaluate import main as evaluate
-from eqfuse.inference.network import Network
-from eqfuse.inference.predict import predict
 from eqfuse.train.main import main
-from tests.small_runs import TINY
+from tests.small_runs import TINY, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -28,44 +24,22 @@ def run(water, tmp_path_factory):
 
 @pytest.fixture
 def typed(water, tmp_path):
-    """Return the water molecules, in two groups."""
+    """Return the water molecules, in two groups, which may be named by anything."""
     frames = ase.io.read(water, ":")
     for k, atoms in enumerate(frames):
-        atoms.info["config_type"] = "first" if k < 8 else "second"
-    ase.io.write(tmp_path / "typed.xyz", frames, format="extxyz")
-    return tmp_path / "typed.xyz"
+        atoms.info["config_type"] = "slab[/x]" if k < 8 else "slab[red]"
+    ase.io.write(tmp_path / "md.300K.xyz", frames, format="extxyz")
+    return tmp_path / "md.300K.xyz"
 
 
-def test_errors_are_those_of_the_predictions(run, typed, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert evaluate([str(run), str(typed), "--out", str(out)]) == 0
-    assert "config_type first" in capsys.readouterr().out
-    with open(out / "errors.csv", newline="", encoding="utf-8") as file:
-        rows = {row["group"]: row for row in csv.DictReader(file)}
-    expected = {"all", "config_type first", "config_type second", "element H", "element O"}
-    assert set(rows) == expected
-    frames = ase.io.read(out / "predictions.xyz", ":")
-    references = ase.io.read(typed, ":")
-    energy = [
-        (p.get_potential_energy() - r.get_potential_energy()) / 3
-        for p, r in zip(frames, references, strict=True)
-    ]
-    forces = np.array(
-        [p.get_forces() - r.get_forces() for p, r in zip(frames, references, strict=True)]
-    )
-    oxygen = frames[0].numbers == 8
-    for group, name, error in (
-        ("all", "energy_rmse_mev_per_atom", energy),
-        ("config_type first", "energy_rmse_mev_per_atom", energy[:8]),
-        ("config_type second", "forces_rmse_mev_per_a", forces[8:]),
-        ("element O", "forces_rmse_mev_per_a", forces[:, oxygen]),
-    ):
-        rmse = 1e3 * np.sqrt(np.mean(np.square(error)))
-        assert float(rows[group][name]) == pytest.approx(rmse, rel=1e-5)
-    mae = 1e3 * np.mean(np.abs(forces))
-    assert float(rows["all"]["forces_mae_mev_per_a"]) == pytest.approx(mae, rel=1e-5)
-    assert rows["element H"]["energy_mae_mev_per_atom"] == ""
-    assert matplotlib.image.imread(out / "parity.png").std() > 0
+def grouped(out) -> dict[str, dict[str, str]]:
+    """Return the rows of the errors that were written, by their groups."""
+    return {row["group"]: row for row in rows_of(out / "errors.csv")}
+
+
+def assert_rmse(row, name, errors):
+    rmse = 1e3 * np.sqrt(np.mean(np.square(errors)))
+    assert float(row[name]) == pytest.approx(rmse, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -91,35 +65,44 @@ def test_stress_errors(copper, tmp_path, capsys):
     assert "…" not in table
     assert evaluate([str(folder), str(file), "--stress-key", "foo", "--out", str(out)]) == 2
     assert "no stress under the key 'foo'" in capsys.readouterr().err
-    with open(out / "errors.csv", newline="", encoding="utf-8") as rows:
-        rows = {row["group"]: row for row in csv.DictReader(rows)}
-    predicted = [
-        atoms.get_stress(voigt=False) for atoms in ase.io.read(out / "predictions.xyz", ":")
-    ]
-    reference = [atoms.get_stress(voigt=False) for atoms in ase.io.read(copper, ":5")]
-    error = np.array(predicted[:5]) - reference
+    rows = grouped(out)
+    predicted, reference = (
+        np.array([atoms.get_stress(voigt=False) for atoms in ase.io.read(path, ":5")])
+        for path in (out / "predictions.xyz", copper)
+    )
+    error = predicted - reference
     for group in ("all", "config_type with"):
-        rmse, mae = (float(rows[group][f"stress_{name}_mev_per_a3"]) for name in ("rmse", "mae"))
-        assert rmse == pytest.approx(1e3 * np.sqrt((error**2).mean()), rel=1e-5)
+        assert_rmse(rows[group], "stress_rmse_mev_per_a3", error)
+        mae = float(rows[group]["stress_mae_mev_per_a3"])
         assert mae == pytest.approx(1e3 * np.abs(error).mean(), rel=1e-5)
     for group in ("config_type without", "element Cu"):
         assert rows[group]["stress_mae_mev_per_a3"] == ""
-    # a third panel beside the two of a file without stress
-    images = [matplotlib.image.imread(path) for path in (out / "parity.png", folder / "parity.png")]
-    assert images[0].shape == images[1].shape
-    del frames[0].info["virial"]
-    ase.io.write(file, frames[:1], format="extxyz")
-    out = tmp_path / "none"
-    assert evaluate([str(folder), str(file), "--out", str(out)]) == 0
-    assert 3 * matplotlib.image.imread(out / "parity.png").shape[1] == 2 * images[0].shape[1]
-    assert "stress" not in (out / "errors.csv").read_text()
 
 
 def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, capsys):
     """With the numbers of frames that have each label, in every group."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert evaluate([str(run), str(typed), "--out", str(whole)]) == 0
-    assert "of 20 frames" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "config_type slab[/x]" in printed
+    assert "of 20 frames" not in printed
+    pairs = list(
+        zip(ase.io.read(whole / "predictions.xyz", ":"), ase.io.read(typed, ":"), strict=True)
+    )
+    energy = [(p.get_potential_energy() - r.get_potential_energy()) / 3 for p, r in pairs]
+    forces = np.array([p.get_forces() - r.get_forces() for p, r in pairs])
+    rows = grouped(whole)
+    kinds = {"config_type slab[/x]", "config_type slab[red]"}
+    assert set(rows) == {"all", *kinds, "element H", "element O"}
+    assert_rmse(rows["all"], "energy_rmse_mev_per_atom", energy)
+    assert_rmse(rows["config_type slab[/x]"], "energy_rmse_mev_per_atom", energy[:8])
+    assert_rmse(rows["config_type slab[red]"], "forces_rmse_mev_per_a", forces[8:])
+    assert_rmse(rows["element O"], "forces_rmse_mev_per_a", forces[:, pairs[0][0].numbers == 8])
+    mae = 1e3 * np.mean(np.abs(forces))
+    assert float(rows["all"]["forces_mae_mev_per_a"]) == pytest.approx(mae, rel=1e-5)
+    assert rows["element H"]["energy_mae_mev_per_atom"] == ""
+    assert matplotlib.image.imread(whole / "parity.png").std() > 0
+
     frames, file = ase.io.read(typed, ":"), tmp_path / "some.xyz"
     for atoms in frames[:3]:
         del atoms.calc.results["forces"]
@@ -127,33 +110,21 @@ def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, cap
         del atoms.calc.results["energy"]
     ase.io.write(file, frames, format="extxyz")
     assert evaluate([str(run), str(file), "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "energy in 13 of 20 frames\nforces in 17 of 20 frames\n" in printed
-    with open(out / "errors.csv", newline="", encoding="utf-8") as table:
-        rows = {row["group"]: row for row in csv.DictReader(table)}
+    counts = "energy in 13 of 20 frames\nforces in 17 of 20 frames\n"
+    assert counts in capsys.readouterr().out
+    rows = grouped(out)
     for group, counts in (
         ("all", ("20", "13", "17")),
-        ("config_type first", ("8", "5", "5")),
-        ("config_type second", ("12", "8", "12")),
+        ("config_type slab[/x]", ("8", "5", "5")),
+        ("config_type slab[red]", ("12", "8", "12")),
         ("element O", ("20", "0", "17")),
     ):
         assert tuple(rows[group][f"{n}frames"] for n in ("", "energy_", "forces_")) == counts
-    # from the whole file's predictions, without what was taken away
-    pairs = list(
-        zip(ase.io.read(whole / "predictions.xyz", ":"), ase.io.read(typed, ":"), strict=True)
-    )
-    energy = [(p.get_potential_energy() - r.get_potential_energy()) / 3 for p, r in pairs]
-    forces = [p.get_forces() - r.get_forces() for p, r in pairs]
-    for name, error in (
-        ("energy_rmse_mev_per_atom", [*energy[:5], *energy[12:]]),
-        ("forces_rmse_mev_per_a", forces[3:]),
-    ):
-        rmse = 1e3 * np.sqrt(np.mean(np.square(error)))
-        assert float(rows["all"][name]) == pytest.approx(rmse, rel=1e-5)
+    assert_rmse(rows["all"], "energy_rmse_mev_per_atom", [*energy[:5], *energy[12:]])
+    assert_rmse(rows["all"], "forces_rmse_mev_per_a", forces[3:])
     predictions = ase.io.read(out / "predictions.xyz", ":")
     assert ["reference_forces" in p.arrays for p in predictions] == [False] * 3 + [True] * 17
     assert "reference_energy" not in predictions[5].info
-    assert matplotlib.image.imread(out / "parity.png").std() > 0
 
 
 def test_a_file_without_energies(run, water, tmp_path, capsys):
@@ -166,8 +137,7 @@ def test_a_file_without_energies(run, water, tmp_path, capsys):
     assert (
         "energy in 0 of 20 frames: no energy under the key 'energy'; candidates: other" in printed
     )
-    with open(out / "errors.csv", newline="", encoding="utf-8") as table:
-        row = next(csv.DictReader(table))
+    row = grouped(out)["all"]
     assert row["energy_mae_mev_per_atom"] == ""
     assert float(row["forces_mae_mev_per_a"]) > 0
     assert evaluate([str(run), str(file), "--energy-key", "E", "--out", str(tmp_path / "no")]) == 2
@@ -198,19 +168,6 @@ def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
     assert "isolated atoms only" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_predictions_have_the_precision_of_the_training(water, tiny, tmp_path):
-    """In Python too, where nobody has enabled float64."""
-    folder = tmp_path / "double"
-    settings = ["data=extxyz", f"data.path={water}", *tiny, "dtype=float64", "epochs=1"]
-    assert main([*settings, f"run={folder}"]) == 0
-    structures = read_extxyz(water)[:3]
-    calculator = Calculator(folder)
-    for structure, found in zip(structures, predict(Network(folder), structures), strict=True):
-        atoms = ase.Atoms(structure.numbers, structure.positions, calculator=calculator)
-        np.testing.assert_allclose(found.forces, atoms.get_forces(), rtol=0, atol=1e-12)
-
-
 def test_pictures_of_metrics_that_were_cut_off(tmp_path):
     metrics = tmp_path / "metrics.csv"
     for text in ("", "epoch,val_loss\n", "epoch,val_loss\n1\n"):
@@ -231,6 +188,7 @@ def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path,
     assert evaluate([str(run), str(typed)]) == 0
     assert evaluate([str(run), str(typed)]) == 0
     [folder] = [p.parent for p in run.glob("*/file.txt") if str(typed) in p.read_text()]
+    assert folder.name == "evaluation-md.300K"
     before = (folder / "errors.csv").stat()
     capsys.readouterr()
     assert evaluate([str(run), str(other)]) == 2
@@ -277,24 +235,8 @@ def test_labels_are_those_of_the_training(water, tmp_path, capsys):
         capsys.readouterr()
         assert evaluate([str(folder), str(path), "--out", str(out), *more]) == 0
         assert ("energy under the key 'dft_energy'" in capsys.readouterr().out) == (name == "own")
-        with open(out / "errors.csv", newline="", encoding="utf-8") as file:
-            errors[name] = float(next(csv.DictReader(file))["energy_mae_mev_per_atom"])
+        errors[name] = float(grouped(out)["all"]["energy_mae_mev_per_atom"])
     assert errors["own"] < 10_000 < errors["usual"]  # 100 eV and more apart, for three atoms
-
-
-@pytest.mark.slow
-def test_a_group_may_be_named_by_anything(run, water, tmp_path, capsys):
-    frames = ase.io.read(water, ":2")
-    for atoms, name in zip(frames, ("slab[/x]", "slab[red]"), strict=True):
-        atoms.info["config_type"] = name
-    ase.io.write(tmp_path / "md.300K.xyz", frames, format="extxyz")
-    ase.io.write(tmp_path / "md.600K.xyz", frames, format="extxyz")
-    for name in ("md.300K", "md.600K"):
-        assert evaluate([str(run), str(tmp_path / f"{name}.xyz")]) == 0
-        out = capsys.readouterr().out
-        assert "config_type slab[/x]" in out
-        assert "config_type slab[red]" in out
-        assert (run / f"evaluation-{name}" / "errors.csv").exists()
 
 
 def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water, tmp_path):
@@ -311,9 +253,9 @@ def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water,
 
 
 @pytest.mark.parametrize("factor", [1, -1, 1602.18])
-def test_stress_that_fits_better_of_another_sign_or_unit(single, tmp_path, capsys, factor):
+def test_stress_that_fits_better_of_another_sign_or_unit(trained, tmp_path, capsys, factor):
     """The labels are the network's own, and the stress has another sign or unit."""
-    frames, rng, calculator = [], np.random.default_rng(0), Calculator(single)
+    frames, rng, calculator = [], np.random.default_rng(0), Calculator(trained)
     for _ in range(8):
         atoms = ase.build.bulk("Cu", cubic=True)
         strain = np.eye(3) + 0.02 * rng.normal(size=(3, 3))
@@ -326,7 +268,7 @@ def test_stress_that_fits_better_of_another_sign_or_unit(single, tmp_path, capsy
         frames.append(atoms)
     ase.io.write(tmp_path / "labelled.xyz", frames, format="extxyz")
     out = str(tmp_path / "out")
-    assert evaluate([str(single), str(tmp_path / "labelled.xyz"), "--out", out]) == 0
+    assert evaluate([str(trained), str(tmp_path / "labelled.xyz"), "--out", out]) == 0
     shown = capsys.readouterr().err
     expected = {1: "", -1: "as of the opposite sign", 1602.18: "as in kbar"}[factor]
     assert shown == "" if not expected else f"times better {expected}" in shown

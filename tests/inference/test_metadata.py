@@ -1,9 +1,10 @@
-"""Metadata of a network with wrong types or sizes: one sentence, before anything is built."""
+"""Files of networks with wrong metadata or weights: one sentence, before anything is built."""
 
 import copy
 
 import ase.build
 import ase.io
+import numpy as np
 import pytest
 
 import eqfuse
@@ -82,3 +83,18 @@ def test_metadata_of_wrong_types_or_sizes_are_one_sentence(network, tmp_path, ca
     assert "\n" not in str(error.value)
     assert cli.main(["info", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_weights_that_are_not_finite_are_refused(network, tmp_path, capsys):
+    arrays, metadata = dict(network[0]), network[1]
+    name = next(name for name in arrays if arrays[name].ndim == 2)
+    arrays[name] = np.full_like(arrays[name], np.nan)
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(files.encode(arrays, metadata))
+    with pytest.raises(CheckpointError, match=f"{name.partition('/')[2]} is not finite"):
+        eqfuse.Calculator(broken)
+    structure, out = tmp_path / "copper.xyz", tmp_path / "out.xyz"
+    ase.io.write(structure, ase.build.bulk("Cu", cubic=True))
+    assert cli.main(["predict", str(broken), str(structure), str(out)]) == 2
+    assert "not finite" in capsys.readouterr().err
+    assert not out.exists()

@@ -4,16 +4,12 @@ import itertools
 
 import ase
 import ase.build
-import ase.io
 import jax
 import numpy as np
 import pytest
 
 import eqfuse
-from eqfuse import cli
 from eqfuse.data import DataError
-from eqfuse.train import CheckpointError
-from eqfuse.train.run import files
 from tests.lammps.untrained import untrained_run
 
 
@@ -88,23 +84,6 @@ def test_atoms_at_one_place_are_refused_whatever_was_computed_before(run, user, 
         assert set(messages) == {"atoms 0 and 1 are at the same place "}
         near = pair(0.2, periodic)
         assert used(near) == pytest.approx(fresh(near), rel=1e-6)
-
-
-def test_weights_that_are_not_finite_are_refused(run, tmp_path, capsys):
-    [file] = run.glob("**/best.safetensors")
-    arrays, metadata = files.read_file(file)
-    metadata = {k: v for k, v in metadata.items() if k not in ("format", "arrays_sha256")}
-    name = next(name for name in arrays if arrays[name].ndim == 2)
-    arrays[name] = np.full_like(arrays[name], np.nan)
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(files.encode(arrays, metadata))
-    with pytest.raises(CheckpointError, match=f"{name.partition('/')[2]} is not finite"):
-        eqfuse.Calculator(broken)
-    structure, out = tmp_path / "copper.xyz", tmp_path / "out.xyz"
-    ase.io.write(structure, ase.build.bulk("Cu", cubic=True))
-    assert cli.main(["predict", str(broken), str(structure), str(out)]) == 2
-    assert "not finite" in capsys.readouterr().err
-    assert not out.exists()
 
 
 def test_a_prediction_that_is_not_finite_names_frame_and_atom(run, monkeypatch):

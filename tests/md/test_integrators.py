@@ -57,16 +57,21 @@ def test_the_volume_of_an_ideal_gas_has_its_distribution():
     assert kinetic.mean() == pytest.approx(1.5 * count * units.kB * kelvin, rel=0.02)
 
 
-def test_a_chain_drives_oscillators_to_the_temperature():
-    """Two atoms: one alone, or without a chain, would not get there (Martyna et al. 1992)."""
-    settings = Settings(ensemble="nose-hoover", temperature=300.0, thermostat_time=20.0)
-    thermal = units.kB * 300
+def oscillators(steps_taken, femtoseconds, **settings):
+    """Return kinetic, potential and conserved energies of two atoms held by springs, from 0 K."""
+    settings = Settings(temperature=300.0, **settings)
     with jax.enable_x64(True):
         integrator = Integrator(settings, np.array([1.0, 5.0]), 6)
         state = gas(2, 0.1, np.random.default_rng(0))
         state = state._replace(velocities=0.02 * state.velocities, forces=-0.5 * state.positions)
-        rows = np.asarray(steps(integrator, state, 200_000, 0.5 * units.fs, spring=0.5))
-    _, kinetic, potential, conserved = rows.T
+        rows = steps(integrator, state, steps_taken, femtoseconds * units.fs, spring=0.5)
+    return np.asarray(rows).T[1:]
+
+
+def test_a_chain_drives_oscillators_to_the_temperature():
+    """Two atoms: one alone, or without a chain, would not get there (Martyna et al. 1992)."""
+    chain = {"ensemble": "nose-hoover", "thermostat_time": 20.0}
+    (kinetic, potential, conserved), thermal = oscillators(200_000, 0.5, **chain), units.kB * 300
     assert kinetic[10_000:].mean() == pytest.approx(3 * thermal, rel=0.05)
     assert potential[10_000:].mean() == pytest.approx(3 * thermal, rel=0.05)
     assert kinetic[10_000:].std() == pytest.approx(np.sqrt(3) * thermal, rel=0.1)
@@ -74,11 +79,5 @@ def test_a_chain_drives_oscillators_to_the_temperature():
 
 
 def test_friction_and_noise_are_in_the_conserved_energy():
-    settings = Settings(ensemble="langevin", temperature=300.0, friction=20.0)
-    with jax.enable_x64(True):
-        integrator = Integrator(settings, np.array([1.0, 5.0]), 6)
-        state = gas(2, 0.1, np.random.default_rng(0))
-        state = state._replace(velocities=0.02 * state.velocities, forces=-0.5 * state.positions)
-        rows = np.asarray(steps(integrator, state, 20_000, 0.2 * units.fs, spring=0.5))
-    _, kinetic, potential, conserved = rows.T
+    kinetic, potential, conserved = oscillators(20_000, 0.2, ensemble="langevin", friction=20.0)
     assert np.ptp(conserved) < 0.02 * np.ptp(kinetic + potential)

@@ -1,13 +1,9 @@
-import csv
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import ase.build
 import ase.io
-import jax
 import numpy as np
 import pytest
 from ase import units
@@ -18,18 +14,15 @@ import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError
 from eqfuse.inference import evaluator
-from eqfuse.inference.evaluator import Geometry, Sizes, evaluate
-from eqfuse.inference.lists import list_pairs, padded_pairs
-from eqfuse.inference.network import Module
+from eqfuse.inference.evaluator import Sizes
 from eqfuse.md import simulation
 from eqfuse.md.simulation import read_checkpoint
 from eqfuse.md.steps import Room, Stepper
 from eqfuse.md.structures import Member
 from eqfuse.train import CheckpointError
-from eqfuse.train.main import main
 from eqfuse.train.run.stopping import Interrupted, TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
-from tests.small_runs import TINY
+from tests.md.conftest import table
 
 
 @pytest.fixture
@@ -58,12 +51,6 @@ def steppers(monkeypatch):
 
     monkeypatch.setattr(Stepper, "__init__", noted)
     return made
-
-
-def table(folder):
-    with open(folder / "thermo.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
 @pytest.mark.parametrize(
@@ -95,9 +82,8 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
         frames[int(state.step)] = self.frame(state).copy()
         add(self, state)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Member, "add_frame", kept)
-        md.run(run, atoms, steps=200, run=str(tmp_path / "md"), **settings)
+    monkeypatch.setattr(Member, "add_frame", kept)
+    md.run(run, atoms, steps=200, run=str(tmp_path / "md"), **settings)
     assert steppers[0].num_lists > 5
     assert (steppers[0].num_programs > 2) == small
     rows = table(tmp_path / "md")
@@ -105,38 +91,42 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
     for step in range(201):
         assert rows["total_ev"][step] == pytest.approx(reference.get_total_energy(), abs=1e-9)
         if step % 10 == 0:
-            np.testing.assert_allclose(
-                frames[step].positions, reference.positions, rtol=0, atol=1e-9
-            )
-            np.testing.assert_allclose(
-                frames[step].get_velocities(), reference.get_velocities(), rtol=0, atol=1e-9
-            )
+            for name in ("positions", "velocities"):
+                found, expected = (getattr(a, f"get_{name}")() for a in (frames[step], reference))
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
         verlet.run(1)
     assert np.abs(frames[200].positions - atoms.positions).max() > 0.2
 
 
 @pytest.mark.parametrize(
-    "ensemble", ["langevin", "npt", pytest.param("nose-hoover", marks=pytest.mark.slow)]
+    ("ensemble", "copies"),
+    [("langevin", 2), ("npt", 1), pytest.param("nose-hoover", 1, marks=pytest.mark.slow)],
 )
-def test_a_resumed_run_has_the_same_numbers(ensemble, run, crystal, tmp_path):
+def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_path):
+    """Of one structure, or of a batch of two sizes, each of which has a folder of its own."""
+    start = [crystal, crystal.repeat((2, 1, 1))][:copies]
     settings = {"ensemble": ensemble, "skin": 0.1, "temperature": 600, "save_every": 7}
-    md.run(run, crystal, steps=60, run=str(tmp_path / "whole"), **settings)
-    md.run(run, crystal, steps=33, run=str(tmp_path / "parts"), **settings)
-    with open(tmp_path / "parts" / "trajectory.xyz", "a") as file:
+    md.run(run, start, steps=60, run=str(tmp_path / "whole"), **settings)
+    md.run(run, start, steps=33, run=str(tmp_path / "parts"), **settings)
+    places = ["."] if copies == 1 else ["0", "1"]
+    with open(tmp_path / "parts" / places[-1] / "trajectory.xyz", "a") as file:
         file.write("a line after the checkpoint\n")
     shutil.move(tmp_path / "parts", tmp_path / "moved")
     assert cli.main(["md", f"resume={tmp_path / 'moved'}", "steps=60"]) == 0
-    whole, parts = (simulation.read_checkpoint(tmp_path / n)[0] for n in ("whole", "moved"))
+    whole, parts = (read_checkpoint(tmp_path / name)[0] for name in ("whole", "moved"))
     assert whole.keys() == parts.keys()
     for name in whole.keys() - {"distances"}:  # the moved one has a frame more
         np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
-    before, after = (table(tmp_path / name) for name in ("whole", "moved"))
-    kept = np.isin(after["step"], before["step"])
-    np.testing.assert_array_equal(after["total_ev"][kept], before["total_ev"])
-    frames = ase.io.read(tmp_path / "moved" / "trajectory.xyz", ":")
-    assert [frame.info["step"] for frame in frames] == [0, 7, 14, 21, 28, 33, 35, 42, 49, 56, 60]
-    moving = frames[-1].get_velocities()
-    np.testing.assert_allclose(moving, whole["state.velocities"][0], rtol=0, atol=1e-7)
+    for k, place in enumerate(places):
+        before, after = (table(tmp_path / name / place) for name in ("whole", "moved"))
+        kept = np.isin(after["step"], before["step"])
+        np.testing.assert_array_equal(after["total_ev"][kept], before["total_ev"])
+        frames = ase.io.read(tmp_path / "moved" / place / "trajectory.xyz", ":")
+        steps = [0, 7, 14, 21, 28, 33, 35, 42, 49, 56, 60]
+        assert [frame.info["step"] for frame in frames] == steps
+        moving, atoms = frames[-1].get_velocities(), len(start[k])
+        expected = whole["state.velocities"][k][:atoms]
+        np.testing.assert_allclose(moving, expected, rtol=0, atol=1e-7)
 
 
 def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, steppers, monkeypatch):
@@ -177,21 +167,6 @@ def test_a_compressed_trajectory_holds_the_same_frames(run, crystal, tmp_path):
         np.testing.assert_array_equal(one.get_velocities(), other.get_velocities())
 
 
-def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
-    states = []
-    for skin in (0.01, 1.5):
-        job = simulation._Simulation(run, [crystal], md.Settings(skin=skin))._stepper
-        with jax.enable_x64(True):
-            job.begin([crystal.positions], [crystal.cell.array])
-            start = job.state([crystal.positions], [np.zeros((4, 3))], [crystal.cell.array])
-            states.append((job.take(start, 1, 0.0), job.room.sizes))
-    (near, few), (far, many) = states
-    assert many.pairs > 1.5 * few.pairs
-    assert many.edges == few.edges
-    np.testing.assert_allclose(near.state.forces, far.state.forces, rtol=0, atol=1e-12)
-    assert near.rows[0, 0, 0] == pytest.approx(far.rows[0, 0, 0], abs=1e-12)
-
-
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):
     record = simulation._Simulation._record
 
@@ -220,35 +195,6 @@ def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch
 def _of_another_network(folder):
     arrays, metadata = read_checkpoint(folder)
     return arrays, metadata | {"digest": "0"}
-
-
-def test_pairs_beyond_the_cutoff_are_padding_for_any_model(crystal):
-    """The model here is the sum of all lengths, which vanishes nowhere but in the padding."""
-
-    class Lengths:
-        def apply(self, params, vectors, species, edges):
-            real = (vectors != 0).any(axis=1)
-            lengths = jax.numpy.linalg.norm(jax.numpy.where(real[:, None], vectors, 1), axis=1)
-            lengths = jax.numpy.where(real, lengths, 0)
-            return jax.ops.segment_sum(lengths, edges.receivers, 4)
-
-    cell = crystal.cell.array
-    senders, receivers, images = list_pairs(crystal.positions, cell, crystal.pbc, 5.0)
-    species = np.zeros(4, np.int32)
-    with jax.enable_x64(True):
-        pairs = padded_pairs(senders, receivers, images, 4, len(senders) + 9)
-        positions = jax.numpy.asarray(crystal.positions)
-        geometry = Geometry(positions, cell[None], species, species, 4)
-        module = Module(Lengths(), 3.6, "float64")
-        evaluated = evaluate(module, {}, pairs, geometry, size=len(senders) + 9)
-    vectors = crystal.positions[senders] + images @ cell - crystal.positions[receivers]
-    lengths = np.linalg.norm(vectors, axis=1)
-    near = lengths < 3.6
-    assert not near.all()
-    assert int(evaluated.near.num_edges) == near.sum()
-    sum_of_lengths = np.asarray(evaluated.node_energy).sum()
-    assert sum_of_lengths == pytest.approx(lengths[near].sum(), rel=1e-12)
-    assert np.isfinite(evaluated.forces).all()
 
 
 def test_energy_is_conserved_and_float32_follows(run, crystal, tmp_path):
@@ -290,7 +236,7 @@ def test_a_limit_stops_with_the_last_good_frame(run, crystal, tmp_path):
     with pytest.raises(TrainingFailed, match="above max_temperature=40"):
         md.run(run, crystal, run=str(tmp_path / "limit"), **settings)
     last = ase.io.read(tmp_path / "limit" / "trajectory.xyz")
-    assert last.info["step"] == simulation.read_checkpoint(tmp_path / "limit")[1]["step"]
+    assert last.info["step"] == read_checkpoint(tmp_path / "limit")[1]["step"]
     assert last.info["step"] > 0
     assert last.get_temperature() < 40
     forces = eqfuse.Calculator(run).get_forces(last)
@@ -298,34 +244,15 @@ def test_a_limit_stops_with_the_last_good_frame(run, crystal, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_chain_of_thermostats_conserves_its_energy_and_reaches_the_temperature(
-    run, crystal, tmp_path
-):
-    """From half of the temperature; the energy of the atoms itself moves a hundred times as far."""
-    atoms = crystal * (2, 1, 1)
-    atoms.set_velocities(np.random.default_rng(0).normal(scale=0.02, size=(8, 3)))
-    settings = {"ensemble": "nose-hoover", "thermostat_time": 40.0, "temperature": 500.0}
-    md.run(run, atoms, steps=4000, save_every=1000, run=str(tmp_path / "md"), **settings)
-    rows = table(tmp_path / "md")
-    assert np.ptp(rows["total_ev"]) > 100 * np.ptp(rows["conserved_ev"])
-    kelvin = rows["temperature_k"][40:]
-    assert kelvin.mean() == pytest.approx(500, rel=0.1)
-    assert kelvin.std() == pytest.approx(500 * np.sqrt(2 / 21), rel=0.3)
-
-
-@pytest.mark.slow
-def test_pressure_is_reached_at_constant_pressure(copper, crystal, tmp_path):
+def test_pressure_is_reached_at_constant_pressure(trained, crystal, tmp_path):
     """Its mean over 16 ps, of a network that was trained until it resists compression."""
-    run = tmp_path / "stiff"
-    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=60"]
-    assert main([*settings, "cutoff=3.6", "training.optimizer=adam", f"run={run}"]) == 0
     settings = {"temperature": 300.0, "timestep": 2.0, "friction": 20.0, "save_every": 500}
     atoms = crystal * (2, 1, 1)
     means = []
     for pressure in (0.0, 5.0):
         folder = tmp_path / str(pressure)
         own = {"pressure": pressure, "pressure_time": 100.0, "compressibility": 0.02}
-        md.run(run, atoms, ensemble="npt", steps=8000, run=str(folder), **settings, **own)
+        md.run(trained, atoms, ensemble="npt", steps=8000, run=str(folder), **settings, **own)
         rows = table(folder)
         assert np.isnan(rows["conserved_ev"]).all()
         means.append((rows["pressure_gpa"][100:].mean(), rows["volume_a3"][100:].mean()))
@@ -388,13 +315,6 @@ def test_settings_are_checked(run, crystal, tmp_path, capsys):
         md.run(run, crystal, run=str(tmp_path / "full"))
 
 
-def test_a_wrong_ensemble_is_refused_without_jax():
-    """In a second, and not in the ten that JAX may take."""
-    code = "import sys; from eqfuse.cli import main; code = main(['md', 'a', 'b', 'ensemble=nvt'])"
-    code += "; sys.exit(code if 'jax' not in sys.modules else 7)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
-
-
 def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulation, "_SECONDS_BETWEEN_LINES", 0)
     given = {"ensemble": "npt", "steps": 30, "save_every": 10, "run": str(tmp_path / "npt")}
@@ -402,11 +322,8 @@ def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, caps
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first == f"trajectory, thermo.csv and checkpoint are written to {tmp_path / 'npt'}"
     assert last == f"done; trajectory, thermo.csv and thermo.png are in {tmp_path / 'npt'}"
-    with open(tmp_path / "npt" / "thermo.csv", newline="", encoding="utf-8") as file:
-        row = list(csv.DictReader(file))[-1]
-    assert (
-        f"V {float(row['volume_a3']):.2f} Å^3  p {float(row['pressure_gpa']):.3g} GPa" in lines[-1]
-    )
+    volume, pressure = (table(tmp_path / "npt")[n][-1] for n in ("volume_a3", "pressure_gpa"))
+    assert f"V {volume:.2f} Å^3  p {pressure:.3g} GPa" in lines[-1]
     assert " steps/s" in lines[-1]
     assert all(line.endswith("s left") for line in lines[1:-1])
 
@@ -449,17 +366,15 @@ def test_a_start_in_a_minimum_says_what_becomes_of_the_temperature(
 def test_one_atom_has_the_temperature_and_a_slab_its_stress(run, tmp_path):
     def first_row(atoms, name):
         md.run(run, atoms, steps=1, run=str(tmp_path / name))
-        with open(tmp_path / name / "thermo.csv", newline="", encoding="utf-8") as file:
-            return next(csv.DictReader(file))
+        return {key: values[0] for key, values in table(tmp_path / name).items()}
 
-    row = first_row(ase.build.bulk("Cu"), "one")
-    assert float(row["temperature_k"]) == pytest.approx(300)
+    assert first_row(ase.build.bulk("Cu"), "one")["temperature_k"] == pytest.approx(300)
     slab = ase.build.fcc111("Cu", (1, 1, 3), vacuum=6.0)
     slab.rattle(0.05, seed=0)
     slab.cell[2, 2] = 16.0
     row = first_row(slab, "slab")
     slab.calc = eqfuse.Calculator(run)
-    kinetic = 2 * float(row["kinetic_ev"]) / (3 * slab.get_volume())
+    kinetic = 2 * row["kinetic_ev"] / (3 * slab.get_volume())
     expected = kinetic - slab.get_stress(voigt=False).trace() / 3
-    assert float(row["pressure_gpa"]) * units.GPa == pytest.approx(expected, rel=1e-6)
-    assert first_row(ase.Atoms("Cu2", [[0, 0, 0], [2.5, 0, 0]]), "pair")["pressure_gpa"] == "nan"
+    assert row["pressure_gpa"] * units.GPa == pytest.approx(expected, rel=1e-6)
+    assert np.isnan(first_row(ase.Atoms("Cu2", [[0, 0, 0], [2.5, 0, 0]]), "pair")["pressure_gpa"])

@@ -9,13 +9,11 @@ from ase.optimize import FIRE
 import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError
-from tests.small_runs import train_on_copper
 
 
-@pytest.fixture(scope="module")
-def run(copper, tmp_path_factory):
-    more = ["dtype=float64", "epochs=60", "training.optimizer=adam"]
-    return train_on_copper(copper, tmp_path_factory, *more)
+@pytest.fixture
+def run(trained):
+    return trained
 
 
 @pytest.fixture

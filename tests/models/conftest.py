@@ -4,16 +4,15 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data import Sample, Shape, collate, neighbor_list
 from eqfuse.graph import Graph
 from eqfuse.models import Potential, build
-from eqfuse.ops import Edges
 from tests.ops import tiers
 
 CUTOFF = 3.0
-# One small network of each kind, with features of both parities.
+# One small network of each kind.
 SMALL = {
-    "nequip": {"layers": 4, "lmax": 1, "radial_hidden": 8},
+    "nequip": {"layers": 2, "lmax": 1, "radial_hidden": 8},
     "allegro": {"layers": 2, "lmax": 1, "latent_dim": 8, "two_body_layers": 2, "readout_hidden": 3},
     "mace": {"layers": 2, "lmax": 1, "parity": True, "readout_hidden": 3, "radial_hidden": 8},
 }
@@ -28,55 +27,20 @@ def x64():
         yield
 
 
-def _graph(structures, cutoff, *, nodes=None, edges=None, pad_seed=None):
-    """One Graph of structures (species, positions, cell or None), in float64.
+def _graph(structures, cutoff=CUTOFF, shape=None) -> Graph:
+    """Return structures (species, positions, cell or None) as one batch, in float64.
 
-    With `nodes` and `edges`, padded to those sizes, by edges from nodes to themselves and by one
-    more graph, whose atoms are at random places if a seed is given, else at the origin.
+    It has a node and a graph of padding, and no edge of it, unless a `Shape` asks for more.
     """
-    num_graphs, num_nodes = len(structures), 0
-    species, positions, cells, index, senders, receivers, shifts = [], [], [], [], [], [], []
-    for k, (z, x, cell) in enumerate(structures):
+    samples = []
+    for species, positions, cell in structures:
         periodic = np.full(3, cell is not None)
-        cell = np.zeros((3, 3)) if cell is None else np.asarray(cell, np.float64)
-        s, r, shift = neighbor_list(x, cell, periodic, cutoff)
-        for whole, part in (
-            (species, z),
-            (positions, x),
-            (cells, [cell]),
-            (index, [k] * len(z)),
-            (senders, s + num_nodes),
-            (receivers, r + num_nodes),
-            (shifts, shift),
-        ):
-            whole.append(np.asarray(part))
-        num_nodes += len(z)
-    species, positions, cells, index, senders, receivers, shifts = map(
-        np.concatenate, (species, positions, cells, index, senders, receivers, shifts)
-    )
-    node_mask, graph_mask = np.ones(num_nodes, bool), np.ones(num_graphs, bool)
-    if nodes is not None:
-        extra, extra_edges = nodes - num_nodes, edges - len(senders)
-        rng = np.random.default_rng(pad_seed)
-        place = np.zeros((extra, 3)) if pad_seed is None else rng.normal(size=(extra, 3))
-        species = np.append(species, [0] * extra)
-        positions = np.append(positions, place, axis=0)
-        cells = np.append(cells, np.zeros((1, 3, 3)), axis=0)
-        index = np.append(index, [num_graphs] * extra)
-        loops = np.arange(extra_edges) % nodes  # of all nodes, as `collate` has them
-        senders, receivers = np.append(senders, loops), np.append(receivers, loops)
-        shifts = np.append(shifts, np.zeros((extra_edges, 3)), axis=0)
-        node_mask, graph_mask = np.append(node_mask, [False] * extra), np.append(graph_mask, False)
-    return Graph(
-        positions=np.asarray(positions, np.float64),
-        species=species.astype(np.int32),
-        edges=Edges.from_arrays(senders.astype(int), receivers.astype(int), len(species)),
-        shifts=np.asarray(shifts, np.float64),
-        graph_index=index.astype(np.int32),
-        cells=cells,
-        node_mask=node_mask,
-        graph_mask=graph_mask,
-    )
+        cell = np.zeros((3, 3)) if cell is None else cell
+        pairs = neighbor_list(positions, cell, periodic, cutoff)
+        samples.append(Sample(positions, np.asarray(species, np.int32), *pairs, cell, None, None))
+    nodes, edges = (sum(getattr(s, name) for s in samples) for name in ("num_atoms", "num_edges"))
+    tight = Shape(nodes + 1, edges, len(samples) + 1)
+    return collate(samples, shape or tight, np.float64).graph
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +74,7 @@ def molecule():
 @pytest.fixture
 def graph(make_graph, molecule):
     """Two molecules."""
-    return make_graph([molecule(0), molecule(1)], CUTOFF)
+    return make_graph([molecule(0), molecule(1)])
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
-"""Small networks of each kind, and what tests ask of them."""
+"""Small networks of each kind."""
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from eqfuse.models import MACE, Allegro, NequIP
 from tests.models.conftest import CUTOFF
@@ -31,25 +29,3 @@ def small(cls, irreps_out="0e", **settings):
 def variables_of(model, graph, seed=0):
     init = jax.jit(model.init)
     return init(jax.random.key(seed), graph.vectors, graph.species, graph.edges)
-
-
-def shapes_of(model, graph) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters by name."""
-    shapes = jax.eval_shape(
-        model.init, jax.random.key(0), graph.vectors, graph.species, graph.edges
-    )
-    leaves = jax.tree.leaves_with_path(shapes["params"])
-    return {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves}
-
-
-def idle_parameters(model, graph, variables=None) -> list[str]:
-    """Return the names of parameters that nothing depends on, at the initial ones if none given."""
-
-    def scalar(variables):
-        out = model.apply(variables, graph.vectors, graph.species, graph.edges).array
-        return jnp.sum(jnp.sin(out))
-
-    variables = variables_of(model, graph) if variables is None else variables
-    gradients = jax.jit(jax.grad(scalar))(variables)
-    leaves = jax.tree.leaves_with_path(gradients)
-    return [jax.tree_util.keystr(path) for path, g in leaves if np.abs(g).max() == 0]

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqfuse.data import Shape
 from eqfuse.models import predict
-from tests.models.conftest import CUTOFF, ONE_OF_ALL
+from tests.models.conftest import ONE_OF_ALL
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
 
@@ -44,7 +45,7 @@ def computed(make, name, backend, dtype, variables, graph):
 def case(request, small_potential, make_graph, molecule):
     """Return a model, its parameters in float64, a graph, and what e3nn-jax makes of them."""
     name = request.param
-    graph = make_graph([molecule(0, 3), molecule(1, 2)], CUTOFF, nodes=6, edges=14)
+    graph = make_graph([molecule(0, 3), molecule(1, 2)], shape=Shape(6, 14, 3))
     potential = small_potential(name, **TINY[name], backend="e3nn")
     init = jax.jit(potential.init)
     variables = init(jax.random.key(0), graph.vectors, graph.species, graph.edges)

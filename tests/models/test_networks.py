@@ -1,4 +1,4 @@
-"""NequIP, Allegro and MACE, where they are alike, in float64."""
+"""What networks have and refuse: irreps, counts of ops and parameters, settings; in float64."""
 
 import e3nn_jax as e3nn
 import jax
@@ -6,88 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse import ops
+from eqfuse import models, ops
+from eqfuse.data.tetris import tetris
 from eqfuse.models import MACE, Allegro, NequIP
-from tests.models.networks import idle_parameters, shapes_of, small, variables_of
+from eqfuse.models.radial import xplor_cutoff
+from tests.models.networks import small, variables_of
+from tests.models.settings_variants import NEQUIP as VARIANTS
+from tests.models.settings_variants import nequip as network
 
 ALL = (NequIP, Allegro, MACE)
-TETRIS = "0o + 7x0e"
 XPLOR = {"cutoff_function": "xplor"}
-
-
-@pytest.mark.parametrize(
-    ("cls", "irreps_out", "settings"),
-    [
-        (NequIP, "2x0e + 0o + 1o + 1e", {"layers": 3}),
-        pytest.param(
-            *(NequIP, "2x0e + 0o + 1o + 1e + 2e + 2o", {"layers": 3, "lmax": 2}),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(Allegro, "0e + 0o + 1o + 0e + 1e", {}, marks=pytest.mark.slow),
-        pytest.param(MACE, "2x0e + 0o + 1o + 1e", {"parity": True}, marks=pytest.mark.slow),
-    ],
-)
-def test_every_output_irrep_is_equivariant(graph, rotation, cls, irreps_out, settings):
-    model = small(cls, irreps_out, **settings)
-    variables = variables_of(model, graph)
-    apply = jax.jit(lambda v: model.apply(variables, v, graph.species, graph.edges))
-    out = apply(graph.vectors)
-    assert out.irreps == e3nn.Irreps(irreps_out)
-    sizes = [np.abs(chunk).max() for chunk in out.chunks]
-    # The pseudoscalar of nearly flat molecules is small, and far above what rounding would leave.
-    assert min(sizes) > 1e-6
-
-    for matrix in (rotation, -rotation):
-        turned = apply(graph.vectors @ matrix.T)
-        # Each product rounds at 1e-16, a few thousand of them follow each other; some cancel.
-        expected = out.transform_by_matrix(matrix)
-        for size, found, chunk in zip(sizes, turned.chunks, expected.chunks, strict=True):
-            np.testing.assert_allclose(found, chunk, rtol=0, atol=1e-10 * size)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cls", "settings"),
-    [
-        (NequIP, {"layers": 4}),
-        (NequIP, {"irreps_out": TETRIS, "layers": 3}),
-        (Allegro, {"layers": 3}),
-        (Allegro, {"irreps_out": TETRIS, "layers": 1}),
-        (Allegro, {"irreps_out": "1o", "layers": 1}),
-        (MACE, {}),
-        (MACE, {"irreps_out": TETRIS, "parity": True}),
-        (MACE, {"correlation": 1}),
-        (MACE, {"irreps_out": "1o"}),
-        (
-            MACE,
-            {
-                "species_linear": True,
-                "density_normalization": True,
-                "distance_transform": "agnesi",
-                "atomic_numbers": (1, 8, 14),
-            },
-        ),
-    ],
-)
-def test_no_parameter_is_idle(graph, cls, settings):
-    assert idle_parameters(small(cls, **settings), graph) == []
-
-
-@pytest.mark.parametrize(
-    ("cls", "settings"),
-    [
-        (NequIP, {"parity": False}),
-        (NequIP, {"layers": 2}),
-        (NequIP, {"lmax": 0}),
-        (Allegro, {"parity": False}),
-        (MACE, {"parity": False}),
-        (MACE, {"parity": True, "layers": 1}),
-        (MACE, {"parity": True, "lmax": 0}),
-    ],
-)
-def test_pseudoscalar_out_of_reach_is_refused(graph, cls, settings):
-    with pytest.raises(ValueError, match=r"holds 0o, which .* cannot produce; use parity=True"):
-        variables_of(small(cls, TETRIS, **settings), graph)
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -114,11 +42,7 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
         (NequIP, {"skip": "nequip"}, "skip must be one of species, linear, none"),
         (NequIP, {"skip": "none,linear,none"}, "or one of them for each of the 2 layers"),
         (NequIP, {"cutoff_function": "cosine"}, "cutoff_function must be polynomial or xplor"),
-        (
-            NequIP,
-            {"cutoff_function": "xplor"},
-            "needs a cutoff_onset between 0 and 3.0 Å, got None",
-        ),
+        (NequIP, XPLOR, "needs a cutoff_onset between 0 and 3.0 Å, got None"),
         (NequIP, XPLOR | {"cutoff_onset": 4.0}, "between 0 and 3.0 Å, got 4.0"),
         (NequIP, {"pair_cutoffs": ((3.0,),)}, "pair_cutoffs must be 3 rows of as many cutoffs"),
         (NequIP, {"pair_cutoffs": ((4.0, 3, 3),) * 3}, "at most 3.0 Å"),
@@ -137,11 +61,7 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
         (MACE, {"correlation": 0}, "correlation must be at least 1, got 0"),
         (MACE, {"distance_transform": "tanh"}, "'tanh' is unknown; give 'agnesi', 'soft' or"),
         (MACE, {"distance_transform": "agnesi"}, "needs atomic_numbers= or covalent_radii= of"),
-        (
-            MACE,
-            {"distance_transform": "agnesi", "atomic_numbers": (1,)},
-            "of the 3 species, got",
-        ),
+        (MACE, {"distance_transform": "agnesi", "atomic_numbers": (1,)}, "of the 3 species, got"),
     ],
 )
 def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
@@ -149,115 +69,188 @@ def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
         variables_of(small(cls, **{"layers": 2} | settings), graph)
 
 
-PARAMETERS = {
-    NequIP: {
-        "embedding": (3, 3),
-        "layer_0/linear_up/w[0,0] 3x0e,3x0e": (3, 3),
-        "radial/layer_0/Dense_0/kernel": (4, 8),
-        "radial/layer_0/Dense_1/kernel": (8, 8),
-        "radial/layer_0/Dense_2/kernel": (8, 6),
-        "layer_0/linear_down/w[0,0] 3x0e,6x0e": (3, 6),
-        "layer_0/linear_down/w[1,1] 3x1o,3x1o": (3, 3),
-        "layer_0/skip/w[0,0] 3x0e,6x0e": (3, 3, 6),
-        "layer_1/linear_up/w[0,0] 3x0e,3x0e": (3, 3),
-        "layer_1/linear_up/w[1,1] 3x1o,3x1o": (3, 3),
-        "radial/layer_1/Dense_0/kernel": (4, 8),
-        "radial/layer_1/Dense_1/kernel": (8, 8),
-        "radial/layer_1/Dense_2/kernel": (8, 6),
-        "layer_1/linear_down/w[0,0] 6x0e,3x0e": (6, 3),
-        "layer_1/skip/w[0,0] 3x0e,3x0e": (3, 3, 3),
-        "readout/w[0,0] 3x0e,1x0e": (3, 1),
-    },
-    Allegro: {
-        "two_body/Dense_0/kernel": (10, 4),
-        "two_body/Dense_1/kernel": (4, 8),
-        "first_features/Dense_0/kernel": (8, 6),
-        "layer_0/product/weights/Dense_0/kernel": (8, 6),
-        "layer_0/product/linear/w[0,0] 6x0e,11x0e": (6, 11),
-        "layer_0/product/linear/w[1,1] 6x1o,3x1o": (6, 3),
-        "layer_0/latents/Dense_0/kernel": (8, 8),
-        "layer_0/mlp/Dense_0/kernel": (8, 8),
-        "layer_1/product/weights/Dense_0/kernel": (8, 6),
-        "layer_1/product/linear/w[0,0] 6x0e,8x0e": (6, 8),
-        "layer_1/latents/Dense_0/kernel": (8, 8),
-        "layer_1/mlp/Dense_0/kernel": (8, 8),
-        "readout/Dense_0/kernel": (8, 2),
-        "readout/Dense_1/kernel": (2, 1),
-    },
-    MACE: {
-        "embedding": (3, 3),
-        "layer_0/linear_up/w[0,0] 3x0e,3x0e": (3, 3),
-        "radial/layer_0/Dense_0/kernel": (4, 8),
-        "radial/layer_0/Dense_1/kernel": (8, 6),
-        "layer_0/linear_basis/w[0,0] 3x0e,3x0e": (3, 3),
-        "layer_0/linear_basis/w[1,1] 3x1o,3x1o": (3, 3),
-        "layer_0/contraction": (3, 9, 3),
-        "layer_0/linear_down/w[0,0] 3x0e,3x0e": (3, 3),
-        "layer_0/linear_down/w[1,1] 3x1o,3x1o": (3, 3),
-        "readout_0/w[0,0] 3x0e,1x0e": (3, 1),
-        "layer_1/linear_up/w[0,0] 3x0e,3x0e": (3, 3),
-        "layer_1/linear_up/w[1,1] 3x1o,3x1o": (3, 3),
-        "radial/layer_1/Dense_0/kernel": (4, 8),
-        "radial/layer_1/Dense_1/kernel": (8, 12),
-        "layer_1/linear_basis/w[0,0] 6x0e,3x0e": (6, 3),
-        "layer_1/linear_basis/w[1,1] 6x1o,3x1o": (6, 3),
-        "layer_1/contraction": (3, 5, 3),
-        "layer_1/linear_down/w[0,0] 3x0e,3x0e": (3, 3),
-        "layer_1/skip/w[0,0] 3x0e,3x0e": (3, 3, 3),
-        "readout_1/linear_in/w[0,0] 3x0e,2x0e": (3, 2),
-        "readout_1/linear_out/w[0,0] 2x0e,1x0e": (2, 1),
-    },
-}
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_parameters_have_these_names(graph, cls):
-    """Networks were saved with them; another name would not find them."""
-    assert shapes_of(small(cls, layers=2), graph) == PARAMETERS[cls]
-
-
-# the layers compute no product 1e, and count none
-OF_PRODUCTS = {
-    NequIP: ("linear_down", ["w[0,0] 9x0e,9x0e", "w[1,1] 12x1o,3x1o", "w[2,2] 12x2e,3x2e"]),
-    MACE: ("linear_basis", ["w[0,0] 6x0e,3x0e", "w[1,1] 9x1o,3x1o", "w[2,2] 6x2e,3x2e"]),
-}
-
-
-@pytest.mark.parametrize("cls", OF_PRODUCTS)
-def test_parameters_are_numbered_by_the_products_with_weights(graph, cls):
-    model = small(cls, "0e+1o+2e", layers=2, lmax=2, parity=False)
-    name, expected = OF_PRODUCTS[cls]
-    prefix = f"layer_1/{name}/"
-    names = [n.removeprefix(prefix) for n in shapes_of(model, graph) if n.startswith(prefix)]
-    assert names == expected
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_float32_in_float32_out(graph, cls):
-    model = small(cls, layers=1)
-    vectors = graph.vectors.astype(np.float32)
-    variables = jax.jit(model.init)(jax.random.key(0), vectors, graph.species, graph.edges)
-    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {np.dtype(np.float32)}
-    out = jax.jit(model.apply)(variables, vectors, graph.species, graph.edges)
-    assert out.dtype == np.float32
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cls", "irreps_out"), [(NequIP, "0e"), (Allegro, "0e + 0o + 1o"), (MACE, "0e")]
+    ("name", "message"),
+    [
+        ("neqiup", "model 'neqiup' is unknown; did you mean nequip?"),
+        ("xyz", "model 'xyz' is unknown; choose one of nequip, allegro, mace, tetris"),
+    ],
 )
-def test_a_graph_without_edges(graph, cls, irreps_out):
-    """NequIP gives each element a number of its own, by its skips.
+def test_unknown_models_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(name)
 
-    The others give zero: energies of Allegro are of edges, and products of MACE have a factor A.
-    """
-    model = small(cls, irreps_out, layers=2)
-    variables = variables_of(model, graph)
-    edges = ops.Edges.from_arrays(np.zeros(0, int), np.zeros(0, int), 3)
-    species = np.array([2, 1, 2], np.int32)
-    out = jax.jit(model.apply)(variables, jnp.zeros((0, 3)), species, edges).array
-    if cls is NequIP:
-        assert np.all(np.isfinite(out))
-        assert out[0] == out[2] != out[1]
-    else:
-        np.testing.assert_array_equal(out, np.zeros((3, e3nn.Irreps(irreps_out).dim)))
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("nequip", ["7 linear", "3 tensor_product_linear_gate"]),
+        # two layers, and the readout of the pseudoscalar
+        ("allegro", ["1 weighted_channels", "3 graph_tensor_product", "3 tensor_product_linear"]),
+        ("mace", ["8 linear", "2 tensor_product_linear", "2 symmetric_contraction"]),
+        ("tetris", ["3 tensor_product_linear_gate", "3 linear"]),
+    ],
+)
+def test_ops_are_counted_and_told_what_runs_them(name, kinds):
+    model, args, variables = built(name, backend="xla")
+    why = "not llvm: backend 'xla' was asked for"
+    apart = "; apart: backend 'xla' computes op by op, and has no fused kernels"
+    expected = [f"  ops      {k} on xla, {why}{apart * ('_linear' in k)}" for k in kinds]
+    if name != "tetris":
+        few = f"{args[-1].num_edges} edges, fewer than 8 for each of 128 knots"
+        expected.append(f"  radial   networks: {few}")
+    for _ in range(2):  # also what has been traced before
+        assert models.ops_summary(model, variables, tetris()[0]).splitlines() == expected
+
+
+def built(name, **more):
+    """Return a model for the Tetris shapes, its arguments, and the shapes of its variables."""
+    settings = {"parity": True} if name == "mace" else {}
+    model = models.build(name, irreps_out="0o + 7x0e", **settings, **more)
+    graph, _ = tetris()
+    args = (graph.vectors, graph.species, graph.edges)
+    return model, args, jax.eval_shape(model.init, jax.random.key(0), *args)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ValueError, match=r"no setting 'layer'; did you mean layers"):
+        models.build("nequip", layer=3)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_summary_tells_layers_and_parameters(name):
+    model, args, variables = built(name)
+    text = models.summary(model, variables)
+    assert "output   1x0o+7x0e" in text
+    counts = {"nequip": "119,584", "allegro": "181,888", "mace": "77,984", "tetris": "7,170"}
+    assert f"{counts[name]} parameters" in text
+    assert text.count("layer ") == len(model.layer_irreps()) - 2
+    # What the summary says of the layers is what the modules give.
+    _, state = jax.eval_shape(
+        lambda v: model.apply(v, *args, capture_intermediates=True, mutable=True), variables
+    )
+    for k, irreps in enumerate(model.layer_irreps()[1:-1]):
+        out = state["intermediates"][f"layer_{k}"]["__call__"][0]
+        if name == "allegro":
+            x, v = out
+            assert e3nn.Irreps([(x.shape[-1], "0e")]) + v.irreps == irreps
+        else:
+            assert out.irreps == irreps
+
+
+@pytest.mark.parametrize(
+    ("irreps_out", "settings", "expected"),
+    [
+        # MACE of the paper: A up to l = 3, features up to L, scalars in the end
+        ("0e", {}, [("0e+1o+2e+3o", "0e+1o+2e"), ("0e+1o+2e+3o", "0e")]),
+        ("0e", {"hidden_lmax": 0}, [("0e+1o+2e+3o", "0e"), ("0e+1o+2e+3o", "0e")]),
+        ("0e", {"layers": 1}, [("0e+1o+2e+3o", "0e")]),
+        ("1o", {"layers": 1}, [("0e+1o+2e+3o", "0e+1o")]),
+        ("0e", {"correlation": 1}, [("0e+1o+2e", "0e+1o+2e"), ("0e", "0e")]),
+        # 1e comes in with the second product with the spherical harmonics, and 0o is 1o times 1e
+        (
+            "0e+0o",
+            {"lmax": 1, "hidden_lmax": 1, "parity": True, "layers": 2},
+            [("0e+1o", "0e+1o"), ("0e+1o+1e", "0e+0o")],
+        ),
+        (
+            "0o",
+            {"lmax": 2, "hidden_lmax": 1, "parity": True, "correlation": 2},
+            [("0e+1o+2e", "0e+1o"), ("1o+1e+2e+2o", "0o")],
+        ),
+    ],
+)
+def test_features_are_those_reached_and_needed(irreps_out, settings, expected):
+    settings = {
+        "layers": 2,
+        "lmax": 3,
+        "hidden_lmax": 2,
+        "correlation": 3,
+        "parity": False,
+        **settings,
+    }
+    found = MACE(irreps_out, channels=4, **settings).basis_and_feature_irreps()
+    repeated = [
+        tuple(e3nn.Irreps(irreps).regroup() for irreps in layer)
+        for layer in ([times(4, a), times(4, h)] for a, h in expected)
+    ]
+    assert found == repeated
+
+
+def times(mul, irreps):
+    return [(mul, ir) for _, ir in e3nn.Irreps(irreps)]
+
+
+def test_the_largest_published_network_has_its_paths():
+    """MACE-large: 1 + 4 + 8 paths to 0e, 1 + 3 + 12 to 1o, 1 + 5 + 14 to 2e."""
+    model = MACE(num_species=4, channels=128, lmax=3, hidden_lmax=2)
+    edges = ops.Edges.from_arrays(np.array([0, 1]), np.array([1, 0]), 2)
+    arguments = (np.ones((2, 3)), np.zeros(2, np.int32), edges)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *arguments)["params"]
+    assert shapes["layer_0"]["contraction"].shape == (4, 49, 128)
+    assert shapes["layer_1"]["contraction"].shape == (4, 13, 128)
+
+
+@pytest.mark.parametrize(
+    ("irreps_out", "settings", "expected"),
+    [
+        ("0e", {"layers": 1}, ["4x0e"]),
+        ("0e", {"layers": 3}, ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e"]),
+        (
+            "0e",
+            {"layers": 4},
+            ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x1e+4x2e+4x2o", "4x0e+4x1o+4x2e", "4x0e"],
+        ),
+        (
+            "0e",
+            {"layers": 4, "parity": False},
+            ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e"],
+        ),
+        ("0o + 7x0e", {"layers": 3}, ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x1e+4x2e+4x2o", "4x0e+4x0o"]),
+        ("0e", {"layers": 2, "lmax": 0}, ["4x0e", "4x0e"]),
+        ("0e", {"layers": 2, "hidden": "8x0e+2x1o+3x1e"}, ["8x0e+2x1o", "8x0e"]),
+        ("0e", {"layers": 2, "hidden": "8x0e+2x1o,6x0e+5x1o"}, ["8x0e+2x1o", "6x0e"]),
+        ("0e", {"layers": 2, "hidden": "2x2o+3x1e+4x0e", "so3": True}, ["4x0e+3x1e", "4x0e"]),
+        (
+            "0e",
+            {"layers": 3, "hidden": "8x0e+3x1o+2x1e", "keep_irreps": True},
+            ["8x0e+3x1o", "8x0e+3x1o+2x1e", "8x0e"],
+        ),
+    ],
+)
+def test_hidden_irreps_are_those_reached_and_needed(irreps_out, settings, expected):
+    _, *hidden, _ = NequIP(irreps_out, channels=4, **settings).layer_irreps()
+    assert hidden == [e3nn.Irreps(i) for i in expected]
+
+
+def test_xplor_is_one_at_its_onset_and_smooth_at_both_ends():
+    onset, cutoff = 4.5, 5.0
+    d = jnp.array([1.0, 4.4999999, 4.5000001, 4.75, 4.9999999, 5.5])
+    u = xplor_cutoff(d, onset, cutoff)
+    middle = (25 - 4.75**2) ** 2 * (25 + 2 * 4.75**2 - 3 * 4.5**2) / (25 - 4.5**2) ** 3
+    np.testing.assert_allclose(u, [1, 1, 1, middle, 0, 0], atol=1e-6)
+    slopes = jax.vmap(jax.grad(lambda d: xplor_cutoff(d, onset, cutoff)))(d)
+    np.testing.assert_allclose(slopes[jnp.array([0, 1, 2, 4, 5])], 0, atol=1e-5)
+    assert slopes[3] < -1
+
+
+def test_frequencies_begin_as_those_that_are_fixed(graph):
+    fixed, trained = (network("pairs", layers=1, trainable_bessel=t) for t in (False, True))
+    variables = variables_of(trained, graph)
+    params = {k: v for k, v in variables["params"].items() if k != "frequencies"}
+    arguments = graph.vectors, graph.species, graph.edges
+    out = jax.jit(trained.apply)(variables, *arguments).array
+    expected = jax.jit(fixed.apply)({"params": params}, *arguments).array
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_gate_is_fused_unless_a_norm_comes_before_it(graph, name):
+    model, arguments = network(name, backend="llvm"), (graph.vectors, graph.species, graph.edges)
+    variables = jax.eval_shape(model.init, jax.random.key(0), *arguments)
+    with ops.recorded() as calls:
+        jax.eval_shape(lambda v: model.apply(v, *arguments), variables)
+    kinds = [op.kind for op in calls if op.kind.startswith("tensor_product_linear")]
+    normed = VARIANTS[name].get("layer_norm")
+    expected = "tensor_product_linear" if normed else "tensor_product_linear_gate"
+    assert kinds == [expected] * model.layers

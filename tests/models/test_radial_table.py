@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqfuse.data import Shape
 from eqfuse.models import MACE, NequIP, predict, radial_table, with_tables
 from eqfuse.models.radial import bessel_basis, polynomial_cutoff, xplor_cutoff
 from eqfuse.models.radial_table import RadialTable, choose, radial_basis
@@ -71,7 +72,7 @@ def batch(make_graph, molecule):
     """Return a molecule and a crystal, with padding."""
     cell = np.array([[2.6, 0.1, 0.0], [0.3, 2.4, 0.2], [-0.2, 0.4, 2.9]])
     crystal = np.array([1, 2]), np.array([[0, 0, 0], [1.3, 1.2, 1.5]]), cell
-    return make_graph([molecule(0), crystal], CUTOFF, nodes=12, edges=160, pad_seed=0)
+    return make_graph([molecule(0), crystal], shape=Shape(12, 160, 3))
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +162,7 @@ def radial_functions(onset, knots=64):
 
     def of(radial):
         network = types.SimpleNamespace(
-            radial=radial,
-            radial_knots=knots,
-            backend="xla",
-            variables={},
-            num_pairs=lambda: 1,
+            radial=radial, radial_knots=knots, backend="xla", variables={}, num_pairs=lambda: 1
         )
         breaks = (CUTOFF,) if onset is None else (onset, CUTOFF)
 

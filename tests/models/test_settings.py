@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from eqfuse.models import Potential
-from tests.models.networks import idle_parameters, variables_of
+from tests.models.conftest import CUTOFF
+from tests.models.networks import variables_of
 from tests.models.settings_variants import NETWORKS
 from tests.ops import tiers
 
 ALL = tiers.slow_unless(["allegro, product", "mace, nonlinear", "nequip, skips"], *NETWORKS)
 FEW = tiers.slow_unless(["allegro, spline", "mace, edges", "nequip, one-hot"], *NETWORKS)
 """One of each kind by default, and others than against e3nn-jax; all by `--run-slow`."""
+CUT_OFF = tiers.slow_unless(
+    ["allegro, spline", "mace, edges", "nequip, xplor", "nequip, pairs"], *NETWORKS
+)
 
 
 def network(name, irreps_out="0e", **others):
@@ -21,7 +25,7 @@ def network(name, irreps_out="0e", **others):
 
 
 def moved(variables):
-    """Return variables in which those that begin as zero are not."""
+    """Return variables in which those that begin as zero are not, which leave others idle."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda p: p + 0.3 * rng.normal(size=p.shape), variables)
 
@@ -44,7 +48,7 @@ def test_the_backends_compute_what_e3nn_does(graph, name, backend):
     variables = moved(variables)
     expected = values_and_gradients(reference, variables, graph)
     for ours, theirs in zip(values_and_gradients(model, variables, graph), expected, strict=True):
-        assert np.abs(theirs).max() > 1e-9
+        assert np.abs(theirs).max() > 1e-9  # no parameter is idle
         # a few thousand operations of 1e-16 each
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
 
@@ -66,15 +70,6 @@ def test_vectors_turn_with_the_structure(graph, rotation, name):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_no_parameter_is_idle(graph, name):
-    # what is kept although nobody reads it has idle parameters
-    others = {"keep_irreps": False} if name.startswith("nequip") else {}
-    model = network(name, **others)
-    # where some begin as zero, nothing depends on what they multiply
-    assert idle_parameters(model, graph, moved(variables_of(model, graph))) == []
-
-
-@pytest.mark.parametrize("name", FEW)
 def test_a_potential_of_fewer_species_predicts_the_same(graph, name):
     """Its parameters are those of a potential made for these species: none was forgotten."""
     potential = Potential(network(name), scale=(1.0, 2.0, 3.0), shift=(0.0, -1.0, 0.5))
@@ -93,17 +88,22 @@ def test_a_potential_of_fewer_species_predicts_the_same(graph, name):
     assert sizes[0] < sizes[1]
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", CUT_OFF)
 def test_padding_and_edges_beyond_the_cutoff_change_nothing(graph, name):
+    """The shortest edge is given other lengths; it has no weight just within its cutoff."""
     model = network(name)
     variables = moved(variables_of(model, graph))
     lengths = np.linalg.norm(graph.vectors, axis=1)
-    edge = np.argmin(np.where(lengths > 0, lengths, np.inf))
+    edge, cutoff = np.argmin(lengths), CUTOFF
+    if pairs := getattr(model, "pair_cutoffs", None):
+        ends = graph.edges.receivers[edge], graph.edges.senders[edge]
+        cutoff = pairs[graph.species[ends[0]]][graph.species[ends[1]]]
     apply, out = jax.jit(model.apply), []
-    for length in (0.0, 3.0 + 1e-7, 6.0, 1.0):
+    for length in (0.0, cutoff + 1e-7, 6.0, cutoff - 1e-7, 1.0):
         vectors = np.array(graph.vectors)
         vectors[edge] *= length / lengths[edge]
         out.append(apply(variables, vectors, graph.species, graph.edges).array)
     np.testing.assert_array_equal(out[0], out[1])
     np.testing.assert_array_equal(out[0], out[2])
-    assert np.abs(out[0] - out[3]).max() > 1e-6
+    np.testing.assert_allclose(out[3], out[0], rtol=0, atol=1e-10 * np.abs(out[0]).max())
+    assert np.abs(out[0] - out[4]).max() > 1e-6

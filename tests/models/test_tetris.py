@@ -1,8 +1,6 @@
 import e3nn_jax as e3nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from benchmarks.launches.e3nn_tetris import Reference
@@ -15,45 +13,6 @@ def x64():
     """Tetris is trained in float32, as by its users."""
     with jax.enable_x64(False):
         yield
-
-
-def logits_of(model, variables, graph):
-    out = model.apply(variables, graph.vectors, graph.species, graph.edges)
-    return models.tetris_logits(out, graph)
-
-
-def trainer():
-    """Return a jitted function seed -> updates until 100%, or 101."""
-    model, optimiser = models.TetrisNet(), optax.adam(0.01)
-    graph, labels = jax.tree.map(jnp.asarray, tetris())
-
-    def loss(variables):
-        logits = logits_of(model, variables, graph)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        return loss, jnp.all(jnp.argmax(logits, axis=1) == labels)
-
-    @jax.jit
-    def run(seed):
-        key = jax.random.key(seed)
-        variables = model.init(key, graph.vectors, graph.species, graph.edges)
-
-        def body(carry):
-            variables, state, updates, _ = carry
-            gradient, _ = jax.grad(loss, has_aux=True)(variables)
-            update, state = optimiser.update(gradient, state)
-            variables = optax.apply_updates(variables, update)
-            return variables, state, updates + 1, loss(variables)[1]
-
-        carry = (variables, optimiser.init(variables), 0, loss(variables)[1])
-        return jax.lax.while_loop(lambda c: ~c[3] & (c[2] <= 100), body, carry)[2]
-
-    return run
-
-
-@pytest.mark.slow
-def test_the_tetris_network_needs_50_steps_at_most_as_a_median_over_seeds():
-    run = trainer()
-    assert np.median([run(seed) for seed in range(30)]) <= 50
 
 
 def test_the_tetris_network_is_that_of_e3nn():
@@ -75,38 +34,6 @@ def test_the_tetris_network_is_that_of_e3nn():
         logits = models.tetris_logits(out, graph)
         expected = models.tetris_logits(expected, graph)
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
-
-
-def test_padding_edges_do_nothing():
-    """To the others' networks neither: `test_potential`."""
-    model, (graph, _) = models.TetrisNet(), tetris()
-    variables = jax.jit(model.init)(jax.random.key(0), graph.vectors, graph.species, graph.edges)
-    senders, receivers = (
-        np.append(index, np.full(6, 31, np.int32))
-        for index in (graph.edges.senders, graph.edges.receivers)
-    )
-    edges = type(graph.edges).from_arrays(senders, receivers, 32)
-
-    def total(vectors, edges):
-        return jnp.sum(jnp.sin(model.apply(variables, vectors, graph.species, edges).array))
-
-    gradient, count = jax.jit(jax.value_and_grad(total)), len(graph.vectors)
-    bare, slope = gradient(graph.vectors, graph.edges)
-    vectors = np.append(graph.vectors, np.zeros((6, 3), np.float32), axis=0)
-    padded, padded_slope = gradient(vectors, edges)
-    # A sum of 256 float32 sines.
-    np.testing.assert_allclose(padded, bare, rtol=0, atol=256 * 1e-6)
-    np.testing.assert_allclose(padded_slope[:count], slope, rtol=0, atol=1e-4)
-    assert not np.any(padded_slope[count:])
-
-
-def test_the_tetris_network_on_a_graph_without_edges():
-    edges = type(tetris()[0].edges).from_arrays(np.zeros(0, int), np.zeros(0, int), 2)
-    model, vectors = models.TetrisNet(), jnp.zeros((0, 3))
-    variables = jax.jit(model.init)(jax.random.key(0), vectors, None, edges)
-    out = jax.jit(model.apply)(variables, vectors, None, edges).array
-    assert np.all(np.isfinite(out))
-    np.testing.assert_array_equal(out[0], out[1])
 
 
 def test_the_head_sums_over_graphs_and_reads_chirality_from_the_pseudoscalar():

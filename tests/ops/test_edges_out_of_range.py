@@ -71,103 +71,56 @@ def test_an_impossible_number_of_nodes_is_refused(num_nodes, end):
         jax.jit(lambda s: ops.Edges.from_arrays(s, s, num_nodes).senders)(end)
 
 
-ALL_BACKENDS = [*BACKENDS, "e3nn"]
-OUTSIDE = (3, 5, -4, -9)
-"""Indices out of the range of three sets of weights; -1, -2 and -3 count from the last."""
-
-
-def nearest(index):
-    return np.clip([i + 3 if i < 0 else i for i in index], 0, 2)
-
-
-@pytest.mark.parametrize("out", WIDE)
-@pytest.mark.parametrize("traced", [True, False], ids=["traced", "host"])
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "e3nn"))
-def test_an_index_of_weights_does_not_wrap(out, traced, backend):
-    """It is treated as any other that is out of range: it is the nearest."""
-    x = e3nn.normal("4x0e", jax.random.key(0), (3,))
-
-    def linear(index):
-        module = ops.Linear("4x0e", num_indexed_weights=3, backend=backend)
-        params = {"params": {"w[0,0] 4x0e,4x0e": jnp.arange(48.0, dtype="f").reshape(3, 4, 4)}}
-        return module.apply(params, index, x).array
-
-    with jax.enable_x64(traced):
-        index = jnp.array([0, out, 1]) if traced else np.array([0, out, 1])
-        expected = linear(jnp.array([0, 2 if out > 0 else 0, 1]))
-        found = (jax.jit(linear) if traced else linear)(index)
-        np.testing.assert_array_equal(found, expected)
-
-
-LINEARS = {
+INDEX = np.array([0, -1, 3, 5, -4, -9, *WIDE])
+"""Of three sets of weights: -1, -2 and -3 count from the last, the others are out of range."""
+NEAREST = np.clip(np.where(INDEX < 0, INDEX + 3 * (INDEX > -4), INDEX), 0, 2)
+MODULES = {
     "linear": (ops.Linear, lambda index, x, y, edges: (index, x)),
     "product": (ops.TensorProductLinear, lambda index, x, y, edges: (x, y, None, None, index)),
     "graph": (ops.TensorProductLinearGate, lambda index, x, y, edges: (x, y, None, edges, index)),
 }
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton-interpret"], *ALL_BACKENDS))
-@pytest.mark.parametrize("name", LINEARS)
-def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
-    """On every backend, in the value and in the gradients, of the weights too."""
-    cls, arguments = LINEARS[name]
-    index = [0, -1, *OUTSIDE]
-    x, y = (
-        e3nn.normal(irreps, jax.random.key(n), (len(index),))
-        for n, irreps in enumerate(("2x0e+2x1o", "0e"))
-    )
-    nodes = np.arange(len(index))
-    edges = ops.Edges.from_arrays(nodes, nodes, len(index))
+def op_of_an_index(name, backend):
+    """Return parameters, and a function of them, x and an index."""
+    if name == "contraction":
+        options = {"irreps_out": "2x0e+2x1o", "correlation": 1, "backend": backend}
+        return jax.random.normal(
+            jax.random.key(1), (3, 2, 2)
+        ), lambda weights, x, index: ops.symmetric_contraction(x, weights, index, **options).array
+    cls, arguments = MODULES[name]
+    nodes = np.arange(len(INDEX))
+    rest = e3nn.IrrepsArray("0e", jnp.cos(nodes[:, None])), ops.Edges.from_arrays(nodes, nodes, 11)
     module = cls("2x0e+1o", num_indexed_weights=3, backend=backend)
-    params = module.init(jax.random.key(2), *arguments(nearest(index), x, y, edges))
+    x = e3nn.IrrepsArray("2x0e+2x1o", jnp.ones((len(INDEX), 8)))
+    params = module.init(jax.random.key(2), *arguments(NEAREST, x, *rest))
+    return params, lambda params, x, index: module.apply(params, *arguments(index, x, *rest)).array
 
-    @jax.jit
+
+@pytest.mark.parametrize(
+    "backend", tiers.slow_unless(["llvm", "triton-interpret"], *BACKENDS, "e3nn")
+)
+@pytest.mark.parametrize("name", [*MODULES, "contraction"])
+def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
+    """In the value and in the gradients, of the weights too; none wraps, traced or on the host."""
+    params, op = op_of_an_index(name, backend)
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (len(INDEX),))
+
     def results(params, x, index):
-        def value(params, x):
-            return module.apply(params, *arguments(index, x, y, edges)).array
+        out, back = jax.vjp(lambda *a: op(*a, index), params, x)
+        return out, back(jnp.cos(out))
 
-        out, back = jax.vjp(value, params, x)
-        return out, back(jnp.cos(jnp.arange(float(out.size))).reshape(out.shape))
+    def on_the_host(index):
+        return jax.jit(lambda *a: results(*a, index))(params, x)
 
-    expected = results(params, x, jnp.array(nearest(index)))
-    jax.tree.map(np.testing.assert_array_equal, results(params, x, jnp.array(index)), expected)
+    expected = on_the_host(NEAREST)
+    jax.tree.map(np.testing.assert_array_equal, on_the_host(INDEX), expected)
+    with jax.enable_x64(True):
+        traced = [jax.jit(results)(params, x, jnp.array(index)) for index in (INDEX, NEAREST)]
+    jax.tree.map(np.testing.assert_array_equal, *traced)
     if name == "linear":
-        theirs = e3nn.flax.Linear("2x0e+1o", num_indexed_weights=3).apply(
-            params, jnp.array(index), x
-        )
+        theirs = e3nn.flax.Linear("2x0e+1o", num_indexed_weights=3).apply(params, NEAREST, x)
         np.testing.assert_allclose(expected[0], theirs.array, atol=1e-6)
-
-
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton-interpret"], *ALL_BACKENDS))
-def test_species_out_of_range_are_the_nearest(backend):
-    index = [0, -1, *OUTSIDE]
-    x = e3nn.normal("2x0e", jax.random.key(0), (len(index),))
-    weights = jax.random.normal(jax.random.key(1), (3, 1, 2))
-
-    def value_and_gradient(species):
-        def value(weights):
-            options = {"irreps_out": "2x0e", "correlation": 1, "backend": backend}
-            return jnp.sum(ops.symmetric_contraction(x, weights, species, **options).array ** 2)
-
-        return jax.value_and_grad(value)(weights)
-
-    expected = value_and_gradient(nearest(index))
-    found = value_and_gradient(np.array(index))
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
-
-
-@pytest.mark.parametrize("out", WIDE)
-def test_an_index_of_species_does_not_wrap(out):
-    """Without x64, from the host: it is the nearest, as every species out of range."""
-    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
-    weights = jax.random.normal(jax.random.key(1), (3, 1, 2))
-
-    def contracted(species):
-        options = {"irreps_out": "2x0e", "correlation": 1, "backend": "xla"}
-        return ops.symmetric_contraction(x, weights, species, **options).array
-
-    expected = contracted(np.array([0, 2 if out > 0 else 0, 1]))
-    np.testing.assert_array_equal(contracted(np.array([0, out, 1])), expected)
 
 
 SIZES = (0, 3), (1, 1), (15, 2), (16, 2), (17, 2), (40, 7), (256, 300), (5000, 300)

@@ -7,15 +7,8 @@ import optax
 import pytest
 from optax import contrib
 
-from eqfuse.train.flat import Flat
-from eqfuse.train.optimizer import (
-    RMS,
-    decays_of,
-    flat_training,
-    is_matrix,
-    make_optimizer,
-    muon,
-)
+from eqfuse.train.flat import ALIGNMENT, Flat
+from eqfuse.train.optimizer import RMS, decays_of, flat_training, is_matrix, make_optimizer, muon
 from eqfuse.train.schedule import LearningRate, MoleculeTraining, average_decay
 from eqfuse.train.step import apply_gradient, init_state
 
@@ -215,3 +208,30 @@ def test_early_stopping_counts_validations_since_the_best_of_a_stage():
     assert rate.reason_to_stop == "no better validation in 2"
     rate.forget_best()
     assert rate.reason_to_stop is None
+
+
+TREE = {"b": jnp.arange(6.0).reshape(2, 3), "a": {"w": jnp.array([7.0])}, "c": jnp.zeros((0, 2))}
+
+
+def test_trees_are_flat_arrays_and_back():
+    flat = Flat.of(TREE)
+    array = flat.flatten(TREE)
+    assert array.shape == (flat.size,)
+    assert np.sum(array) == sum(range(6)) + 7  # nothing but the leaves and zeros
+    assert all(size * 4 % ALIGNMENT == 0 for size in flat.sizes)
+    jax.tree.map(np.testing.assert_array_equal, flat.unflatten(array), TREE)
+
+
+def test_the_gradient_of_a_flat_array_is_flat():
+    flat = Flat.of(TREE)
+
+    def f(tree):
+        return jnp.sum(jnp.sin(tree["b"])) * tree["a"]["w"][0]
+
+    got = jax.grad(lambda array: f(flat.unflatten(array)))(flat.flatten(TREE))
+    np.testing.assert_array_equal(got, flat.flatten(jax.grad(f)(TREE)))
+
+
+def test_leaves_of_several_dtypes_are_refused():
+    with pytest.raises(ValueError, match="leaves of one dtype"):
+        Flat.of({"a": jnp.zeros(1), "b": jnp.zeros(1, jnp.int32)})

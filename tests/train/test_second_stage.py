@@ -1,29 +1,18 @@
 """The second stage of a training: other weights, averaged parameters, a best network of its own."""
 
-import csv
-import os
-import signal
-
-import jax
 import matplotlib.image
 import numpy as np
 import pytest
 
 from eqfuse import plots
-from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.schedule import average_decay
+from tests.small_runs import TINY, rows_of
 
 PICTURES = True
 STAGES = ["training.second_stage=0.5", "training.second_energy_weight=300", "epochs=6"]
-
 UNITS = (("energy", "atom"), ("forces", "a"))
-
-
-@pytest.fixture
-def settings(water, tiny):
-    return [f"data={water}", *tiny, *STAGES, "dtype=float64"]  # 4 steps in each epoch
 
 
 def test_parameters_of_the_second_stage_have_equal_weights(rng):
@@ -40,12 +29,12 @@ def test_parameters_of_the_second_stage_have_equal_weights(rng):
 
 
 def test_the_second_stage_weighs_energies_and_has_a_best_network_of_its_own(
-    settings, tmp_path, capsys
+    water, tmp_path, capsys
 ):
+    settings = [f"data={water}", *TINY, *STAGES, "dtype=float64"]  # 4 steps in each epoch
     assert main([*settings, f"run={tmp_path / 'run'}"]) == 0
     assert "second stage: energy_weight=300" in capsys.readouterr().out
-    with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "run")
     _, last, _ = read_checkpoint(tmp_path / "run", ("last",))
     assert last["position"]["second_since"] == 12
     # The picture shows where it began.
@@ -63,36 +52,14 @@ def test_the_second_stage_weighs_energies_and_has_a_best_network_of_its_own(
     assert read_checkpoint(tmp_path / "run", ("best",))[1]["epoch"] > 3
 
 
-@pytest.mark.slow
-def test_the_second_stage_is_resumed_exactly(settings, tmp_path, monkeypatch):
-    """Interrupted within it, as by a signal."""
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert main([*settings, f"run={whole}"]) == 0
-    keep = Fit._keep
-
-    def interrupted(self, state, at, *rest):
-        keep(self, state, at, *rest)
-        if int(state.step) == 18:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Fit, "_keep", interrupted)
-        assert main([*settings, f"run={halves}"]) == 128 + signal.SIGUSR1
-    assert read_checkpoint(halves, ("last",))[1]["position"]["second_since"] == 12
-    assert main([f"resume={halves}"]) == 0
-    ends = [read_checkpoint(folder, ("last",))[0] for folder in (whole, halves)]
-    jax.tree.map(np.testing.assert_array_equal, *ends)
-
-
 @pytest.mark.parametrize(
     "criterion", ["energy_mae", pytest.param("forces_rmse", marks=pytest.mark.slow)]
 )
-def test_the_best_network_is_that_of_the_criterion_asked_for(water, tiny, tmp_path, criterion):
+def test_the_best_network_is_that_of_the_criterion_asked_for(water, tmp_path, criterion):
     jumpy = ["lr=0.5", "training.schedule=constant", "training.ema_decay=0", "epochs=8"]
     more = [f"training.best={criterion}", f"run={tmp_path / 'run'}"]
-    assert main([f"data={water}", *tiny, *jumpy, *more]) == 0
-    with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    assert main([f"data={water}", *TINY, *jumpy, *more]) == 0
+    rows = rows_of(tmp_path / "run")
     unit = "mev_per_atom" if "energy" in criterion else "mev_per_a"
     errors = np.array([float(row[f"val_{criterion}_{unit}"]) for row in rows])
     losses = np.array([float(row["val_loss"]) for row in rows])

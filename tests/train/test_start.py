@@ -1,6 +1,5 @@
-"""A run that starts from the network of another one, on other data."""
+"""A run that starts from the network of another one, on other data and for other elements."""
 
-import csv
 import shutil
 
 import ase.build
@@ -8,13 +7,16 @@ import ase.io
 import jax
 import numpy as np
 import pytest
+from ase.data import atomic_numbers
 
+from eqfuse.convert import convert_mace
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.resume import started_config
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.start import Start
-from tests.small_runs import TINY, prepared, write_displaced
+from eqfuse.train.start import Start, _group, of_elements, similar
+from tests.convert.conftest import GOLDENS, unpacked
+from tests.small_runs import TINY, prepared, refused, write_displaced
 
 
 @pytest.fixture(scope="module")
@@ -41,47 +43,6 @@ def settings(base, others):
     return [f"start_from={base}", "data=extxyz", f"data.path={others}", "data.val=4"]
 
 
-def rows_of(folder):
-    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def refused(arguments, capsys, code=2):
-    assert main(arguments) == code
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    return error
-
-
-@pytest.mark.slow
-def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys):
-    """In one stage: the loss of a second one weighs energies otherwise, and is not compared."""
-    folder = tmp_path / "run"
-    settings = [*settings, "training.second_stage=null"]
-    assert main([*settings, "epochs=40", "lr=0.05", f"run={folder}"]) == 0
-    out = capsys.readouterr().out
-    assert f"the network of {base}" in out
-    assert f"those of {base}" in out
-    start, theirs, _ = read_checkpoint(base, ("best",))
-    params, ours, _ = read_checkpoint(folder, ("best",))
-    for name in ("model", "model_fields", "potential", "species", "reference_energies"):
-        assert ours[name] == theirs[name], name
-    assert ours["statistics"] != theirs["statistics"]
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, start)
-
-    rows = rows_of(folder)
-    assert [int(row["epoch"]) for row in rows] == list(range(41))
-    # The errors of epoch 0 are those that the network has on these frames by itself.
-    kept = tmp_path / "kept"
-    assert main([*settings, "steps=1", "lr=1e-30", "training.min_lr=1e-30", f"run={kept}"]) == 0
-    again, _, _ = read_checkpoint(kept, ("best",))
-    jax.tree.map(np.testing.assert_array_equal, again, start)
-    losses = [float(row["val_loss"]) for row in rows]
-    assert [float(row["val_loss"]) for row in rows_of(kept)] == [losses[0], losses[0]]
-    assert min(losses) < 0.5 * losses[0]
-    assert losses.index(min(losses)) == ours["epoch"]
-
-
 def test_reference_energies_that_are_given_win(settings, tmp_path):
     atoms = [ase.Atoms("O", info={"energy": -3.0}), ase.Atoms("H", info={"energy": -1.0})]
     ase.io.write(tmp_path / "both.xyz", atoms, format="extxyz")
@@ -104,34 +65,17 @@ def moved(water, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-def test_reference_energies_are_moved_to_data_of_another_method(base, moved, tmp_path, capsys):
-    """Where atoms have other energies, and all else is alike, the network is as good as before."""
-    data = [f"start_from={base}", "data=extxyz", f"data.path={moved}", "data.val=4", "steps=2"]
-    settings = [*data, "lr=1e-30", "training.min_lr=1e-30"]
-    folder = tmp_path / "run"
-    assert main([*settings, "data.reference_energies=fit", f"run={folder}"]) == 0
-    assert "moved to the data by least squares" in capsys.readouterr().out
-    best = min(rows_of(base), key=lambda row: float(row["val_loss"]))
-    ours = rows_of(folder)[0]
-    same, energy = "val_forces_mae_mev_per_a", "val_energy_mae_mev_per_atom"
-    assert float(ours[same]) == pytest.approx(float(best[same]), rel=1e-5)
-    # The fit takes the mean error of the training frames away too.
-    assert float(ours[energy]) < float(best[energy]) + 1
-    _, theirs, _ = read_checkpoint(base, ("best",))
-    _, metadata, _ = read_checkpoint(folder, ("last",))
-    found, before = metadata["reference_energies"], theirs["reference_energies"]
-    change = {z: found[z] - before[z] for z in found}
+def test_reference_energies_are_moved_to_data_of_another_method(base, moved, capsys):
+    """Where atoms have other energies; without it the network's are used, and far off."""
+    settings = [f"start_from={base}", f"data={moved}", "data.val=4"]
+    dataset, text = prepared(*settings, "data.reference_energies=fit", tiny=())
+    assert "moved to the data by least squares" in " ".join(text.split())  # it may be wrapped
+    before = read_checkpoint(base, ("best",))[1]["reference_energies"]
+    change = {z: dataset.references[int(z)] - energy for z, energy in before.items()}
     assert change["8"] + 2 * change["1"] == pytest.approx(-2068.2, abs=1)
-
-    # Going on does not move them again.
-    assert main([f"resume={folder}", "steps=3"]) == 0
-    assert read_checkpoint(folder, ("last",))[1]["reference_energies"] == found
-    # Without it, the network's own are used, and the energies are far off.
-    assert capsys.readouterr().err == ""
-    assert main([*settings, f"run={tmp_path / 'other'}"]) == 0
+    capsys.readouterr()
+    prepared(*settings, tiny=())
     assert "warning: the energies are -689.4 eV/atom above the refer" in capsys.readouterr().err
-    assert float(rows_of(tmp_path / "other")[0][energy]) > 100_000
 
 
 def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, tmp_path, capsys):
@@ -152,8 +96,7 @@ def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, 
 
 
 def test_a_fit_that_the_frames_do_not_determine_is_a_warning(settings, capsys):
-    dataset, text = prepared(*settings, "data.reference_energies=fit", tiny=())
-    assert "moved to the data by least squares" in " ".join(text.split())  # it may be wrapped
+    dataset, _ = prepared(*settings, "data.reference_energies=fit", tiny=())
     warning = capsys.readouterr().err
     values = f"H {dataset.references[1]:.1f}, O {dataset.references[8]:.1f} eV"
     assert f"the fit does not determine the reference energies of {values}" in warning
@@ -211,3 +154,63 @@ def test_a_damaged_file_of_a_network_is_refused(settings, tmp_path, capsys):
     error = refused([f"start_from={file}", *settings[1:], f"run={tmp_path / 'run'}"], capsys)
     assert f"checkpoint {file} is damaged" in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("z", "known", "expected"),
+    [
+        (14, (1, 6, 8), 6),  # silicon is like carbon
+        (9, (1, 8, 17), 17),  # fluorine like chlorine
+        (31, (5, 12, 30), 5),  # gallium like boron
+        (2, (1, 4, 10), 10),  # helium like neon, and not beryllium
+        (47, (28, 29, 46), 29),  # silver like copper
+        (72, (22, 57, 73), 22),  # hafnium like titanium
+        (58, (57, 90), 90),  # cerium like thorium
+        (16, (1, 6), 6),  # no other of its group
+    ],
+)
+def test_a_new_element_begins_as_the_most_similar_one(z, known, expected):
+    assert similar(z, known) == expected
+
+
+def test_all_groups_are_those_of_the_periodic_table():
+    table = {1: "H Li Na K Rb Cs Fr", 2: "Be Mg Ca Sr Ba Ra", 4: "Ti Zr Hf Rf", 12: "Zn Cd Hg"}
+    table |= {13: "B Al Ga In Tl", 14: "C Si Ge Sn Pb", 17: "F Cl Br I At", 18: "He Ne Ar Kr Xe Rn"}
+    for group, names in table.items():
+        assert {_group(atomic_numbers[name]) for name in names.split()} == {group}, names
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """Run of a network of mace with ZBL and Agnesi's transform, of H, C and O."""
+    folder = tmp_path_factory.mktemp("network")
+    convert_mace(unpacked(GOLDENS / "density.model.xz", folder), folder / "run")
+    return folder / "run"
+
+
+def test_a_new_element_has_the_weights_of_the_similar_one_and_its_own_radius(network):
+    params, metadata, _ = read_checkpoint(network, ("best",))
+    more, theirs = of_elements(params, metadata, (1, 6, 8, 16))
+    assert theirs["species"] == [1, 6, 8, 16]
+    assert theirs["reference_energies"]["16"] == metadata["reference_energies"]["8"]
+    old, new = (tree["params"]["model"]["embedding"] for tree in (params, more))
+    np.testing.assert_array_equal(new, old[[0, 1, 2, 2]])
+    fields = theirs["model_fields"]
+    assert fields["atomic_numbers"] == [1, 6, 8, 16]
+    assert fields["covalent_radii"][:3] == metadata["model_fields"]["covalent_radii"]
+    assert fields["covalent_radii"][3] == pytest.approx(1.05)
+    assert theirs["potential"]["repulsion"]["atomic_numbers"] == [1, 6, 8, 16]
+
+
+def test_an_added_element_is_trained(network, copper):
+    settings = [f"start_from={network}", "data=extxyz", f"data.path={copper}", "data.val=4"]
+    with pytest.raises(ConfigError, match=r"begin as a similar element \(elements=add\)"):
+        prepared(*settings, tiny=())
+    with pytest.raises(ConfigError, match="fit, for Cu, which the network does not know"):
+        prepared(*settings, "elements=add", tiny=())
+    settings += ["elements=add", "data.reference_energies=fit"]
+    dataset, _ = prepared(*settings, tiny=())
+    assert dataset.species == (1, 6, 8, 29)
+    # the energy of copper is fitted; those of elements that are not in the data stay
+    before = read_checkpoint(network, ("best",))[1]["reference_energies"]
+    assert dataset.references[8] == before["8"] != dataset.references[29]

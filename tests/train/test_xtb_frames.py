@@ -41,14 +41,3 @@ def test_it_writes_what_a_run_reads(tmp_path, monkeypatch, capsys):
     frames = ase.io.read(tmp_path / "frames.xyz", ":")
     assert [len(frame) for frame in frames] == [3, 3, 3]
     assert all(np.abs(frame.get_forces()).max() > 0 for frame in frames)
-
-
-def test_what_it_cannot_use_is_refused(tmp_path, monkeypatch, capsys):
-    for arguments, message in (
-        ([str(tmp_path / "none.xyz"), "out.xyz"], "none.xyz"),
-        ([str(EXAMPLE), "out.xyz"], "xtb_frames.py"),
-    ):
-        monkeypatch.setattr("sys.argv", [str(EXAMPLE), *arguments])
-        with pytest.raises(SystemExit, match="2"):
-            runpy.run_path(str(EXAMPLE), run_name="__main__")
-        assert message in capsys.readouterr().err

@@ -110,6 +110,7 @@ def of_atoms(
         config_type=None if config_type is None else str(config_type),
         origin=origin,
         atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
+        hessian=per_atom.get("hessian", per_frame.get("hessian")),
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
     )
 

@@ -17,12 +17,13 @@ from ase.io.formats import open_with_compression
 
 from eqfuse.data.readers.ase_files import NINE_NUMBERS, PLAIN, is_number, of_atoms, properties_of
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
-from eqfuse.data.structures import DataError, Structure
+from eqfuse.data.structures import TRAINED, DataError, Structure
 
 _FRAMES_SEARCHED = 10  # for candidates
 _NO_LABELS = {
     "positions",
-    *(f"config_{name}weight" for name in ("", "energy_", "forces_", "stress_", "virials_")),
+    "config_weight",
+    *(f"config_{name}_weight" for name in (*TRAINED, "virials")),
 }
 _LONGEST_COMMENT = 2**20  # characters, which take ASE seconds; 6 million take a minute
 # Text between quotes or brackets of any kind that ASE knows, which holds no keys. Without a closing
@@ -43,7 +44,10 @@ def iterate_extxyz(
     A frame may lack any label, and its forces those of some atoms, which are NaN; a column
     `forces_weight` has weights of atoms. Its weights are those that mace writes: `config_weight`
     times `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by
-    default, or `config_virials_weight` for the stress of a virial.
+    default, or `config_virials_weight` for the stress of a virial, and `config_hessian_weight`.
+
+    A column `hessian` has 9 n_atoms numbers for each atom, those of [3, n_atoms, 3] of
+    `Structure.hessian` one after the other, or NaN: `atoms.arrays["hessian"] = H.reshape(n, -1)`.
 
     References: https://github.com/libAtoms/extxyz
     """

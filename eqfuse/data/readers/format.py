@@ -68,6 +68,7 @@ class Units(NamedTuple):
             "energy": energy,
             "forces": energy / length,
             "stress": energy / length**3,
+            "hessian": energy / length**2,
         }
         values = {name: getattr(given, name) for name in factors}
         scaled = {name: v * factors[name] for name, v in values.items() if v is not None}

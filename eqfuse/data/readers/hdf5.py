@@ -92,5 +92,6 @@ def _structure(group, keys: Keys, units: Units, origin: str) -> Structure:
         stress=stress_of(properties, keys.stress, volume),
         config_type=None if config_type in (None, "Default") else str(config_type),
         origin=origin,
-        weights=Weights(*of_labels),
+        weights=Weights(*of_labels, common * float(weights.get("hessian", 1.0))),
+        hessian=properties.get("hessian"),
     )

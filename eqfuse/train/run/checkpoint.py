@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from eqfuse import models
+from eqfuse.models.heads import head_of
 from eqfuse.train.run.files import (
     FILES,
     CheckpointError,
     encode,
     has_checkpoint,
-    head_file,
-    heads_of,
     read_file,
+    require_one_head,
     set_aside,
     sync_folder,
     write_whole,
@@ -36,7 +36,8 @@ class Checkpoints:
     power loss, before it replaces another, so that a run killed at any moment leaves one of the
     two. `best` and `stable` are written before a `last` that knows of them. What is offered more
     often than `seconds` waits in memory for the next offer or for `flush`. With `writes` False
-    nothing is written: another process does it.
+    nothing is written: another process does it. If the metadata have `heads`, a list of what each
+    has instead of them, the best network of each is written to a file of its own, too.
     """
 
     def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0, *, writes: bool = True):
@@ -47,15 +48,18 @@ class Checkpoints:
         self._waiting = {}
         self._written_at = -np.inf
 
-    def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
+    def offer(
+        self, name: str, step: int, params: Callable, progress: dict, state=None, adapter=None
+    ):
         """Keep parameters, under a name of `FILES`, now or at the next chance.
 
         `params` gives a pytree of arrays when they are written; `progress` is of plain values, and
-        `state` a pytree that a resumed run needs besides.
+        `state` a pytree that a resumed run needs besides. `adapter` gives the part of the
+        parameters that is trained, which has a file of its own, or is None.
         """
         if not self._writes:
             return
-        self._waiting[name] = (step, params, progress, state)
+        self._waiting[name] = (step, params, progress, state, adapter)
         if name == "last" and time.monotonic() - self._written_at >= self._seconds:
             self.flush()
 
@@ -67,11 +71,13 @@ class Checkpoints:
                 del self._waiting[name]  # now: an exception within the writing leaves it here
         self._written_at = time.monotonic()
 
-    def _write(self, name: str, step: int, params: Callable, progress: dict, state):
-        arrays = named_arrays("params", params())
+    def _write(self, name: str, step: int, params: Callable, progress: dict, state, adapter):
+        params = params()
+        arrays = named_arrays("params", params)
         if state is not None:
             arrays |= named_arrays("state", state)
-        content = encode(arrays, {**self._metadata, "step": step, **progress})
+        metadata = {**self._metadata, "step": step, **progress}
+        content, heads = encode(arrays, metadata), metadata.pop("heads", [])
         path, *previous = (self._folder / file for file in FILES[name])
         try:
             if not self._folder.exists():
@@ -79,6 +85,15 @@ class Checkpoints:
                 sync_folder(self._folder.parent)
             for damaged in filter(Path.is_dir, (path, *previous)):
                 set_aside(damaged)
+            for number, own in enumerate(heads if name == "best" else []):
+                file = self._folder.parent / "heads" / f"{own['head']}.safetensors"
+                file.parent.mkdir(exist_ok=True)
+                arrays = named_arrays("params", head_of(params, number))
+                write_whole(file, encode(arrays, metadata | own))
+            if adapter is not None:
+                file = self._folder.parent / "adapter.safetensors"
+                arrays = named_arrays("params", adapter())
+                write_whole(file, encode(arrays, metadata | {"is_adapter": True}))
             write_whole(path, content, *previous)
         except OSError as error:
             raise CheckpointError(
@@ -116,6 +131,7 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
       DamagedCheckpointWarning: the newest one is damaged; the one before it is given.
     """
     params, metadata, _ = read_checkpoint(run, _names(run, which))
+    _require_network(run, metadata)
     _check(run, metadata, len(jax.tree.leaves(params)))
     for path, array in jax.tree_util.tree_leaves_with_path(params):
         if not np.isfinite(array).all():
@@ -130,9 +146,23 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
     return module, jax.device_put(params), metadata
 
 
+def _require_network(run, metadata: dict):
+    """Refuse an adapter, or several heads together."""
+    if "is_adapter" in metadata:
+        raise CheckpointError(
+            f"{run} is an adapter and no network: eqfuse convert adapter {run} NETWORK RUN makes "
+            f"one of it and of that which it started from, {metadata['started_from']['run']}"
+        )
+    if "heads" in metadata:
+        raise CheckpointError(
+            f"{run} holds several heads together, and has a file of each after its first validation"
+        )
+
+
 def read_metadata(run, *, which: str | None = None) -> dict:
     """Return the metadata of `load_run`, which see, without the network."""
     metadata = _of_newest(run, _names(run, which), only_metadata=True)[0][1]
+    _require_network(run, metadata)
     _check(run, metadata)
     return metadata
 
@@ -217,6 +247,7 @@ def _names(run, which: str | None) -> tuple[str, ...]:
         raise ValueError(f'which={which!r} is unknown; it is "best", "last", or None for either')
     if which is not None and os.path.isfile(_path(run)):
         raise ValueError(f"which={which!r} is for the folder of a run, and {run} is one file")
+    require_one_head(_path(run))
     return ("best", "last") if which is None else (which,)
 
 
@@ -251,11 +282,6 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
     folder = run / "checkpoints"
     name = next((name for name in names if has_checkpoint(run, name)), None)
     if name is None:
-        if heads := heads_of(run):
-            raise CheckpointError(
-                f"{run} has the heads {', '.join(heads)}: choose one by head=NAME, or give its "
-                f"file, {head_file(run, heads[0])}"
-            )
         inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
         hint = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
         raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {hint}")

@@ -98,14 +98,25 @@ def has_checkpoint(folder, name: str) -> bool:
 
 def heads_of(run) -> list[str]:
     """Return the heads of a network with several, of which each has a file."""
-    return sorted(path.stem for path in (Path(run) / "heads").glob("*.safetensors"))
+    folder = os.path.join(os.path.expanduser(run), "heads")
+    names = os.listdir(folder) if os.path.isdir(folder) else ()  # False for what is no name
+    return sorted(n.removesuffix(".safetensors") for n in names if n.endswith(".safetensors"))
+
+
+def require_one_head(run):
+    """Refuse a network with several heads, of which none was chosen."""
+    if heads := heads_of(run):
+        raise CheckpointError(
+            f"{run} has the heads {', '.join(heads)}: choose one by head=NAME, or give its file, "
+            f"{head_file(run, heads[0])}"
+        )
 
 
 def head_file(run, head: str | None) -> str | Path:
     """Return the file of a head of a run; the run itself for None."""
     if head is None:
         return run
-    if head not in (known := heads_of(Path(run).expanduser())):
+    if head not in (known := heads_of(run)):
         names = f"its heads are {', '.join(known)}" if known else "it has one, without a name"
         raise CheckpointError(f"{run} has no head {head!r}; {names}")
     return Path(run).expanduser() / "heads" / f"{head}.safetensors"

@@ -21,7 +21,7 @@ from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
-from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
+from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.log import warnings_of
 from eqfuse.train.run.terminal import duration
@@ -65,7 +65,8 @@ def write_results(
         sets = {"training": dataset.train[:MAX_TRAINING], **sets}
         sets |= {"test": dataset.test} if dataset.test else {}
     try:
-        stage = read_metadata(folder.path, which="last")["position"]["second_since"]
+        _, last, _ = read_checkpoint(folder.path, ("last",))
+        stage = last["position"]["second_since"]
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
@@ -75,7 +76,7 @@ def write_results(
         for name, samples in sets.items():
             part = predicted[start : start + len(samples)]
             start += len(samples)
-            labelled = [_with_numbers(sample, dataset.species) for sample in samples]
+            labelled = [_described(sample, dataset) for sample in samples]
             rows += [{"set": name, **row} for row in error_table(labelled, part)]
             if name != "training":
                 target = folder.path / ("parity.png" if name == "validation" else "parity_test.png")
@@ -90,8 +91,7 @@ def write_results(
             writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
             writer.writeheader()
             writer.writerows(rows)
-        elapsed = read_metadata(folder.path, which="last")["position"]["elapsed"]
-        facts = {**facts, "training time": duration(elapsed)}
+        facts = {**facts, "training time": duration(last["position"]["elapsed"])}
         text = _page(folder.path, metadata, rows, facts, ended)
         (folder.path / "report.html").write_text(text, encoding="utf-8")
         return rows
@@ -129,10 +129,12 @@ def _predictions(potential: Potential, params, batcher: Batcher) -> list[SimpleN
     return predicted
 
 
-def _with_numbers(sample: Sample, species: Sequence[int]) -> SimpleNamespace:
-    """Return the labels of a sample with its atomic numbers, for `error_table`."""
+def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
+    """Return the labels of a sample, its atomic numbers and its head, for `error_table`."""
     labels = {name: getattr(sample, name) for name in (*LABELS, "num_atoms", "config_type")}
-    return SimpleNamespace(**labels, numbers=np.array(species)[sample.species])
+    head = None if sample.head is None else list(dataset.heads)[sample.head]
+    numbers = np.array(dataset.species)[sample.species]
+    return SimpleNamespace(**labels, numbers=numbers, head=head)
 
 
 def _pairs(samples: Sequence[Sample], predicted: Sequence[SimpleNamespace]) -> dict:

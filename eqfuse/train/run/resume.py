@@ -4,7 +4,14 @@ import dataclasses
 import os
 from pathlib import Path
 
-from eqfuse.train.run.files import FILES, CheckpointError, head_file, read_file
+from eqfuse.train.run.files import (
+    FILES,
+    CheckpointError,
+    head_file,
+    heads_of,
+    read_file,
+    require_one_head,
+)
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
 from eqfuse.train.settings.schema import ConfigError, require
@@ -57,8 +64,13 @@ def started_config(arguments: list[str]) -> Config | None:
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
             "run; only its data and its training can be others"
         )
+    head, heads = config.head, heads_of(config.start_from)
+    if head is None and config.heads and heads:  # one that goes on, if there is one
+        head = next((name for name in config.heads if name in heads), None)
     try:
-        start = Path(head_file(config.start_from, config.head))
+        if head is None:
+            require_one_head(config.start_from)
+        start = Path(head_file(config.start_from, head))
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
     config = dataclasses.replace(config, start_from=str(start), head=None)

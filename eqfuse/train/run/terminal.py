@@ -17,7 +17,7 @@ from ase.data import chemical_symbols
 
 from eqfuse import models, ops
 from eqfuse.data import Batcher, Dataset
-from eqfuse.data.structures import LABELS, UNWEIGHTED, counted
+from eqfuse.data.structures import TRAINED, UNWEIGHTED, counted
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.run.files import RunFolder
@@ -30,16 +30,10 @@ def report(
     config: Config, dataset: Dataset, batcher: Batcher, folder: RunFolder, devices: Devices
 ) -> dict[str, str]:
     """Return what there is to say of a training before it begins, by title."""
-    settings, path = config.data, getattr(config.data, "path", None)
-    references = ", ".join(
-        f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
-    )
     rows = {
         **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
-        "data": settings.origin if path is None else _files(path),
-        "frames": _frames(settings.val_path, dataset),
+        **_of_data(config, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
-        "references": f"{references} eV ({_references_origin(config, dataset)})",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
@@ -53,9 +47,28 @@ def report(
     return rows
 
 
+def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
+    """Return where the data and reference energies are from, of each head if there are several."""
+    configs, rows = config.of_heads(), {}
+    for name, own in (dataset.heads or {None: dataset}).items():
+        settings = configs[name].data if name in configs else None
+        frames = _frames(settings and settings.val_path, own)
+        numbers = (f"{chemical_symbols[z]} {own.references[z]:.4f}" for z in dataset.species)
+        references = f"{', '.join(numbers)} eV"
+        if settings is None:  # the network's past
+            rows[f"head {name}"] = f"see replay; {frames}; references {references}"
+            continue
+        files = settings.origin if settings.path is None else _files(settings.path)
+        references += f" ({_references_origin(configs[name], own)})"
+        if name is None:
+            return {"data": files, "frames": frames, "references": references}
+        rows[f"head {name}"] = f"{files}; {frames}; references {references}"
+    return rows
+
+
 def lines(rows: dict[str, str]) -> str:
     """Return rows of a report as text; those of many elements in several lines."""
-    texts = [f"{name:<11}{text}" for name, text in rows.items()]
+    texts = [f"{name:<10} {text}" for name, text in rows.items()]
     for k, name in enumerate(rows):
         if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
             text = re.sub(
@@ -163,9 +176,9 @@ def _outliers(dataset: Dataset) -> str:
 def _labels(training, dataset: Dataset) -> dict[str, str]:
     """Return the numbers of frames with labels that only some have, and of weighted frames."""
     rows, of = {}, (len(dataset.train), len(dataset.val))
-    for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
+    for name, title in zip(TRAINED, ("energies", "forces", "stress", "Hessians"), strict=True):
         counts = dataset.num_labelled(name)
-        if not any(counts) if name == "stress" else counts == of:
+        if not any(counts) if name not in ("energy", "forces") else counts == of:
             continue
         weight = getattr(training, f"{name}_weight")
         used = f"weight {weight}" if weight else f"not trained on (training.{name}_weight=0)"
@@ -188,6 +201,8 @@ _COLUMNS = (
     ("F RMSE", 8, "val_forces_rmse_mev_per_a", ".1f"),
     ("S MAE", 8, "val_stress_mae_mev_per_a3", ".3f"),
     ("S RMSE", 8, "val_stress_rmse_mev_per_a3", ".3f"),
+    ("H MAE", 8, "val_hessian_mae_mev_per_a2", ".1f"),
+    ("H RMSE", 8, "val_hessian_rmse_mev_per_a2", ".1f"),
     ("lr", 9, "lr", ".1e"),
     ("ms/step", 8, "ms_per_step", ".1f"),
 )
@@ -224,9 +239,19 @@ class Progress:
     Lines are plain text, so that they read the same in a file.
     """
 
-    def __init__(self, steps_per_epoch: int, stress: bool, by: str = "epoch"):  # or "step"
-        self._columns = [c for c in _COLUMNS if stress or not c[0].startswith("S ")]
-        self._stress, self._by, self._steps = stress, by, steps_per_epoch
+    def __init__(
+        self,
+        steps_per_epoch: int,
+        stress: bool,
+        by: str = "epoch",  # or "step"
+        hessian: bool = False,
+    ):
+        left_out = () if stress else ("S MAE", "S RMSE")
+        left_out += () if hessian else ("H MAE", "H RMSE")
+        self._columns = [c for c in _COLUMNS if c[0] not in left_out]
+        self._units = ", S in meV/Å^3" if stress else ""
+        self._units += ", H in meV/Å^2" if hessian else ""
+        self._by, self._steps = by, steps_per_epoch
         # the bar is not kept in the log of the run, the lines are
         file = getattr(sys.stdout, "stream", sys.stdout)
         self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
@@ -248,8 +273,7 @@ class Progress:
 
     def __enter__(self):
         self._bar.start()
-        stress = ", S in meV/Å^3" if self._stress else ""
-        self.log(f"validation errors: E in meV/atom, F in meV/Å{stress}")
+        self.log(f"validation errors: E in meV/atom, F in meV/Å{self._units}")
         titles = " ".join(title.rjust(width) for title, width, *_ in self._columns)
         self.log(f"{self._by:>6} {titles} {'left':>9}")
         return self

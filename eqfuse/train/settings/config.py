@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
+from eqfuse.train.run.files import heads_of
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
     POSITIVE,
+    ConfigError,
     Range,
     absolute,
     check_ranges,
@@ -24,6 +26,8 @@ NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _MODELS = Path(eqfuse.__file__).parent / "models"
 _NO_SETTINGS = ("irreps_out", "num_species", "avg_num_neighbors", "backend", "fused")
 _NO_SETTINGS += ("radial_accuracy",)  # a training does not choose knots
+PAST = "replay"
+"""The head of the network's past in a run with several."""
 _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
 
 
@@ -163,6 +167,13 @@ class Config:
         64, "frames of replay, the farthest from each other by descriptors", POSITIVE
     )
     replay_weight: float = setting(1.0, "weight of frames of replay in the loss", POSITIVE)
+    elastic: float | None = setting(
+        None,
+        "with start_from=: weight of a penalty on changes of parameters that matter for frames of "
+        "the network's past (elastic weights), made as those of replay, but not trained on; try 30 "
+        "or 300; null: none",
+        POSITIVE,
+    )
     adapter: Literal["lora"] | None = setting(
         None,
         "with start_from=: train two narrow matrices beside each matrix of the network (LoRA), and "
@@ -174,9 +185,12 @@ class Config:
         "folder of an interrupted run to continue; see Options. Nothing else is needed",
         convert=os.path.expanduser,
     )
+    heads: dict[str, dict] = dataclasses.field(default_factory=dict)
+    """By the name of a head: the settings of its data that are not those of `data`."""
 
     def __post_init__(self):
         check_ranges(self, "")
+        self._check_heads()
         fits = self.precision != "tf32x3" or self.dtype == "float32"
         require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
@@ -188,11 +202,50 @@ class Config:
             need = "left out without start_from=: a new network has the elements of its data"
             require(not self.elements, "elements", self.elements, need)
             need = "left out without start_from=: a new network has no past"
-            for name in ("replay", "adapter", "head"):
+            for name in ("replay", "elastic", "adapter", "head"):
                 require(not getattr(self, name), name, getattr(self, name), need)
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
         given = self.data.reference_energies
         require(given != wrong, "data.reference_energies", wrong, need)
+        need = "left out with elastic=, which holds the parameters that adapters leave as they are"
+        require(not (self.elastic and self.adapter), "adapter", self.adapter, need)
+
+    def _check_heads(self):
+        if not self.heads:
+            need = f"the file to train on: data={self.data.name} data.path=FILE"
+            require(self.data.path or self.data.name != "extxyz", "data.path", "null", need)
+            return
+        own = self.data.path or (self.data.name if self.data.name != "extxyz" else None)
+        need = "left out with heads.NAME=FILE: each head has data of its own"
+        require(own is None, "data", own, need)
+        for name in ("adapter", "elastic"):
+            value = getattr(self, name)
+            require(value is None, name, value, "left out with heads.NAME=FILE")
+        for name in self.heads:
+            need = "a name of letters, digits, - and _"
+            require(re.fullmatch(r"[\w-]+", name), "heads", name, need)
+            need = f"another name: with replay=, the network's past is the head {PAST}"
+            require(name != PAST or self.replay in (None, "none"), "heads", name, need)
+        self.of_heads()
+
+    def of_heads(self) -> dict[str | None, "Config"]:
+        """Return the configuration of each head, as if it were alone; itself where there is one.
+
+        A head starts from that of its name, if the network of `start_from` has it.
+        """
+        if not self.heads:
+            return {None: self}
+        configs, start = {}, Path(self.start_from or "")
+        known = heads_of(start.parent.parent) if start.parent.name == "heads" else ()
+        for name, own in self.heads.items():
+            try:
+                data = dataclasses.replace(self.data, **own)
+                file = str(start.parent / f"{name}.safetensors")
+                begins = {"start_from": file} if name in known else {}
+                configs[name] = dataclasses.replace(self, heads={}, data=data, **begins)
+            except ConfigError as error:
+                raise ConfigError(f"heads.{name}: {error}") from error
+        return configs
 
 
 def known(model: str) -> dict[str, dataclasses.Field]:

@@ -11,6 +11,9 @@ from eqfuse.train.settings.options import OTHER_NAMES, parse, read_own
 from eqfuse.train.settings.schema import ConfigError, one_of, require
 
 _MACE = read_own("mace.yaml")
+_OF_HEAD = {"train_file": "", "valid_file": ".val_path", "test_file": ".test"}
+_OF_HEAD |= {"E0s": ".reference_energies", "energy_key": ".energy_key", "forces_key": ".forces_key"}
+"""What mace calls the settings of a head, and what follows its name here."""
 
 
 def translated(command: str) -> str:
@@ -41,6 +44,11 @@ def translated(command: str) -> str:
         ours["data.test"] = given["test_file"]
     if given.get("E0s", "None").lower() not in ("none", "foundation"):
         ours["data.reference_energies"] = given["E0s"]
+    for name, own in ast.literal_eval(given.get("heads", "{}")).items():
+        own = {theirs: value for theirs, value in own.items() if value is not None}
+        ours |= {f"heads.{name}{ending}": own[n] for n, ending in _OF_HEAD.items() if n in own}
+    if given.get("lora") == "True":
+        ours["adapter"] = "lora"
     lines = []
     if "foundation_model" in given:
         ours = {k: v for k, v in ours.items() if k.partition(".")[0] not in _MACE["network"]}

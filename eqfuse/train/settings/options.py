@@ -63,11 +63,17 @@ def parse(arguments: list[str]) -> Config:
             raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
         key, value = split(argument)
         is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
-        if key == "data" and (is_file or (value not in SETS and os.path.isfile(value))):
-            given |= {"data": "extxyz", "data.path": value}
+        is_head = re.fullmatch(r"heads\.[^.]+", key)
+        if is_head and f"{key}.name" in given:
+            raise ConfigError(f"{key} is given twice; each head has a name of its own")
+        if key == "data" or is_head:
+            path = is_file or (value not in SETS and os.path.isfile(value))
+            given[f"{key}.name" if is_head else key] = "extxyz" if path else value
+            given |= {f"{key}.path": value} if path else {}
         else:
             full = SHORTHANDS.get(key, key)
-            given["data.val_path" if key == "data.val" and is_file else full] = value
+            is_val = re.fullmatch(r"(data|heads\.[^.]+)\.val", key)
+            given[f"{full}_path" if is_val and is_file else full] = value
     if others:
         hint = "; eqfuse train --from-mace 'mace_run_train ...' translates a command"
         raise ConfigError("; ".join(others) + hint)
@@ -137,7 +143,10 @@ def flat(plain, path) -> dict:
         raise ConfigError(f"{path}: it is not the configuration of a run")
     values = {}
     for key, value in plain.items():
-        if key in ("model", "data", "training") and isinstance(value, dict):
+        if key == "heads" and isinstance(value, dict):
+            heads = value.items()
+            values |= {f"heads.{h}.{n}": v for h, own in heads for n, v in dict(own).items()}
+        elif key in ("model", "data", "training") and isinstance(value, dict):
             values |= {key if n == "name" else f"{key}.{n}": v for n, v in value.items()}
         else:
             values[SHORTHANDS.get(key, key)] = value
@@ -155,13 +164,17 @@ def from_plain(plain, path):
 def _config(base: dict, given: dict) -> Config:
     """Return the configuration of the settings of a file and those that are typed, by full name."""
     both = {"model": "nequip"} | base | given
+    if any(str(key).startswith("heads.") for key in both):
+        both = {"data": "extxyz"} | both
     if "data" not in both:
         raise ConfigError("data= is missing: a file, such as data=FILE.xyz, or a set, see --help")
     model = both["model"]
     one_of("model", model, list(MODELS))
     one_of("data", both["data"], list(SETS))
     fields = known(model)
-    if unknown := [str(key) for key in both if key not in fields and key not in ("model", "data")]:
+    heads, others = _of_heads(both, fields), ("model", "data")
+    unknown = [str(key) for key in both if key not in fields and key not in others]
+    if unknown := [key for key in unknown if not key.startswith("heads.")]:
         raise ConfigError("; ".join(_unknown(key, fields, model) for key in unknown))
     values = {}
     for layer in (base, given):
@@ -175,8 +188,30 @@ def _config(base: dict, given: dict) -> Config:
         model=MODELS[model](**parts["model"]),
         data=DataSettings(**parts["data"]),
         training=MoleculeTraining(**parts["training"]),
+        heads=heads,
         **parts[""],
     )
+
+
+def _of_heads(given: dict, fields: dict) -> dict[str, dict]:
+    """Return the settings of the data of each head, of those that are given by full name."""
+    names = {full.removeprefix("data."): f for full, f in fields.items() if "data." in full}
+    del names["batch_size"]  # of the run
+    heads = {}
+    for full, value in given.items():
+        group, _, rest = str(full).partition(".")
+        if group != "heads":
+            continue
+        head, _, name = rest.partition(".")
+        own = heads.setdefault(head, {})
+        if name == "name":
+            one_of(full, value, list(SETS))
+            own[name] = value
+        elif name in names:
+            own[name] = typed(full, names[name], value)
+        else:
+            raise ConfigError(f"{full} is no setting of a head; {nearest(name, names)}")
+    return heads
 
 
 def _preset(name: str | None, given: dict, model: str) -> dict:

@@ -70,7 +70,7 @@ def test_configurations(frames, tmp_path):
     np.testing.assert_allclose(read[2].stress, np.diag([1.0, 2.0, 3.0]), rtol=1e-12)
     assert read[3].energy is read[3].forces is read[3].stress is None
     assert (read[4].config_type, read[3].config_type) == ("bulk", None)
-    assert read[4].weights == (6, 2, 2)
+    assert read[4].weights == (6, 2, 2, 2)
     assert read[5].energy is None
     keys = Keys(energy="dft_energy")
     assert read_structures(tmp_path / "train.h5", keys=keys)[3].energy == -7.0

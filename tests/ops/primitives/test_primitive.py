@@ -1,6 +1,8 @@
 """Products under the transformations of JAX: each equals e3nn-jax under the same one."""
 
+import copy
 import dataclasses
+import functools
 
 import e3nn_jax as e3nn
 import jax
@@ -9,8 +11,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops import tiers
-from tests.ops.cases import SMALL, Case, Graph, random_arrays
+from tests.ops import fused_cases, tiers
+from tests.ops.cases import SMALL, Case, Contraction, Graph, random_arrays
 from tests.ops.parity import BACKENDS, UNOPTIMIZED, error, largest, only
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -22,6 +24,49 @@ CASES = {
     "rows": ROWS,
     "graph-one-w": dataclasses.replace(TINY, shared="w"),
     "rows-one-y": dataclasses.replace(ROWS, shape_y=(1,)),
+}
+
+
+class Layer:
+    """A product and a Linear as one op, whose parameters are given."""
+
+    def __init__(self, name: str, fused: str | None = None):
+        self.case, self.fused = fused_cases.CASES[name], fused
+
+    @functools.cached_property
+    def problem(self):
+        return fused_cases.Problem(self.case)
+
+    @property
+    def names(self):
+        return tuple(self.problem.arrays)
+
+    def operands(self):
+        return tuple(map(np.asarray, self.problem.arrays.values()))
+
+    def shapes(self):
+        operands = self.operands()
+        out = jax.eval_shape(self.function("e3nn"), *operands)
+        return *(a.shape for a in operands), out.shape
+
+    def function(self, backend):
+        problem = copy.copy(self.problem)
+        problem.fused = None if backend in ("xla", "e3nn") else self.fused
+
+        def function(*arrays):
+            arrays = dict(zip(self.names, arrays, strict=True))
+            return problem.apply(backend, problem.params, arrays).array
+
+        return function
+
+    def reference(self, *arrays):
+        return self.function("e3nn")(*arrays)
+
+
+OTHER = {
+    "contraction": Contraction("3x0e+3x1o", "3x0e", 2),
+    "layer of rows": Layer("rows-gate-skip", "always"),
+    "layer": Layer("graph-gate-skip"),
 }
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels_by_default = pytest.mark.parametrize("backend", tiers.KERNELS)
@@ -94,6 +139,39 @@ def linearize_and_transpose(case):
     return transform
 
 
+def of_scan(case):
+    """Reverse over forward mode of it, which goes through a loop whose steps are known."""
+    start, of_loop = np.zeros(case.shapes()[-1]), reverse_over_forward(case)
+
+    def transform(product):
+        def looped(*operands):
+            def step(total, turn):
+                return total + product(*(turn * a for a in operands)), None
+
+            return jax.lax.scan(step, start, jnp.arange(1.0, 4))[0]
+
+        return of_loop(looped)
+
+    return transform
+
+
+def of_while_loop(case):
+    """Forward mode of it, which alone goes through a loop whose steps are not known."""
+    start, tangents = (1.0, np.zeros(case.shapes()[-1])), tangents_of(case)
+
+    def transform(product):
+        def looped(*operands):
+            def step(state):
+                turn, total = state
+                return 1.5 * turn, total + product(*(turn * a for a in operands))
+
+            return jax.lax.while_loop(lambda state: state[0] < 3, step, start)[1]
+
+        return lambda *a: jax.jvp(looped, a, tangents)
+
+    return transform
+
+
 TRANSFORMS = {
     "hessian": lambda case: lambda f: jax.hessian(curved(f), argnums=(1,)),
     "third derivative": third_derivative,
@@ -102,38 +180,40 @@ TRANSFORMS = {
         lambda f: jax.grad(curved(jax.checkpoint(f)), tuple(range(len(case.names))))
     ),
     "linearize and transpose": linearize_and_transpose,
+    "scan": of_scan,
+    "while_loop": of_while_loop,
 }
 
 
 @kernels_by_default
-@pytest.mark.parametrize("name", tiers.slow_unless(["graph"], *CASES))
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph"], *CASES, *OTHER))
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transformations(transform, name, backend):
     """Rules of the primitive, which are one for rows and graphs."""
-    case = CASES[name]
+    case = (CASES | OTHER)[name]
     assert_as_e3nn(TRANSFORMS[transform](case), case, backend, *case.operands())
 
 
 VMAPPED = {
-    "x": (0, None, None),
-    "y": (None, 0, None),
-    "all": (0, 0, 0),
-    "other axes": (1, -1, 2),
+    "x": (0, None, None, None),
+    "y": (None, 0, None, None),
+    "all": (0, 0, 0, 0),
+    "other axes": (1, -1, 2, 0),
 }
 
 
 @kernels_by_default
-@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES))
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES, *OTHER))
 @pytest.mark.parametrize("batched", tiers.slow_unless(["x", "all"], *VMAPPED))
 def test_vmap(name, backend, batched):
-    """A batch is one launch, whichever operands have it."""
-    case = CASES[name]
+    """A batch is one launch of a product, whichever operands have it."""
+    case, launches = (CASES | OTHER)[name], 1 if name in CASES else None
     axes = VMAPPED[batched][: len(case.names)]
     operands = [
         a if axis is None else np.stack([a, 2 * a, -a], axis)
         for a, axis in zip(case.operands(), axes, strict=True)
     ]
-    assert_as_e3nn(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=1)
+    assert_as_e3nn(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=launches)
 
 
 @kernels_by_default

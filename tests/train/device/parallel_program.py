@@ -1,5 +1,6 @@
 """Run by test_parallel.py in a process with two host devices."""
 
+import dataclasses
 import sys
 import warnings
 
@@ -45,7 +46,10 @@ def main(model: str, backend: str):
     several, one = find_devices("all"), find_devices("1")
     assert (several.count, several.own, several.is_main, one.count) == (2, [0, 1], True, 1)
     # 8 samples are unlike parts, of molecules and crystals; 1 leaves a device with padding only.
+    # Some lack a label, so that a device may have none of it in its part of a batch.
     structures = [*data.read_embedded("ethanol")[:4], *data.read_embedded("lif")[:6]]
+    for number, label in ((1, "energy"), (2, "forces"), (5, "stress"), (8, "forces")):
+        structures[number] = dataclasses.replace(structures[number], **{label: None})
     dataset = data.Dataset.build(structures, cutoff=3.0, val_size=1)
     species = len(dataset.species)
     settings = {"num_species": species, "channels": 2, "layers": 1, "lmax": 1, "cutoff": 3.0}

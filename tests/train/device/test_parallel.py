@@ -1,6 +1,5 @@
 """Data parallel runs do what runs on one device do, within rounding."""
 
-import csv
 import json
 import os
 import signal
@@ -10,16 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-import ase.io
 import jax
 import numpy as np
 import pytest
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.stress import full_3x3_to_voigt_6_stress
 
-from eqfuse.data import read_embedded, read_structures
+from eqfuse.data import read_structures
 from eqfuse.train import load_run
 from eqfuse.train.main import main
+from tests.small_runs import TINY, rows_of
 
 ROOT = Path(__file__).parents[3]
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
@@ -68,18 +65,15 @@ def ended(started) -> list[tuple[int, str, str]]:
 
 
 @pytest.fixture
-def settings(water, tiny):
+def settings(water):
     # 5 in each batch: a device has 3 of them and the other 2; the last batch has 1.
-    data = ["data=extxyz", f"data.path={water}", *tiny, "data.batch_size=5", "data.train=16"]
+    data = ["data=extxyz", f"data.path={water}", *TINY, "data.batch_size=5", "data.train=16"]
     return [*data, "dtype=float64", "training.schedule=constant"]
 
 
 def assert_alike(first, second):
     """Assert the same metrics and parameters but for rounding in float64."""
-    rows = []
-    for folder in (first, second):
-        with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-            rows.append(list(csv.DictReader(file)))
+    rows = [rows_of(folder) for folder in (first, second)]
     assert len(rows[0]) == len(rows[1]) > 1
     for a, b in zip(*rows, strict=True):
         for name in a.keys() - {"ms_per_step", "elapsed_s"}:
@@ -92,12 +86,7 @@ def assert_alike(first, second):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "backend"),
-    [
-        ("nequip", "llvm"),
-        pytest.param("nequip", "e3nn", marks=pytest.mark.slow),
-        ("mace", "xla"),
-        pytest.param("allegro", "llvm", marks=pytest.mark.slow),
-    ],
+    [("nequip", "llvm"), ("nequip", "e3nn"), ("mace", "xla"), ("allegro", "llvm")],
 )
 def test_gradients_are_those_of_one_device(model, backend):
     program = Path(__file__).with_name("parallel_program.py")
@@ -128,32 +117,6 @@ def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
         assert "all steps done" in main_process[1]
         assert "epoch" not in other[1], "only the main process prints"
     assert_alike(folders[0], folders[2])
-
-
-@pytest.mark.slow
-def test_two_devices_train_on_mixed_labels_like_one(tiny, tmp_path):
-    """A device may have no energies, no forces or no stress at all in its part of a batch."""
-    frames = read_embedded("lif")[:16]
-    atoms = []
-    for number, frame in enumerate(frames):
-        labels = {"energy": frame.energy, "forces": frame.forces}
-        if number % 3 == 0:
-            labels["stress"] = full_3x3_to_voigt_6_stress(frame.stress)
-        if number % 4 in (1, 2):
-            del labels["energy" if number % 4 == 1 else "forces"]
-        atoms.append(ase.Atoms(frame.numbers, frame.positions, cell=frame.cell, pbc=True))
-        atoms[-1].info["config_forces_weight"] = 1.0 + number % 2
-        atoms[-1].calc = SinglePointCalculator(atoms[-1], **labels)
-    ase.io.write(tmp_path / "mixed.xyz", atoms, format="extxyz")
-    data = [f"data={tmp_path / 'mixed.xyz'}", *tiny, "data.batch_size=3", "dtype=float64"]
-    settings = [*data, "training.stress_weight=10", "cutoff=3", "epochs=2", "data.check=off"]
-    folders = [tmp_path / name for name in ("one", "devices")]
-    assert main([*settings, f"run={folders[0]}"]) == 0
-    arguments = [*settings, "devices=all", f"run={folders[1]}"]
-    [(code, out, error)] = ended([start(ROOT / "train.py", arguments, TWO)])
-    assert code == 0, error
-    assert "devices    2" in out
-    assert_alike(*folders)
 
 
 @pytest.mark.slow
@@ -199,18 +162,3 @@ def test_what_fails_in_the_main_process_ends_the_others(settings, tmp_path):
     assert [code for code, _, _ in results] == [2, 1]
     assert "exists already" in results[0][2]
     assert "process 0 failed" in results[1][2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["devices=2"], "devices=2: 1 CPU device found; devices=all uses all"),
-        (["devices=none"], "a number of devices, all, or distributed"),
-        (["devices=0"], "a number of devices"),
-        (["devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
-    ],
-)
-def test_devices_that_are_not_there_are_refused(arguments, part, settings, tmp_path, capsys):
-    assert main([*settings, *arguments, f"run={tmp_path / 'run'}"]) == 2
-    assert part in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

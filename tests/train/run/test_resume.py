@@ -1,7 +1,8 @@
-"""A run that was interrupted, by SIGKILL too, ends like one that never was."""
+"""A run that was interrupted, by SIGKILL too, damaged or made longer ends like a whole one."""
 
-import csv
 import dataclasses
+import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -14,55 +15,73 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.train import molecule, read_metadata
-from eqfuse.train.loop import Fit
+from eqfuse.train import TrainingFailed, molecule, read_metadata
+from eqfuse.train.loop import Fit, Position
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import kept_references
-from tests.small_runs import TINY
+from tests.small_runs import TINY, refused, rows_of
 
 ROOT = Path(__file__).parents[3]
 EPOCHS = 4
-
-
-@pytest.fixture
-def settings(water, tiny):
-    return ["data=extxyz", f"data.path={water}", *tiny, "training.checkpoint_seconds=0"]
+CONSTANT = ["training.schedule=constant"]  # which does not depend on where the end is
+WSD = ["training.second_stage=0.75", "training.schedule=wsd"]
+SECOND = ["training.second_stage=0.5", "training.second_energy_weight=300", "epochs=6"]
+KINDS = {
+    "plain": [f"epochs={EPOCHS}"],
+    "short": [*CONSTANT, "epochs=2"],
+    "constant": [*CONSTANT, "epochs=3"],
+    "steps": [*CONSTANT, "training.checkpoint_seconds=10", "steps=10"],
+    "every": [*CONSTANT, "training.validate_every=3", "steps=10"],
+    "second stage": [*SECOND, "dtype=float64"],
+    "wsd": [*WSD, "model.radial=table", f"epochs={EPOCHS}"],
+}
+"""Runs of four steps an epoch."""
 
 
 @pytest.fixture(scope="module")
-def finished(water, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    data = ["data=extxyz", f"data.path={water}", *TINY, "training.checkpoint_seconds=0"]
-    assert main([*data, f"epochs={EPOCHS}", f"run={folder}"]) == 0
-    return folder
+def settings(water):
+    return [f"data={water}", *TINY, "training.checkpoint_seconds=0"]
+
+
+@pytest.fixture(scope="module")
+def finished(settings, tmp_path_factory):
+    """Return a function of a kind: the folder of a run that nothing interrupted."""
+
+    @functools.cache
+    def finished(kind):
+        folder = tmp_path_factory.mktemp("runs") / kind.replace(" ", "-")
+        assert main([*settings, *KINDS[kind], f"run={folder}"]) == 0
+        return folder
+
+    return finished
 
 
 @pytest.fixture
 def whole(finished, tmp_path):
-    """Folder of a run that nothing interrupted; a copy."""
-    return Path(shutil.copytree(finished, tmp_path / "whole"))
+    """Return a copy of the plain one."""
+    return Path(shutil.copytree(finished("plain"), tmp_path / "whole"))
 
 
 def history(folder):
-    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if k not in ("ms_per_step", "elapsed_s")} for row in rows]
+    times = ("ms_per_step", "elapsed_s")
+    return [{k: v for k, v in row.items() if k not in times} for row in rows_of(folder)]
 
 
 def assert_same(first, second):
     assert history(first) == history(second)
     for name in ("best", "last"):
-        (params, metadata, _), (others, other, _) = (
+        (params, ours, _), (others, theirs, _) = (
             read_checkpoint(folder, (name,)) for folder in (first, second)
         )
         jax.tree.map(np.testing.assert_array_equal, params, others)
-        assert metadata["step"] == other["step"]
         # The digest of the state covers parameters, optimiser, average and step, bit for bit.
-        assert metadata["arrays_sha256"] == other["arrays_sha256"]
+        for key in ("arrays_sha256", "step", "epoch", "validation"):
+            assert ours[key] == theirs[key], (name, key)
 
 
 def start(arguments):
@@ -76,11 +95,11 @@ def start(arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, 2])
 def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path, kills):
     folder = tmp_path / "killed"
     rng = np.random.default_rng(time.time_ns())  # other moments in every run of the test
-    process = start([*settings, f"epochs={EPOCHS}", f"run={folder}"])
+    process = start([*settings, *KINDS["plain"], f"run={folder}"])
     for _ in range(kills):
         while process.poll() is None and not (folder / "checkpoints").exists():
             time.sleep(0.01)
@@ -92,26 +111,44 @@ def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path, kill
     assert_same(whole, folder)
 
 
-@pytest.mark.parametrize("at_step", [6, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "at_step", "signum"),
+    [
+        ("plain", 6, None),
+        ("plain", 3, signal.SIGUSR1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("plain", 8, signal.SIGTERM),
+                ("every", 4, None),  # after an epoch
+                ("every", 5, None),  # between two validations
+                ("every", 6, None),  # before a validation
+                ("second stage", 18, signal.SIGUSR1),
+            )
+        ),
+    ],
+)
 def test_an_interrupted_run_ends_like_one_that_was_not(
-    settings, whole, tmp_path, monkeypatch, at_step
+    settings, finished, tmp_path, monkeypatch, capsys, kind, at_step, signum
 ):
-    from eqfuse.train import loop
-
-    folder, calls = tmp_path / "interrupted", []
-    keep = loop.Fit._keep
+    """By an exception as Ctrl-C raises it, or by a signal, at which a checkpoint is written."""
+    folder, keep = tmp_path / "interrupted", Fit._keep
 
     def interrupt(self, state, *rest):
         keep(self, state, *rest)
-        calls.append(int(state.step))
-        if calls[-1] == at_step:
+        if int(state.step) == at_step and signum:
+            os.kill(os.getpid(), signum)
+        elif int(state.step) == at_step:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Fit, "_keep", interrupt)
-        assert main([*settings, f"epochs={EPOCHS}", f"run={folder}"]) == 130
+        patch.setattr(Fit, "_keep", interrupt)
+        assert main([*settings, *KINDS[kind], f"run={folder}"]) == 128 + (signum or signal.SIGINT)
+    if signum:
+        assert f"step {at_step}; the checkpoint is in" in capsys.readouterr().err
+        assert read_metadata(folder, which="last")["step"] == at_step
     assert main([f"resume={folder}"]) == 0
-    assert_same(whole, folder)
+    assert_same(finished(kind), folder)
 
 
 @pytest.mark.slow
@@ -128,31 +165,33 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, tmp_path, 
     assert "no checkpoint" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
-    assert main([f"resume={whole}", "epochs=2"]) == 0
-    out = capsys.readouterr().out
-    assert "has done 16 steps, 4 epochs, and was asked for 8 steps; more epochs=" in out
-    assert "all steps done" in out
-    assert main([f"resume={whole}", f"epochs={EPOCHS + 1}"]) == 0
-    assert len(history(whole)) == EPOCHS + 1
-
-
-def test_a_run_that_is_made_longer_with_wsd_is_as_if_it_had_been_so_long(
-    settings, tmp_path, capsys
+@pytest.mark.parametrize(
+    ("kind", "shorter", "length"),
+    [
+        ("wsd", "epochs=3", f"epochs={EPOCHS}"),
+        pytest.param("steps", "steps=6", "steps=10", marks=pytest.mark.slow),  # within an epoch
+        pytest.param("every", "steps=8", "steps=10", marks=pytest.mark.slow),  # forgets a line
+    ],
+)
+def test_a_run_that_is_made_longer_is_as_if_it_had_been_so_long(
+    settings, finished, tmp_path, capsys, kind, shorter, length
 ):
-    stages = ["training.second_stage=0.75", "training.schedule=wsd"]
-    for name, epochs in (("whole", 4), ("longer", 3)):
-        assert main([*settings, *stages, f"epochs={epochs}", f"run={tmp_path / name}"]) == 0
-    assert main([f"resume={tmp_path / 'longer'}", "epochs=4"]) == 0
+    folder = tmp_path / "longer"
+    assert main([*settings, *KINDS[kind][:-1], shorter, f"run={folder}"]) == 0
+    assert main([f"resume={folder}", length]) == 0
     said = capsys.readouterr()
-    assert "epoch 3, batch 1 of the epoch, where the learning rate began to fall" in said.out
+    falls = "epoch 3, batch 1 of the epoch, where the learning rate began to fall" in said.out
+    assert falls == (kind == "wsd")
     assert "longer" not in said.err
-    assert_same(tmp_path / "whole", tmp_path / "longer")
+    assert_same(finished(kind), folder)
 
 
 def test_a_longer_run_whose_learning_rate_rises_is_a_warning(whole, capsys):
+    assert main([f"resume={whole}", "epochs=2"]) == 0
+    out = capsys.readouterr().out
+    assert "has done 16 steps, 4 epochs, and was asked for 8 steps; more epochs=" in out
     assert main([f"resume={whole}", f"epochs={EPOCHS + 2}"]) == 0
+    assert len(history(whole)) == EPOCHS + 2
     warning = capsys.readouterr().err
     assert "learning rate rises from 3.4e-06 to 8.5e-04" in warning
     assert f"start_from={whole}" in warning
@@ -161,27 +200,99 @@ def test_a_longer_run_whose_learning_rate_rises_is_a_warning(whole, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
-    """With a learning rate that does not depend on where the end is."""
-    settings = [*settings, "training.schedule=constant", "training.checkpoint_seconds=10"]
-    for name, steps in (("whole", 10), ("longer", 6)):
-        assert main([*settings, f"steps={steps}", f"run={tmp_path / name}"]) == 0
-    assert main([f"resume={tmp_path / 'longer'}", "steps=10"]) == 0
-    assert_same(tmp_path / "whole", tmp_path / "longer")
+def test_validation_every_third_step(finished):
+    rows = history(finished("every"))
+    steps = [("1", "3"), ("2", "6"), ("3", "9"), ("3", "10")]
+    assert [(row["epoch"], row["step"]) for row in rows] == steps
+    best = min(rows, key=lambda row: float(row["val_loss"]))
+    assert str(read_checkpoint(finished("every"), ("best",))[1]["step"]) == best["step"]
+
+
+def test_positions_count_steps_since_the_last_validation():
+    at = Position(2, 4, unvalidated=6, error_sums={"a": 1}, loss_sum=2.0, best=0.5)
+    assert at.validated(ends_epoch=False) == Position(2, 4, best=0.5)
+    assert at.validated(ends_epoch=True) == Position(3, 0, best=0.5)
+    assert at.next_epoch() == Position(3, 0, 6, {"a": 1}, 2.0, 0.5)
 
 
 @pytest.mark.slow
 def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
     """It is written when the limit ends the epoch, and what comes later must be better."""
     folder = tmp_path / "run"
-    settings = [*settings, "training.schedule=constant", "training.warmup_steps=1"]
+    settings = [*settings, *CONSTANT, "training.warmup_steps=1"]
     assert main([*settings, "steps=6", "lr=0.001", f"run={folder}"]) == 0
     losses = [float(row["val_loss"]) for row in history(folder)]
     assert losses[1] < losses[0], "the test needs the broken epoch to be the best"
-    _, best, _ = read_checkpoint(folder, ("best",))
-    assert best["step"] == 6
-    _, last, _ = read_checkpoint(folder, ("last",))
-    assert last["position"]["best"] == losses[1]
+    assert read_checkpoint(folder, ("best",))[1]["step"] == 6
+    assert read_checkpoint(folder, ("last",))[1]["position"]["best"] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["zeros", "gone"])
+def test_a_run_goes_on_from_the_older_checkpoint(finished, tmp_path, damage, capsys):
+    """As a power loss leaves the newer one; the damaged one is kept, and does not count."""
+    folder = Path(shutil.copytree(finished("short"), tmp_path / "run"))
+    newer = folder / "checkpoints" / "last.safetensors"
+    if damage == "gone":
+        newer.unlink()
+    else:
+        newer.write_bytes(bytes(newer.stat().st_size))
+    assert main([f"resume={folder}", "epochs=3"]) == 0
+    [warning] = capsys.readouterr().err.splitlines()
+    kind = "missing" if damage == "gone" else "damaged"
+    older = newer.with_name("previous.safetensors")
+    assert warning.startswith(f"warning: checkpoint {newer} is {kind}")
+    assert f"the one before it, {older}, is taken" in warning
+    assert newer.with_name("last.safetensors.damaged").exists() == (damage == "zeros")
+    assert newer.exists()
+    assert older.exists()
+    assert_same(finished("constant"), folder)
+
+
+@pytest.fixture
+def logged(tmp_path):
+    """Return the folder of a run, open to write, and a row of its log, which has two."""
+    folder = RunFolder(tmp_path / "run", "seed: 0\n")
+    row = dict.fromkeys(("epoch", "step", "val_loss"), 0.0)
+    for epoch in (1, 2):
+        folder.log(row | {"epoch": epoch, "step": 4 * epoch})
+    yield folder, row
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept", "damaged"),
+    [
+        (b"\n1,", b"\n1.0,", ["2"], 1),
+        (b"\n1,", b"\none,", ["2"], 1),
+        (b"\n1,", b"\n1,2,", ["2"], 1),
+        (b"\n1,", b"\n\xff\xfe1,", ["2"], 1),
+        (b"epoch,", b"epoch;", [], 2),
+        # what was cut off is not damaged
+        (b"\n2,8,0.0\r\n", b"\n2,8,0.0\r\n3,12", ["1", "2"], 0),
+        (b"\n2,8,0.0\r\n", b"\n2,8,0.0", ["1", "2"], 0),
+        (b"\n2,8,0.0\r\n", b"\n2,8,0.0\r", ["1", "2"], 0),
+    ],
+    ids=["float", "word", "long", "bytes", "header", "cut", "no end", "half an end"],
+)
+def test_damaged_lines_of_a_log_are_left_out(logged, capsys, before, after, kept, damaged):
+    folder, row = logged
+    content = folder.metrics.read_bytes()
+    assert before in content
+    folder.metrics.write_bytes(content.replace(before, after))
+    folder.forget_after(8)
+    folder.log(row | {"epoch": 3, "step": 12})
+    warning = f"warning: {folder.metrics} has {damaged} damaged lines\n"
+    assert capsys.readouterr().err == (warning if damaged else "")
+    assert [line["epoch"] for line in rows_of(folder.path)] == [*kept, "3"]
+
+
+def test_a_folder_in_place_of_the_log_ends_the_run_with_a_line(logged):
+    folder, _ = logged
+    folder.metrics.unlink()
+    folder.metrics.mkdir()
+    with pytest.raises(TrainingFailed, match="cannot be written: Is a directory"):
+        folder.forget_after(8)
 
 
 def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
@@ -196,13 +307,6 @@ def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
 
 
-def refused(arguments, capsys, code=2):
-    assert main(arguments) == code
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    return error
-
-
 def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "channels cannot be given" in refused([f"resume={whole}", "channels=3"], capsys)
     assert "holds no run" in refused([f"resume={tmp_path / 'none'}"], capsys)
@@ -212,36 +316,26 @@ def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "cannot be written to" in refused([f"resume={locked}"], capsys)
     again = refused(["data=extxyz", f"data.path={water}", f"run={whole}"], capsys)
     assert f"resume={whole}" in again
-    other = tmp_path / "other"
-    shutil.copytree(whole, other)
-    text = (other / "config.yaml").read_text(encoding="utf-8")
-    (other / "config.yaml").write_text(text.replace("seed: 0", "seed: 1"), encoding="utf-8")
-    assert "seed (0 there, 1 here)" in refused([f"resume={other}"], capsys)
-    (other / "config.yaml").write_text(text.replace("channels: 2", "channels: 3"), encoding="utf-8")
-    assert "channels (2 there, 3 here)" in refused([f"resume={other}"], capsys)
-
-
-def test_changed_data_are_refused(settings, whole, tmp_path, capsys):
-    path = tmp_path / "whole" / "config.yaml"
-    water = Path(settings[1].partition("=")[2])
-    changed = tmp_path / "changed.xyz"
-    lines = water.read_text(encoding="utf-8").splitlines()
-    lines[2] = lines[2].replace("0.", "1.", 1)
-    changed.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    original = water.read_bytes()
-    try:
-        water.write_bytes(changed.read_bytes())
-        assert "is not as it was" in refused([f"resume={path.parent}"], capsys)
-    finally:
-        water.write_bytes(original)
-
-
-def test_two_processes_do_not_share_a_folder(whole, capsys):
-    import fcntl
-
     with open(whole / ".lock", "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert "another process trains" in refused([f"resume={whole}", "epochs=20"], capsys)
+    config = whole / "config.yaml"
+    text = config.read_text(encoding="utf-8")
+    for before, after, message in (
+        ("seed: 0", "seed: 1", "seed (0 there, 1 here)"),
+        ("channels: 2", "channels: 3", "channels (2 there, 3 here)"),
+    ):
+        config.write_text(text.replace(before, after), encoding="utf-8")
+        assert message in refused([f"resume={whole}"], capsys)
+
+
+def test_changed_data_are_refused(whole, water, capsys):
+    original = water.read_bytes()
+    try:
+        water.write_bytes(original.replace(b" 0.", b" 1.", 1))
+        assert "is not as it was" in refused([f"resume={whole}"], capsys)
+    finally:
+        water.write_bytes(original)
 
 
 def test_a_config_that_is_not_that_of_the_checkpoint_is_refused(tmp_path):
@@ -255,7 +349,8 @@ def test_a_config_that_is_not_that_of_the_checkpoint_is_refused(tmp_path):
 
 
 def test_references_of_the_run_are_kept(finished, tmp_path):
-    kept = {int(z): e for z, e in read_metadata(finished)["reference_energies"].items()}
-    assert kept_references(finished, kept) == kept
-    assert kept_references(finished, [*kept, 99]) is None
+    folder = finished("plain")
+    kept = {int(z): e for z, e in read_metadata(folder)["reference_energies"].items()}
+    assert kept_references(folder, kept) == kept
+    assert kept_references(folder, [*kept, 99]) is None
     assert kept_references(tmp_path / "none", kept) is None

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from eqfuse.train.loop import Fit
-from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_metadata
 from eqfuse.train.run.stopping import StopRequest
 from tests.small_runs import TINY
@@ -23,12 +21,6 @@ import os, sys
 os.close(os.open(os.ttyname(0), os.O_RDWR))
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-
-
-@pytest.fixture
-def settings(water, tmp_path):
-    data = ["data=extxyz", f"data.path={water}", *TINY, f"run={tmp_path / 'run'}"]
-    return [*data, "training.checkpoint_seconds=1000"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
@@ -68,30 +60,13 @@ def test_nohup_is_heeded():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGUSR1"])
-def test_a_run_writes_a_checkpoint_at_a_signal(settings, tmp_path, monkeypatch, capsys, name):
-    keep, signum = Fit._keep, signal.Signals[name]
-
-    sent = []
-
-    def signalled(self, state, *rest):
-        keep(self, state, *rest)
-        if int(state.step) == 3 and not sent:
-            sent.append(signum)
-            os.kill(os.getpid(), signum)
-
-    monkeypatch.setattr(Fit, "_keep", signalled)
-    assert main([*settings, "epochs=2"]) == 128 + signum
-    assert "step 3; the checkpoint is in" in capsys.readouterr().err
-    assert read_metadata(tmp_path / "run", which="last")["step"] == 3
-
-
 @pytest.mark.slow
-def test_a_run_whose_terminal_closes_writes_a_checkpoint(settings, tmp_path):
+def test_a_run_whose_terminal_closes_writes_a_checkpoint(water, tmp_path):
     """What it prints then goes nowhere, which is no reason to fail."""
+    settings = [f"data={water}", *TINY, f"run={tmp_path / 'run'}", "epochs=1000000"]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", IN_ITS_TERMINAL, ROOT / "train.py", *settings, "epochs=1000000"],
+        [sys.executable, "-c", IN_ITS_TERMINAL, ROOT / "train.py", *settings],
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         stdin=theirs,
         stdout=theirs,

@@ -1,5 +1,9 @@
-import os
+"""What is wrong with settings or data is said in one line, before anything is made."""
 
+import os
+import re
+
+import jax
 import numpy as np
 import pytest
 
@@ -10,100 +14,114 @@ from eqfuse.train.run.checkpoint import Checkpoints, read_checkpoint
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.settings.options import parse, to_yaml
 from eqfuse.train.step import Compiled
+from tests.small_runs import TINY, refused
+
+LONG = 300 * "x"
+WATER, COPPER = ["data=water.xyz"], ["data=copper.xyz"]
+NO_VAL = ["data.val=0.1"]  # which may be beside data.val_path
+CPU = pytest.mark.skipif(jax.default_backend() != "cpu", reason="is about a CPU")
+NO_GPU = pytest.mark.skipif(has_gpu(), reason="it runs here")
+IMPOSSIBLE = [
+    (["data=extxyz", "data.path=none.xyz"], "no such file: "),
+    (["data=extxyz", "data.path=."], "is a folder; give a file or a pattern: "),
+    ([*WATER, "data.val=0.01"], "data.val=1"),
+    ([*WATER, "data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
+    ([*WATER, "data.train=18"], "only 20"),
+    ([*WATER, "run=file/run"], "cannot be made"),
+    ([*WATER, *NO_VAL, "data.val_path=missing.xyz"], "missing.xyz; check data.val_path"),
+    ([*WATER, "data.test=missing.xyz"], "missing.xyz; check data.test"),
+    (
+        [*WATER, "data.reference_energies=missing.xyz"],
+        "missing.xyz; give a file of isolated atoms, energies in eV",
+    ),
+    ([*WATER, "data.test=water.xyz"], "is among the files of data.path and of data.test"),
+    # none of these is opened, which would wait for ever; a pattern passes them over
+    (["data=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
+    ([*WATER, *NO_VAL, "data.val_path=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
+    ([*WATER, "data.reference_energies=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
+    (["data=extxyz", "data.path=p*.xyz"], "no file matches"),
+    (["data=extxyz", "data.path=/dev/zero"], "/dev/zero is a device and not a file"),
+    (["data=rmd17", "data.path=/dev/zero"], "/dev/zero is a device and not a file"),
+    ([*COPPER, "cutoff=1e9"], "lower the cutoff"),
+    ([*COPPER, "cutoff=200"], r"copper.xyz, frame \d+: 4 atoms in a cell"),
+    ([*WATER, "cutoff=1e-9"], "must be a positive number of Å, above 1e-06, got 1e-09"),
+    ([*COPPER, "model.radial_knots=3"], "radial_knots must be at least 4"),
+    ([*COPPER, "freeze=embeding"], "freeze=embeding matches no parameter"),
+    (["data=ethanol", "backend=trito"], "trito"),
+    pytest.param(["data=ethanol", "backend=triton"], "JAX has no GPU here", marks=NO_GPU),
+    pytest.param(
+        ["data=ethanol", "precision=tf32x3"], "precision=tf32x3 is for NVIDIA GPUs", marks=CPU
+    ),
+    (["data=ethanol", "precision=tf32x3", "dtype=float64"], "left out with dtype=float64"),
+    (["data=ethanol", "precision=half"], "auto, highest, tf32x3"),
+    (["data=ethanol", "sequence=maybe"], "sequence=maybe is unknown; choose from: auto, off, on"),
+    (["data=ethanol", "model.skip=nequip"], "skip must be one of species, linear, none"),
+    (
+        ["data=ethanol", "model.cutoff_function=xplor"],
+        "needs a cutoff_onset between 0 and 5.0 Å, got None",
+    ),
+    ([*WATER, "devices=2"], "devices=2: 1 CPU device found; devices=all uses all"),
+    ([*WATER, "devices=none"], "a number of devices, all, or distributed"),
+    ([*WATER, "devices=0"], "a number of devices"),
+    ([*WATER, "devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
+    (["resume="], "resume= is impossible: it must be the folder of a run"),
+    *(
+        (settings, f"{LONG}.*File name too long")
+        for settings in (
+            ["data=ethanol", f"run={LONG}"],
+            ["start_from=" + LONG, "data=ethanol"],
+            ["data=ethanol", f"data.reference_energies={LONG}"],
+            ["data=extxyz", f"data.path={LONG}"],
+            ["data=3bpa", f"data.folder={LONG}"],
+            [f"resume={LONG}"],
+        )
+    ),
+    *(
+        (settings, r"='a\\x00b' is impossible: it must be without NUL characters")
+        for settings in (
+            ["resume=a\0b"],
+            ["start_from=a\0b", *WATER],
+            *(
+                [*WATER, f"{name}=a\0b"]
+                for name in ("run", "data.path", "data.energy_key", "data.reference_energies")
+            ),
+        )
+    ),
+]
 
 
-@pytest.fixture
-def refused(tmp_path, tiny, capsys):
-    """Trains on a file; gives the one line with which that was refused."""
-
-    def run(path, *more):
-        folder = tmp_path / "run"
-        code = main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
-        error = capsys.readouterr().err
-        assert code == 2
-        assert not folder.exists()
-        assert error.startswith("error: ")
-        assert "Traceback" not in error
-        assert len(error.splitlines()) == 1
-        return error
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "settings", "part"),
-    [
-        ("", "", ["data.path=none.xyz"], "no such file: "),
-        ("", "", ["data.path=."], "is a folder; give a file or a pattern: "),
-        ("\nO ", "\nQq", [], "frame 0: unknown element or property 'Qq'"),
-        ("energy=", "energy=nan other=", [], "frame 0: energy has nan"),
-        ("", "", ["data.val=0.01"], "data.val=1"),
-        ("", "", ["data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
-        ("", "", ["data.train=18"], "only 20"),
-        ("", "", ["run=file/run"], "cannot be made"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_data_are_one_line(
-    refused, water, tmp_path, monkeypatch, before, after, settings, part
+@pytest.mark.parametrize(("settings", "part"), IMPOSSIBLE, ids=lambda value: ascii(value)[:60])
+def test_what_is_refused_is_one_line_and_makes_no_run(
+    settings, part, request, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    for name in ("water", "copper"):
+        (tmp_path / f"{name}.xyz").symlink_to(request.getfixturevalue(name))
     (tmp_path / "file").touch()
-    text = water.read_text(encoding="utf-8")
-    changed = tmp_path / "changed.xyz"
-    changed.write_text(text.replace(before, after, 1) if before else text, encoding="utf-8")
-    assert part in refused(changed, *settings)
+    os.mkfifo(tmp_path / "pipe.xyz")
+    before = sorted(tmp_path.rglob("*"))
+    of_run = settings[0].partition("=")[0] in ("resume", "start_from")
+    error = refused([*([] if of_run else [*TINY, "run=run"]), *settings], capsys)
+    assert re.search(part, error)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("setting", "hint"),
+    ("before", "after", "part"),
     [
-        ("data.val", "check data.val_path"),
-        ("data.test", "check data.test"),
-        ("data.reference_energies", "give a file of isolated atoms, energies in eV"),
+        ("\nO ", "\nQq", "frame 0: unknown element or property 'Qq'"),
+        ("energy=", "energy=nan other=", "frame 0: energy has nan"),
     ],
 )
-def test_a_missing_file_names_its_setting(water, tmp_path, capsys, setting, hint):
-    settings = ["data=extxyz", f"data.path={water}", f"run={tmp_path / 'run'}"]
-    assert main([*settings, f"{setting}={tmp_path / 'missing.xyz'}"]) == 2
-    error = capsys.readouterr().err
-    assert f"no such file: {tmp_path / 'missing.xyz'}; {hint}" in error
-    assert setting in error
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
-def test_pipes_and_devices(refused, water, tiny, tmp_path, capsys):
-    """None of them is opened, which would wait for ever; a pattern passes them over."""
-    tiny.remove("data.val=4")  # which does not go with data.val_path
-    pipe = tmp_path / "pipe.xyz"
-    os.mkfifo(pipe)
-    for path, more in (
-        (pipe, []),
-        (water, [f"data.val_path={pipe}"]),
-        (water, [f"data.reference_energies={pipe}"]),
-    ):
-        assert "pipe.xyz is a pipe and not a file" in refused(path, *more)
-    assert "no file matches" in refused(tmp_path / "p*.xyz")
-    assert "/dev/zero is a device and not a file" in refused("/dev/zero")
-    assert main(["data=rmd17", "data.path=/dev/zero"]) == 2
-    assert "/dev/zero is a device and not a file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("setting", ["cutoff=1e9", "cutoff=200"])
-def test_too_many_pairs(refused, copper, setting):
-    error = refused(copper, setting)
-    assert f"{copper}, frame " in error
-    assert " pairs within " in error
-    assert "lower the cutoff" in error
-
-
-def test_what_is_refused_late_leaves_no_folder_and_what_failed_leaves_a_free_one(
-    water, tiny, tmp_path, monkeypatch, capsys
-):
-    settings = ["data=extxyz", f"data.path={water}", f"run={tmp_path / 'run'}", *tiny, "steps=1"]
-    assert main([*settings, "freeze=embeding"]) == 2
-    assert "freeze=embeding matches no parameter" in capsys.readouterr().err
+def test_bad_data_are_one_line(water, tmp_path, capsys, before, after, part):
+    changed = tmp_path / "changed.xyz"
+    changed.write_text(water.read_text(encoding="utf-8").replace(before, after, 1))
+    assert part in refused([f"data={changed}", *TINY, f"run={tmp_path / 'run'}"], capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_failed_leaves_a_free_folder(water, tmp_path, monkeypatch, capsys):
+    settings = [f"data={water}", f"run={tmp_path / 'run'}", *TINY, "steps=1"]
     with monkeypatch.context() as patch:
         patch.setattr(Compiled, "initial", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -112,65 +130,12 @@ def test_what_is_refused_late_leaves_no_folder_and_what_failed_leaves_a_free_one
     assert main([*settings, "seed=1"]) == 0
     assert read_metadata(tmp_path / "run")["config"]["seed"] == 1
     capsys.readouterr()
-    assert main(settings) == 2
-    assert "exists already and is not overwritten; go on with it by" in capsys.readouterr().err
+    assert "exists already and is not overwritten; go on with it by" in refused(settings, capsys)
 
 
-LONG = 300 * "x"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["data=ethanol", f"run={LONG}"],
-        ["data=ethanol", f"start_from={LONG}"],
-        ["data=ethanol", f"data.reference_energies={LONG}"],
-        ["data=extxyz", f"data.path={LONG}"],
-        ["data=3bpa", f"data.folder={LONG}"],
-        [f"resume={LONG}"],
-    ],
-    ids=lambda settings: settings[-1][:16],
-)
-def test_a_name_that_is_too_long(tmp_path, monkeypatch, capsys, settings):
-    monkeypatch.chdir(tmp_path)
-    assert main(settings) == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert LONG in error
-    assert "File name too long" in error
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "run",
-        "start_from",
-        "resume",
-        "data.path",
-        "data.val_path",
-        "data.energy_key",
-        "data.reference_energies",
-    ],
-)
-def test_a_nul_character_in_a_name(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.chdir(tmp_path)
-    others = [] if name == "resume" else ["data=extxyz", "data.path=x.xyz"]
-    assert main([*others, f"{name}=a\0b"]) == 2
-    assert capsys.readouterr().err == (
-        f"error: {name}='a\\x00b' is impossible: it must be without NUL characters\n"
-    )
+def test_a_nul_character_in_the_name_of_a_network():
     with pytest.raises(CheckpointError, match="NUL character"):
         load_run("a\0b")
-
-
-def test_a_resume_that_names_nothing(capsys):
-    assert main(["resume="]) == 2
-    assert "resume= is impossible: it must be the folder of a run" in capsys.readouterr().err
-
-
-def test_a_cutoff_that_is_too_small(refused, water):
-    error = refused(water, "cutoff=1e-9")
-    assert "the cutoff must be a positive number of Å, above 1e-06, got 1e-09" in error
 
 
 @pytest.mark.parametrize(
@@ -190,14 +155,13 @@ def test_a_cutoff_that_is_too_small(refused, water):
         ("name: nequip", "name: [1]", "model=[1] is unknown"),
     ],
 )
-def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after, message):
+def test_a_config_that_was_edited_by_hand(tmp_path, capsys, before, after, message):
     """It is checked as what is typed is."""
-    text = to_yaml(parse(["data=ethanol", *tiny]))
+    text = to_yaml(parse(["data=ethanol", *TINY]))
     assert before in text
     (tmp_path / "config.yaml").write_text(text.replace(before, after, 1), encoding="utf-8")
-    for setting in (f"resume={tmp_path}", f"start_from={tmp_path}"):
-        assert main([setting] if "resume" in setting else [setting, "data=ethanol"]) == 2
-        [error] = capsys.readouterr().err.splitlines()
+    for settings in ([f"resume={tmp_path}"], [f"start_from={tmp_path}", "data=ethanol"]):
+        error = refused(settings, capsys)
         assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
         assert message in error
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
@@ -220,19 +184,3 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch)
         folder.close()
         assert (folder.path / "config.yaml").exists()
     assert len({folder.path for folder in folders}) == 3
-
-
-def test_unknown_and_unavailable_backends(tmp_path, capsys):
-    assert main(["data=ethanol", "backend=trito", f"run={tmp_path / 'run'}"]) == 2
-    error = capsys.readouterr().err
-    assert "trito" in error
-    assert "e3nn" in error
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.skipif(has_gpu(), reason="it runs here")
-def test_a_backend_for_another_device_is_refused_before_anything_is_made(tmp_path, capsys):
-    pytest.importorskip("triton", reason="else that is what is missing")
-    assert main(["data=ethanol", "backend=triton", f"run={tmp_path / 'run'}"]) == 2
-    assert "JAX has no GPU here" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

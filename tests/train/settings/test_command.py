@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from eqfuse import __version__
 from eqfuse.train import ConfigError, fit
 from eqfuse.train.main import main
 
@@ -14,24 +13,9 @@ IGNORED = ("Creating NamedTuple:DeprecationWarning", "Error reading persistent:U
 PYTHON = [sys.executable, "-W", "error", *(f"-Wignore:{warning}" for warning in IGNORED)]
 
 
-def test_help_version_and_configuration_need_no_run(capsys):
-    assert main(["--help"]) == 0
-    assert "Examples" in capsys.readouterr().out
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"eqfuse {__version__}\n"
-    assert main(["layers=5", "data=ethanol", "--cfg"]) == 0
-    assert "  layers: 5\n" in capsys.readouterr().out
-
-
 def test_a_wrong_setting_exits_with_2_and_one_line(tmp_path):
-    result = subprocess.run(
-        [*PYTHON, TRAIN, "layer=3"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [*PYTHON, TRAIN, "layer=3"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: layer is not a setting")

@@ -2,8 +2,6 @@ import dataclasses
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -43,8 +41,7 @@ def parse(arguments):
 
 @pytest.mark.parametrize("path", ["/a b/c.xyz", "a=b;c.xyz", "it's.xyz", "x(1).xyz", "ü:1.xyz"])
 def test_file_names_may_hold_any_character(path):
-    config = parse(["data=extxyz", f"data.path={path}"])
-    assert config.data.path == os.path.abspath(path)
+    assert parse(["data=extxyz", f"data.path={path}"]).data.path == os.path.abspath(path)
 
 
 def test_commas_are_between_files_unless_there_is_a_file_of_that_name(tmp_path, monkeypatch):
@@ -123,14 +120,6 @@ def test_sweeps():
             sweep([wrong])
 
 
-def test_names_of_mace_and_nequip_are_answered_with_ours():
-    names = {"r_max": "cutoff=", "E0s": "data.reference_energies=", "train_file": "data=FILE"}
-    for name, ours in names.items():
-        for written in (f"{name}=1", f"--{name}=1", f"--{name}", f"model.{name}=1"):
-            with pytest.raises(ConfigError, match=f"{name} is a name of mace or nequip; .* {ours}"):
-                parse([written, *MOLECULE])
-
-
 NEQUIP = """
 root run_name dataset_seed model_dtype allow_tf32 num_layers l_max parity num_features num_basis
 BesselBasis_trainable PolynomialCutoff_p invariant_layers invariant_neurons use_sc dataset
@@ -145,10 +134,16 @@ check_val_every_n_epoch accelerator
 """Fields of the YAML of nequip, old and new; the options of mace are in mace_options.txt."""
 
 
-@pytest.mark.parametrize("name", NEQUIP.split())
-def test_documented_names_of_nequip_have_an_answer(name):
-    with pytest.raises(ConfigError, match=rf" here: |nearest: (model|data|training)\.{name}"):
-        parse([f"{name}=1", "model=mace", *MOLECULE])
+def test_names_of_mace_and_nequip_are_answered_with_ours():
+    names = {"r_max": "cutoff=", "E0s": "data.reference_energies=", "train_file": "data=FILE"}
+    for name, ours in names.items():
+        for written in (f"{name}=1", f"--{name}=1", f"--{name}", f"model.{name}=1"):
+            with pytest.raises(ConfigError, match=f"{name} is a name of mace or nequip; .* {ours}"):
+                parse([written, *MOLECULE])
+    for name in NEQUIP.split():
+        answer = rf" here: |nearest: (model|data|training)\.{name}"
+        with pytest.raises(ConfigError, match=answer):
+            parse([f"{name}=1", "model=mace", *MOLECULE])
 
 
 def test_what_names_of_mace_and_nequip_are_called_here_exists():
@@ -211,15 +206,20 @@ def test_a_command_of_mace_is_translated(capsys):
 
 
 def test_other_commands_of_mace(capsys):
-    fine = "mace_run_train --foundation_model=a.model --train_file=a.xyz --E0s=average --lora True"
-    assert main(["--from-mace", fine]) == 0
+    heads = "{'pbe': {'train_file': 'a.xyz', 'E0s': 'average'}, 'scan': {'train_file': 'b.xyz'}}"
+    fine = f'mace_run_train --foundation_model=a.model --heads="{heads}" --E0s=average --lora True'
+    assert main(["--from-mace", f"{fine} --lora_alpha 2 --lora_rank 4"]) == 0
     first, command, remark = capsys.readouterr().out.splitlines()
     assert first == "eqfuse convert mace a.model foundation"
     settings = dict(argument.split("=", 1) for argument in shlex.split(command)[2:])
     assert settings["start_from"] == "foundation"
     assert settings["data.reference_energies"] == "fit"
     assert not {"model", "channels", "layers", "cutoff"} & settings.keys()
-    assert remark.startswith("# --lora: freeze=")
+    assert settings["heads.pbe"] == "a.xyz"
+    assert settings["heads.scan"] == "b.xyz"
+    assert settings["heads.pbe.reference_energies"] == "average"
+    assert (settings["adapter"], settings["rank"]) == ("lora", "4")
+    assert remark == "# --lora_alpha: nothing, see adapter=lora and rank="
     for command, part in (
         ("", "needs a command"),
         ("mace_run_train --trian_file=a.xyz", "--trian_file is no option of mace_run_train"),
@@ -271,7 +271,6 @@ def test_a_preset_goes_with_a_file_to_validate_with():
         (["num_bessel=4"], ["model.num_bessel"]),
         (["zzzz=1"], ["zzzz", "--help"]),
         (["model=neqip"], ["neqip", "nequip"]),
-        (["model=alegro"], ["model=alegro", "nearest: allegro"]),
         (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
         (["data=extxy"], ["nearest", "extxyz"]),
         (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
@@ -286,40 +285,28 @@ def test_a_preset_goes_with_a_file_to_validate_with():
         (["resume=x", "layers=3"], ["layers cannot be given with resume=", "start_from=x trains"]),
         (["start_from=x"], ["data= is missing"]),
         (["layers=-1"], ["model.layers=-1", "greater than zero"]),
-        (["layers=abc"], ["model.layers", "abc", "a whole number"]),
         (["layers=2.5"], ["model.layers", "2.5", "a whole number"]),
         (["layers=null"], ["model.layers"]),
         (["lr=nan"], ["training.lr=nan"]),
-        (["lr=0"], ["training.lr=0"]),
         (["lr=1e-6", *MOLECULE], ["training.min_lr=1e-05", "at most lr=1e-06"]),
         (["seed=4294967296"], ["seed=4294967296", "less than 2^32"]),
-        (["seed=-1"], ["seed=-1"]),
-        (["seed=1,2"], ["seed=1,2", "a whole number"]),
         (["dtype=float16"], ["float32"]),
         (["training.schedule=cos", *MOLECULE], ["cosine"]),
         (["training.optimizer=sgd", *MOLECULE], ["sgd", "adam"]),
         (["training.ema_decay=1", *MOLECULE], ["ema_decay=1"]),
         (["data.val=-0.5", *MOLECULE], ["data.val=-0.5"]),
-        (["data.val=2.5", *MOLECULE], ["data.val=2.5"]),
         (["training.forces_weight=0", "training.energy_weight=0", *MOLECULE], ["_weight"]),
         (["training=extxyz"], ["training follows"]),
-        (
-            ["training.weight_decay=0.1", "training.optimizer=adam", *MOLECULE],
-            ["weight_decay=0.1", "only muon and adamw"],
-        ),
+        (["training.weight_decay=0.1", "training.optimizer=adam", *MOLECULE], ["muon and adamw"]),
         (["data.reference_energies={H: x}", *MOLECULE], ["{H: x}", "energies in eV by element"]),
-        (["data.reference_energies={Xx: 1}", *MOLECULE], ["{Xx: 1}", "energies in eV by element"]),
-        (["data.reference_energies={}", *MOLECULE], ["energies in eV by element"]),
         (
             ["data.reference_energies=average", "start_from=x", *MOLECULE],
             ["reference_energies=average", "a file of free atoms, their energies, or fit"],
         ),
         (["training.second_stage=1", *MOLECULE], ["second_stage=1", "between 0 and 1"]),
-        (["data=rmd17", "data.molecule=foo"], ["foo", "aspirin", "ethanol"]),
         (["foo"], ["foo", "name=value"]),
         (["=3"], ["name=value"]),
         (["--layers=3"], ["--layers=3", "name=value, without dashes"]),
-        (["++a=3"], ["++a=3"]),
         (["model=[1]"], ["[1]", "nequip"]),
         (["model.parity=maybe"], ["model.parity=maybe", "true or false"]),
         (["model=mace", "model.distance_transform=agnes", *MOLECULE], ["nearest: agnesi"]),
@@ -359,32 +346,9 @@ def test_settings_of_a_network_are_the_fields_of_its_module(name):
             assert setting.metadata["help"][:1].strip(), setting.name
 
 
-def test_settings_need_no_jax():
-    program = "import sys, eqfuse.train.main; sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_yaml_holds_the_resolved_settings():
-    text = to_yaml(parse(["layers=5", "data=extxyz", "data.path=/a b.xyz"]))
-    for line in ("  layers: 5", "  channels: 32", "  path: /a b.xyz", "  name: extxyz", "seed: 0"):
-        assert line in text.splitlines()
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        "2024_06_01",
-        "1e3",
-        "true",
-        "str(3)",
-        "a\\ b",
-        "a,b",
-        "c\\",
-        "0x1",
-        "a${b}",
-        "${",
-        "${oc.env:HOME}",
-    ],
+    ["2024_06_01", "1e3", "true", "str(3)", "a\\ b", "a,b", "c\\", "0x1", "${", "${oc.env:HOME}"],
 )
 def test_a_text_is_what_was_typed(tmp_path, name):
     config = parse([f"run={name}", *MOLECULE, f"data.energy_key={name}"])

@@ -30,11 +30,6 @@ from eqfuse.ops.backends.triton.spec import KernelSpec
 # oldest that know the target, or 8.7 where that does
 _PTX_VERSIONS = {101: 87, 103: 88, 110: 90, 120: 87, 121: 88}
 
-# what XLA passes over: what is older, and one that has a bug
-_XLA_OLDEST, _XLA_EXCLUDED = (11, 8, 0), (12, 3, 103)
-# NVIDIA's packages for CUDA 13 and 12, beside JAX's plug-in or a folder above it
-_NVCC = ("nvidia/cu13", "nvidia/cuda_nvcc")
-
 
 class Assembled(NamedTuple):
     """Registers and bytes spilled of each thread, and machine code: what ptxas makes of PTX."""
@@ -53,9 +48,14 @@ def ptx_version(target: str) -> int | None:
 def assemble(ptx: str) -> Assembled:
     """Assemble PTX for the target that it names, by triton's ptxas."""
     name = re.search(r"^\.target (\w+)", ptx, re.M)[1]
-    run, cubin = _run(of_triton(name), name, ptx, "-v")
-    if run.returncode:
-        raise RuntimeError(f"ptxas failed on a kernel for {name}:\n{run.stderr}")
+    with tempfile.TemporaryDirectory() as folder:
+        file, out = (pathlib.Path(folder) / name for name in ("kernel.ptx", "kernel.cubin"))
+        file.write_text(ptx)
+        command = [of_triton(name), "-v", f"--gpu-name={name}", file, "-o", out]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            raise RuntimeError(f"ptxas failed on a kernel for {name}:\n{run.stderr}")
+        cubin = out.read_bytes()
     registers = re.search(r"Used (\d+) registers", run.stderr)
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
     return Assembled(int(registers[1]), int(spilled[1]) + int(spilled[2]), cubin)
@@ -78,55 +78,6 @@ def of_triton(architecture: str) -> pathlib.Path:
 def _knows(program: pathlib.Path, architecture: str) -> bool:
     text = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
     return f"'{architecture}'" in text
-
-
-def version(program: pathlib.Path) -> tuple[int, ...] | None:
-    """Return the version of CUDA that a ptxas is of, (12, 9, 86); None of what is no ptxas."""
-    try:
-        run = subprocess.run([program, "--version"], capture_output=True, text=True)
-    except OSError:
-        return None
-    result = re.search(r"\bV(\d+)\.(\d+)\.(\d+)\b", run.stdout)
-    return tuple(map(int, result.groups())) if result and not run.returncode else None
-
-
-def found_by_xla(plugin: pathlib.Path) -> pathlib.Path | None:
-    """Return the ptxas that XLA will find, or None, given the folder of JAX's CUDA plug-in.
-
-    It looks where XLA does (`FindCudaExecutable` of xla/stream_executor/cuda, as it logs it with
-    TF_CPP_VMODULE=subprocess_compilation=2).
-    """
-    packages = [above / name for above in (plugin.parent, plugin.parent.parent) for name in _NVCC]
-    folders = [pathlib.Path(name) for name in os.environ.get("PATH", "").split(os.pathsep)]
-    roots = [pathlib.Path("/usr/local/cuda"), *packages]
-    for folder in (pathlib.Path("bin"), *folders, *(root / "bin" for root in roots)):
-        program = (folder / "ptxas").absolute()
-        result = version(program)
-        if result and result >= _XLA_OLDEST and result != _XLA_EXCLUDED:
-            return program
-    return None
-
-
-def unsupported_reason(program: pathlib.Path, target: str) -> str:
-    """Return the error of a ptxas for PTX of our version and a target; "" if it takes it."""
-    name = architecture(target)
-    ptx = f".version {ptx_version(target) / 10}\n.target {name}\n.address_size 64\n"
-    run, _ = _run(program, name, ptx + ".visible .entry k() { ret; }\n")
-    return "" if not run.returncode else " ".join(run.stderr.split()) or "it fails"
-
-
-def architecture(target: str) -> str:
-    """Return ptxas's name of a target, as triton writes it: "sm_90a" for "sm_90"."""
-    return target + "a" * (int(target.removeprefix("sm_")) >= 90)
-
-
-def _run(program, architecture: str, ptx: str, *options: str):
-    with tempfile.TemporaryDirectory() as folder:
-        file, out = (pathlib.Path(folder) / name for name in ("kernel.ptx", "kernel.cubin"))
-        file.write_text(ptx)
-        command = [program, *options, f"--gpu-name={architecture}", file, "-o", out]
-        run = subprocess.run(command, capture_output=True, text=True)
-        return run, b"" if run.returncode else out.read_bytes()
 
 
 # held by the interpreter, which patches `triton.language`, and by the compiler, which reads it:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
@@ -194,8 +193,8 @@ def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def _outputs(eqn, arrays) -> list:
     if not arrays and eqn.primitive.name == "iota":  # a constant, and no operation
-        shape, dtype = eqn.params["shape"], eqn.params["dtype"]
-        return [np.indices(shape, dtype)[eqn.params["dimension"]]]
+        with jax.ensure_compile_time_eval():
+            return [eqn.primitive.bind(**eqn.params)]
     return bind(eqn, arrays)
 
 

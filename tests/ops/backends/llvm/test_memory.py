@@ -5,7 +5,6 @@ import re
 
 import e3nn_jax as e3nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,10 +13,11 @@ from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.form import is_cut
-from eqfuse.ops.backends.llvm.layout import PARTS, Machine, Plan
+from eqfuse.ops.backends.llvm.layout import PARTS, Machine
 from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.forms import evaluate
+from tests.ops.backends.llvm.test_llvm import assert_bitwise, assert_same_for_any_threads
 from tests.ops.ir.test_form import evaluate as definition
 from tests.ops.ir.test_form import gradients
 
@@ -29,79 +29,44 @@ LONG = "32x0e+32x1o+32x2e"
 RNG = np.random.default_rng(0)
 
 
-def product_form(x=X, y=Y, on_graph=True, weighted=True):
+def product_form(x=X, y=Y, on_graph=True, weighted=True, keep=None):
     irreps = e3nn.Irreps(x), e3nn.Irreps(y)
     options = {"weighted": weighted, "on_graph": on_graph}
-    return products.tensor_product(*irreps, None, "component", **options).form
+    return products.tensor_product(*irreps, keep, "component", **options).form
 
 
-def derivatives(x, y, graph, dtype, backend="llvm", keep=None):
-    """Return value, gradients, and the gradients of these, of a weighted product on a graph."""
-    ends, nodes = graph
-    edges = ops.Edges.from_arrays(*ends, nodes)
-    weights = e3nn.tensor_product(x, y, filter_ir_out=keep).num_irreps
-    sizes = e3nn.Irreps(x).dim, e3nn.Irreps(y).dim, weights
-    rows, rng = (nodes, len(ends[0]), len(ends[0])), np.random.default_rng(1)
+def run(form, graph=None, num_rows=7, dtype=np.float64):
+    """Return what native kernels compute of a form from random operands, and these."""
+    function, arrays = call_of(form, graph, num_rows, dtype)
     with jax.enable_x64(dtype == np.float64):
-        arrays = [jnp.asarray(rng.normal(size=s), dtype) for s in zip(rows, sizes, strict=True)]
-
-        def product(*a):
-            xs, ys = e3nn.IrrepsArray(x, a[0]), e3nn.IrrepsArray(y, a[1])
-            options = {"filter_ir_out": keep, "backend": backend}
-            return ops.graph_tensor_product(xs, ys, a[2], edges, **options).array
-
-        def first(*a):
-            out, back = jax.vjp(product, *a)
-            return back(jnp.cos(out))
-
-        def both(*a):
-            found, back = jax.vjp(first, *a)
-            return product(*a), found, back(jax.tree.map(jnp.cos, found))
-
-        return jax.tree.map(np.asarray, jax.jit(both)(*arrays))
+        return jax.tree.map(np.asarray, function(*arrays.values())), arrays
 
 
-def of_rows(irreps, num_rows, dtype=np.float32):
-    """Return a product of rows and its gradients."""
-    irreps, rng = tuple(map(e3nn.Irreps, irreps)), np.random.default_rng(0)
-    with jax.enable_x64(dtype == np.float64):
-        arrays = [jnp.asarray(rng.normal(size=(num_rows, i.dim)), dtype) for i in irreps]
-
-        def product(*arrays):
-            return ops.tensor_product(*map(e3nn.IrrepsArray, irreps, arrays), backend="llvm").array
-
-        @jax.jit
-        def both(*arrays):
-            out, back = jax.vjp(product, *arrays)
-            return out, back(jnp.cos(out))
-
-        return jax.tree.map(np.asarray, both(*arrays))
-
-
-def are_same(found, expected) -> bool:
-    """Return whether they are the same bit by bit, and numbers."""
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(found))
-    return jax.tree.all(jax.tree.map(np.array_equal, found, expected))
-
-
-def largest_error(found, expected) -> float:
-    errors = jax.tree.map(lambda a, b: abs(a - b).max() / abs(b).max(), found, expected)
-    return max(jax.tree.leaves(errors))
-
-
-def assert_is_definition(form, graph=None, num_rows=7):
-    """Compare a form with its definition, in float64 to 1e-13 of the largest element."""
-    (senders, receivers), nodes = graph or ((None, None), None)
+def call_of(form, graph, num_rows=7, dtype=np.float32):
+    """Return a form as a function that native kernels compute, and random operands by name."""
+    senders, receivers, nodes = graph or ((), (), None)
     edges = None if graph is None else ops.Edges.from_arrays(senders, receivers, nodes)
     rows, rng = num_rows if graph is None else len(senders), np.random.default_rng(1)
-    arrays = {o.name: rng.normal(size=(o.index.count(rows, nodes), o.size)) for o in form.inputs}
-    ends = () if graph is None else (senders, receivers, nodes)
-    expected = definition(form, arrays, *ends)
-    with jax.enable_x64(True):
-        found = evaluate(form, list(arrays.values()), edges, backend="llvm")
+    arrays = {
+        o.name: rng.normal(size=(o.index.count(rows, nodes), o.size)).astype(dtype)
+        for o in form.inputs
+    }
+    return lambda *a: evaluate(form, list(a), edges, backend="llvm"), arrays
+
+
+def assert_is_definition(form, graph=None):
+    """Compare a form with its definition, in float64 to 1e-13 of the largest element."""
+    found, arrays = run(form, graph)
+    expected = definition(form, arrays, *(graph or ()))
     for operand, array in zip(form.outputs, found, strict=True):
         exact = expected[operand.name]
         np.testing.assert_allclose(array, exact, rtol=0, atol=1e-13 * abs(exact).max())
+
+
+def assert_same_bits(results):
+    for other in results[1:]:
+        assert_bitwise(other, results[0])
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(results[0]))
 
 
 @pytest.fixture
@@ -119,19 +84,7 @@ def patched(monkeypatch):
     jax.clear_caches()
 
 
-# Sums over channels of products of components, for rows of many channels.
-
-
-@pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.slow)])
-def test_more_products_of_components_than_registers(dtype):
-    """On the path 3o x 2e -> 3o; in float32 errors are at most twice those of e3nn-jax."""
-    x, y, keep = "64x3o", "2e", "3o"
-    graph = np.random.default_rng(0).integers(0, 5, (2, 40)), 5
-    expected = derivatives(x, y, graph, np.float64, "e3nn", keep)
-    allowed = 1e-13
-    if dtype is np.float32:
-        allowed = 2 * largest_error(derivatives(x, y, graph, dtype, "e3nn", keep), expected)
-    assert largest_error(derivatives(x, y, graph, dtype, "llvm", keep), expected) < allowed
+# Sums over channels of products of components, for rows of many channels and of few.
 
 
 @pytest.mark.parametrize("x", ["32x0e+32x1o+32x1e+32x2e", "5x0e+5x1o+5x1e"])  # long, short
@@ -139,13 +92,19 @@ def test_double_backward_of_rows(x):
     assert_is_definition(gradients(gradients(product_form(x, "0e+1o+2e", on_graph=False))))
 
 
+def test_more_products_of_components_than_registers():
+    form = product_form("64x3o", "2e", keep=(e3nn.Irrep("3o"),))
+    graph = (*np.random.default_rng(0).integers(0, 5, (2, 40)), 5)
+    assert_is_definition(gradients(gradients(form)), graph)
+
+
 # Gradients by sender of a pass over parts of the receivers.
 
 GRAPHS = {
-    "more nodes than parts": (RNG.integers(0, 25, (2, 90)), 25),
-    "fewer nodes than parts": (RNG.integers(0, 3, (2, 40)), 3),
-    "one edge": (np.array([[4], [1]]), 6),
-    "one receiver": (np.stack([RNG.integers(0, 9, 50), np.full(50, 5)]), 9),
+    "more nodes than parts": (*RNG.integers(0, 25, (2, 90)), 25),
+    "fewer nodes than parts": (*RNG.integers(0, 3, (2, 40)), 3),
+    "one edge": (np.array([4]), np.array([1]), 6),
+    "one receiver": (RNG.integers(0, 9, 50), np.full(50, 5), 9),
 }
 
 
@@ -179,21 +138,11 @@ def test_double_backward_in_parts(graph, texts):
 
 def test_sums_of_parts_are_the_same_for_any_number_of_threads(texts):
     """Bit by bit; there is enough work for all of them."""
-    rng = np.random.default_rng(2)
-    edges = ops.Edges.from_arrays(*rng.integers(0, 61, (2, 3000)), 61)
+    graph = (*np.random.default_rng(2).integers(0, 61, (2, 3000)), 61)
     form = gradients(gradients(product_form()))
-    sizes = [(o.index.count(3000, 61), o.size) for o in form.inputs]
-    arrays = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in sizes]
-    function = jax.jit(lambda *a: evaluate(form, list(a), edges, backend="llvm"))
-    found = []
-    try:
-        for count in (1, 2, 3, 16):
-            machine.set_threads(count)
-            found.append(jax.tree.map(np.asarray, function(*arrays)))
-    finally:
-        machine.set_threads(machine.threads())
+    function, arrays = call_of(form, graph)
+    assert_same_for_any_threads(jax.jit(function), *arrays.values())
     assert "pass_sum_0" in texts[0]
-    assert all(are_same(other, found[0]) for other in found[1:])
 
 
 def test_what_is_cut_into_parts():
@@ -223,20 +172,6 @@ def test_parts_are_for_edges_that_the_caches_do_not_hold(monkeypatch, level2, cu
 
 # Rows that index arrays choose are prefetched one block ahead.
 
-COMPONENTS_OF_X, COMPONENTS_OUT, PATHS = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "dtype"),
-    [(X, Y, np.float32), ("128x0e+128x1o", "0e", np.float64), ("5x0e+3x2e", "0e", np.float32)],
-)
-def test_results_are_the_same_without_prefetches(patched, dtype, x, y):
-    """Rows of vectors, long rows and packed rows are computed alike."""
-    graph = np.random.default_rng(0).integers(0, 20, (2, 700)), 20
-    found = derivatives(x, y, graph, dtype)
-    patched(codegen, "Plan", lambda *args, prefetches, **kwargs: Plan(*args, **kwargs))
-    assert are_same(found, derivatives(x, y, graph, dtype))
-
 
 def prefetches(form, machine) -> dict[str, int]:
     """Return how many cache lines of rows each pass asks for in a turn of its loops."""
@@ -253,11 +188,12 @@ def prefetches(form, machine) -> dict[str, int]:
 @pytest.mark.parametrize("machine", [Machine(64, 32), Machine(16, 8)])  # one group, and several
 def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
     """A line of y, and each vector of a component once, in its loop over channels."""
+    components_of_x, components_out, paths = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
     forward = prefetches(product_form(), machine)
-    assert forward == {"pass_copy": 0, "pass_receiver": 1 + COMPONENTS_OF_X + PATHS}
+    assert forward == {"pass_copy": 0, "pass_receiver": 1 + components_of_x + paths}
     backward = gradients(product_form())
     of_x = backward.restrict(tuple(o.index.is_node for o in backward.outputs))
-    assert prefetches(of_x, machine)["pass_sender"] == 1 + COMPONENTS_OUT + PATHS
+    assert prefetches(of_x, machine)["pass_sender"] == 1 + components_out + paths
     in_order = product_form(on_graph=False)  # rows in order need none
     for form in (in_order, gradients(in_order)):
         assert not any(prefetches(form, machine).values())
@@ -265,48 +201,39 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
 
 # Large outputs of rows are written past the caches.
 
-STREAMED = "32x0e+16x1o+16x2e"
-
 
 @pytest.mark.parametrize(
-    ("num_rows", "dtype"), [(1, np.float64), (15, np.float32), (16, np.float64), (257, np.float32)]
+    ("x", "graph", "rows", "parts"),
+    [
+        *(("32x0e+16x1o+16x2e", None, rows, 0) for rows in (1, 15, 16, 257)),
+        # the rows of edges are written among sums over the edges of nodes, in parts or not
+        *(("64x0e+64x1o", (*RNG.integers(0, 7, (2, 50)), 7), 50, parts) for parts in (0, PARTS)),
+    ],
 )
-def test_streamed_rows_are_the_stored_ones(patched, dtype, num_rows):
-    """The product, and the gradients, which are outputs of rows too."""
-    found = []
-    for size in (0, 1 << 60):
-        patched(Machine, "streamed_bytes", size)
-        found.append(of_rows((STREAMED, Y), num_rows, dtype))
-    assert are_same(*found)
-
-
-@pytest.mark.parametrize(("dtype", "parts"), [(np.float64, 0), (np.float32, 8)])
-def test_gradients_of_long_rows_of_edges_are_streamed(patched, dtype, parts):
-    """The rows of edges are written among sums over the edges of nodes."""
-    x, graph = "64x0e+64x1o", (np.random.default_rng(0).integers(0, 7, (2, 50)), 7)
-    form = product_form(x)
-    text = codegen.generate(gradients(form), "float32", HERE).text
-    assert text.count("!nontemporal") == text.count("fence seq_cst") * len(form.paths) > 0
+def test_streamed_rows_are_the_stored_ones(patched, x, graph, rows, parts):
+    form = product_form(x, on_graph=graph is not None)
     patched(Machine, "num_parts", lambda self, num_bytes: parts)
-    found = []
-    for size in (0, 1 << 60):
-        patched(Machine, "streamed_bytes", size)
-        found.append(derivatives(x, Y, graph, dtype))
-    assert are_same(*found)
+    for of in (form, gradients(form)):
+        found = []
+        for size in (0, 1 << 60):
+            patched(Machine, "streamed_bytes", size)
+            found.append(run(of, graph, rows, np.float32)[0])
+        assert_same_bits(found)
 
 
 def test_only_whole_vectors_are_streamed():
     """Multiplicities that fill no vectors, and sums over edges, are stored."""
 
-    def is_streamed(x, on_graph=False):
-        form = product_form(x, on_graph=on_graph, weighted=False)
+    def is_streamed(form):
         text = codegen.generate(form, "float32", HERE).text
         assert ("fence seq_cst" in text) == ("!nontemporal" in text)
         return "!nontemporal" in text
 
-    assert is_streamed(STREAMED)
-    assert not any(map(is_streamed, ("5x0e+5x1o", "16x0e+8x1o")))
-    assert not is_streamed(STREAMED, on_graph=True)
+    long, short = (product_form(x, on_graph=False) for x in (LONG, "16x0e+8x1o"))
+    assert is_streamed(long)
+    assert is_streamed(gradients(product_form("64x0e+64x1o")))
+    assert not is_streamed(short)
+    assert not is_streamed(product_form(LONG))
 
 
 # What kernels choose by the caches of the machine, for two machines that are made up.
@@ -333,13 +260,9 @@ def test_caches_that_linux_tells(tmp_path, sizes, expected):
     assert machine.machine().level2 == _host.caches()[0]
 
 
-def of_caches(x=LONG, y=Y):
-    return product_form(x, y, on_graph=False, weighted=False)
-
-
 @pytest.mark.parametrize(("made_up", "num_bytes"), [(LARGE, 16 * MIB), (SMALL, 4 * MIB)])
 def test_outputs_are_streamed_that_the_caches_do_not_hold(made_up, num_bytes):
-    form = of_caches()
+    form = product_form(LONG, on_graph=False, weighted=False)
     least = -(-num_bytes // (4 * form.outputs[0].size))
     text = codegen.generate(form, "float32", made_up).text
     assert f"icmp sge i64 %rows, {least}\n" in text
@@ -347,7 +270,8 @@ def test_outputs_are_streamed_that_the_caches_do_not_hold(made_up, num_bytes):
 
 def test_kernels_are_kept_apart_by_caches(tmp_path, monkeypatch):
     """By their text, where they differ, and by the processor where they do not."""
-    assert len({codegen.generate(of_caches(), "float32", m).name for m in (LARGE, SMALL)}) == 2
+    form = product_form(LONG, on_graph=False)
+    assert len({codegen.generate(form, "float32", m).name for m in (LARGE, SMALL)}) == 2
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     text = "define void @nothing() {\n  ret void\n}\n"
     for caches in ((LARGE.level2, LARGE.level3), (SMALL.level2, SMALL.level3)) * 2:
@@ -363,6 +287,7 @@ def test_results_are_the_same_for_any_caches(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(machine, "machine", lambda here=here: here)
             jax.clear_caches()
-            found.append(of_rows(("100x0e+100x1o", Y), 40))
+            form = gradients(product_form("100x0e+100x1o", on_graph=False))
+            found.append(run(form, num_rows=40, dtype=np.float32)[0])
     jax.clear_caches()
-    assert are_same(*found)
+    assert_same_bits(found)

@@ -1,6 +1,5 @@
 """Product and Linear of rows as one native kernel, in every order, against e3nn's definition."""
 
-import concurrent.futures
 import dataclasses
 
 import e3nn_jax as e3nn
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layer import MOST_ROWS
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
-from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
+from tests.ops.backends.llvm.test_llvm import REFUSED, assert_same_for_any_threads
 from tests.ops.fused_cases import worst
 from tests.ops.parity import only
 
@@ -116,56 +114,10 @@ def test_graphs_of_all_kinds(name, kernels, x64):
     assert {forward, backward, double} <= set(kinds)
 
 
-SMALL = Graph(np.array([0, 1, 1, 0, 2]), 3, "2x0e+2x1o", "2x0e+1x1o")
-
-
-@pytest.mark.slow
-def test_third_derivatives_are_composed(kernels, x64):
-    """Compose them of what has kernels for two."""
-
-    def third(backend):
-        function, operands = SMALL.problem(backend, np.float64)
-
-        def energy(x):
-            results = function(operands[0], x, operands[2])
-            return sum(jnp.sum(jnp.cos(a)) for a in jax.tree.leaves(results))
-
-        return jit(jax.grad(energy))(operands[1])
-
-    assert worst(third("llvm"), third("e3nn")) < 1e-11
-    assert chains(kernels)
-
-
-@pytest.mark.parametrize("transform", ["vmap", "jvp"])
-def test_other_transformations(transform, kernels, x64):
-    """Members of a batch one by one, and forward mode over all orders."""
-
-    def found(backend):
-        function, operands = SMALL.problem(backend, np.float64)
-        if transform == "vmap":
-            several = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), operands)
-            return jit(jax.vmap(function))(*several)
-        return jit(lambda *a: jax.jvp(function, a, a))(*operands)
-
-    assert worst(found("llvm"), found("e3nn")) < 1e-12
-    assert transform == "vmap" or chains(kernels)
-
-
 def test_results_depend_on_no_threads_and_no_other_calls(kernels):
     function, operands = GRAPHS["sorted"].problem("llvm", np.float32)
-    function = jit(function)
-    try:
-        machine.set_threads(1)
-        expected = function(*operands)
-        assert chains(kernels)
-        for count in (2, 3, 8):
-            machine.set_threads(count)
-            assert_bitwise(function(*operands), expected)
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for found in pool.map(lambda _: function(*operands), range(12)):
-                assert_bitwise(found, expected)
-    finally:
-        machine.set_threads(machine.threads())
+    assert_same_for_any_threads(jit(function), *operands)
+    assert chains(kernels)
 
 
 def test_few_rows_and_large_matrices_are_no_chain():

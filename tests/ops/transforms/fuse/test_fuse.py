@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.parity import UNOPTIMIZED
+from tests.ops.parity import UNOPTIMIZED, along_random_directions
 
 NODES, EDGES = 4, 7
 X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
@@ -108,24 +108,11 @@ def array_of(out):
 
 
 def derivatives(function, operands, second=True):
-    """Value, gradients, and with `second` gradients of a sum of these, of all operands."""
-    numbers = tuple(range(len(operands)))
-
-    def scalar(*operands):
-        out = array_of(function(*operands))
-        return jnp.sum(jnp.sin(jnp.arange(out.size) + 1.0).reshape(out.shape) * out**2)
-
-    def of_first(*operands):
-        found = jax.grad(scalar, numbers)(*operands)
-        found = jax.tree.leaves(found)
-        return sum(jnp.sum(jnp.cos(jnp.arange(g.size)).reshape(g.shape) * g) for g in found)
-
-    def everything(*operands):
-        value = array_of(function(*operands))
-        first = jax.grad(scalar, numbers)(*operands)
-        return value, first, jax.grad(of_first, numbers)(*operands) if second else None
-
-    return jax.jit(everything, compiler_options=UNOPTIMIZED)(*operands)
+    """Value, VJP, and with `second` the VJP of that, by all operands."""
+    orders = ("value", "vjp", "vjp of vjp")[: 2 + second]
+    return along_random_directions(
+        lambda *a: array_of(function(*a)), *operands, orders=orders, options=UNOPTIMIZED
+    )
 
 
 def assert_same(function, operands, count=1, second=True):
@@ -217,11 +204,6 @@ def other_index(x, y, w):
     return to_nodes(ops.tensor_product(rows, others, filter_ir_out="0e"))
 
 
-def nonlinear(x, y, w):
-    m = weighted(x, y, w)
-    return to_nodes(e3nn.IrrepsArray(m.irreps, jnp.tanh(m.array)))
-
-
 def weights_after(x, y, w):
     """Match a sum by another array, of weighted sums: weights of nodes stay behind the sum."""
     summed = to_nodes(product(x, y)[1])
@@ -233,18 +215,6 @@ def squared(x, y, w):
     return to_nodes(e3nn.IrrepsArray(m.irreps, m.array * m.array))
 
 
-def components(x, y, w):
-    """Each component has a weight of its own."""
-    m = product(x, y)[1]
-    factor = jnp.where(jnp.arange(PRODUCT.dim) % 2 == 0, 0.0, 1.0)
-    return to_nodes(e3nn.IrrepsArray(m.irreps, m.array * factor))
-
-
-def ungathered(x, y, w):
-    rows = e3nn.IrrepsArray(X, jnp.concatenate([x, x])[:EDGES])
-    return to_nodes(ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w)
-
-
 def rolled(x, y, w):
     m = weighted(x, y, w)
     return to_nodes(e3nn.IrrepsArray(m.irreps, jnp.roll(m.array, 1, axis=0)))
@@ -254,11 +224,6 @@ def dropped(m, key):
     return to_nodes(m * (jax.random.uniform(key, (EDGES, 1)) < 0.7).astype(m.dtype))
 
 
-def key_of_each_node(x, y, w):
-    keys = jax.random.split(jax.random.key(2), NODES)[jnp.asarray(SENDERS)]
-    return to_nodes(weighted(x, y, w) * jax.vmap(lambda k: jax.random.uniform(k, (1,)))(keys))
-
-
 def key_behind_the_layer(x, y, w):
     nodes = to_nodes(weighted(x, y, w))
     keys = jax.vmap(jax.random.key)(jnp.zeros_like(nodes.array[:, 0]).astype(jnp.uint32))
@@ -266,20 +231,13 @@ def key_behind_the_layer(x, y, w):
 
 
 KEY, OLD_KEY = jax.random.key(1), jax.random.PRNGKey(1)
-QUARTER = jnp.full(PRODUCT.num_irreps, 0.25, jnp.float8_e4m3fn)
 TWO = jnp.full(PRODUCT.num_irreps, 2, jnp.int4)
 OTHER_DTYPES = {
-    "key made inside": lambda x, y, w: dropped(weighted(x, y, w), jax.random.key(0)),
     "key closed over": lambda x, y, w: dropped(weighted(x, y, w), KEY),
     "old key closed over": lambda x, y, w: dropped(weighted(x, y, w), OLD_KEY),
-    "key of each node": key_of_each_node,
     "key behind the layer": key_behind_the_layer,
-    "float8": lambda x, y, w: to_nodes(weighted(x, y, w) * QUARTER.astype(w.dtype)),
     "float8 of nodes": lambda x, y, w: to_nodes(
-        weighted(x, y, w) * x.astype(QUARTER.dtype)[jnp.asarray(SENDERS), :1].astype(w.dtype)
-    ),
-    "float8 of rows": lambda x, y, w: to_nodes(
-        weighted(x, y, w.astype(QUARTER.dtype).astype(w.dtype))
+        weighted(x, y, w) * x.astype(jnp.float8_e4m3fn)[jnp.asarray(SENDERS), :1].astype(w.dtype)
     ),
     "int4": lambda x, y, w: to_nodes(weighted(x, y, w) * TWO.astype(w.dtype)),
 }
@@ -302,10 +260,7 @@ def rounded(x, y, w):
 
 LEFT_ALONE = {
     other_index: "several index arrays",
-    nonlinear: "tanh between",
     squared: "multiplied with itself",
-    components: "components of one irrep",
-    ungathered: "no operand of the product is gathered",
     rolled: "no product",
     largest: "go to scatter-max, not to a sum",
     rounded: "convert_element_type between",

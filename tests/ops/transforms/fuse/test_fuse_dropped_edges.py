@@ -9,15 +9,12 @@ import pytest
 from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.transforms.fuse.test_fuse import (
-    BESIDE,
     EDGES,
-    FOUND,
     MASK,
     NODES,
     PRODUCT,
     RECEIVERS,
     SENDERS,
-    WITH_ROWS,
     X,
     Y,
     arrays,
@@ -82,19 +79,6 @@ def test_promised_indices_out_of_range_are_what_xla_makes_of_them():
     assert (dw[jnp.array([0, 2, 3, 4, 5])] != 0).any(axis=1).all()
     assert np.isfinite(dx).all()
     assert (dy[6] == 0).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["where", "where not", "at.add", "segment_sum", "all"])
-@pytest.mark.parametrize("backend", ["llvm", "xla"])
-def test_a_node_for_dropped_edges_is_added_on_a_cpu_alone(name, backend, monkeypatch):
-    """Padding and slicing are launches on a GPU; there zeros take the place of these edges."""
-    monkeypatch.setenv("EQFUSE_BACKEND", backend)
-    operands = arrays(BESIDE if name == "all" else PRODUCT)
-    function = (FOUND | WITH_ROWS)[name]
-    text = str(jax.make_jaxpr(ops.fuse(function))(*operands))
-    assert f"num_nodes={NODES + (backend == 'llvm')}" in text
-    assert_same(function, operands)
 
 
 def test_a_product_that_zeros_of_edges_would_not_stop_has_a_node_for_dropped_ones(monkeypatch):

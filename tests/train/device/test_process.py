@@ -1,9 +1,17 @@
+"""What a run does to its process: kept memory, and the precision of matrix products."""
+
 import subprocess
 import sys
+import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from eqfuse import ops
 from eqfuse.train.device import process
+from eqfuse.train.device.parallel import matmul_precision
+from eqfuse.train.settings.schema import ConfigError
 
 # Threads have arenas of their own unless there is only one. Only a part of the block is touched.
 CODE = """
@@ -35,13 +43,7 @@ print(min(faults() for _ in range(3)))
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is of Linux")
 @pytest.mark.parametrize(
     ("keep", "size"),
-    [
-        ("keep_freed_memory", 100 << 20),
-        ("keep_freed_memory", 5 << 29),
-        ("keep_memory", 100 << 20),
-        (None, 100 << 20),
-        (None, 5 << 29),
-    ],
+    [("keep_freed_memory", 5 << 29), ("keep_memory", 100 << 20), (None, 100 << 20)],
 )
 def test_freed_memory_is_used_again(keep, size):
     command = [sys.executable, "-W", "error", "-c", CODE, str(size), *([keep] if keep else [])]
@@ -59,3 +61,32 @@ def test_another_c_library_is_left_alone(monkeypatch):
 def test_thresholds_of_the_environment_are_left_alone(monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
     assert not process.keep_memory()
+
+
+def device(platform, capability=None):
+    fields = {} if capability is None else {"compute_capability": capability}
+    return types.SimpleNamespace(platform=platform, device_kind="a device", **fields)
+
+
+CPU, H100 = device("cpu"), device("gpu", "9.0")
+WITHOUT = (CPU, device("gpu", "7.5"), device("gpu", "gfx942"), device("tpu"))
+
+
+def test_what_a_gpu_has_is_used():
+    assert matmul_precision("auto", "float32", H100) == ops.TF32X3
+    assert matmul_precision("tf32x3", "float32", device("gpu", "12.0")) == ops.TF32X3
+    assert matmul_precision("highest", "float32", H100) == "highest"
+    assert matmul_precision("auto", "float64", H100) == "highest"
+
+
+@pytest.mark.parametrize("without", WITHOUT)
+def test_other_devices_multiply_in_float32(without):
+    assert matmul_precision("auto", "float32", without) == "highest"
+    with pytest.raises(ConfigError, match=r"capability 8.0 or more, and this is .*precision=auto"):
+        matmul_precision("tf32x3", "float32", without)
+
+
+def test_jax_knows_the_name():
+    with jax.default_matmul_precision(ops.TF32X3):
+        traced = jax.make_jaxpr(lambda x: x @ x)(jnp.ones((2, 2)))
+    assert str(traced.eqns[0].params["precision"]) == ops.TF32X3

@@ -1,0 +1,196 @@
+"""The uncertainty of one network, from the features that its last layer is linear in.
+
+It is fitted once to a run with its data, and kept beside its network in `uncertainty.npz`:
+
+    variance of E = a^2 f^T C^-1 f,    C = sum over training frames of g g^T + ridge,
+
+where f are the features of a structure, added up over its atoms, and g those per atom, since errors
+per atom are what is trained on. The ridge and a are those of the largest likelihood of the errors
+of validation frames. Derivatives of f are in place of f for forces and stress, which have a factor
+of their own.
+
+References: Bigi, Chong, Ceriotti, Grasselli 2024, arXiv:2403.02251 (last-layer prediction
+  rigidity); Chong et al. 2023, arXiv:2306.10966 (of atoms).
+"""
+
+import argparse
+import io
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from eqfuse.data import DataError, Keys, Structure, read_structures
+from eqfuse.data.lazy import chosen, evenly
+from eqfuse.data.structures import counted
+from eqfuse.inference.commands import run as run_command
+from eqfuse.inference.evaluator import Evaluator, near_edges
+from eqfuse.inference.network import UNCERTAINTY, Network
+from eqfuse.inference.predict import predict
+from eqfuse.inference.spread import SpreadOf, rows_of
+from eqfuse.train import CheckpointError
+from eqfuse.train.datasets import load_dataset
+from eqfuse.train.run.files import write_whole
+from eqfuse.train.run.resume import resumed_config
+from eqfuse.train.start import Start
+
+_RIDGES = 10.0 ** np.arange(-9, 1)
+"""Of the mean eigenvalue of the covariance; features in float32 resolve no smaller ones."""
+_FORCES_OF = 50  # validation frames
+_FEWEST = 4
+
+
+class Agreement(NamedTuple):
+    """Errors and spread over the validation frames; NaN where no label is known."""
+
+    error: float  # RMS, eV/atom of energies, eV/Å over the atoms of forces
+    spread: float
+    rank: float  # their rank correlation
+
+    @classmethod
+    def of(cls, errors: np.ndarray, spread: np.ndarray) -> "Agreement":
+        """Return that of errors and the spread of each."""
+        if len(errors) < 2:
+            return cls(math.nan, math.nan, math.nan)
+        rank = scipy.stats.spearmanr(np.abs(errors), spread).statistic
+        return cls(*(float(np.sqrt(np.mean(x**2))) for x in (errors, spread)), float(rank))
+
+
+class Fitted(NamedTuple):
+    """What a fit was made of, and how it fits."""
+
+    file: Path
+    train: int  # frames
+    validation: int
+    features: int
+    ridge: float  # of the mean eigenvalue
+    energy: Agreement
+    forces: Agreement
+
+
+def fit(run, train=None, validation=None) -> Fitted:
+    """Fit the uncertainty of the network of a run, and write it into its folder.
+
+        eqfuse.inference.uncertainty.fit("runs/first")
+
+    Args:
+      run: the folder of a run.
+      train: frames that it was trained on, with energies: a file, whose labels have the names of
+        those of the run, or `eqfuse.data.Structure`s; None for those of the run.
+      validation: frames that it was not trained on; None for those of the run.
+    Raises:
+      CheckpointError, ConfigError: no readable run, or one without data of its own.
+      DataError: data that cannot be read, or fewer than four frames with an energy in one of them.
+    """
+    folder = Path(run).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"{run} is not the folder of a run, which the uncertainty is kept in")
+    network = Network(folder)
+    network.uncertainty = None
+    own = _data_of(folder) if train is None or validation is None else (None, None)
+    given = network.metadata["config"]["data"]
+    keys = Keys(*(given.get(f"{name}_key", name) for name in Keys._fields))
+    train = _labelled("training", own[0] if train is None else train, keys)
+    validation = _labelled("validation", own[1] if validation is None else validation, keys)
+
+    rows = _totals(network, train) / np.array([[s.num_atoms] for s in train])
+    values, vectors = np.linalg.eigh(rows.T @ rows)
+    predicted = predict(network, validation)
+    errors = np.array([p.energy - s.energy for p, s in zip(predicted, validation, strict=True)])
+    squares = (_totals(network, validation) @ vectors) ** 2
+    fits = []
+    for ridge in _RIDGES:
+        inverse = 1 / (np.maximum(values, 0) + ridge * values.mean())
+        rigidity = squares @ inverse
+        scale = np.mean(errors**2 / rigidity)  # of the largest likelihood
+        fits.append((np.log(scale * rigidity).mean(), float(ridge), scale * inverse))
+    _, ridge, variances = min(fits, key=lambda one: one[0])
+    root, spread = vectors * np.sqrt(variances), np.sqrt(squares @ variances)
+
+    network.uncertainty = {"root": root, "forces": 1.0}
+    spreads, pairs = SpreadOf(network), [np.zeros((2, 0))]
+    for k in evenly(range(len(validation)), _FORCES_OF):
+        if (known := validation[k].forces) is not None:
+            error = np.linalg.norm(predicted[k].forces - known, axis=1)
+            [of_frame] = spreads(spreads.evaluator.list([validation[k]]), [validation[k]])
+            pairs.append(np.stack([error, of_frame.forces])[:, ~np.isnan(error)])
+    of_forces = np.concatenate(pairs, axis=1)
+    factor = 1.0
+    if of_forces.size:
+        factor = float(np.sqrt(np.mean((of_forces[0] / of_forces[1]) ** 2)))
+        of_forces[1] *= factor
+
+    content = io.BytesIO()
+    digest = np.array(network.metadata["arrays_sha256"])
+    np.savez(content, root=root, forces=np.array(factor), network=digest)
+    write_whole(folder / UNCERTAINTY, content.getvalue())
+    sizes = np.array([s.num_atoms for s in validation])
+    agreement = Agreement.of(errors / sizes, spread / sizes), Agreement.of(*of_forces)
+    return Fitted(folder / UNCERTAINTY, len(train), len(validation), len(root), ridge, *agreement)
+
+
+def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
+    """Return the training and the validation frames of a run."""
+    config = resumed_config([f"resume={folder}"])
+    if config.heads:
+        raise CheckpointError(f"{folder} has several heads; give --train and --val frames of one")
+    dataset, _ = load_dataset(config, Start.read(config))
+    structures, validation = config.data.read(), config.data.read("val_path")
+    validation = structures if validation is None else validation
+    return [*chosen(structures, dataset.train_indices)], [*chosen(validation, dataset.val_indices)]
+
+
+def _labelled(name: str, frames, keys: Keys) -> list[Structure]:
+    """Return the frames, or those of a file, that have an energy."""
+    if isinstance(frames, str | os.PathLike):
+        frames = read_structures(frames, keys=keys, require_labels=False)
+    frames = [s for s in frames if s.energy is not None and not s.is_isolated_atom]
+    if len(frames) < _FEWEST:
+        raise DataError(
+            f"the uncertainty needs at least {_FEWEST} {name} frames with an energy, and there are "
+            f"{len(frames)}; give others"
+        )
+    return frames
+
+
+def _totals(network: Network, structures: Sequence[Structure]) -> np.ndarray:
+    """Return the features of structures, [n_structures, n_features], added up over their atoms."""
+    evaluator = Evaluator(network)
+    return np.stack([evaluator.apply(_total, evaluator.list([one])) for one in structures])
+
+
+def _total(module, params, pairs, geometry, size):
+    near = near_edges(module.cutoff, pairs, geometry, size)
+    rows = rows_of(module, params, near, geometry, near.vectors)
+    return rows.astype(jnp.float64).sum(axis=0), near.num_edges
+
+
+def main(arguments: list[str]) -> int:
+    """Fit the uncertainty of a run, and print how it fits; return the exit code."""
+    what = "Fit the uncertainty of one network to its features on its training frames."
+    parser = argparse.ArgumentParser(prog="eqfuse uncertainty", description=what)
+    parser.add_argument("run", help="folder of the run, into which uncertainty.npz is written")
+    parser.add_argument("--train", type=Path, help="frames it was trained on (those of the run)")
+    parser.add_argument("--val", type=Path, help="frames it was not trained on (those of the run)")
+    return run_command(parser, arguments, _main)
+
+
+def _main(options):
+    fitted = fit(options.run, options.train, options.val)
+    frames = counted(fitted.train, "training frame")
+    print(f"{fitted.features} features, {frames}, ridge {fitted.ridge:g} of the mean eigenvalue")
+    print(f"on {counted(fitted.validation, 'validation frame')}, RMS:")
+    for name, unit, of in (
+        ("energy", "meV/atom", fitted.energy),
+        ("forces", "meV/Å", fitted.forces),
+    ):
+        print(
+            f"  {name}: errors {1e3 * of.error:.3g} {unit}, spread {1e3 * of.spread:.3g} {unit}, "
+            f"rank correlation {of.rank:.2f}"
+        )
+    print(f"written to {fitted.file}: `eqfuse predict` writes the spread from now on")

@@ -1,0 +1,191 @@
+"""The datasets of a run: one, or one for each of its heads; read, checked, split and referenced."""
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+
+from eqfuse import data
+from eqfuse.data import Dataset, Sample, Structure
+from eqfuse.data.lazy import Joined, without_isolated_atoms
+from eqfuse.data.samples import species_table
+from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weighted_by_type
+from eqfuse.train.run.terminal import warnings_printed
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.schema import ConfigError, require
+from eqfuse.train.sources import DataSettings
+from eqfuse.train.start import Start, kept_references
+
+
+def load_datasets(config: Config) -> tuple[Dataset, list[Start | None]]:
+    """Read the data of a run, and of each head if it has several; print warnings.
+
+    Returns the dataset, and the network that each head starts from, None for a new one.
+    """
+    configs, read, heads, starts = config.of_heads(), {}, {}, []
+    for name, own in configs.items():
+        with _named(name):
+            read[name] = read_weighted(own.data)
+    elements = None
+    if config.heads:
+        parts = [part for both in read.values() for part in both if part is not None]
+        elements = species_table(without_isolated_atoms(Joined(*parts)))
+    for name, own in configs.items():
+        with _named(name):
+            with warnings_printed():
+                start = Start.read(own, name)
+            heads[name], start = load_dataset(own, start, name, read[name], elements)
+            starts.append(start)
+    return (Dataset.of_heads(heads) if config.heads else heads[None]), starts
+
+
+@contextlib.contextmanager
+def _named(head: str | None) -> Iterator[None]:
+    """Return a context whose errors begin with the name of a head, if there is one."""
+    try:
+        yield
+    except (ConfigError, data.DataError) as error:
+        raise error if head is None else type(error)(f"heads.{head}: {error}") from error
+
+
+def load_dataset(
+    config: Config,
+    start: Start | None = None,
+    head: str | None = None,
+    read: tuple | None = None,
+    elements: Sequence[int] | None = None,
+) -> tuple[Dataset, Start | None]:
+    """Read the data of a run, or of a head, split and reference them; print warnings.
+
+    Args:
+      config: of the run, or of the head as if it were alone.
+      start: the network that it starts from.
+      head: its name.
+      read: what `read_weighted` returned, if it has been called.
+      elements: atomic numbers of all heads; None for those of the data.
+    Returns:
+      the dataset, and the network that it starts from, for the `elements` of the run.
+    """
+    settings, training = config.data, config.training
+    structures, validation = read_weighted(settings) if read is None else read
+    require_labels(training, settings, without_isolated_atoms(structures))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        references = settings.read_reference_energies(config.model.cutoff)
+        if start is not None:
+            every = elements or species_table(Joined(structures, validation or []))
+            start = start.for_elements(every)
+            references = start.references(references)
+        dataset = Dataset.build(
+            structures,
+            cutoff=config.model.cutoff,
+            train_size=_size(settings.train),
+            val_size=_size(settings.val),
+            seed=config.seed,
+            species=elements if start is None else start.species,
+            references=references,
+            validation=validation,
+            duplicates=settings.duplicates,
+        )
+    if config.resume is not None and dataset.references_fitted:
+        kept = kept_references(config.resume, dataset.species, head)
+        if kept is not None:
+            dataset = dataset.with_references(kept, structures, validation)
+    messages = [warning.message for warning in caught]
+    if start is not None:
+        dataset, more = start.referenced(dataset, structures, validation)
+        messages += more
+    require_labels(training, settings, dataset.train, chosen=True)
+    messages += labels_not_validated(training, dataset)
+    if (test := settings.read("test")) is not None:
+        frames = without_isolated_atoms(test)
+        if not frames:
+            raise data.DataError("data.test has no frame of several atoms")
+        with warnings_printed():
+            dataset = dataset.with_test(frames, settings.duplicates)
+    if config.resume is None:  # it was checked when the run began
+        messages += settings.check_data(dataset, structures, validation)
+    for message in messages:
+        of_head = "" if head is None else f"head {head}: "
+        print(f"warning: {of_head}{message}", file=sys.stderr, flush=True)
+    return dataset, start
+
+
+def _size(value: float | None) -> float | None:
+    return int(value) if value is not None and value >= 1 else value
+
+
+def read_weighted(settings: DataSettings) -> tuple:
+    """Return the structures of `data.path` and `data.val_path`, or None, with their weights."""
+    structures, validation = settings.read(), settings.read("val_path")
+    given = settings.type_weights()
+    if not given and settings.weight == 1:
+        return structures, validation
+    every = Joined(structures, validation or [])
+    types = {structure.config_type or DEFAULT_TYPE for structure in every}
+    if unknown := sorted(set(given) - types - {DEFAULT_TYPE}):
+        raise ConfigError(
+            f"data.config_type_weights: no frame has config_type={unknown[0]}; there are "
+            f"{', '.join(sorted(types))}"
+        )
+    weights = {name: settings.weight * given.get(name, 1.0) for name in types}
+    structures = weighted_by_type(structures, weights)
+    return structures, None if validation is None else weighted_by_type(validation, weights)
+
+
+def _trained_labels(training: MoleculeTraining) -> list[str]:
+    """Return the labels with a weight in the loss."""
+    return [name for name in TRAINED if getattr(training, f"{name}_weight")]
+
+
+def require_labels(
+    training: MoleculeTraining,
+    settings: DataSettings,
+    frames: Sequence[Structure | Sample],
+    chosen: bool = False,
+):
+    """Refuse labels that have a weight in the loss, and that no frame has.
+
+    `frames` are all that were read, without isolated atoms, or with `chosen` those that train.
+    """
+    for name in _trained_labels(training):
+        if not frames or count_labelled(frames, name):
+            continue
+        setting = f"training.{name}_weight"
+        why = (
+            f"only other frames have {name}; choose more (data.train) or others (seed)"
+            if chosen
+            else settings.missing_label(name)
+        )
+        raise ConfigError(
+            f"{setting}={getattr(training, f'{name}_weight')} needs {name}, of a weight above "
+            f"zero, in a training frame of {settings.origin}: {why}; or set {setting}=0"
+        )
+
+
+def labels_not_validated(training: MoleculeTraining, dataset: Dataset) -> list[str]:
+    """Return warnings of labels that are trained on and that no validation frame has.
+
+    Without any of them nothing decides which network is best, which is an error.
+    """
+    trained = _trained_labels(training)
+    unknown = [name for name in trained if not dataset.num_labelled(name)[1]]
+    if unknown == trained:
+        raise ConfigError(
+            f"no validation frame has a label that is trained on ({', '.join(trained)}), so that "
+            "the best network is not known; choose others (data.val, data.val_path or seed)"
+        )
+    criterion = training.best
+    quantity = criterion.partition("_")[0]
+    if criterion != "loss":
+        need = f"of a label that validation frames have: none has {quantity}"
+        require(dataset.num_labelled(quantity)[1] > 0, "training.best", criterion, need)
+        need = f"left out: it is predicted only with training.{quantity}_weight above zero"
+        predicted = quantity in ("energy", "forces") or quantity in trained
+        require(predicted, "training.best", criterion, need)
+    return [
+        f"no validation frame has {'' if name in ('energy', 'forces') else 'a '}{name}: the errors "
+        f"of {name} are not known"
+        for name in unknown
+    ]

@@ -1,0 +1,146 @@
+"""The uncertainty of one network: its definition, its derivatives, and what reads it."""
+
+import shutil
+
+import ase.io
+import numpy as np
+import pytest
+
+import eqfuse
+from eqfuse.cli import main as eqfuse_command
+from eqfuse.inference import uncertainty
+from eqfuse.inference.network import UNCERTAINTY, Network
+from eqfuse.train import CheckpointError
+from tests.small_runs import train_on_copper
+
+
+@pytest.fixture(scope="module")
+def run(copper, tmp_path_factory):
+    """Return a run of a few steps with its uncertainty."""
+    more = ["steps=3", "dtype=float64", "seed=1", "cutoff=3"]
+    run = train_on_copper(copper, tmp_path_factory, *more)
+    assert eqfuse_command(["uncertainty", str(run)]) == 0
+    return run
+
+
+def features(run, atoms) -> np.ndarray:
+    """Return what the energies of atoms are linear in."""
+    network = Network(run)
+    scale = np.asarray(network.params["params"]["scale"])[0]
+    return scale * eqfuse.descriptors(network, atoms)
+
+
+def total(run, atoms) -> np.ndarray:
+    """Return the features of a structure."""
+    return features(run, atoms).sum(axis=0)
+
+
+def test_the_spread_is_that_of_the_definition(run, copper, tmp_path):
+    frames = ase.io.read(copper, ":")
+    files = [tmp_path / "train.xyz", tmp_path / "val.xyz"]
+    for file, some in zip(files, (frames[:8], frames[8:]), strict=True):
+        ase.io.write(file, some, format="extxyz")
+    fitted = uncertainty.fit(run, *files)
+    assert (fitted.train, fitted.validation) == (8, 4)
+    rows = np.stack([total(run, atoms) for atoms in frames])
+    gram = rows[:8].T @ rows[:8] / 4**2  # of four atoms
+    ridge = fitted.ridge * np.trace(gram) / len(gram)
+    inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
+    rigidity = np.einsum("ai,ij,aj->a", rows, inverse, rows)
+    predicted = eqfuse.predict(run, frames)
+    labels = [atoms.get_potential_energy() for atoms in frames]
+    errors = np.array([p.energy for p in predicted]) - labels
+    expected = np.sqrt(np.mean(errors[8:] ** 2 / rigidity[8:]) * rigidity)
+    # eigenvalues that the ridge is small beside lose half of the digits
+    np.testing.assert_allclose([p.spread.energy for p in predicted], expected, rtol=1e-6)
+    error = np.concatenate(
+        [
+            np.linalg.norm(p.forces - a.get_forces(), axis=1)
+            for p, a in zip(predicted, frames, strict=True)
+        ][8:]
+    )
+    spread = np.concatenate([p.spread.forces for p in predicted[8:]])
+    assert np.mean((error / spread) ** 2) == pytest.approx(1, rel=1e-9)
+    assert fitted.forces.error == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-9)
+    assert fitted.forces.spread == pytest.approx(np.sqrt(np.mean(spread**2)), rel=1e-9)
+
+
+def test_spreads_of_derivatives_are_those_of_the_features(run, copper):
+    atoms, step = ase.io.read(copper, 3), 1e-5
+    [predicted] = eqfuse.predict(run, atoms)
+    with np.load(run / UNCERTAINTY) as arrays:
+        root, factor = arrays["root"], float(arrays["forces"])
+    own = np.linalg.norm(features(run, atoms) @ root, axis=1)
+    np.testing.assert_allclose(predicted.spread.energies, own, rtol=1e-9)
+
+    def slope(change):
+        plus, minus = atoms.copy(), atoms.copy()
+        change(plus, step), change(minus, -step)
+        return factor * np.linalg.norm((total(run, plus) - total(run, minus)) @ root) / (2 * step)
+
+    def moved(axis):
+        def move(one, by):
+            one.positions[1, axis] += by
+
+        return move
+
+    def strained(one, by):
+        strain = np.eye(3)
+        strain[0, 1] = strain[1, 0] = by / 2
+        one.set_cell(one.cell @ strain, scale_atoms=True)
+
+    expected = np.linalg.norm([slope(moved(axis)) for axis in range(3)])
+    assert predicted.spread.forces[1] == pytest.approx(expected, rel=1e-6)
+    expected = slope(strained) / atoms.get_volume()
+    assert predicted.spread.stress[0, 1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path, capsys):
+    atoms, out = ase.io.read(copper, 0), tmp_path / "out.xyz"
+    [predicted] = eqfuse.predict(run, atoms)
+    atoms.calc = eqfuse.Calculator(run, spread=True)
+    atoms.get_potential_energy()
+    for name, value in predicted.spread.results().items():
+        np.testing.assert_allclose(atoms.calc.results[name], value, rtol=1e-9)
+    atoms.positions[0, 0] += 0.1
+    atoms.get_forces()
+    [moved] = eqfuse.predict(run, [atoms, atoms])[1:]
+    assert atoms.calc.results["energy_spread"] == pytest.approx(moved.spread.energy, rel=1e-9)
+    assert atoms.calc.results["energy_spread"] != pytest.approx(predicted.spread.energy, rel=1e-3)
+    assert eqfuse_command(["predict", str(run), str(copper), str(out)]) == 0
+    assert "largest spread of a force" in capsys.readouterr().out
+    written = ase.io.read(out, 0)
+    assert written.info["energy_spread"] == pytest.approx(predicted.spread.energy, rel=1e-6)
+    np.testing.assert_allclose(written.arrays["forces_spread"], predicted.spread.forces, atol=1e-8)
+    assert eqfuse_command(["select", str(run), str(copper), str(out), "--number", "2"]) == 0
+    assert len(ase.io.read(out, ":")) == 2
+    largest = predicted.spread.energies.max()
+    simulate = ["md", str(run), str(copper), "steps=5", "frames=all"]
+    assert eqfuse_command([*simulate, f"run={tmp_path / 'md'}", f"max_spread={1e3 * largest}"]) == 0
+    capsys.readouterr()
+    code = eqfuse_command([*simulate, f"run={tmp_path / 'stopped'}", f"max_spread={largest / 1e3}"])
+    assert code == 2  # not even the first step
+    assert "of an atom's energy is above max_spread" in capsys.readouterr().err
+
+
+def test_what_was_not_fitted_is_refused(run, copper, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / UNCERTAINTY).unlink()
+    assert eqfuse.predict(other, ase.io.read(copper, 0))[0].spread is None
+    with pytest.raises(CheckpointError, match="before `eqfuse uncertainty RUN` has fitted it"):
+        eqfuse.Calculator(other, spread=True)
+    (other / UNCERTAINTY).write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Network(other)
+    with np.load(run / UNCERTAINTY) as arrays:
+        np.savez(other / UNCERTAINTY, **{**arrays, "network": np.array("another")})
+    with pytest.warns(UserWarning, match="was fitted to another network, and is not used"):
+        assert Network(other).uncertainty is None
+    few = tmp_path / "few.xyz"
+    ase.io.write(few, ase.io.read(copper, ":2"))
+    assert eqfuse_command(["uncertainty", str(run), "--val", str(few)]) == 2
+    assert "needs at least 4 validation frames with an energy" in capsys.readouterr().err
+    file = run / "checkpoints" / "best.safetensors"
+    assert eqfuse_command(["uncertainty", str(file)]) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err

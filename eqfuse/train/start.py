@@ -13,7 +13,7 @@ from eqfuse import models
 from eqfuse.data import Batcher, Dataset, Structure
 from eqfuse.data.lazy import Joined
 from eqfuse.data.references import fit_energies_of_atoms
-from eqfuse.data.structures import TRAINED
+from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
 from eqfuse.models.pairs import radii_of
@@ -271,8 +271,10 @@ def _fingerprint(dataset: Dataset) -> str:
             digest.update(np.ascontiguousarray(array).tobytes())
         if sample.energy is not None:
             digest.update(np.float64(sample.energy).tobytes())
-        known = [getattr(sample, name) is not None for name in TRAINED]
-        numbers = [*known, *sample.weights, *([] if sample.head is None else [sample.head])]
+        known = [getattr(sample, name) is not None for name in LABELS]
+        numbers = [*known, *sample.weights[: len(LABELS)]]
+        numbers += [] if sample.hessian is None else [sample.weights.hessian]
+        numbers += [] if sample.head is None else [sample.head]
         digest.update(np.array(numbers, np.float64).tobytes())
     return digest.hexdigest()
 

@@ -23,8 +23,6 @@ from eqfuse.train.run.files import (
     CheckpointError,
     RunFolder,
     has_checkpoint,
-    head_file,
-    heads_of,
     read_file,
 )
 from eqfuse.train.run.resume import LENGTHS, check_same_run
@@ -53,7 +51,7 @@ class Start:
     def read(cls, config: Config, head: str | None = None) -> "Start | None":
         """Return that of `start_from=`; of a resumed run, that in its own folder; None without.
 
-        A head of a run with several starts from that of its name, or else from that of the file.
+        `head` is the name of one of several in a resumed run.
         """
         if config.start_from is None:
             return None
@@ -61,8 +59,6 @@ class Start:
         run, names = config.start_from, ("best", "last")
         if resumed:
             run, names = config.resume, ("last",)
-        elif head in heads_of(above := Path(run).parent.parent):
-            run = head_file(above, head)
         params, metadata, _ = read_checkpoint(run, names)
         if resumed and head is not None:
             number = [own["head"] for own in metadata["heads"]].index(head)

@@ -94,11 +94,6 @@ class Case:
         )
 
     @property
-    def turning(self) -> tuple[str, ...]:
-        """Return the irreps of the first operands, all of those that rotate."""
-        return self.irreps_x, self.irreps_y
-
-    @property
     def names(self) -> tuple[str, ...]:
         return ("x", "y", "w") if self.on_graph and self.weighted else ("x", "y")
 
@@ -362,10 +357,6 @@ class Contraction:
     num_indices: int | None = 3
 
     names = ("x", "w")
-
-    @property
-    def turning(self):
-        return (self.irreps,)
 
     @property
     def factors(self):

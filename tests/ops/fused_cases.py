@@ -14,7 +14,7 @@ from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
-from tests.ops.parity import UNOPTIMIZED, only
+from tests.ops.parity import UNOPTIMIZED, along_random_directions, only
 
 NODES, EDGES, SPECIES = 5, 7, 3
 
@@ -134,9 +134,6 @@ class Problem:
     def normal(self, *shape):
         return jnp.asarray(self.rng.normal(size=shape).astype(self.dtype))
 
-    def normal_like(self, tree):
-        return jax.tree.map(lambda a: self.normal(*a.shape), tree)
-
     def module(self, backend: str):
         number = SPECIES if self.case.indexed else None
         options = dict(self.case.options) | {"num_indexed_weights": number, "fused": self.fused}
@@ -188,6 +185,16 @@ def assert_all_orders(case: Case, backend: str, fused: str | None = None):
             assert worst(got, expected) < 1e-12, name
 
 
+def orders(problem: Problem, backend: str) -> dict:
+    """Return the derivatives of all orders by parameters and arrays."""
+
+    def function(params, arrays):
+        return problem.apply(backend, params, arrays).array
+
+    point, orders = (problem.params, problem.arrays), ("value", "vjp", "jvp", "vjp of vjp")
+    return along_random_directions(function, *point, orders=orders, options=UNOPTIMIZED)
+
+
 def assert_low_precision(case: Case, backend: str, dtype, fused: str | None = None):
     """Allow errors of twice those of e3nn-jax in the same dtype, or of eight roundings.
 
@@ -200,35 +207,6 @@ def assert_low_precision(case: Case, backend: str, dtype, fused: str | None = No
         eight_roundings = 8 * float(jnp.finfo(dtype).eps) / 2 * np.abs(c).max(initial=0)
         allowed = max(2 * np.abs(b - c).max(initial=0), eight_roundings)
         assert np.abs(a - c).max(initial=0) <= allowed
-
-
-def orders(problem: Problem, backend: str) -> dict:
-    """Return the derivatives along the same random directions for every backend.
-
-    Value and VJP, which nothing differentiates; JVP; VJP of the VJP.
-    """
-
-    def function(params, arrays):
-        return problem.apply(backend, params, arrays).array
-
-    point = (problem.params, problem.arrays)
-    problem.rng = np.random.default_rng(1)
-    cotangent = problem.normal(*jax.eval_shape(function, *point).shape)
-    directions = problem.normal_like((*point, point))
-
-    @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
-    def everything(point, cotangent, directions):
-        def vjp(params, arrays, cotangent):
-            return jax.vjp(function, params, arrays)[1](cotangent)
-
-        return {
-            "value": function(*point),
-            "vjp": vjp(*point, cotangent),
-            "jvp": jax.jvp(function, point, directions[:2])[1],
-            "vjp of vjp": jax.vjp(vjp, *point, cotangent)[1](directions[2]),
-        }
-
-    return everything(point, cotangent, directions)
 
 
 @functools.cache
@@ -244,21 +222,6 @@ def worst(got, expected) -> float:
         assert np.isfinite(a).all()
         errors.append(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)))
     return max(errors)
-
-
-def gradients_of_a_loss_on_forces(problem: Problem, backend: str):
-    """Return those of the parameters and of all arrays."""
-
-    def energy(x_and_y, params, arrays):
-        return jnp.sum(jnp.sin(problem.apply(backend, params, arrays | x_and_y).array))
-
-    def loss(params, arrays):
-        forces = jax.grad(energy)({n: arrays[n] for n in "xy"}, params, arrays)
-        return sum(jnp.sum(jnp.cos(force)) for force in forces.values())
-
-    options = UNOPTIMIZED if backend == "e3nn" else None
-    run = jax.jit(jax.grad(loss, (0, 1)), compiler_options=options)
-    return run(problem.params, problem.arrays)
 
 
 def gradients(problem: Problem, backend: str, options: dict | None = None):

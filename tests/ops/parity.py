@@ -34,6 +34,39 @@ def initial(module, *args, key: int = 1):
     return jax.jit(module.init, compiler_options=UNOPTIMIZED)(jax.random.key(key), *args)
 
 
+def along_random_directions(function, *point, orders=("value", "vjp", "vjp of vjp"), options=None):
+    """Return derivatives of a function of trees along directions that are the same for each caller.
+
+    All of them are one compiled computation.
+
+    Args:
+      orders: of "value", "vjp", which nothing differentiates, "jvp" and "vjp of vjp".
+      options: of the compiler.
+    """
+    rng = np.random.default_rng(1)
+
+    def like(tree):
+        return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), tree)
+
+    cotangent = like(jax.eval_shape(function, *point))
+    directions = like((*point, point))
+
+    @functools.partial(jax.jit, compiler_options=options)
+    def everything(point, cotangent, directions):
+        def vjp(*arguments):
+            return jax.vjp(function, *arguments[:-1])[1](arguments[-1])
+
+        found = {
+            "value": lambda: function(*point),
+            "vjp": lambda: vjp(*point, cotangent),
+            "jvp": lambda: jax.jvp(function, point, directions[:-1])[1],
+            "vjp of vjp": lambda: jax.vjp(vjp, *point, cotangent)[1](directions[-1]),
+        }
+        return {order: found[order]() for order in orders}
+
+    return everything(point, cotangent, directions)
+
+
 def arguments_of(case: Case, held_by=np.float32):
     """Return operands, tangents, a cotangent, and directions of all of them but the tangents."""
     shapes = case.shapes()
@@ -167,35 +200,6 @@ def assert_one_rounding(case: Case, dtype, backend: str):
         before = max(2 * error(e3nn_float32[name], values), four_roundings)
         allowed = unit * (abs(values) + before) + before + smallest / 2
         assert (abs(found[name] - values) <= allowed).all(), name
-
-
-@functools.cache
-def wigner(ir: e3nn.Irrep, improper: bool) -> np.ndarray:
-    """Return what one rotation, or that and an inversion, does to an irrep."""
-    matrix, _ = np.linalg.qr(np.random.default_rng(4).normal(size=(3, 3)))
-    matrix = matrix * np.linalg.det(matrix) * (-1 if improper else 1)
-    return np.asarray(ir.D_from_matrix(matrix))
-
-
-def turned(irreps, array: np.ndarray, improper: bool) -> np.ndarray:
-    """Return an array of irreps, rotated, and inverted too if `improper`."""
-    parts = [np.zeros((*array.shape[:-1], 0))]
-    for (mul, ir), place in zip(e3nn.Irreps(irreps), e3nn.Irreps(irreps).slices(), strict=True):
-        part = array[..., place].reshape(*array.shape[:-1], mul, ir.dim)
-        parts.append((part @ wigner(ir, improper).T).reshape(*array.shape[:-1], -1))
-    return np.concatenate(parts, axis=-1)
-
-
-def assert_equivariant(case: Case, backend: str):
-    """Rotating and inverting the operands rotates and inverts the result, to 1e-12 in float64."""
-    operands, function = case.operands(), jax.jit(case.function(backend))
-    with jax.enable_x64(True), only(backend):
-        out = np.asarray(function(*operands))
-        for improper in (False, True):
-            first = map(turned, case.turning, operands, (improper, improper))
-            rest = operands[len(case.turning) :]
-            expected = turned(case.irreps_out, out, improper)
-            assert error(np.asarray(function(*first, *rest)), expected) <= 1e-12 * largest(out)
 
 
 def runs(case: Case) -> bool:

@@ -134,25 +134,6 @@ def test_linears(seed, simplify):
 
 
 @SEEDS
-def test_linears_of_haiku(seed):
-    hk = pytest.importorskip("haiku")
-    rng = np.random.default_rng(seed)
-    options, before, lead = options_of(rng)
-    out, x = random_irreps(rng), with_zeros(rng, random_irreps(rng), lead)
-
-    def transformed(linear, **more):
-        def function():
-            return linear(out, name="linear", **options, **more)(*before, x)
-
-        return hk.without_apply_rng(hk.transform(function))
-
-    theirs = transformed(e3nn.haiku.Linear)
-    params = first(theirs.init)
-    found = result(transformed(ops.haiku.Linear, backend="llvm").apply, params)
-    assert_same(found, result(theirs.apply, params))
-
-
-@SEEDS
 def test_a_sum_of_linears_knows_zeros_of_all(seed):
     rng = np.random.default_rng(seed)
     out, inputs = random_irreps(rng), [with_zeros(rng, random_irreps(rng)) for _ in range(2)]

@@ -20,7 +20,6 @@ from tests.ops.fused_cases import (
     assert_all_orders,
     assert_low_precision,
     gradients,
-    gradients_of_a_loss_on_forces,
     rows,
     worst,
 )
@@ -107,18 +106,6 @@ def test_low_precision_errs_as_e3nn_does(name, dtype, way, run_by):
     if way == "llvm always" and dtype != "float32":
         pytest.skip("native kernels of whole ops have no half precision")
     assert_low_precision(CASES[name], *run_by[:1], jnp.dtype(dtype), run_by[1])
-
-
-FORCES = {"llvm": "rows-skip", "llvm always": "rows-gate-skip"}
-
-
-@pytest.mark.parametrize(
-    ("name", "way"), [w for w in ways(FORCES) if w.values[0] in " ".join(FORCES.values()).split()]
-)
-def test_gradients_of_a_loss_on_forces_equal_e3nns(name, way, run_by, x64):
-    found = gradients_of_a_loss_on_forces(Problem(CASES[name], fused=run_by[1]), run_by[0])
-    expected = gradients_of_a_loss_on_forces(Problem(CASES[name]), "e3nn")
-    assert worst(found, expected) < 1e-12
 
 
 @functools.cache

@@ -13,7 +13,14 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
-from tests.ops.parity import INTERPRETED, PORTABLE, UNOPTIMIZED, initial, only
+from tests.ops.parity import (
+    INTERPRETED,
+    PORTABLE,
+    UNOPTIMIZED,
+    along_random_directions,
+    initial,
+    only,
+)
 
 ROWS, CHANNELS, WEIGHTS = 7, 3, 4
 IRREPS, OTHER = "2x0e+3x1o+2x0e+1x0o+0x1e", "4x0e+2x1o"
@@ -102,24 +109,14 @@ def arguments(name, rows=ROWS, dtype=jnp.float64):
     return (x,) if shape is None else (jax.random.normal(jax.random.key(5), shape, dtype), x)
 
 
-def derivatives(module, params, args, compiler_options=None):
+def derivatives(module, params, args, options=None):
     """Value, VJP and VJP of the VJP by all but an index, along fixed directions."""
     index = [a for a in args if jnp.issubdtype(a.dtype, jnp.integer)]
 
     def function(params, *operands):
         return module.apply(params, *index, *operands).array
 
-    def vjp(*arguments):
-        return jax.vjp(function, *arguments[:-1])[1](arguments[-1])
-
-    def everything(*arguments):
-        value = function(*arguments)
-        cotangent = jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
-        first, pullback = jax.vjp(vjp, *arguments, cotangent)
-        return value, first, pullback(jax.tree.map(jnp.sin, first))
-
-    run = jax.jit(everything, compiler_options=compiler_options)
-    return run(params, *args[len(index) :])
+    return along_random_directions(function, params, *args[len(index) :], options=options)
 
 
 def assert_close(got, expected, tolerance):
@@ -205,11 +202,10 @@ def test_linear_sum_is_a_sum(backend):
             return a + b
 
         def results(function, options=None):
-            def both(params):
-                out, pull = jax.vjp(lambda p: function(p).array, params)
-                return out, pull(jnp.cos(out))
-
-            return jax.jit(both, compiler_options=options)(params)
+            orders = ("value", "vjp")
+            return along_random_directions(
+                lambda p: function(p).array, params, orders=orders, options=options
+            )
 
         expected = results(by_hand, UNOPTIMIZED)
         with computed_by(backend):

@@ -1,4 +1,4 @@
-"""All products against e3nn-jax: value, derivatives, equivariance, half precision, irreps, errors.
+"""All products against e3nn-jax: value, derivatives, half precision, irreps, errors.
 
 A kind is an op: its cases; those of them that ask something of a backend, which run on every
 backend but XLA by default, and the first of them on XLA too; and those that ask nothing that others
@@ -21,7 +21,6 @@ from tests.ops import cases, tiers
 from tests.ops.cases import CHANNELWISE, ELEMENTWISE, SMALL, TENSOR_PRODUCT
 from tests.ops.parity import (
     BACKENDS,
-    assert_equivariant,
     assert_one_rounding,
     assert_parity,
     derivatives,
@@ -105,29 +104,6 @@ def test_derivatives_of_the_reference_are_those_that_jax_takes(name):
     found = derivatives_of_multilinear(case.reference, case)
     assert found.keys() == expected.keys()
     assert all(error(found[n], a) <= 1e-13 * largest(a) for n, a in expected.items())
-
-
-TURNED = {
-    "product: uvuv-expanded",
-    "graph: l3",
-    "graph: uvuv-expanded",
-    "elementwise: cut-blocks",
-    "channelwise: graph",
-    "channels: not-sorted",
-    "contraction: three-factors-pseudoscalar",
-    "contraction: largest",
-}
-
-
-@natively
-@pytest.mark.parametrize(
-    "name",
-    tiers.slow_unless(TURNED, *sorted({*TURNED, *CORE} - {n for n in CASES if "interp" in n})),
-)
-def test_equivariance(name, backend):
-    case = CASES[name]
-    if all(0 not in shape for shape in case.shapes()):
-        assert_equivariant(case, backend)
 
 
 HALF = ["product: mul-5", "graph: mul-5", "channelwise: graph", "contraction: own-weights"]

@@ -1,5 +1,6 @@
 """Run by test_sharding.py in a process with four host devices."""
 
+import math
 import sys
 import warnings
 
@@ -12,6 +13,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from eqfuse import ops
 
 X, Y, ROWS = e3nn.Irreps("5x0e+5x1o"), e3nn.Irreps("0e+1o"), 8
+INSIDE = (
+    "a row that all rows share",
+    "indexed, with biases and a skip",
+    "TensorProductLinear on a graph",
+)
+"""Ops that run inside `shard_map` in every order."""
 
 
 def product(x, y, backend):
@@ -34,9 +41,10 @@ def ops_over_rows(backend, shape):
       shape: of the leading axes of x and y.
     """
     x0, y0 = (e3nn.IrrepsArray(irreps, jnp.ones((*shape, irreps.dim))) for irreps in (X, Y))
-    senders, receivers = np.arange(ROWS), (np.arange(ROWS) * 3 + 1) % ROWS
-    edges = ops.Edges.from_arrays(senders, receivers, ROWS)
-    species = np.arange(ROWS).reshape(shape) % 2
+    rows = math.prod(shape)
+    senders, receivers = np.arange(rows), (np.arange(rows) * 3 + 1) % rows
+    edges = ops.Edges.from_arrays(senders, receivers, rows)
+    species = np.arange(rows).reshape(shape) % 2
 
     def layer(module, *arrays, **kwargs):
         parameters = module.init(jax.random.key(0), *arrays, **kwargs)
@@ -66,6 +74,7 @@ def ops_over_rows(backend, shape):
             lambda p, x, y: ops.tensor_product(x, e3nn.IrrepsArray(Y, p), backend=backend).array,
         ),
         "Linear": (linear, lambda p, x, y: apply_linear(p, x)),
+        "indexed, with biases and a skip": indexed_layer(backend, x0, y0, species),
         "TensorProductLinearGate": (gate, apply_gate),
         "weighted_channels": (
             np.float32(2.0),
@@ -86,6 +95,19 @@ def ops_over_rows(backend, shape):
             ),
         ),
     }
+
+
+def indexed_layer(backend, x0, y0, species):
+    options = {"num_indexed_weights": 2, "biases": True, "force_irreps_out": True}
+    module = ops.TensorProductLinearGate("4x0e+2x1o", backend=backend, **options)
+
+    def apply(method, first, x, y):
+        index = (0 * x.array[..., 0]).astype(int) + species  # sharded as x is
+        skip = e3nn.IrrepsArray("4x0e+2x1o", jnp.tile(x.array[..., :1], 10))
+        return method(first, x, y, None, None, index, skip)
+
+    parameters = apply(module.init, jax.random.key(0), x0, y0)
+    return parameters, lambda *arguments: apply(module.apply, *arguments).array
 
 
 def value_and_gradients(function):
@@ -116,6 +138,58 @@ def explicit_axes(backend, x, y):
                 close(got, expected)
                 for array in (got[0], got[1][1]):
                     assert array.sharding.spec[0] == "data", (name, array.sharding)
+
+
+def of_the_norm(function):
+    """Return the gradients of the norm of all gradients of a function, or of those of x alone."""
+
+    def gradients(*operands):
+        def norm(which):
+            def of(*operands):
+                found = jax.grad(lambda *a: (function(*a) ** 2).sum(), which)(*operands)
+                return sum((g**2).sum() for g in jax.tree.leaves(found))
+
+            return of
+
+        return [jax.grad(norm(which), (0, 1, 2))(*operands) for which in ((0, 1, 2), (1,))]
+
+    return gradients
+
+
+def inside_shard_map(backend, x, y):
+    """Values, gradients and gradients of those, of rows and of parameters that all share."""
+    mesh, here = jax.make_mesh((4,), ("data",), (AxisType.Auto,)), (ROWS // 4,)
+    found_by, references = ops_over_rows(backend, here), ops_over_rows("e3nn", here)
+    for name in INSIDE:
+        parameters, function = found_by[name]
+
+        def mapped(parameters, x, y, function=function):
+            def of_rows(p, x, y):
+                return function(p, e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y))
+
+            by_row, whole = PartitionSpec("data"), PartitionSpec()
+            specs = {"in_specs": (whole, by_row, by_row), "out_specs": by_row}
+            return jax.shard_map(of_rows, mesh=mesh, **specs)(parameters, x, y)
+
+        def by_parts(parameters, x, y, function=references[name][1]):
+            parts = zip(jnp.split(x, 4), jnp.split(y, 4), strict=True)
+            return jnp.concatenate(
+                [
+                    function(parameters, e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y))
+                    for x, y in parts
+                ]
+            )
+
+        found, expected = (
+            jax.jit(lambda *a, f=f: (f(*a), jax.jvp(f, a, a), of_the_norm(f)(*a)))(parameters, x, y)
+            for f in (mapped, by_parts)
+        )
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            # float32: sums of fewer than 500 products, at both orders
+            bound = 500 * 2**-24 * max(1, np.abs(b).max())
+            np.testing.assert_allclose(a, b, rtol=0, atol=bound, err_msg=name)
+        if name == "TensorProductLinear on a graph":
+            jax.grad(lambda p: (mapped(p, x, y) ** 2).sum())(parameters)  # without jit
 
 
 def other_axes_sharded(backend, x, y):
@@ -192,6 +266,7 @@ def main(backend):
     # y is the same on all devices, x is not
     alike = mapped(product, (by_row, PartitionSpec(None, None)))(x, y[:2])
     close(alike, product(x, np.tile(y[:2], (4, 1)), "e3nn"))
+    inside_shard_map(backend, x, y)
     explicit_axes(backend, x, y)
     other_axes_sharded(backend, x, y)
     nothing_sharded(backend, x, y)

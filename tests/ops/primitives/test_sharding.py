@@ -17,10 +17,9 @@ from eqfuse import ops
 
 HERE = pathlib.Path(__file__).parent
 PROGRAMS = {
-    # under jit with sharded operands and inside shard_map, values and gradients are e3nn's
+    # under jit with sharded operands and inside shard_map, values and gradients are e3nn's, and
+    # inside shard_map the gradients of gradients are
     "sharded": (HERE / "sharded_program.py", 4, ["xla", "llvm", "triton-interpret"]),
-    # gradients of data and parameters, first and second order, are those of e3nn half by half
-    "shard_map": (HERE / "shard_map_program.py", 2, ["xla", "llvm", "triton-interpret"]),
     # on a mesh, sharded, replicated, on explicit axes and inside shard_map
     "sequence": (HERE.parent / "transforms/sequence/sharded_sequence.py", 4, ["llvm"]),
 }

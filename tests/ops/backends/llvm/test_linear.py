@@ -10,7 +10,9 @@ from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import forms
-from tests.ops.parity import only
+from eqfuse.ops.show import derivatives
+from tests.ops.backends.llvm.test_llvm import assert_same_for_any_threads
+from tests.ops.parity import along_random_directions, only
 
 SETS = 3
 
@@ -48,22 +50,12 @@ def random_mixing(rng, num_sets: int) -> LinearForm:
 
 
 def with_derivatives(linear_form: LinearForm, arrays, index, rows: int, backend: str):
-    """Return the value, the gradients of all inputs, and the gradients of a function of those."""
-    cotangent = np.random.default_rng(1).normal(size=(rows, linear_form.outputs[0].size))
+    """Return the value, the gradients of all inputs, and those of these."""
 
     def value(*arrays):
         return forms.evaluate_linear(linear_form, list(arrays), index, rows, backend)[0]
 
-    def gradients(*arrays):
-        return jax.vjp(value, *arrays)[1](jnp.asarray(cotangent, arrays[0].dtype))
-
-    def second(*arrays):
-        return sum(jnp.sum(jnp.sin(g)) for g in gradients(*arrays))
-
-    everything = tuple(range(len(arrays)))
-    return jax.jit(lambda *a: (value(*a), gradients(*a), jax.grad(second, argnums=everything)(*a)))(
-        *arrays
-    )
+    return along_random_directions(value, *arrays)
 
 
 @pytest.mark.parametrize(
@@ -112,26 +104,17 @@ def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
 
 
 @pytest.mark.parametrize("num_sets", [0, SETS])
-def test_results_do_not_depend_on_the_number_of_threads(num_sets):
+def test_results_depend_on_no_threads_and_no_other_calls(num_sets):
     linear_form, rows = linear(64, 3, num_sets), 2000
     rng = np.random.default_rng(0)
-    arrays = [
-        jnp.asarray(rng.normal(size=linear_form.shape(o, rows)), "float32")
-        for o in linear_form.inputs
-    ]
     index = jnp.asarray(rng.integers(0, SETS, rows), jnp.int32) if num_sets else None
-    results = []
-    try:
-        for threads in (1, 2, 3):
-            machine.set_threads(threads)
-            results.append(
-                jax.tree.leaves(with_derivatives(linear_form, arrays, index, rows, "llvm"))
-            )
-    finally:
-        machine.set_threads(machine.threads())
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    for form in derivatives(linear_form).values():
+        arrays = [jnp.asarray(rng.normal(size=form.shape(o, rows)), "float32") for o in form.inputs]
+
+        def function(*arrays, form=form):
+            return forms.evaluate_linear(form, list(arrays), index, rows, "llvm")
+
+        assert_same_for_any_threads(jax.jit(function), *arrays)
 
 
 @pytest.mark.parametrize(

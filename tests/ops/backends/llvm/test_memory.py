@@ -17,6 +17,7 @@ from eqfuse.ops.backends.llvm.layout import PARTS, Machine
 from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.forms import evaluate
+from tests.ops.backends.llvm.test_llvm import assert_bitwise, assert_same_for_any_threads
 from tests.ops.ir.test_form import evaluate as definition
 from tests.ops.ir.test_form import gradients
 
@@ -36,6 +37,13 @@ def product_form(x=X, y=Y, on_graph=True, weighted=True, keep=None):
 
 def run(form, graph=None, num_rows=7, dtype=np.float64):
     """Return what native kernels compute of a form from random operands, and these."""
+    function, arrays = call_of(form, graph, num_rows, dtype)
+    with jax.enable_x64(dtype == np.float64):
+        return jax.tree.map(np.asarray, function(*arrays.values())), arrays
+
+
+def call_of(form, graph, num_rows=7, dtype=np.float32):
+    """Return a form as a function that native kernels compute, and random operands by name."""
     senders, receivers, nodes = graph or ((), (), None)
     edges = None if graph is None else ops.Edges.from_arrays(senders, receivers, nodes)
     rows, rng = num_rows if graph is None else len(senders), np.random.default_rng(1)
@@ -43,9 +51,7 @@ def run(form, graph=None, num_rows=7, dtype=np.float64):
         o.name: rng.normal(size=(o.index.count(rows, nodes), o.size)).astype(dtype)
         for o in form.inputs
     }
-    with jax.enable_x64(dtype == np.float64):
-        found = evaluate(form, list(arrays.values()), edges, backend="llvm")
-        return jax.tree.map(np.asarray, found), arrays
+    return lambda *a: evaluate(form, list(a), edges, backend="llvm"), arrays
 
 
 def assert_is_definition(form, graph=None):
@@ -59,7 +65,7 @@ def assert_is_definition(form, graph=None):
 
 def assert_same_bits(results):
     for other in results[1:]:
-        jax.tree.map(np.testing.assert_array_equal, other, results[0])
+        assert_bitwise(other, results[0])
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(results[0]))
 
 
@@ -134,15 +140,9 @@ def test_sums_of_parts_are_the_same_for_any_number_of_threads(texts):
     """Bit by bit; there is enough work for all of them."""
     graph = (*np.random.default_rng(2).integers(0, 61, (2, 3000)), 61)
     form = gradients(gradients(product_form()))
-    found = []
-    try:
-        for count in (1, 2, 3, 16):
-            machine.set_threads(count)
-            found.append(run(form, graph, dtype=np.float32)[0])
-    finally:
-        machine.set_threads(machine.threads())
+    function, arrays = call_of(form, graph)
+    assert_same_for_any_threads(jax.jit(function), *arrays.values())
     assert "pass_sum_0" in texts[0]
-    assert_same_bits(found)
 
 
 def test_what_is_cut_into_parts():

@@ -1,6 +1,5 @@
 """Product and Linear of rows as one native kernel, in every order, against e3nn's definition."""
 
-import concurrent.futures
 import dataclasses
 
 import e3nn_jax as e3nn
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layer import MOST_ROWS
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
-from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
+from tests.ops.backends.llvm.test_llvm import REFUSED, assert_same_for_any_threads
 from tests.ops.fused_cases import worst
 from tests.ops.parity import only
 
@@ -118,19 +116,8 @@ def test_graphs_of_all_kinds(name, kernels, x64):
 
 def test_results_depend_on_no_threads_and_no_other_calls(kernels):
     function, operands = GRAPHS["sorted"].problem("llvm", np.float32)
-    function = jit(function)
-    try:
-        machine.set_threads(1)
-        expected = function(*operands)
-        assert chains(kernels)
-        for count in (2, 3, 8):
-            machine.set_threads(count)
-            assert_bitwise(function(*operands), expected)
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for found in pool.map(lambda _: function(*operands), range(12)):
-                assert_bitwise(found, expected)
-    finally:
-        machine.set_threads(machine.threads())
+    assert_same_for_any_threads(jit(function), *operands)
+    assert chains(kernels)
 
 
 def test_few_rows_and_large_matrices_are_no_chain():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.parity import UNOPTIMIZED
+from tests.ops.parity import UNOPTIMIZED, along_random_directions
 
 NODES, EDGES = 4, 7
 X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
@@ -108,24 +108,11 @@ def array_of(out):
 
 
 def derivatives(function, operands, second=True):
-    """Value, gradients, and with `second` gradients of a sum of these, of all operands."""
-    numbers = tuple(range(len(operands)))
-
-    def scalar(*operands):
-        out = array_of(function(*operands))
-        return jnp.sum(jnp.sin(jnp.arange(out.size) + 1.0).reshape(out.shape) * out**2)
-
-    def of_first(*operands):
-        found = jax.grad(scalar, numbers)(*operands)
-        found = jax.tree.leaves(found)
-        return sum(jnp.sum(jnp.cos(jnp.arange(g.size)).reshape(g.shape) * g) for g in found)
-
-    def everything(*operands):
-        value = array_of(function(*operands))
-        first = jax.grad(scalar, numbers)(*operands)
-        return value, first, jax.grad(of_first, numbers)(*operands) if second else None
-
-    return jax.jit(everything, compiler_options=UNOPTIMIZED)(*operands)
+    """Value, VJP, and with `second` the VJP of that, by all operands."""
+    orders = ("value", "vjp", "vjp of vjp")[: 2 + second]
+    return along_random_directions(
+        lambda *a: array_of(function(*a)), *operands, orders=orders, options=UNOPTIMIZED
+    )
 
 
 def assert_same(function, operands, count=1, second=True):

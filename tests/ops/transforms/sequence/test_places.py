@@ -71,12 +71,6 @@ PLACES = {
     "alone": (lambda f: f, gradients, (), NATIVE),
     "jit": (jax.jit, gradients, (), NATIVE),
     "vmap": (jax.vmap, gradients, (3,), TRANSFORMED),
-    "vmap of one argument": (
-        lambda f: lambda x, y: jax.vmap(f, in_axes=(0, None))(x, y[0]),
-        gradients,
-        (3,),
-        TRANSFORMED,
-    ),
     "scan": (scanned, layer, (4,), NATIVE),
     "while_loop": (repeated, layer, (), NATIVE),
     "cond": (chosen, layer, (), NATIVE),
@@ -85,7 +79,6 @@ PLACES = {
     "grad": (jax.grad, loss, (), TRANSFORMED),
     "forward derivative": (lambda f: lambda x, y: jax.jvp(f, (x, y), (y[:, :1] * x, y)), layer, (),
                            TRANSFORMED),
-    "jacobian of gradients": (lambda f: jax.jacrev(jax.grad(f)), loss, (), TRANSFORMED),
     "hessian": (jax.hessian, loss, (), TRANSFORMED),
     "within a sequence": (ops.sequence, loss, (), NATIVE),
 }  # fmt: skip

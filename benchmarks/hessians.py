@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--frames", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -125,8 +125,8 @@ def main() -> None:
     print(f"| loss, seed | {' | '.join(expected)} | F, meV/Å | ms a step |")
     print("|---|" + "---:|" * (len(expected) + 2))
     drawn = {"teacher": expected[_DRAWN]}
-    for way, (weight, factor) in WAYS.items():
-        for seed in range(options.seeds):
+    for seed in range(options.seeds):
+        for way, (weight, factor) in WAYS.items():
             folder = options.out / f"{way.replace(' ', '-')}-{seed}"
             if not (folder / "errors.csv").exists():
                 settings = ["data.batch_size=4", f"training.hessian_weight={weight}"]

@@ -24,10 +24,7 @@ def test_help_names_every_command(capsys):
     [
         ([], f"eqfuse needs a command; choose one of {', '.join(COMMANDS)}"),
         (["trian"], "'trian' is not a command of eqfuse; did you mean train?"),
-        (
-            ["x\n"],
-            f"'x\\n' is not a command of eqfuse; choose one of {', '.join(COMMANDS)}",
-        ),
+        (["x\n"], f"'x\\n' is not a command of eqfuse; choose one of {', '.join(COMMANDS)}"),
     ],
 )
 def test_what_is_no_command_is_one_line(arguments, message, capsys):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from eqfuse.models.radial_table import ORDER, breaks_of, choose, grid, tables_program
 from eqfuse.ops import _host
@@ -27,7 +28,7 @@ MOST_BYTES = 1 << 28
 """Size of the largest tables."""
 _PROBES = 800  # lengths, which are at every 25th of the intervals of each of `KNOTS`
 _LEAST_SLOPE = 1e-3
-_FORMAT = 1  # of files in the cache
+_FORMAT = 2  # of files in the cache
 
 
 class Tables(NamedTuple):
@@ -122,11 +123,9 @@ def placed(tables: Tables, dtype: str) -> dict:
 
 
 def _write(file, found: Tables):
-    arrays = {"knots": np.array(found.knots), "why": np.array(found.why)}
-    for path, table in jax.tree.leaves_with_path(found.tree):
-        arrays["/" + "/".join(key.key for key in path)] = table
+    arrays = flatten_dict({"tree": found.tree or {}}, sep="/")
     content = io.BytesIO()
-    np.savez(content, **arrays)
+    np.savez(content, **arrays, knots=np.array(found.knots), why=np.array(found.why))
     _host.write(file, content.getbuffer())
     _host.remove_old(file.parent, "*.npz")
 
@@ -142,11 +141,4 @@ def _read(file) -> Tables | None:
         knots, why = int(arrays.pop("knots")), str(arrays.pop("why"))
     except (zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError):
         return None
-    tree = {}
-    for name, table in arrays.items():
-        *parents, last = name.split("/")[1:]
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = table
-    return Tables(tree if knots else None, knots, why)
+    return Tables(unflatten_dict(arrays, sep="/")["tree"] if knots else None, knots, why)

@@ -16,6 +16,7 @@ References: Bigi, Chong, Ceriotti, Grasselli 2024, arXiv:2403.02251 (last-layer 
 import argparse
 import io
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from eqfuse.data import DataError, Structure
+from eqfuse.data import DataError, Keys, Structure, read_structures
 from eqfuse.data.lazy import chosen, evenly
 from eqfuse.data.structures import counted
 from eqfuse.inference.commands import run as run_command
 from eqfuse.inference.evaluator import Evaluator, near_edges
 from eqfuse.inference.network import UNCERTAINTY, Network
-from eqfuse.inference.predict import as_structures, predict
+from eqfuse.inference.predict import predict
 from eqfuse.inference.spread import SpreadOf, rows_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.datasets import load_dataset
@@ -79,8 +80,8 @@ def fit(run, train=None, validation=None) -> Fitted:
 
     Args:
       run: the folder of a run.
-      train: frames that it was trained on, as `eqfuse.predict` takes them, with energies; None for
-        those of the run.
+      train: frames that it was trained on, with energies: a file, whose labels have the names of
+        those of the run, or `eqfuse.data.Structure`s; None for those of the run.
       validation: frames that it was not trained on; None for those of the run.
     Raises:
       CheckpointError, ConfigError: no readable run, or one without data of its own.
@@ -92,8 +93,10 @@ def fit(run, train=None, validation=None) -> Fitted:
     network = Network(folder)
     network.uncertainty = None
     own = _data_of(folder) if train is None or validation is None else (None, None)
-    train = _labelled("training", own[0] if train is None else train)
-    validation = _labelled("validation", own[1] if validation is None else validation)
+    given = network.metadata["config"]["data"]
+    keys = Keys(*(given.get(f"{name}_key", name) for name in Keys._fields))
+    train = _labelled("training", own[0] if train is None else train, keys)
+    validation = _labelled("validation", own[1] if validation is None else validation, keys)
 
     rows = _totals(network, train) / np.array([[s.num_atoms] for s in train])
     values, vectors = np.linalg.eigh(rows.T @ rows)
@@ -134,15 +137,19 @@ def fit(run, train=None, validation=None) -> Fitted:
 def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
     """Return the training and the validation frames of a run."""
     config = resumed_config([f"resume={folder}"])
+    if config.heads:
+        raise CheckpointError(f"{folder} has several heads; give --train and --val frames of one")
     dataset, _ = load_dataset(config, Start.read(config))
     structures, validation = config.data.read(), config.data.read("val_path")
     validation = structures if validation is None else validation
     return [*chosen(structures, dataset.train_indices)], [*chosen(validation, dataset.val_indices)]
 
 
-def _labelled(name: str, frames) -> list[Structure]:
-    """Return the frames that have an energy."""
-    frames = [s for s in as_structures(frames) if s.energy is not None and not s.is_isolated_atom]
+def _labelled(name: str, frames, keys: Keys) -> list[Structure]:
+    """Return the frames, or those of a file, that have an energy."""
+    if isinstance(frames, str | os.PathLike):
+        frames = read_structures(frames, keys=keys, require_labels=False)
+    frames = [s for s in frames if s.energy is not None and not s.is_isolated_atom]
     if len(frames) < _FEWEST:
         raise DataError(
             f"the uncertainty needs at least {_FEWEST} {name} frames with an energy, and there are "

@@ -84,12 +84,12 @@ def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: L
         if writes and config.resume is None:
             require_free(config.run)  # refused before the data are read
         dataset, starts = load_datasets(config)
-        tuning = Tuning.of(config, dataset, starts[0])
+        tuning = Tuning.of(config, dataset, starts)
         if tuning is not None and config.heads:
             dataset = tuning.with_past(dataset)
         potential, fields, params = _initial_network(config, dataset, starts, tuning)
         batchers = _batchers(config, dataset, devices, tuning)
-        trained, training = trained_part(config, params, tuning)
+        trained, training = trained_part(config, dataset, params, tuning)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):

@@ -129,15 +129,19 @@ class Network:
         cutoff = float(self.potential.model.cutoff)
         return prepare_samples(structures, cutoff, self.species, references)
 
+    def unlabelled(self, frames: Sequence[ase.Atoms]) -> Samples:
+        """Return frames of `frames` as samples without labels."""
+        return self.samples([_structure(atoms) for atoms in frames])
+
     def predicted(self, samples: Samples, params=None) -> list["Labelled"]:
         """Return energy (eV, relative to the references), forces and stress of each sample."""
         params, found = self.params if params is None else params, []
         for batch, group in self._batches(samples):
-            energies, _, forces, stress = jax.device_get(self._predict(params, batch.graph))
-            first = 0
+            made, first = jax.device_get(self._predict(params, batch.graph)), 0
             for k, sample in enumerate(group):
                 last = first + sample.num_atoms
-                found.append(Labelled(float(energies[k]), forces[first:last], stress[k]))
+                energy, forces = float(made.energy[k]), made.forces[first:last]
+                found.append(Labelled(energy, forces, made.stress[k]))
                 first = last
         return found
 
@@ -248,7 +252,7 @@ class Network:
                 f"{_MOST_FORCE:g} eV/Å and a low pressure; give a file of others, or replay=none"
             )
         if len(frames) > count:
-            chosen = farthest(self.features(self.samples(list(map(_structure, frames)))), count)
+            chosen = farthest(self.features(self.unlabelled(frames)), count)
             frames = [frames[k] for k in chosen]
         return frames
 

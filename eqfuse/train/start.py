@@ -13,7 +13,7 @@ from eqfuse import models
 from eqfuse.data import Batcher, Dataset, Structure
 from eqfuse.data.lazy import Joined
 from eqfuse.data.references import fit_energies_of_atoms
-from eqfuse.data.structures import TRAINED
+from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
 from eqfuse.models.pairs import radii_of
@@ -23,8 +23,6 @@ from eqfuse.train.run.files import (
     CheckpointError,
     RunFolder,
     has_checkpoint,
-    head_file,
-    heads_of,
     read_file,
 )
 from eqfuse.train.run.resume import LENGTHS, check_same_run
@@ -53,7 +51,7 @@ class Start:
     def read(cls, config: Config, head: str | None = None) -> "Start | None":
         """Return that of `start_from=`; of a resumed run, that in its own folder; None without.
 
-        A head of a run with several starts from that of its name, or else from that of the file.
+        `head` is the name of one of several in a resumed run.
         """
         if config.start_from is None:
             return None
@@ -61,8 +59,6 @@ class Start:
         run, names = config.start_from, ("best", "last")
         if resumed:
             run, names = config.resume, ("last",)
-        elif head in heads_of(above := Path(run).parent.parent):
-            run = head_file(above, head)
         params, metadata, _ = read_checkpoint(run, names)
         if resumed and head is not None:
             number = [own["head"] for own in metadata["heads"]].index(head)
@@ -275,8 +271,10 @@ def _fingerprint(dataset: Dataset) -> str:
             digest.update(np.ascontiguousarray(array).tobytes())
         if sample.energy is not None:
             digest.update(np.float64(sample.energy).tobytes())
-        known = [getattr(sample, name) is not None for name in TRAINED]
-        numbers = [*known, *sample.weights, *([] if sample.head is None else [sample.head])]
+        known = [getattr(sample, name) is not None for name in LABELS]
+        numbers = [*known, *sample.weights[: len(LABELS)]]
+        numbers += [] if sample.hessian is None else [sample.weights.hessian]
+        numbers += [] if sample.head is None else [sample.head]
         digest.update(np.array(numbers, np.float64).tobytes())
     return digest.hexdigest()
 

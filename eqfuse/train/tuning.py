@@ -8,11 +8,15 @@ import sys
 import ase.io
 import jax
 import jax.numpy as jnp
+import optax
 
 from eqfuse.data import Dataset
 from eqfuse.data.samples import Samples
 from eqfuse.models.heads import head_of
 from eqfuse.train.adapter import Adapter
+from eqfuse.train.elastic import held, stiffness
+from eqfuse.train.flat import Flat
+from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import AUTO, FILE, NONE, Network, moved, moved_text
 from eqfuse.train.run.checkpoint import read_checkpoint
@@ -27,24 +31,28 @@ class Tuning:
     """The network that a run starts from, as it was, and how the run tunes it."""
 
     config: Config
-    start: Start  # before the run, also of one that is resumed
-    network: Network
+    starts: list[Start]  # before the run, of each head, and of the network's past
+    network: Network  # the past
+    resumed: bool
 
     @classmethod
-    def of(cls, config: Config, dataset: Dataset, start: Start | None) -> "Tuning | None":
-        """Return that of a run; None for a new network."""
-        if start is None:
+    def of(cls, config: Config, dataset: Dataset, starts: list[Start | None]) -> "Tuning | None":
+        """Return that of a run whose heads start from these; None for a new network."""
+        if starts[0] is None:
             return None
-        if start.resumed:  # the network of the run has been tuned
+        resumed = starts[0].resumed
+        if resumed or config.heads:  # the network of a resumed run has been tuned
+            configs = [start.config for start in starts]
+            configs += [dataclasses.replace(configs[0], start_from=config.start_from)]
             try:
-                start = Start.read(dataclasses.replace(start.config, resume=None))
+                starts = [Start.read(dataclasses.replace(own, resume=None)) for own in configs]
             except CheckpointError as error:
                 if config.adapter is not None or (config.replay or NONE) != NONE:
                     raise
                 print(f"warning: what moves elsewhere will not be known: {error}", file=sys.stderr)
                 return None
-            start = start.for_elements(dataset.species)
-        table = dataset.species
+            starts = [start.for_elements(dataset.species) for start in starts]
+        table, start = dataset.species, starts[-1]
         elements = {table[k] for s in dataset.train for k in {*s.species.tolist()}}
         references = dataset.references
         if config.heads:  # the past is a head of its own
@@ -57,13 +65,13 @@ class Tuning:
             config.dtype,
             frozenset(elements),
         )
-        return cls(config, start, network)
+        return cls(config, starts, network, resumed)
 
     @property
     def origin(self) -> dict[str, str]:
         """Return where the network is, and the SHA-256 of its parameters."""
         run = self.config.start_from
-        return {"run": run, "arrays_sha256": self.start.metadata["arrays_sha256"]}
+        return {"run": run, "arrays_sha256": self.starts[-1].metadata["arrays_sha256"]}
 
     @property
     def knows_more(self) -> bool:
@@ -86,7 +94,7 @@ class Tuning:
                 return ase.io.read(f"{config.resume}/{FILE}", ":")
             except OSError as error:
                 raise CheckpointError(f"{config.resume}/{FILE} cannot be read: {error}") from error
-        own = self.start.references(None)
+        own = self.starts[-1].references(None)
         return self.network.frames(self.replay, config.replay_frames, config.seed, own)
 
     def with_past(self, dataset: Dataset) -> Dataset:
@@ -116,6 +124,21 @@ class Tuning:
         if self.frames and self.config.resume is None:
             ase.io.write(folder.path / FILE, self.frames)
 
+    def stiffness(self, layout: Flat, force_scale: float) -> jax.Array:
+        """Return how much the past depends on each parameter, see `eqfuse.train.elastic`.
+
+        A resumed run finds it in its state.
+        """
+        config = self.config
+        if self.resumed:
+            return jnp.zeros(layout.size, layout.dtype)
+        frames = self.frames
+        if not frames:
+            own = self.starts[-1].references(None)
+            frames = self.network.frames(AUTO, config.replay_frames, config.seed, own)
+        loss = Loss.of(config.training, force_scale)
+        return stiffness(self.network, frames, layout, loss, config.seed)
+
     def facts(self) -> dict[str, str]:
         """Return what there is to say before the training, by title."""
         if not self.frames:
@@ -133,7 +156,8 @@ class Tuning:
         rows = []
         for number, head in enumerate(dataset.heads or [None]):
             own = params if head is None else head_of(params, number)
-            found = moved(self.network, own, self.config.seed)
+            before = dataclasses.replace(self.network, params=self.starts[number].initial_params())
+            found = moved(before, own, self.config.seed)
             print(moved_text(found, head), flush=True)
             rows += [({} if head is None else {"head": head}) | row for row in found]
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -146,13 +170,17 @@ class Tuning:
             print(f"warning: moved.csv cannot be written: {error}", file=sys.stderr)
 
 
-def trained_part(config: Config, params: dict, tuning: Tuning | None):
+def trained_part(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
     """Return what of the variables is trained, and its layout and optimizer.
 
     With `adapter=lora` that is two narrow matrices beside each matrix, see `Adapter`.
     """
     if config.adapter is None:
-        return params, flat_training(config.training, params)
+        layout, optimizer = flat_training(config.training, params)
+        if config.elastic is not None:
+            stiff = tuning.stiffness(layout, dataset.force_rms)
+            optimizer = optax.chain(held(config.elastic, stiff), optimizer)
+        return params, (layout, optimizer)
     adapter = Adapter.of(tuning.network.params, config.rank, config.seed)
     layout, optimizer = flat_training(config.training, adapter.initial)
     return adapter.initial, (adapter.laid_out(layout), optimizer)

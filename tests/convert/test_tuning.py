@@ -1,4 +1,4 @@
-"""Fine-tuning that does not forget: replay of a converted network's past, and LoRA."""
+"""Fine-tuning that does not forget: replay of a network's past, elastic weights, and LoRA."""
 
 import dataclasses
 
@@ -6,15 +6,19 @@ import ase
 import ase.build
 import ase.io
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
 from eqfuse.cli import main as cli
-from eqfuse.data import DataError
+from eqfuse.data import DataError, read_structures
 from eqfuse.train.adapter import Adapter
+from eqfuse.train.elastic import held, stiffness
+from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
+from eqfuse.train.metrics import Loss
 from eqfuse.train.replay import Network, farthest, moved, structures_of
 from eqfuse.train.run.checkpoint import load_run, read_checkpoint
 from eqfuse.train.run.files import CheckpointError
@@ -78,7 +82,7 @@ def test_the_network_labels_what_is_made(past, run):
         np.testing.assert_allclose(atoms.get_forces(), forces, rtol=0, atol=1e-9)
         relative = energy - sum(own[z] for z in atoms.numbers)
         assert sample.energy == pytest.approx(relative, abs=1e-9)
-        assert tuple(sample.weights) == (0.5, 0.5, 0.5)
+        assert tuple(sample.weights)[:3] == (0.5, 0.5, 0.5)
 
 
 def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
@@ -134,11 +138,49 @@ def test_an_adapter_begins_with_the_network_and_changes_it_by_few_directions(pas
     assert any(rank < most for rank, most in ranks.values())
 
 
+def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
+    """Stiffnesses of two parameters, for the energy of a frame, are as its slopes squared."""
+    network, _ = past
+    layout = Flat.of(network.params)
+    [frame] = network.label(read_structures(water)[:1])
+    loss = Loss(energy=1.0, forces=0.0, stress=0.0, force_scale=1.0)
+    found = stiffness(network, [frame], layout, loss, 0)
+    samples, params = network.unlabelled([frame]), layout.flatten(network.params)
+    first, second = np.argsort(found)[[-1, -20]]
+
+    def slope(number, step=1e-5):
+        ends = [
+            network.predicted(samples, layout.unflatten(params.at[number].add(move)))[0].energy
+            for move in (step, -step)
+        ]
+        return (ends[0] - ends[1]) / (2 * step)
+
+    # differences of second order: relative errors of about 1e-8
+    expected = (slope(first) / slope(second)) ** 2
+    assert found[first] / found[second] == pytest.approx(expected, rel=1e-5)
+    twice = stiffness(network, [frame], layout, dataclasses.replace(loss, force_scale=0.5), 0)
+    np.testing.assert_allclose(twice, 4 * found, rtol=1e-12)
+
+
+def test_parameters_are_held_where_they_were():
+    """The gradient is that of the penalty, also after steps, and in the state that is kept."""
+    before, stiff, weight = jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 0.0, 2.0]), 30.0
+    transformation = held(weight, stiff)
+    state, now = transformation.init(before), jnp.array([1.5, 7.0, 2.0])
+    penalty = jax.grad(lambda p: weight * (stiff * (p - before) ** 2).sum())
+    found, state = transformation.update(jnp.ones(3), state, now)
+    np.testing.assert_allclose(found, 1 + penalty(now), rtol=1e-12)
+    other = held(weight, jnp.zeros(3))  # a resumed run, which has the state of before
+    again, _ = other.update(jnp.ones(3), state, now)
+    np.testing.assert_array_equal(found, again)
+
+
 @pytest.mark.slow
-def test_a_run_with_both_is_resumed_exactly(run, water, tmp_path, capsys):
-    """The network of its start is needed again: matrices are added to it, not to the tuned one."""
+@pytest.mark.parametrize("way", ["replay=auto adapter=lora rank=2", "replay=auto elastic=30"])
+def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
+    """What the start was is needed again: matrices are added to it, and parameters held there."""
     data = [f"start_from={run('density')}", f"data={water}", "data.val=2", "data.batch_size=2"]
-    more = ["replay=auto", "replay_frames=4", "adapter=lora", "rank=2", "lr=0.01"]
+    more = [*way.split(), "replay_frames=4", "lr=0.01"]
     given = [*data, *more, "data.reference_energies=fit", "training.second_stage=null"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main([*given, "steps=6", "training.schedule=constant", f"run={whole}"]) == 0
@@ -198,12 +240,25 @@ def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
     start = dataclasses.replace(Start.read(config), resumed=True, config=gone)
     if {*needs.values()} & {"lora", "auto"}:
         with pytest.raises(CheckpointError, match="gone has no checkpoint"):
-            Tuning.of(gone, None, start)
+            Tuning.of(gone, None, [start])
         return
-    assert Tuning.of(gone, None, start) is None
+    assert Tuning.of(gone, None, [start]) is None
     assert "what moves elsewhere will not be known: " in capsys.readouterr().err
 
 
-def test_a_new_network_has_no_past(water, capsys):
-    assert main([f"data={water}", "replay=auto"]) == 2
-    assert "a new network has no past" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("replay=auto", "a new network has no past"),
+        ("elastic=30", "a new network has no past"),
+        ("elastic=-1 start_from=RUN", "elastic=-1.0 is impossible"),
+        (
+            "elastic=30 adapter=lora start_from=RUN",
+            "which holds the parameters that",
+        ),
+    ],
+)
+def test_what_is_for_another_run_is_refused(run, water, capsys, given, text):
+    given = given.replace("RUN", str(run("density"))).split()
+    assert main([f"data={water}", *given]) == 2
+    assert text in capsys.readouterr().err

@@ -83,14 +83,6 @@ def test_atoms_many_cells_away_have_the_neighbours_of_their_images(skewed_cell, 
     np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-5)
 
 
-def test_mlearn_silicon_frames_against_ase(shared_data):
-    import ase.io
-
-    frames = ase.io.read(shared_data / "mlearn_si" / "mlearn_Si_training.extxyz", "::20")
-    for atoms in frames:
-        assert assert_same_as_ase(atoms, 5.0) > 0
-
-
 @pytest.mark.parametrize("positions", [np.zeros((1, 3)), np.array([[0.0, 0, 0], [9.0, 0, 0]])])
 def test_no_neighbours(positions):
     senders, receivers, shifts = neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
@@ -165,14 +157,6 @@ def test_gathered_atoms_have_small_coordinates_wherever_they_are(kind, size):
         gathered = near[senders] + moved - near[receivers]
         np.testing.assert_allclose(gathered, vectors, rtol=0, atol=1e-15 * size + 1e-13)
         assert len(senders) == len(expected) > 200
-
-
-def test_connected_parts_are_gathered_each_for_itself():
-    positions = np.array([[0.0, 0, 0], [9e5, 0, 0], [999999.0, 0, 0], [9e5 + 1, 0, 0]])
-    edges = neighbor_list(positions, 1e6 * np.eye(3), np.ones(3, bool), 5.0)
-    offsets, shifts = gathering_offsets(positions, *edges)
-    np.testing.assert_allclose((positions - offsets)[:, 0], [0.5, -0.5, -0.5, 0.5], atol=1e-9)
-    assert not shifts.any()
 
 
 @pytest.mark.parametrize(

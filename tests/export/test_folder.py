@@ -162,9 +162,12 @@ def test_layers_exchange_features_of_ghosts(host, tmp_path, model, layers, dtype
     )
     assert "hops 1\nexchange" in (folder / "manifest.txt").read_text()
     atoms = structure(name)
-    for options in (["--domains", "2"], []):  # with ghosts, and without
-        results = run_host(host, folder, atoms, tmp_path, *options)
-        assert_agreement(results, atoms, run, tolerance, dtype)
+    results = run_host(host, folder, atoms, tmp_path, "--domains", "2")
+    assert_agreement(results, atoms, run, tolerance, dtype)
+    if name == "crystal":
+        return
+    results = run_host(host, folder, atoms, tmp_path)  # no ghosts
+    assert_agreement(results, atoms, run, tolerance, dtype)
     atoms.positions[1] = atoms.positions[0]  # in one domain; the other does not wait for ever
     ase.io.write(tmp_path / "start.xyz", atoms)
     command = [str(host), str(folder), plugin(), str(tmp_path / "start.xyz"), "--domains", "2"]

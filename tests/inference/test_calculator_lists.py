@@ -6,8 +6,6 @@ import ase.io
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ase import units
-from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse.data import Structure, neighbor_list
@@ -67,18 +65,6 @@ def test_more_neighbours_than_a_program_holds_enlarge_it(atoms, run):
     assert listed.sizes.edges > edges
     expected = eqfuse.Calculator(run, skin=0.0).get_forces(atoms)
     np.testing.assert_allclose(forces, expected, rtol=0, atol=1e-10)
-
-
-def test_steps_of_dynamics_copy_no_atoms(atoms, monkeypatch):
-    """Positions are compared and copied; `ase.Atoms.copy` took a quarter of the host's time."""
-    dynamics = VelocityVerlet(atoms, 1.0 * units.fs)
-    dynamics.run(1)
-    before = atoms.get_forces()
-    monkeypatch.setattr(ase.Atoms, "copy", lambda atoms: pytest.fail("atoms were copied"))
-    dynamics.run(3)
-    assert np.abs(atoms.get_forces() - before).max() > 1e-3
-    assert atoms.calc.check_state(atoms) == []
-    np.testing.assert_array_equal(atoms.calc.atoms.positions, atoms.positions)
 
 
 @pytest.mark.slow

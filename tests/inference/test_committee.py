@@ -15,11 +15,7 @@ def test_a_calculator_of_mean_and_spread(committee, copper):
     with pytest.raises(ValueError, match="a committee of 2 runs; descriptors are of one"):
         eqfuse.descriptors(committee, atoms)
     atoms.calc = eqfuse.Committee(committee)
-    energy, forces, stress = (
-        atoms.get_potential_energy(),
-        atoms.get_forces(),
-        atoms.get_stress(),
-    )
+    energy, forces, stress = (atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress())
     members = []
     for run in sorted(committee.glob("seed=*")):
         alone = atoms.copy()

@@ -77,15 +77,6 @@ def test_stress_errors(copper, tmp_path, capsys):
         assert mae == pytest.approx(1e3 * np.abs(error).mean(), rel=1e-5)
     for group in ("config_type without", "element Cu"):
         assert rows[group]["stress_mae_mev_per_a3"] == ""
-    # a third panel beside the two of a file without stress
-    images = [matplotlib.image.imread(path) for path in (out / "parity.png", folder / "parity.png")]
-    assert images[0].shape == images[1].shape
-    del frames[0].info["virial"]
-    ase.io.write(file, frames[:1], format="extxyz")
-    out = tmp_path / "none"
-    assert evaluate([str(folder), str(file), "--out", str(out)]) == 0
-    assert 3 * matplotlib.image.imread(out / "parity.png").shape[1] == 2 * images[0].shape[1]
-    assert "stress" not in (out / "errors.csv").read_text()
 
 
 def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, capsys):

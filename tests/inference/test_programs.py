@@ -61,21 +61,3 @@ def test_programs_that_are_damaged_or_of_other_things_are_not_taken(answer):
         file.write_bytes(content)
     assert answer(**EAGER)[0] == energy
     assert answer() == (energy, 0, 1)  # XLA cannot store what it has read from JAX's cache
-
-
-KEEPS = """
-import sys
-import eqfuse
-from eqfuse.train.device import process
-from jax._src import xla_bridge
-process._set = lambda options: print(xla_bridge.backends_are_initialized())
-eqfuse.Calculator(sys.argv[1], radial="network")
-"""
-
-
-@pytest.mark.slow
-def test_memory_is_kept_before_the_threads_of_jax_start(tmp_path):
-    """Threads that have memory of their own by then give large blocks back in each call."""
-    command = [sys.executable, "-c", KEEPS, str(untrained_run(tmp_path))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines()[0] == "False"

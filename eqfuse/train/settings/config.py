@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
+from eqfuse.train.run.files import heads_of
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
@@ -166,6 +167,13 @@ class Config:
         64, "frames of replay, the farthest from each other by descriptors", POSITIVE
     )
     replay_weight: float = setting(1.0, "weight of frames of replay in the loss", POSITIVE)
+    elastic: float | None = setting(
+        None,
+        "with start_from=: weight of a penalty on changes of parameters that matter for frames of "
+        "the network's past (elastic weights), made as those of replay, but not trained on; try 30 "
+        "or 300; null: none",
+        POSITIVE,
+    )
     adapter: Literal["lora"] | None = setting(
         None,
         "with start_from=: train two narrow matrices beside each matrix of the network (LoRA), and "
@@ -194,11 +202,13 @@ class Config:
             need = "left out without start_from=: a new network has the elements of its data"
             require(not self.elements, "elements", self.elements, need)
             need = "left out without start_from=: a new network has no past"
-            for name in ("replay", "adapter", "head"):
+            for name in ("replay", "elastic", "adapter", "head"):
                 require(not getattr(self, name), name, getattr(self, name), need)
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
         given = self.data.reference_energies
         require(given != wrong, "data.reference_energies", wrong, need)
+        need = "left out with elastic=, which holds the parameters that adapters leave as they are"
+        require(not (self.elastic and self.adapter), "adapter", self.adapter, need)
 
     def _check_heads(self):
         if not self.heads:
@@ -208,7 +218,9 @@ class Config:
         own = self.data.path or (self.data.name if self.data.name != "extxyz" else None)
         need = "left out with heads.NAME=FILE: each head has data of its own"
         require(own is None, "data", own, need)
-        require(self.adapter is None, "adapter", self.adapter, "left out with heads.NAME=FILE")
+        for name in ("adapter", "elastic"):
+            value = getattr(self, name)
+            require(value is None, name, value, "left out with heads.NAME=FILE")
         for name in self.heads:
             need = "a name of letters, digits, - and _"
             require(re.fullmatch(r"[\w-]+", name), "heads", name, need)
@@ -217,14 +229,20 @@ class Config:
         self.of_heads()
 
     def of_heads(self) -> dict[str | None, "Config"]:
-        """Return the configuration of each head, as if it were alone; itself where there is one."""
+        """Return the configuration of each head, as if it were alone; itself where there is one.
+
+        A head starts from that of its name, if the network of `start_from` has it.
+        """
         if not self.heads:
             return {None: self}
-        configs = {}
+        configs, start = {}, Path(self.start_from or "")
+        known = heads_of(start.parent.parent) if start.parent.name == "heads" else ()
         for name, own in self.heads.items():
             try:
                 data = dataclasses.replace(self.data, **own)
-                configs[name] = dataclasses.replace(self, heads={}, data=data)
+                file = str(start.parent / f"{name}.safetensors")
+                begins = {"start_from": file} if name in known else {}
+                configs[name] = dataclasses.replace(self, heads={}, data=data, **begins)
             except ConfigError as error:
                 raise ConfigError(f"heads.{name}: {error}") from error
         return configs

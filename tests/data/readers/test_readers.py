@@ -148,8 +148,8 @@ def test_a_file_without_any_energy_or_forces_is_refused(write):
 def test_weights_are_those_that_mace_writes(write):
     weights = "config_weight=2 config_energy_weight=3 config_forces_weight=0.5 energy="
     plain, weighted = read_extxyz(write(GOOD + GOOD.replace("energy=", weights)))
-    assert plain.weights == (1, 1, 1)
-    assert weighted.weights == (6, 1, 2)
+    assert plain.weights[:3] == (1, 1, 1)
+    assert weighted.weights[:3] == (6, 1, 2)
     assert weighted.energy == plain.energy
 
 
@@ -158,7 +158,7 @@ def test_the_weight_of_virials_is_that_of_the_stress_from_them(write):
     texts = [CELL.format(stress=f'{key}="1 1 1 0 0 0" {weights}') for key in ("stress", "virials")]
     texts.append(texts[1].replace("config_virials_weight=4", ""))
     frames = read_extxyz(write("".join(texts)))
-    assert [frame.weights for frame in frames] == [(1, 1, 3), (1, 1, 4), (1, 1, 3)]
+    assert [frame.weights[:3] for frame in frames] == [(1, 1, 3), (1, 1, 4), (1, 1, 3)]
     assert [f.stress[0, 0] for f in frames] == pytest.approx([1, -1 / 24, -1 / 24])
 
 
@@ -212,10 +212,7 @@ BAD_FRAMES = {
         CELL.format(stress='virials="1 2 3"'),
         "virials must be 6 or 9 numbers, got 3",
     ),
-    "text stress": (
-        CELL.format(stress="stress=None"),
-        "stress must be 6 or 9 numbers, got 'None'",
-    ),
+    "text stress": (CELL.format(stress="stress=None"), "stress must be 6 or 9 numbers, got 'None'"),
 }
 
 

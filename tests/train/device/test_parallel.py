@@ -86,12 +86,7 @@ def assert_alike(first, second):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "backend"),
-    [
-        ("nequip", "llvm"),
-        ("nequip", "e3nn"),
-        ("mace", "xla"),
-        ("allegro", "llvm"),
-    ],
+    [("nequip", "llvm"), ("nequip", "e3nn"), ("mace", "xla"), ("allegro", "llvm")],
 )
 def test_gradients_are_those_of_one_device(model, backend):
     program = Path(__file__).with_name("parallel_program.py")

@@ -290,6 +290,20 @@ def test_inside_of_control_flow(function):
         assert_close(found, expected)
 
 
+def test_vmap_and_scan_around_it():
+    with jax.enable_x64(True):
+        x, y, w = (jnp.stack([jnp.asarray(a), 2 * jnp.asarray(a)]) for a in arrays())
+
+        def all_of(function):
+            mapped = jax.vmap(function)(x, y, w)
+            tangents = jax.jvp(jax.vmap(function, (0, None, 0)), (x, y[0], w), (x, y[1], w))
+            scanned = lax.scan(lambda c, xw: (c, function(xw[0], y[0], xw[1])), 0.0, (x, w))
+            return mapped, tangents, scanned
+
+        assert on_graph(jax.vmap(ops.fuse(summed)), x, y, w) == 1
+        assert_close(all_of(ops.fuse(summed)), all_of(summed))
+
+
 def test_forces_and_the_gradient_of_a_loss_on_them():
     """The energy is fused, and differentiated twice."""
 

@@ -94,12 +94,12 @@ def _kept(path: Path, make) -> np.ndarray:
 
 def _draw(path: Path, kinds: dict[str, np.ndarray], title: str):
     figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-    grid = np.linspace(-1, 17, 400)
+    grid = np.linspace(-3, 13, 400)
     for name, values in kinds.items():
         density = np.exp(-(((grid[:, None] - values) / 0.25) ** 2)).sum(axis=1)
         axes.plot(grid, density, label=name, color="black" if name == "teacher" else None)
-    axes.set(xlabel="frequency, THz", ylabel="density of states", title=title, xlim=(-1, 17))
-    axes.legend()
+    axes.set(xlabel="frequency, THz", ylabel="density of states", title=title, xlim=(-3, 13))
+    axes.legend(loc="upper left", fontsize="small")
     figure.savefig(path, dpi=150)
 
 
@@ -149,7 +149,7 @@ def main() -> None:
             print(
                 f"| {way}, {seed} | {' | '.join(cells)} | {np.nanmedian(times):.0f} |", flush=True
             )
-    _draw(options.out / "hessians.png", drawn, f"{_DRAWN}, which were not trained on")
+    _draw(options.out / "hessians.png", drawn, f"{_DRAWN}, which was not trained on")
 
 
 if __name__ == "__main__":

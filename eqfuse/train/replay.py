@@ -258,10 +258,8 @@ class Network:
 
     def remembered(self, frames: list[ase.Atoms], weight: float) -> Samples:
         """Return labelled frames as samples for the training, of this weight in the loss."""
-        structures = [
-            dataclasses.replace(_structure(atoms), weights=Weights(*[weight] * 3))
-            for atoms in frames
-        ]
+        weights = Weights(*[weight] * len(Weights._fields))
+        structures = [dataclasses.replace(_structure(a), weights=weights) for a in frames]
         return self.samples(structures, self.references)
 
 

@@ -82,7 +82,7 @@ def test_the_network_labels_what_is_made(past, run):
         np.testing.assert_allclose(atoms.get_forces(), forces, rtol=0, atol=1e-9)
         relative = energy - sum(own[z] for z in atoms.numbers)
         assert sample.energy == pytest.approx(relative, abs=1e-9)
-        assert tuple(sample.weights)[:3] == (0.5, 0.5, 0.5)
+        assert {*sample.weights} == {0.5}
 
 
 def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):

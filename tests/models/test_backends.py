@@ -25,7 +25,7 @@ def everything(potential, variables, graph):
 
     def loss(variables):
         prediction = predict(potential, variables, graph, stress=True)
-        return sum(jnp.sum(jnp.sin(field)) for field in prediction), prediction
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(prediction)), prediction
 
     return jax.grad(loss, has_aux=True)(variables)
 

@@ -208,7 +208,9 @@ def _page(
 ) -> str:
     """Return the page of a run as HTML, in one file that needs nothing else."""
     escape = html.escape
-    name, run = escape(folder.name), escape(str(folder))
+    heads = [own["head"] for own in metadata.get("heads", [])]
+    used = folder / "heads" / f"{heads[0]}.safetensors" if heads else folder
+    name, run = escape(folder.name), escape(str(used))
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
     criterion = metadata["config"]["training"].get("best", "loss").replace("_", " ")
     pictures = ""
@@ -242,7 +244,7 @@ frames.{what}</p>
 <h2>Use it</h2>
 <pre>eqfuse predict {run} FILE.xyz OUT.xyz
 eqfuse evaluate {run} FILE.xyz
-calculator = eqfuse.Calculator({escape(repr(str(folder)))})  # of ASE</pre>
+calculator = eqfuse.Calculator({escape(repr(str(used)))})  # of ASE</pre>
 <h2>Settings</h2>
 <pre class="settings">{escape(settings)}</pre>
 </body></html>

@@ -240,8 +240,8 @@ class Config:
         for name, own in self.heads.items():
             try:
                 data = dataclasses.replace(self.data, **own)
-                file = str(start.parent / f"{name}.safetensors")
-                begins = {"start_from": file} if name in known else {}
+                file = start.parent / f"{name}.safetensors"
+                begins = {"start_from": str(file)} if name in known else {}
                 configs[name] = dataclasses.replace(self, heads={}, data=data, **begins)
             except ConfigError as error:
                 raise ConfigError(f"heads.{name}: {error}") from error

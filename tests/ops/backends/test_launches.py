@@ -46,7 +46,7 @@ def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
     assert scratch[0] == scratch[1] <= 64
 
 
-@pytest.mark.slow  # by default backends/test_fused_ops.py counts what is interpreted
+@pytest.mark.slow  # by default test_what_runs.py counts what is interpreted
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
     [

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from eqfuse.data import Dataset
+from eqfuse.data import DataError, Dataset
 from eqfuse.data.samples import Samples
 from eqfuse.models.heads import head_of
 from eqfuse.train.adapter import Adapter
@@ -24,6 +24,9 @@ from eqfuse.train.run.files import CheckpointError, RunFolder
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
+
+ELASTIC = 30.0
+"""Weight of elastic weights where nothing else is asked for, see `benchmarks/results/tuning.md`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Tuning:
                 return None
             starts = [start.for_elements(dataset.species) for start in starts]
         table, start = dataset.species, starts[-1]
-        elements = {table[k] for s in dataset.train for k in {*s.species.tolist()}}
+        elements = _elements(dataset)
         references = dataset.references
         if config.heads:  # the past is a head of its own
             references = start.references(None)
@@ -77,6 +80,11 @@ class Tuning:
     def knows_more(self) -> bool:
         """Test whether the network knows elements that the data have not."""
         return len(self.network.species) > len(self.network.data)
+
+    @property
+    def elastic(self) -> float:
+        """Return the weight of the penalty of `eqfuse.train.elastic`, 0 for none."""
+        return _elastic(self.config, self.knows_more)
 
     @property
     def replay(self) -> str:
@@ -130,17 +138,25 @@ class Tuning:
         A resumed run finds it in its state.
         """
         config = self.config
+        nothing = jnp.zeros(layout.size, layout.dtype)
         if self.resumed:
-            return jnp.zeros(layout.size, layout.dtype)
+            return nothing
         frames = self.frames
         if not frames:
             own = self.starts[-1].references(None)
-            frames = self.network.frames(AUTO, config.replay_frames, config.seed, own)
+            try:
+                frames = self.network.frames(AUTO, config.replay_frames, config.seed, own)
+            except DataError:
+                if config.elastic is not None:  # asked for
+                    raise
+                return nothing
         loss = Loss.of(config.training, force_scale)
         return stiffness(self.network, frames, layout, loss, config.seed)
 
     def facts(self) -> dict[str, str]:
         """Return what there is to say before the training, by title."""
+        if self.elastic and not self.frames:
+            return {"elastic": f"weight {self.elastic:g}; elastic=0 lets the network forget more"}
         if not self.frames:
             return {}
         kind = "made for its elements and labelled by it" if self.replay == AUTO else self.replay
@@ -170,6 +186,18 @@ class Tuning:
             print(f"warning: moved.csv cannot be written: {error}", file=sys.stderr)
 
 
+def _elements(dataset: Dataset) -> set[int]:
+    """Return the atomic numbers of the training data."""
+    return {dataset.species[k] for s in dataset.train for k in {*s.species.tolist()}}
+
+
+def _elastic(config: Config, knows_more: bool) -> float:
+    others = config.adapter or config.heads or (config.replay or NONE) != NONE
+    if config.elastic is None and knows_more and not others:
+        return ELASTIC
+    return config.elastic or 0.0
+
+
 def trained_part(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
     """Return what of the variables is trained, and its layout and optimizer.
 
@@ -177,9 +205,14 @@ def trained_part(config: Config, dataset: Dataset, params: dict, tuning: Tuning 
     """
     if config.adapter is None:
         layout, optimizer = flat_training(config.training, params)
-        if config.elastic is not None:
-            stiff = tuning.stiffness(layout, dataset.force_rms)
-            optimizer = optax.chain(held(config.elastic, stiff), optimizer)
+        weight = 0.0 if tuning is None else tuning.elastic
+        if tuning is None and config.start_from is not None:  # resumed, and the start is gone
+            weight = _elastic(config, len(dataset.species) > len(_elements(dataset)))
+        if weight:
+            stiff = jnp.zeros(layout.size, layout.dtype)
+            if tuning is not None:
+                stiff = tuning.stiffness(layout, dataset.force_rms)
+            optimizer = optax.chain(held(weight, stiff), optimizer)
         return params, (layout, optimizer)
     adapter = Adapter.of(tuning.network.params, config.rank, config.seed)
     layout, optimizer = flat_training(config.training, adapter.initial)

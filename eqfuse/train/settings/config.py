@@ -170,9 +170,10 @@ class Config:
     elastic: float | None = setting(
         None,
         "with start_from=: weight of a penalty on changes of parameters that matter for frames of "
-        "the network's past (elastic weights), made as those of replay, but not trained on; try 30 "
-        "or 300; null: none",
-        POSITIVE,
+        "the network's past (elastic weights), made as those of replay, but not trained on; 0: "
+        "none; null: 30, where the network knows elements that the data have not, without replay, "
+        "adapter and heads",
+        NOT_NEGATIVE,
     )
     adapter: Literal["lora"] | None = setting(
         None,
@@ -220,7 +221,7 @@ class Config:
         require(own is None, "data", own, need)
         for name in ("adapter", "elastic"):
             value = getattr(self, name)
-            require(value is None, name, value, "left out with heads.NAME=FILE")
+            require(not value, name, value, "left out with heads.NAME=FILE")
         for name in self.heads:
             need = "a name of letters, digits, - and _"
             require(re.fullmatch(r"[\w-]+", name), "heads", name, need)

@@ -20,7 +20,7 @@ import ase.io
 import numpy as np
 
 WAYS = {
-    "plain": [],
+    "plain": ["elastic=0"],
     "elastic": ["elastic=30"],
     "replay": ["replay=auto"],
     "LoRA": ["adapter=lora", "lr=0.003"],

@@ -81,7 +81,7 @@ def fit(run, train=None, validation=None) -> Fitted:
     Args:
       run: the folder of a run.
       train: frames that it was trained on, with energies: a file, whose labels have the names of
-        those of the run, or `eqfuse.data.Structure`s; None for those of the run.
+        those of the run, or a list of `eqfuse.data.Structure`; None for those of the run.
       validation: frames that it was not trained on; None for those of the run.
     Raises:
       CheckpointError, ConfigError: no readable run, or one without data of its own.

@@ -124,16 +124,16 @@ class Dataset:
         """
         structures = with_origins(structures)
         frames, atoms = _isolated_atoms_apart(structures, "structure")
-        if validation is None:
-            train_indices, val_indices = split_indices(len(frames), train_size, val_size, seed)
-            val_indices, val_from, val_atoms = frames[val_indices], structures, []
-        else:
-            train_indices, _ = split_indices(len(frames), train_size, None, seed)
+        train_indices, val_indices = split_indices(
+            len(frames), train_size, val_size if validation is None else None, seed
+        )
+        train_indices, val_indices = frames[train_indices], frames[val_indices]
+        val_from, val_atoms = structures, []
+        if validation is not None:
             validation = val_from = with_origins(validation, "validation structure")
             val_indices, val_atoms = _isolated_atoms_apart(validation, "validation structure")
             if not len(val_indices):
                 raise DataError("there is no validation structure; give at least one")
-        train_indices = frames[train_indices]
         parts = chosen(structures, train_indices), chosen(val_from, val_indices)
         if species is None:
             species = species_table(Joined(chosen(structures, frames), parts[1]))

@@ -17,8 +17,7 @@ from eqfuse.train.settings.schema import ConfigError
 TARGETS = {"cuda": "sm_80", "rocm": "gfx942"}
 
 
-def main(arguments: list[str]) -> int:
-    """Write the program of a network, and print what it is; return the exit code."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eqfuse export",
         description="Write energies, forces and stress of a network as one program (StableHLO), "
@@ -69,7 +68,12 @@ def main(arguments: list[str]) -> int:
         help="features of ghosts come from their owners between layers; ghosts reach one cutoff",
     )
     parser.add_argument("--head", help="which head of a network with several")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Write the program of a network, and print what it is; return the exit code."""
+    options = _parser().parse_args(arguments)
     kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
 
     def write():

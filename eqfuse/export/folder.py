@@ -95,13 +95,7 @@ def export_folder(
     except (KeyError, ValueError):
         known = " ".join(chemical_symbols[z] for z in network.species)
         raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
-    model = network.module.potential.model
-    hops = 1 if isinstance(model, Allegro) else model.layers
-    if exchange and hops == 1:
-        raise ConfigError("this network has no layers that could exchange features of ghosts")
-    if engine == "lammps":  # lammps-jax gives half lists, of pair potentials, for one
-        hops = max(hops, 2)
-    hops = 1 if exchange else hops
+    hops = _hops(network, engine, exchange)
     if engine == "lammps":
         write = functools.partial(_write_bundle, hops=hops, species=species)
     else:
@@ -130,6 +124,17 @@ def export_folder(
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     return folder
+
+
+def _hops(network: Network, engine: str, exchange: bool) -> int:
+    """Return how many cutoffs away ghosts may be."""
+    model = network.module.potential.model
+    hops = 1 if isinstance(model, Allegro) else model.layers
+    if exchange and hops == 1:
+        raise ConfigError("this network has no layers that could exchange features of ghosts")
+    if exchange:
+        return 1
+    return max(hops, 2) if engine == "lammps" else hops  # lammps-jax gives half lists for one
 
 
 def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str, exchange: bool):

@@ -353,8 +353,10 @@ def moved_text(rows: list[dict], head: str | None = None) -> str:
             energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
             lines.append(f"  {row['number']:>3} {row['structures']:<34}{energy:>14}{forces:>22}")
         else:
-            sides = f"a {row['lattice_before_a']:.3f} to {row['lattice_after_a']:.3f} Å"
-            sides = "no lattice constant" if "nan" in sides else sides  # of one of the two networks
+            before, after = row["lattice_before_a"], row["lattice_after_a"]
+            sides = "no lattice constant"  # of one of the two networks
+            if np.isfinite([before, after]).all():
+                sides = f"a {before:.3f} to {after:.3f} Å"
             energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
             lines.append(f"  {row['structures']:<38}{energy:>14}{sides:>22}")
     return "\n".join(lines)

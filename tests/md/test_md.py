@@ -103,7 +103,7 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
     [("langevin", 2), ("npt", 1), pytest.param("nose-hoover", 1, marks=pytest.mark.slow)],
 )
 def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_path):
-    """Of one structure, or of a batch of two sizes, each of which has a folder of its own."""
+    """Resume one structure, or a batch of two sizes, each with a folder of its own."""
     start = [crystal, crystal.repeat((2, 1, 1))][:copies]
     settings = {"ensemble": ensemble, "skin": 0.1, "temperature": 600, "save_every": 7}
     md.run(run, start, steps=60, run=str(tmp_path / "whole"), **settings)

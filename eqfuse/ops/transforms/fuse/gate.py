@@ -27,14 +27,38 @@ ROUNDING = 1e-6
 """By how much a factor of one may be off, for e3nn multiplies by a Clebsch-Gordan coefficient."""
 
 
-def gate_behind(trace: Trace, z: int, linear: Linear) -> tuple[int, Gate] | None:
-    """Return the gate of a pre-activation z, and the value of the trace that it gives, or None."""
-    rows = _GateRows(trace, z)
-    for value in rows.candidates():
-        try:
-            return value, _gate(rows, value, linear)
-        except (Unfit, TooLargeError):
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """A gate behind a Linear, to be computed in one pass."""
+
+    pre: int  # the pre-activation: what the Linear gives, or that and something added
+    value: int  # what the gate gives
+    gate: Gate
+    linear: Linear
+    name = "gate"
+    pattern = "Linear, gate"
+    inside = frozenset()
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return (self.pre,)
+
+    def compute(self, arrays: dict, shared: dict):
+        return xla.apply_gate(self.gate, self.linear, arrays[self.pre])
+
+
+def gate_behind(trace: Trace, z: int, linear: Linear) -> Gated | None:
+    """Return the gate of what a Linear gives; None if there is none."""
+    adds = [n for n in trace.nodes if n.name == "add" and z in n.inputs]
+    for pre in (*(n.outputs[0] for n in adds if len(set(n.inputs)) == 2), z):
+        if trace.avals[pre] != trace.avals[z]:
             continue
+        rows = _GateRows(trace, pre)
+        for value in rows.candidates():
+            try:
+                return Gated(pre, value, _gate(rows, value, linear), linear)
+            except (Unfit, TooLargeError):
+                continue
     return None
 
 

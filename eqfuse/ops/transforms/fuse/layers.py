@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import e3nn_jax as e3nn
@@ -10,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.ir.fused import Fused, Gate
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
-from eqfuse.ops.transforms.fuse.gate import gate_behind
+from eqfuse.ops.transforms.fuse.gate import Gated, gate_behind
 from eqfuse.ops.transforms.fuse.match import (
     CONVERT,
     Group,
@@ -53,8 +54,8 @@ class Mask:
 class Ends:
     """Which rows of nodes an edge reads and is added to, as the trace means its indices.
 
-    An `extended` graph has one more node, which rows that are out of range are read from and rows
-    that are dropped or masked are added to.
+    An `extended` graph has one more node, which rows that are out of range are read from and added
+    to. Without, edges that are added nowhere have operands of zeros.
     """
 
     senders: int  # a value of the trace, [rows]
@@ -65,6 +66,7 @@ class Ends:
     masks: tuple[Mask, ...]  # edges that add nothing
     num_sources: int  # nodes that rows are gathered from
     num_nodes: int  # nodes that rows are added to
+    extended: bool
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -72,21 +74,28 @@ class Ends:
 
     @property
     def count(self) -> int:
-        extended = self.gather == "FILL_OR_DROP" or self.scatter != "CLIP" or bool(self.masks)
-        return max(self.num_sources, self.num_nodes) + extended
+        return max(self.num_sources, self.num_nodes) + self.extended
 
-    def edges(self, arrays: dict) -> Edges:
-        def placed(index, count: int, is_clipped: bool):
-            if is_clipped:
-                return jnp.clip(index, 0, count - 1)
-            return jnp.where((index >= 0) & (index < count), index, self.count - 1)
-
+    def edges(self, arrays: dict) -> tuple[Edges, object]:
+        """Return the edges, and which of them are added to a node, [rows]; None for all."""
+        n, num_sources, last = self.num_nodes, self.num_sources, self.count - 1
         senders, receivers = jnp.asarray(arrays[self.senders]), jnp.asarray(arrays[self.receivers])
-        senders = placed(senders, self.num_sources, self.gather != "FILL_OR_DROP")
-        receivers = placed(receivers, self.num_nodes, self.scatter == "CLIP")
-        for mask in self.masks:
-            receivers = jnp.where(mask.kept(arrays), receivers, self.count - 1)
-        return Edges.from_arrays(senders, receivers, self.count)
+        if self.gather == "FILL_OR_DROP":
+            senders = jnp.where((senders >= 0) & (senders < num_sources), senders, last)
+        else:
+            senders = jnp.clip(senders, 0, num_sources - 1)
+        valid = [mask.kept(arrays) for mask in self.masks]
+        if self.scatter == "CLIP":
+            receivers = jnp.clip(receivers, 0, n - 1)
+        else:
+            valid.append((receivers >= 0) & (receivers < n))
+        if not valid:
+            return Edges.from_arrays(senders, receivers, self.count), None
+        # to itself, where there is no other node: nothing spreads
+        valid = functools.reduce(jnp.logical_and, valid)
+        receivers = jnp.where(valid, receivers, last if self.extended else senders)
+        edges = Edges.from_arrays(senders, receivers, self.count)
+        return edges, None if self.extended else valid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +108,7 @@ class GraphProduct:
 
     match: Match
     ends: Ends
+    masked: tuple  # operands that are zero for edges that are added nowhere, if no node is added
     start: int | None  # the value that it is added to; None if that is zero
     shape: tuple[int, ...]
 
@@ -115,12 +125,14 @@ class GraphProduct:
     def compute(self, arrays: dict, shared: dict):
         if self.ends not in shared:  # layers of the same ends order the edges once
             shared[self.ends] = self.ends.edges(arrays)
-        edges = shared[self.ends]
+        edges, valid = shared[self.ends]
         operands = self.match.operands(arrays, edges.num_edges)
         for name, gather in self.match.gathered.items():
             if added := self.ends.count - operands[name].shape[0]:
                 fill = 0.0 if gather.fill is None else gather.fill
                 operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
+        for name in self.masked if valid is not None else ():
+            operands[name] = jnp.where(valid[:, None], operands[name], 0)
         inputs = [operands[name] for name in self.match.names]
         [out] = forms.evaluate(self.match.form, inputs, edges, backend=self.match.backend)
         out = out[: self.ends.num_nodes].reshape(self.shape)
@@ -252,11 +264,22 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     if read_there:
         changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
         product = dataclasses.replace(product, form=product.form.indexed(changed))
+    # where indices are promised to be in range, nothing is promised of what others would hold
+    promised = scatter.mode == "PROMISE_IN_BOUNDS" and not masks
+    names, form = product.names, product.form
+    by_row = [(n, o.role) for n, o in zip(names, form.inputs, strict=True) if o.index is Index.ROW]
+    masked = tuple(name for name, role in by_row if not promised or role is Role.RIGHT)
+    zeroed = all(any(names[f.operand] in masked for f in p.factors) for p in form.paths)
+    # on a CPU a pass over the operands of all edges costs more than one over the nodes; on a GPU
+    # padding and slicing are launches
+    slower = product.backend == "llvm" and not promised
+    dropped = bool(masks) or scatter.mode != "CLIP"
     first = others[0]
+    extended = first.mode == "FILL_OR_DROP" or (dropped and (slower or not zeroed))
     modes = first.mode, scatter.mode, first.fill, tuple(masks)
-    ends = Ends(first.index, scatter.index, *modes, counts[first], aval.shape[0])
+    ends = Ends(first.index, scatter.index, *modes, counts[first], aval.shape[0], extended)
     zero = trace.uniform(scatter.start) == 0
-    return GraphProduct(product, ends, None if zero else scatter.start, tuple(aval.shape))
+    return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
 
 
 def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[tuple, list[Mask]]:
@@ -335,31 +358,41 @@ class Layer:
         return _fused.evaluate(call, floats, [arrays[v] for v in self.index])[0]
 
 
-def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
-    """Return the Linear of a product that a node computes, and with the gate behind it, by value.
+def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer | Gated]]:
+    """Return the Linear of a product that a node computes, and the gate behind it, by value.
 
     Raises Unfit where the node computes something else.
     """
     node = trace.nodes[number]
-    form: LinearForm = node.params["form"]
-    value = node.inputs[0]
+    [z, *_], linear = node.outputs, _linear(node.params["form"])
+    gated = gate_behind(trace, z, linear)
+    try:
+        layer = _layer(trace, rows, node, linear)
+    except Unfit:
+        if gated is None:
+            raise
+        return [(gated.value, gated)]
+    if gated is None:
+        return [(z, layer)]
+    if gated.pre != z:
+        return [(z, layer), (gated.value, gated)]
+    whole = dataclasses.replace(layer, gate=gated.gate, inside=frozenset([z]))
+    return [(z, layer), (gated.value, whole)]
+
+
+def _layer(trace: Trace, rows: RowPolynomials, node: Node, linear: Linear) -> Layer:
+    """Return the Linear of a product that a node computes, or raise Unfit."""
+    value, num_inputs = node.inputs[0], len(node.params["form"].inputs)
     while (product := trace.node(value)) is not None and product.name == "reshape":
         [value] = product.inputs
     if product is None or not rows.is_product(trace.producer[value][0]):
         raise Unfit("something is between the product and the Linear")
     if any(product.params[name] != node.params[name] for name in ("backend", "num_rows")):
         raise Unfit("the Linear has another backend, or other rows")
-    if len({trace.avals[v].dtype for v in (*product.inputs, *node.inputs[: len(form.inputs)])}) > 1:
+    if len({trace.avals[v].dtype for v in (*product.inputs, *node.inputs[:num_inputs])}) > 1:
         raise Unfit(f"dtypes change before the Linear: {CONVERT}")
-    linear = _linear(form)
     _check_blocks(product.params["form"], linear)
-    [z], given = node.outputs, len(form.inputs)
-    layer = Layer(product, linear, node.inputs[1:given], node.inputs[given:])
-    gated = gate_behind(trace, z, linear)
-    if gated is None:
-        return [(z, layer)]
-    value, gate = gated
-    return [(z, layer), (value, dataclasses.replace(layer, gate=gate, inside=frozenset([z])))]
+    return Layer(product, linear, node.inputs[1:num_inputs], node.inputs[num_inputs:])
 
 
 def _linear(linear_form: LinearForm) -> Linear:

@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
 from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
+from eqfuse.ops.transforms.fuse.match import CONVERT
 from eqfuse.ops.transforms.fuse.reads import ReadRows, columns_read, readers
 from eqfuse.ops.transforms.fuse.rows import (
     ARITHMETIC,
@@ -128,7 +129,7 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
     for value, op in ops.items():
         entries.append(Entry(_where(trace.node(value)), op.pattern, op.name))
         fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
-        if isinstance(op, layers.Layer):
+        if not hasattr(op, "restricted"):
             continue
         if columns := columns_read(trace, rows, value, nodes, read):
             ops[value] = op.restricted(columns)
@@ -176,8 +177,9 @@ def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
         return bool(products_behind(trace, rows, n))
 
     names = {trace.nodes[n].name for n in behind(trace, number, follow) if follow(n)}
-    names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
-    return f" ({', '.join(names)} between them)" if names else ""
+    names = ", ".join(sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"}))
+    advice = f": {CONVERT}" if names == "convert_element_type" else ""
+    return f" ({names} between them){advice}" if names else ""
 
 
 def _where(node: Node) -> str:

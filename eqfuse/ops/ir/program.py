@@ -14,7 +14,7 @@ There are two ways to run one.
 
 from __future__ import annotations
 
-import bisect
+import collections
 import dataclasses
 import enum
 import functools
@@ -368,28 +368,20 @@ class Program:
     def places(self) -> tuple[dict[int, int], int]:
         """Return the offset of each stored array in scratch memory, and the size of all, in bytes.
 
-        An array takes the first gap between those that are used at the same time.
+        An array takes the place of one of its size that is not used any more, if there is one.
         """
-        gaps: list[tuple[int, float]] = [(0, math.inf)]  # begin, end, in order
-        live: list[tuple[int, int, int]] = []  # a heap: last step, begin, end
+        free: dict[int, list[int]] = collections.defaultdict(list)  # places, by size
+        live: list[tuple[int, int, int]] = []  # a heap: last step, place, size
         result, total = {}, 0
         for n in sorted(self.stored(), key=lambda n: self.uses[n][0]):
             first, last = self.uses[n]
             while live and live[0][0] < first:
-                _, begin, end = heapq.heappop(live)
-                k = bisect.bisect(gaps, (begin,))
-                if gaps[k][0] == end:
-                    end = gaps.pop(k)[1]
-                if k and gaps[k - 1][1] == begin:
-                    k -= 1
-                    begin = gaps.pop(k)[0]
-                gaps.insert(k, (begin, end))
+                _, place, size = heapq.heappop(live)
+                free[size].append(place)
             size = -(-self.arrays[n].bytes // ALIGNMENT) * ALIGNMENT
-            k = next(k for k, (begin, end) in enumerate(gaps) if end - begin >= size)
-            begin, end = gaps[k]
-            gaps[k : k + 1] = [(begin + size, end)] if begin + size < end else []
-            heapq.heappush(live, (last, begin, begin + size))
-            result[n], total = begin, max(total, begin + size)
+            result[n] = free[size].pop() if free[size] else total
+            total = max(total, result[n] + size)
+            heapq.heappush(live, (last, result[n], size))
         return result, total
 
     def in_memory(self, step: Step) -> list[int]:
@@ -399,17 +391,6 @@ class Program:
     @functools.cached_property
     def _kept(self) -> set[int]:
         return self.stored().union(self.inputs, self.outputs)
-
-    @property
-    def elements(self) -> int:
-        """Return the elements that its functions and copies write or read, all in all."""
-        sizes = 0
-        for step in self.steps:
-            if isinstance(step, Copy):
-                sizes += math.prod(step.sizes)
-            elif not isinstance(step, FormStep):
-                sizes += max(self.arrays[n].size for n in _touched(step))
-        return sizes
 
 
 def _touched(step: Step) -> list[int]:

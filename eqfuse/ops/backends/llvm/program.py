@@ -255,14 +255,6 @@ def generate(program: Program, dtype: str, machine: Machine, work: int = 0) -> M
     return _ProgramEmitter(program, dtype, machine, work or WORK_OF_A_THREAD).module()
 
 
-def cost(program: Program, dtype: str, machine: Machine) -> int:
-    """Return the vector operations of all steps, about."""
-    total = program.elements // (machine.vector_bytes // BYTES[dtype])
-    for step in program.form_steps:
-        total += sum(_cost(p, step) for p in _written(step.form, dtype, machine).passes)
-    return total
-
-
 @functools.lru_cache(maxsize=1024)
 def _written(form: Form | LinearForm | Activated, dtype: str, machine: Machine) -> KernelPasses:
     by_kind = {Form: native_form, LinearForm: native_linear, Activated: functions}

@@ -61,9 +61,9 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int]) -> Trace:
     """Return the trace in which rows are moved late, and summed early.
 
     A Linear of gathered rows becomes one of nodes, a sum of rows of a Linear the Linear of a sum,
-    and a batch of graphs one graph. Sums along an axis of neighbours, rows of all pairs and
-    products with one-hot matrices become sums and gathers by an index, in scopes of the name
-    `MARK` and a number; those of the numbers in `unmarked` stay.
+    a sum of added rows several, and a batch of graphs one graph. Sums along an axis of neighbours,
+    rows of all pairs and products with one-hot matrices become sums and gathers by an index, in
+    scopes of the name `MARK` and a number; those of the numbers in `unmarked` stay.
     """
     marks = True
     while True:
@@ -223,6 +223,33 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     return Rewrite(trace.nodes[number], inputs, function)
 
 
+def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a sum of rows that are added to those of a product as a sum of each."""
+    scatter = summed(trace, number)
+    node = trace.node(scatter.updates) if scatter else None
+    if node is None or node.name not in ("add", "add_any"):
+        return None
+    if not products_behind(trace, rows, trace.producer[scatter.updates][0]):
+        return None
+    shape, sides = trace.avals[scatter.updates].shape, list(node.inputs)
+    for n, made in enumerate(map(trace.node, sides)):
+        is_repeated = made is not None and made.name == "broadcast_in_dim"
+        if is_repeated and 0 not in made.params["broadcast_dimensions"]:
+            sides[n] = made.inputs[0]
+
+    def function(start, index, *sides):
+        for side in sides:
+            if side.shape[: side.ndim == len(shape)] == shape[:1]:
+                start = add_rows(start, index, jnp.broadcast_to(side, shape), scatter.mode)
+                continue  # or one row for all edges, which are counted
+            counts = jnp.zeros((len(start), *[1] * (len(shape) - 1)), start.dtype)
+            ones = jnp.ones((shape[0], *counts.shape[1:]), start.dtype)
+            start = start + add_rows(counts, index, ones, scatter.mode) * side
+        return start
+
+    return Rewrite(trace.nodes[number], (scatter.start, scatter.index, *sides), function)
+
+
 # gathers and sums of a batch of graphs, as those of one graph
 
 
@@ -379,7 +406,7 @@ def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
 
 RULES = {
     "eqfuse_linear_form": (linear_of_gathered,),
-    "scatter-add": (sum_of_linear, rows_of_batch),
+    "scatter-add": (sum_of_linear, sum_of_added, rows_of_batch),
     "gather": (rows_of_batch,),
 }
 MARKED = {

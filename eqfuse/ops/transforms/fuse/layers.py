@@ -20,22 +20,18 @@ from eqfuse.ops.primitives.choice import choose, resolve_fused
 from eqfuse.ops.transforms.fuse.gate import Gated, gate_behind
 from eqfuse.ops.transforms.fuse.match import (
     CONVERT,
-    Group,
     Match,
-    add_rows,
     as_rows,
-    columns_of,
     match_product,
 )
 from eqfuse.ops.transforms.fuse.reads import restricted
 from eqfuse.ops.transforms.fuse.rows import (
     ROWS,
     ArrayFactor,
-    ProductFactor,
     RowPolynomials,
     Unfit,
 )
-from eqfuse.ops.transforms.fuse.trace import Gathered, Node, Polynomial, Scatter, Trace, summed
+from eqfuse.ops.transforms.fuse.trace import Node, Polynomial, Trace, summed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,96 +141,8 @@ def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
     updates, masks = without_masks(trace, rows, scatter.updates)
-    row = rows.of(*updates)
-    try:
-        product = _of_row(trace, rows, scatter, row, masks)
-    except Unfit:
-        parts, rest = _parts(row)
-        if not parts or (len(parts) == 1 and not rest.terms):
-            raise
-        parts = [_of_row(trace, rows, scatter, part, masks) for part in parts]
-        added = AddedRows(rest, scatter, tuple(masks), math.prod(parts[0].shape[1:]))
-        product = SumOfProducts(tuple(parts), added if rest.terms else None)
+    product = _of_row(trace, rows, scatter, rows.of(*updates), masks)
     return [(trace.nodes[number].outputs[0], product)]
-
-
-def _parts(row: Polynomial) -> tuple[list[Polynomial], Polynomial]:
-    """Return what rows have of each product, and the rest, which no product is in."""
-    parts: dict = {}
-    for key, terms in row.terms.items():
-        products = tuple(name for name in key if isinstance(name, ProductFactor))
-        parts.setdefault(products, {})[key] = terms
-    rest = parts.pop((), {})
-    return [Polynomial(row.shape, p) for p in parts.values()], Polynomial(row.shape, rest)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class AddedRows:
-    """The sum to nodes of rows that are made of no product."""
-
-    row: Polynomial
-    scatter: Scatter
-    masks: tuple[Mask, ...]
-    size: int
-
-    def __post_init__(self):
-        for terms in self.row.terms.values():
-            if len(np.unique(terms.place)) < len(terms.place):
-                raise Unfit("rows that are added to a product are a sum of others")
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        names = [_array(n) for key in self.row.terms for n in key] + [m.value for m in self.masks]
-        return (self.scatter.start, self.scatter.index, *(n.value for n in names))
-
-    def compute(self, arrays: dict):
-        index, start = arrays[self.scatter.index], arrays[self.scatter.start]
-        kept = jnp.ones((len(index), 1), start.dtype)
-        for mask in self.masks:
-            kept *= mask.kept(arrays)[:, None]
-        out = 0
-        for key, terms in self.row.terms.items():
-            columns = np.full(self.size, len(terms.place))
-            columns[terms.place] = np.arange(len(terms.place))
-            group = Group(tuple(map(_array, key)), terms.index)
-            rows = columns_of(group, arrays) if key else jnp.ones((1, 1), start.dtype)
-            by_edge = len(rows) > 1  # or one row for all edges, which are counted
-            added = jnp.zeros((len(start), rows.shape[1] if by_edge else 1), start.dtype)
-            added = add_rows(added, index, rows * kept if by_edge else kept, self.scatter.mode)
-            added = added * jnp.asarray(terms.scale, start.dtype) * (1 if by_edge else rows)
-            out = out + jnp.pad(added, ((0, 0), (0, 1)))[:, columns]
-        return out.reshape(start.shape)
-
-
-def _array(name: ArrayFactor | Gathered) -> ArrayFactor:
-    return ArrayFactor(name.rows, ROWS) if isinstance(name, Gathered) else name
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SumOfProducts:
-    """Several products on a graph, or others rows beside one, that are added before their sum."""
-
-    parts: tuple[GraphProduct, ...]
-    added: AddedRows | None
-    name = "graph_tensor_product"
-    pattern = "gather, products, sum"
-    inside = frozenset()
-
-    def restricted(self, columns: set[int]) -> SumOfProducts:
-        parts = tuple(p.restricted(columns) for p in self.parts)
-        return dataclasses.replace(self, parts=parts)
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        added = () if self.added is None else self.added.inputs
-        return tuple(dict.fromkeys([v for p in self.parts for v in p.inputs] + [*added]))
-
-    def compute(self, arrays: dict, shared: dict):
-        first, *others = self.parts
-        out = first.compute(arrays, shared)
-        for part in others:
-            out = out + dataclasses.replace(part, start=None).compute(arrays, shared)
-        return out if self.added is None else out + self.added.compute(arrays)
 
 
 def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) -> GraphProduct:

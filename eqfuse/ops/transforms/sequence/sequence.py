@@ -18,17 +18,15 @@ from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.ir.program import Number, Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
-from eqfuse.ops.transforms.fuse.trace import Node, Trace, aligned, bind, needed, traced
+from eqfuse.ops.transforms.fuse.trace import Node, Trace, bind, needed, traced
 from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter, NoStepError
 
 KERNELS = (FORM, LINEAR_FORM)
 BACKEND = "llvm"
 """The backend of the forms that are steps. On a GPU, one block that takes all steps was predicted
 to take three times as long as their launches (benchmarks/results/sequences.md)."""
-LANES = 16
-"""Elements that an operation of `most` computes, at most."""
-MOST = 3_500_000
-"""Operations from which on it is worth more to share each step out, see `sequence`."""
+MOST = 4_800_000
+"""Elements from which on it is worth more to share each step out, see `sequence`."""
 
 PLACED = frozenset(("shard_map", "sharding_constraint"))
 """Primitives by which `jit` finds the devices that it compiles for."""
@@ -201,8 +199,8 @@ def _outputs(eqn, arrays) -> list:
 class Sequence:
     """A traced function and its stages. Each is one of its own: equal only to itself.
 
-    Constants that are `tracers` are operands. From `most` operations on it is computed as it is
-    written; `log` gets a line where that turns out later.
+    Constants that are `tracers` are operands. With more than `most` elements it is computed as it
+    is written; `log` gets a line where that turns out later.
     """
 
     def __init__(self, closed: ClosedJaxpr, most: float, log: Callable = lambda line: None):
@@ -222,12 +220,6 @@ class Sequence:
         return Stages(self.closed)
 
     @functools.cached_property
-    def operations(self) -> int:
-        """Return about how many operations of vectors its kernels run."""
-        on = self.stages.dtype, machine.machine()
-        return sum(native_program.cost(stage.program, *on) for stage in self.stages.native)
-
-    @functools.cached_property
     def reason(self) -> str:
         if self.closed.effects:
             return "it has effects, such as a debug print"
@@ -236,12 +228,9 @@ class Sequence:
             return f"it decides where arrays lie ({', '.join(sorted(placed))})"
         if BACKEND not in backends:
             return f'no product and no Linear on backend "{BACKEND}"'
-        beyond = f"more vector operations than {self.most:,.0f}"
-        if elements // LANES > self.most:  # nothing has to be looked for
-            return beyond
-        if not self.stages.native:
-            return "no product and no Linear that is a step"
-        return beyond if self.operations > self.most else ""
+        if elements > self.most:
+            return f"it writes more elements than {self.most:,.0f}"
+        return "" if self.stages.native else "no product and no Linear that is a step"
 
     @property
     def choice(self) -> str:
@@ -253,18 +242,10 @@ class Sequence:
 
     @property
     def table(self) -> str:
-        """Return a line for each native call, and for each reason why others are none."""
-        if self.reason:
-            return self.choice
-        lines = [("operations", "computed by", "why not")]
-        for stage in self.stages.native:
-            products = len(stage.program.form_steps)
-            operations = f"{len(stage.nodes)}, {products} of them products and Linears"
-            steps = len(stage.program.in_loops.steps)
-            lines.append((operations, f"a native call of {steps} steps", ""))
-        reasons = sorted(self.stages.reasons.items())
-        lines += [(str(count), "XLA", reason) for reason, count in reasons if reason]
-        return aligned(lines)
+        """Return the choice, and a line for each reason why others are no native calls."""
+        counted = {} if self.reason else self.stages.reasons
+        left = [f"XLA computes {count}: {why}" for why, count in sorted(counted.items()) if why]
+        return "\n".join([self.choice, *left])
 
 
 def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
@@ -386,10 +367,10 @@ def sequence(
 
     Args:
       function: of any arguments that `jax.jit` takes.
-      most: operations of vectors, about, beyond which the function is computed as it is written:
-        then it is worth more to share each one out.
-      report: print, whenever the function is traced, a table of what is computed how, and why not
-        otherwise. A function in its place is given one line about what was chosen. Another
+      most: elements of all results of its operations beyond which the function is computed as it is
+        written: then it is worth more to share each operation out.
+      report: print, whenever the function is traced, what is computed how, and why not otherwise. A
+        function in its place is given one line about what was chosen. Another
         line follows where it is computed as it is written after all, for what becomes known later:
         several devices, another kind of device, derivatives, `vmap`.
       options: of `jax.jit`.

@@ -173,7 +173,6 @@ CASES = {
     "one alone": one_alone,
     "constant added": of_messages(lambda m, w: summed(plus(m, 1.0))),
     "edges added": of_messages(lambda m, w: summed(plus(m, jnp.tile(w, 9)[:, : m.irreps.dim]))),
-    "added and masked": of_messages(lambda m, w: summed(masked(plus(m, 2.0) * w[:, :1]))),
     "two products added": two_products,
     "dense neighbours": dense,
     "dense neighbours, masked": lambda *a: dense(*a, mask=MASK),

@@ -61,9 +61,10 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int]) -> Trace:
     """Return the trace in which rows are moved late, and summed early.
 
     A Linear of gathered rows becomes one of nodes, a sum of rows of a Linear the Linear of a sum,
-    a sum of added rows several, and a batch of graphs one graph. Sums along an axis of neighbours,
-    rows of all pairs and products with one-hot matrices become sums and gathers by an index, in
-    scopes of the name `MARK` and a number; those of the numbers in `unmarked` stay.
+    a sum of added rows several, a scaled one that of scaled rows, and a batch of graphs one graph.
+    Sums along an axis of neighbours, rows of all pairs and products with one-hot matrices become
+    sums and gathers by an index, in scopes of the name `MARK` and a number; those of the numbers in
+    `unmarked` stay.
     """
     marks = True
     while True:
@@ -250,6 +251,30 @@ def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | N
     return Rewrite(trace.nodes[number], (scatter.start, scatter.index, *sides), function)
 
 
+def scaled_sum(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a scaled sum of rows as a sum of scaled rows: the scale is then the product's."""
+    node = trace.nodes[number]
+    value, factor = node.inputs
+    made, scale = trace.producer.get(value), trace.uniform(factor)
+    scatter = summed(trace, made[0]) if made and scale is not None else None
+    if scatter is None or trace.uniform(scatter.start) != 0:
+        return None
+    updates = trace.node(scatter.updates)
+    is_read = value in trace.outputs or sum(value in n.inputs for n in trace.nodes) > 1
+    if is_read or updates is None or updates.name in ("select_n", "reshape", "add", "add_any"):
+        return None
+    if trace.avals[value] != trace.avals[node.outputs[0]]:
+        return None
+    if not products_behind(trace, rows, made[0]):
+        return None
+
+    def function(start, index, updates):
+        scaled = node.eqn.primitive.bind(updates, jnp.full(updates.shape, scale, updates.dtype))
+        return add_rows(start, index, scaled, scatter.mode)
+
+    return Rewrite(node, (scatter.start, scatter.index, scatter.updates), function)
+
+
 # gathers and sums of a batch of graphs, as those of one graph
 
 
@@ -408,6 +433,8 @@ RULES = {
     "eqfuse_linear_form": (linear_of_gathered,),
     "scatter-add": (sum_of_linear, sum_of_added, rows_of_batch),
     "gather": (rows_of_batch,),
+    "div": (scaled_sum,),
+    "mul": (scaled_sum,),
 }
 MARKED = {
     "reduce_sum": (sum_along_axis,),

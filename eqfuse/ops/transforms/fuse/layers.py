@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 
 import e3nn_jax as e3nn
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import Form, Index, Role
+from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.fused import Fused, Gate
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import forms
@@ -50,8 +49,8 @@ class Mask:
 class Ends:
     """Which rows of nodes an edge reads and is added to, as the trace means its indices.
 
-    An `extended` graph has one more node, which rows that are out of range are read from and added
-    to. Without, edges that are added nowhere have operands of zeros.
+    Where some may be out of range or masked, the graph has one more node, which their rows are read
+    from and added to.
     """
 
     senders: int  # a value of the trace, [rows]
@@ -62,7 +61,6 @@ class Ends:
     masks: tuple[Mask, ...]  # edges that add nothing
     num_sources: int  # nodes that rows are gathered from
     num_nodes: int  # nodes that rows are added to
-    extended: bool
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -70,28 +68,22 @@ class Ends:
 
     @property
     def count(self) -> int:
-        return max(self.num_sources, self.num_nodes) + self.extended
+        extended = self.gather == "FILL_OR_DROP" or self.scatter != "CLIP" or bool(self.masks)
+        return max(self.num_sources, self.num_nodes) + extended
 
-    def edges(self, arrays: dict) -> tuple[Edges, object]:
-        """Return the edges, and which of them are added to a node, [rows]; None for all."""
-        n, num_sources, last = self.num_nodes, self.num_sources, self.count - 1
-        senders, receivers = jnp.asarray(arrays[self.senders]), jnp.asarray(arrays[self.receivers])
-        if self.gather == "FILL_OR_DROP":
-            senders = jnp.where((senders >= 0) & (senders < num_sources), senders, last)
-        else:
-            senders = jnp.clip(senders, 0, num_sources - 1)
-        valid = [mask.kept(arrays) for mask in self.masks]
-        if self.scatter == "CLIP":
-            receivers = jnp.clip(receivers, 0, n - 1)
-        else:
-            valid.append((receivers >= 0) & (receivers < n))
-        if not valid:
-            return Edges.from_arrays(senders, receivers, self.count), None
-        # to itself, where there is no other node: nothing spreads
-        valid = functools.reduce(jnp.logical_and, valid)
-        receivers = jnp.where(valid, receivers, last if self.extended else senders)
-        edges = Edges.from_arrays(senders, receivers, self.count)
-        return edges, None if self.extended else valid
+    def edges(self, arrays: dict) -> Edges:
+        def placed(index, count: int, is_clipped: bool):
+            index = jnp.asarray(index)
+            if is_clipped:
+                return jnp.clip(index, 0, count - 1)
+            return jnp.where((index >= 0) & (index < count), index, self.count - 1)
+
+        clips = self.gather != "FILL_OR_DROP", self.scatter == "CLIP"
+        senders = placed(arrays[self.senders], self.num_sources, clips[0])
+        receivers = placed(arrays[self.receivers], self.num_nodes, clips[1])
+        for mask in self.masks:
+            receivers = jnp.where(mask.kept(arrays), receivers, self.count - 1)
+        return Edges.from_arrays(senders, receivers, self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +96,6 @@ class GraphProduct:
 
     match: Match
     ends: Ends
-    masked: tuple  # operands that are zero for edges that are added nowhere, if no node is added
     start: int | None  # the value that it is added to; None if that is zero
     shape: tuple[int, ...]
 
@@ -121,14 +112,12 @@ class GraphProduct:
     def compute(self, arrays: dict, shared: dict):
         if self.ends not in shared:  # layers of the same ends order the edges once
             shared[self.ends] = self.ends.edges(arrays)
-        edges, valid = shared[self.ends]
+        edges = shared[self.ends]
         operands = self.match.operands(arrays, edges.num_edges)
         for name, gather in self.match.gathered.items():
             if added := self.ends.count - operands[name].shape[0]:
                 fill = 0.0 if gather.fill is None else gather.fill
                 operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
-        for name in self.masked if valid is not None else ():
-            operands[name] = jnp.where(valid[:, None], operands[name], 0)
         inputs = [operands[name] for name in self.match.names]
         [out] = forms.evaluate(self.match.form, inputs, edges, backend=self.match.backend)
         out = out[: self.ends.num_nodes].reshape(self.shape)
@@ -172,22 +161,11 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     if read_there:
         changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
         product = dataclasses.replace(product, form=product.form.indexed(changed))
-    # where indices are promised to be in range, nothing is promised of what others would hold
-    promised = scatter.mode == "PROMISE_IN_BOUNDS" and not masks
-    names, form = product.names, product.form
-    by_row = [(n, o.role) for n, o in zip(names, form.inputs, strict=True) if o.index is Index.ROW]
-    masked = tuple(name for name, role in by_row if not promised or role is Role.RIGHT)
-    zeroed = all(any(names[f.operand] in masked for f in p.factors) for p in form.paths)
-    # on a CPU a pass over the operands of all edges costs more than one over the nodes; on a GPU
-    # padding and slicing are launches
-    slower = product.backend == "llvm" and not promised
-    dropped = bool(masks) or scatter.mode != "CLIP"
     first = others[0]
-    extended = first.mode == "FILL_OR_DROP" or (dropped and (slower or not zeroed))
     modes = first.mode, scatter.mode, first.fill, tuple(masks)
-    ends = Ends(first.index, scatter.index, *modes, counts[first], aval.shape[0], extended)
+    ends = Ends(first.index, scatter.index, *modes, counts[first], aval.shape[0])
     zero = trace.uniform(scatter.start) == 0
-    return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
+    return GraphProduct(product, ends, None if zero else scatter.start, tuple(aval.shape))
 
 
 def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[tuple, list[Mask]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from eqfuse.ops.transforms.fuse.trace import (
     Node,
     TooLargeError,
     Trace,
-    aligned,
     bind,
     needed,
     outputs_of,
@@ -42,22 +40,14 @@ FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
 """The folder, and packages, whose lines are not those of the user."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A line of the report."""
-
-    where: str  # file and line of the code
-    pattern: str  # what stands there
-    op: str  # what computes it now; "" if it is as it was
-    reason: str = "all of it is"  # why nothing took its place, and what to do about it
-
-
-def table(entries: list[Entry], closed: ClosedJaxpr) -> str:
+def table(entries: list[tuple], closed: ClosedJaxpr) -> str:
     if not entries:
         return _instead(Trace(closed, {}))
     lines = [("where", "pattern", "computed by", "why not, and what to do")]
-    lines += [(e.where, e.pattern, e.op or "as written", e.reason) for e in entries]
-    return aligned(lines)
+    lines += entries
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(row.rstrip(" |") for row in rows)
 
 
 def _instead(trace: Trace) -> str:
@@ -83,7 +73,7 @@ GRADIENT = (
 )
 
 
-def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
+def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known=None) -> list:
     """Return the outputs of a traced function, computed by fused ops wherever one matches.
 
     A line for each match is added to `entries`; `known` are numbers that some of the arguments
@@ -105,7 +95,7 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
     return outputs_of(trace, arrays, ops, computed)
 
 
-def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
+def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
     """Return the ops that compute values of a trace, by value."""
     rows = RowPolynomials(trace)
     products = [n for n in range(len(trace.nodes)) if rows.is_product(n)]
@@ -127,7 +117,7 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
     read = {v for op in ops.values() for v in op.inputs}.union(trace.outputs)
     fused: set[int] = set()
     for value, op in ops.items():
-        entries.append(Entry(_where(trace.node(value)), op.pattern, op.name))
+        entries.append((_where(trace.node(value)), op.pattern, op.name, "all of it is"))
         fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
         if not hasattr(op, "restricted"):
             continue
@@ -141,14 +131,14 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
             names = {n.name for n in readers(trace, value, nodes)[1]}
             names = ", ".join(sorted(names)) or "the result"
             reason = f"its rows go to {names}, not to a sum"
-        entries.append(Entry(_where(node), "product of rows", "", reason))
+        entries.append((_where(node), "product of rows", "as written", reason))
         if columns := columns_read(trace, rows, value, nodes, read):
             ops[value] = ReadRows(node, columns)
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)
         pattern = f"{many} product{'s' * (many > 1)} of a gradient"
-        entries.append(Entry(where, pattern, "", GRADIENT))
+        entries.append((where, pattern, "as written", GRADIENT))
     return ops
 
 
@@ -190,7 +180,7 @@ def _where(node: Node) -> str:
     return ""
 
 
-def _computed(eqn, arrays, entries: list[Entry], constants: list) -> list:
+def _computed(eqn, arrays, entries: list[tuple], constants: list) -> list:
     """Return the outputs of an equation, the functions in it rewritten.
 
     `constants` has the operands that are known numbers, and None for the others.
@@ -214,12 +204,12 @@ def _computed(eqn, arrays, entries: list[Entry], constants: list) -> list:
         return bind(eqn, arrays, params)  # `jit` with shardings of its own stays as it is
 
 
-def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):
+def _function(closed: ClosedJaxpr, entries: list[tuple], constants: list):
     known = {n: a for n, a in enumerate(constants) if a is not None}
     return lambda *arrays: rewritten(closed, arrays, entries, known)
 
 
-def _retraced(closed: ClosedJaxpr, entries: list[Entry], constants: list) -> ClosedJaxpr:
+def _retraced(closed: ClosedJaxpr, entries: list[tuple], constants: list) -> ClosedJaxpr:
     return jax.make_jaxpr(_function(closed, entries, constants))(*closed.in_avals)
 
 
@@ -262,7 +252,7 @@ def fuse(
     def fused(*args, **kwargs):
         with patched() if patch else contextlib.nullcontext():
             closed, arrays, result_of = traced(function, args, kwargs)
-        entries: list[Entry] = []
+        entries: list[tuple] = []
         outputs = rewritten(closed, arrays, entries)
         if report:
             print(table(entries, closed))

@@ -24,7 +24,7 @@ from eqfuse.ops.transforms.fuse.trace import (
 )
 
 MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
-MOVES |= frozenset(["split", "squeeze", "copy", "rev", "gather"])
+MOVES |= frozenset(["split", "squeeze", "copy", "gather"])
 """Primitives that place elements elsewhere and do nothing else."""
 
 
@@ -140,12 +140,6 @@ class RowPolynomials:
         bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
         parts = tuple(slice(None) if n in axes else slice(*b) for n, b in enumerate(bounds))
         return self.of(node.inputs[0], axes), lambda labels: labels[parts]
-
-    def _rev(self, node, place, axes):
-        along = node.params["dimensions"]
-        if not set(axes).isdisjoint(along):
-            return None
-        return self.of(node.inputs[0], axes), lambda labels: np.flip(labels, along)
 
     def _gather(self, node, place, axes):
         """Follow known elements of each row, such as components in another order."""

@@ -227,12 +227,6 @@ def traced(function, args, kwargs) -> tuple[ClosedJaxpr, list, Callable]:
     return closed, arrays, result_of
 
 
-def aligned(lines: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(row.rstrip(" |") for row in rows)
-
-
 def _key(eqn, inputs):
     if has_functions(eqn.params):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import jax
@@ -27,36 +28,28 @@ ROUNDING = 1e-6
 """By how much a factor of one may be off, for e3nn multiplies by a Clebsch-Gordan coefficient."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Gated:
-    """A gate behind a Linear, to be computed in one pass."""
+class GateMatch(NamedTuple):
+    """A gate, the value of the trace that is added before it, if one is, and the one it gives."""
 
-    pre: int  # the pre-activation: what the Linear gives, or that and something added
-    value: int  # what the gate gives
     gate: Gate
-    linear: Linear
-    name = "gate"
-    pattern = "Linear, gate"
-    inside = frozenset()
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        return (self.pre,)
-
-    def compute(self, arrays: dict, shared: dict):
-        return xla.apply_gate(self.gate, self.linear, arrays[self.pre])
+    skip: int | None
+    value: int
 
 
-def gate_behind(trace: Trace, z: int, linear: Linear) -> Gated | None:
-    """Return the gate of what a Linear gives; None if there is none."""
-    adds = [n for n in trace.nodes if n.name == "add" and z in n.inputs]
-    for pre in (*(n.outputs[0] for n in adds if len(set(n.inputs)) == 2), z):
-        if trace.avals[pre] != trace.avals[z]:
+def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
+    """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
+    befores = [(z, None)]
+    for node in trace.nodes:
+        if node.name == "add" and z in node.inputs and len(set(node.inputs)) == 2:
+            [skip] = set(node.inputs) - {z}
+            befores.append((node.outputs[0], skip))
+    for before, skip in reversed(befores):
+        if any(trace.avals[v] != trace.avals[z] for v in (before, skip or z)):
             continue
-        rows = _GateRows(trace, pre)
+        rows = _GateRows(trace, before)
         for value in rows.candidates():
             try:
-                return Gated(pre, value, _gate(rows, value, linear), linear)
+                return GateMatch(_gate(rows, value, linear), skip, value)
             except (Unfit, TooLargeError):
                 continue
     return None

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Fused, Gate
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
-from eqfuse.ops.transforms.fuse.gate import Gated, gate_behind
+from eqfuse.ops.transforms.fuse.gate import gate_behind
 from eqfuse.ops.transforms.fuse.match import (
     CONVERT,
     Match,
@@ -27,6 +27,7 @@ from eqfuse.ops.transforms.fuse.reads import restricted
 from eqfuse.ops.transforms.fuse.rows import (
     ROWS,
     ArrayFactor,
+    ProductFactor,
     RowPolynomials,
     Unfit,
 )
@@ -109,7 +110,8 @@ class GraphProduct:
         match = dataclasses.replace(self.match, form=restricted(self.match.form, columns))
         return dataclasses.replace(self, match=match)
 
-    def compute(self, arrays: dict, shared: dict):
+    def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
+        """Return the inputs of the form, and the edges."""
         if self.ends not in shared:  # layers of the same ends order the edges once
             shared[self.ends] = self.ends.edges(arrays)
         edges = shared[self.ends]
@@ -118,8 +120,11 @@ class GraphProduct:
             if added := self.ends.count - operands[name].shape[0]:
                 fill = 0.0 if gather.fill is None else gather.fill
                 operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
-        inputs = [operands[name] for name in self.match.names]
-        [out] = forms.evaluate(self.match.form, inputs, edges, backend=self.match.backend)
+        return [operands[name] for name in self.match.names], edges
+
+    def compute(self, arrays: dict, shared: dict):
+        operands, edges = self.operands(arrays, shared)
+        [out] = forms.evaluate(self.match.form, operands, edges, backend=self.match.backend)
         out = out[: self.ends.num_nodes].reshape(self.shape)
         return out if self.start is None else arrays[self.start] + out
 
@@ -208,14 +213,16 @@ def _of_rows(trace, rows: RowPolynomials, which: int, axes, shape) -> ArrayFacto
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A Linear of a product of rows, to be computed by the fused op."""
+    """A Linear of a product of rows or on a graph, to be computed by the fused op."""
 
-    product: Node
+    product: Node | GraphProduct
     linear: Linear
     parameters: tuple[int, ...]  # values of the trace
     index: tuple[int, ...]  # which set of weights a row takes; empty if there is one
+    num_rows: int  # of the result
+    inside: frozenset[int]  # values that it computes and keeps to itself: sum, pre-activation
     gate: Gate | None = None
-    inside: frozenset[int] = frozenset()  # the pre-activation, where a gate follows
+    skip: int | None = None
 
     @property
     def name(self) -> str:
@@ -223,62 +230,84 @@ class Layer:
 
     @property
     def pattern(self) -> str:
-        return "product, Linear" + (", gate" if self.gate else "")
+        skip = ", skip" if self.skip is not None else ""
+        return f"product, Linear{skip}{', gate' if self.gate else ''}"
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        return (*self.product.inputs, *self.parameters, *self.index)
+        skip = () if self.skip is None else (self.skip,)
+        return (*self.product.inputs, *self.parameters, *self.index, *skip)
 
     def compute(self, arrays: dict, shared: dict):
-        form, num_rows = self.product.params["form"], self.product.params["num_rows"]
-        operands = [arrays[v] for v in self.product.inputs]
+        nodes, count = (0, 0), self.num_rows
+        skip = [] if self.skip is None else [arrays[self.skip]]
+        index = [arrays[v] for v in self.index]
+        if isinstance(self.product, GraphProduct):
+            product, (operands, edges) = self.product.match, self.product.operands(arrays, shared)
+            form, backend, count = product.form, product.backend, edges.num_edges
+            nodes, added = (self.num_rows, edges.num_nodes), edges.num_nodes - self.num_rows
+            skip = [jnp.pad(s, ((0, added), (0, 0))) for s in skip]
+            index = [jnp.pad(i, (0, added)) for i in index]
+            index += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+        else:
+            form, backend = (self.product.params[name] for name in ("form", "backend"))
+            operands = [arrays[v] for v in self.product.inputs]
         one_for_all = [n for n, o in enumerate(form.inputs) if o.index is Index.SHARED]
         for n in one_for_all:  # a fused op has a row each
-            operands[n] = jnp.broadcast_to(operands[n], (num_rows, operands[n].shape[1]))
+            operands[n] = jnp.broadcast_to(operands[n], (count, operands[n].shape[1]))
         form = form.indexed(dict.fromkeys(one_for_all, Index.ROW))
-        backend, dtype = self.product.params["backend"], operands[0].dtype
-        fused = Fused.build(form, self.linear, self.gate, False)
-        chosen = choose(resolve_fused(None), fused, num_rows, 0, backend, dtype)
-        call = _fused.Call(fused, num_rows, 0, backend, chosen.kernels)
-        floats = [*operands, *(arrays[p] for p in self.parameters)]
-        return _fused.evaluate(call, floats, [arrays[v] for v in self.index])[0]
+        fused = Fused.build(form, self.linear, self.gate, bool(skip))
+        mode, dtype = resolve_fused(None), operands[0].dtype
+        chosen = choose(mode, fused, count, nodes[0], backend, dtype)
+        call = _fused.Call(fused, count, nodes[1], backend, chosen.kernels)
+        floats = [*operands, *(arrays[p] for p in self.parameters), *skip]
+        return _fused.evaluate(call, floats, index)[0][: self.num_rows]
 
 
-def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer | Gated]]:
-    """Return the Linear of a product that a node computes, and the gate behind it, by value.
+def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
+    """Return the Linear of a product that a node computes, and with the gate behind it, by value.
 
     Raises Unfit where the node computes something else.
     """
     node = trace.nodes[number]
-    [z, *_], linear = node.outputs, _linear(node.params["form"])
-    gated = gate_behind(trace, z, linear)
-    try:
-        layer = _layer(trace, rows, node, linear)
-    except Unfit:
-        if gated is None:
-            raise
-        return [(gated.value, gated)]
-    if gated is None:
-        return [(z, layer)]
-    if gated.pre != z:
-        return [(z, layer), (gated.value, gated)]
-    whole = dataclasses.replace(layer, gate=gated.gate, inside=frozenset([z]))
-    return [(z, layer), (gated.value, whole)]
-
-
-def _layer(trace: Trace, rows: RowPolynomials, node: Node, linear: Linear) -> Layer:
-    """Return the Linear of a product that a node computes, or raise Unfit."""
-    value, num_inputs = node.inputs[0], len(node.params["form"].inputs)
-    while (product := trace.node(value)) is not None and product.name == "reshape":
-        [value] = product.inputs
-    if product is None or not rows.is_product(trace.producer[value][0]):
-        raise Unfit("something is between the product and the Linear")
-    if any(product.params[name] != node.params[name] for name in ("backend", "num_rows")):
+    value, num_inputs = _read(trace, rows, node.inputs[0]), len(node.params["form"].inputs)
+    made, inside = trace.producer.get(value, (None,))[0], frozenset()
+    if made is not None and rows.is_product(made):
+        product = trace.nodes[made]
+        form, backend, rows_of = (product.params[n] for n in ("form", "backend", "num_rows"))
+        dtypes = product.inputs
+    elif made is not None and summed(trace, made) is not None:
+        [(_, product)] = graph_products(trace, rows, made)
+        form, backend, dtypes = product.match.form, product.match.backend, ()
+        rows_of, inside = product.ends.num_nodes, frozenset([value])
+        if product.start is not None:
+            raise Unfit("the sum over edges does not start from zero")
+    else:
+        raise Unfit("something is between the product, or its sum, and the Linear")
+    if backend != node.params["backend"] or rows_of != node.params["num_rows"]:
         raise Unfit("the Linear has another backend, or other rows")
-    if len({trace.avals[v].dtype for v in (*product.inputs, *node.inputs[:num_inputs])}) > 1:
+    if len({trace.avals[v].dtype for v in (*dtypes, *node.inputs[:num_inputs])}) > 1:
         raise Unfit(f"dtypes change before the Linear: {CONVERT}")
-    _check_blocks(product.params["form"], linear)
-    return Layer(product, linear, node.inputs[1:num_inputs], node.inputs[num_inputs:])
+    linear = _linear(node.params["form"])
+    _check_blocks(form, linear)
+    [z], parameters, index = node.outputs, node.inputs[1:num_inputs], node.inputs[num_inputs:]
+    alone = Layer(product, linear, parameters, index, node.params["num_rows"], inside)
+    match = gate_behind(trace, z, linear)
+    if match is None:
+        return [(z, alone)]
+    gated = {"gate": match.gate, "skip": match.skip, "inside": inside | {z}}
+    return [(z, alone), (match.value, dataclasses.replace(alone, **gated))]
+
+
+def _read(trace: Trace, rows: RowPolynomials, value: int) -> int | None:
+    """Return the value that another is an exact copy of, through moves; None for others."""
+    [(key, terms), *others] = rows.of(value).terms.items() or [((), None)]
+    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor | ProductFactor):
+        return None
+    of = key[0].value if isinstance(key[0], ArrayFactor) else trace.nodes[key[0].node].outputs[0]
+    in_order = np.array_equal(terms.index[np.argsort(terms.place), 0], np.arange(len(terms.place)))
+    same = trace.avals[of].shape == trace.avals[value].shape and (terms.scale == 1).all()
+    return of if same and in_order and len(terms.place) == rows.of(of).size else None
 
 
 def _linear(linear_form: LinearForm) -> Linear:

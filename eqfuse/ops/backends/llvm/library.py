@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 
-from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, PARTS, Machine
+from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, Machine
 from eqfuse.ops.backends.llvm.machine import API_VERSIONS
 from eqfuse.ops.backends.llvm.runtime import Runtime
 
-TARGET = Machine(32, 16, *DEFAULT_CACHES, processors=PARTS)
+TARGET = Machine(32, 16, *DEFAULT_CACHES)
 """The machine for which kernels of a library are written, whatever the machine that writes them."""
 
 LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"), "aarch64": ("generic",)}

@@ -72,27 +72,6 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
     return _RowProgramEmitter(program, machine, parts).module()
 
 
-def _boundary(f: Function, unit: str, parts: int, pointers: dict[str, str]) -> str:
-    """Return the row, or on a graph the node, that a part starts at.
-
-    The first half of the parts are twice as long as the others: no thread is left with a long one
-    at the end. On a graph their lengths are those of the edges, which nodes differ in; `pointers`
-    are then the index arrays `NODE`, `ORDER` and `PTR`, and `%rows` counts the nodes.
-    """
-    half = parts // 2
-    share = f.minimum(f.times(unit, 2), f.plus(unit, half))
-    rows = f.load_index(pointers[PTR], "%rows") if pointers else "%rows"
-    row = f.value(f"sdiv i64 {f.times(share, rows)}, {parts + half}")
-    if not pointers:
-        return row
-    within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
-    node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
-    is_first = f.value(f"icmp eq i64 {unit}, 0")
-    is_end = f.value(f"icmp eq i64 {unit}, {parts}")
-    node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
-    return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
-
-
 class _RowProgramEmitter:
     """Writes the module of a program; its arrays are arguments, results, or in scratch memory.
 
@@ -260,9 +239,7 @@ class _RowProgramEmitter:
             self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
         sums = {n: self._pointer(f, "sum", n) for n in self.sums}
         with f.loop("%end", start="%begin") as units:
-            index_arrays = {name: self._pointer(f, "index", name) for name in self.index_arrays}
-            ends = units.index, f.plus(units.index, 1)
-            first, last = (_boundary(f, unit, self.parts, index_arrays) for unit in ends)
+            first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
                 size = self.program.arrays[n].bytes
                 part = f.at(array, units.index, size)
@@ -278,6 +255,29 @@ class _RowProgramEmitter:
         axis = Axis.NODES if self.on_graph else Axis.ROWS
         units, scratch = Units(axis, count=self.parts), self.scratch
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
+
+    def _boundary(self, f: Function, unit: str) -> str:
+        """Return the row, or on a graph the node, that a part starts at.
+
+        The first half of the parts are twice as long as the others: no thread is left with a long
+        one at the end. On a graph their lengths are those of the edges, which nodes differ in, and
+        `%rows` counts the nodes.
+        """
+        pointers, half = (
+            {n: self._pointer(f, "index", n) for n in self.index_arrays},
+            self.parts // 2,
+        )
+        share = f.minimum(f.times(unit, 2), f.plus(unit, half))
+        rows = f.load_index(pointers[PTR], "%rows") if self.on_graph else "%rows"
+        row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
+        if not self.on_graph:
+            return row
+        within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
+        node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
+        is_first = f.value(f"icmp eq i64 {unit}, 0")
+        is_end = f.value(f"icmp eq i64 {unit}, {self.parts}")
+        node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
+        return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
         """Write the loop over the edges of nodes `first` to `last`.

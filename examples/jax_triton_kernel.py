@@ -27,7 +27,7 @@ X, Y = e3nn.Irreps("64x1o"), e3nn.Irreps("1o")
 
 
 def generated():
-    """Return the kernel of a product on a graph; `eqfuse show --source` prints such a text."""
+    """Return the kernel of a product on a graph; `scripts/show.py` prints such a text."""
     product = products.tensor_product(X, Y, ("0e",), "component", weighted=True, on_graph=True)
     [kernel] = form.kernels(product.form, "float32")
     return kernel

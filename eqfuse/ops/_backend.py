@@ -143,12 +143,6 @@ def resolve_apart(backend: str | None) -> dict[str, str]:
     return {op: other for op in OPS if (other := resolve(backend, op)) != name}
 
 
-def explain(backend: str | None, op: str) -> Op:
-    """Return an op that is not called, as `recorded` would have it for real operands."""
-    name, asked = _asked(backend, op)
-    return _op(op, resolve(backend, op), "" if name is None else f"{asked} was asked for")
-
-
 def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
     """Return the backend that is asked for by name, if any, and what asks for it."""
     for text, asked in ((backend, "backend"), (os.environ.get(_VARIABLE) or None, _VARIABLE)):

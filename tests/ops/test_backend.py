@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _backend, show
+from eqfuse.ops import _backend
 from eqfuse.ops._backend import (
     BACKENDS,
     OPS,
@@ -219,19 +219,11 @@ def test_info_prints_versions_devices_and_reasons():
     assert "cache  " in text
 
 
-def test_info_and_show_say_what_runs_which_op(monkeypatch):
+def test_info_says_what_runs_which_op(monkeypatch):
     monkeypatch.setenv("EQFUSE_BACKEND", "xla,linear=e3nn")
     lines = info().splitlines()
     assert "backend     None picks 'xla', because EQFUSE_BACKEND is set" in lines
     assert "  linear on e3nn" in lines
-    best = _backend._best()
-    lines = show.show("4x0e", "1o", target="none").splitlines()
-    asked = f"not {best}: EQFUSE_BACKEND 'xla,linear=e3nn': 'xla' was asked for"
-    assert lines[1] == f"tensor_product runs here on xla, {asked}"
-    lines = show.show("4x0e", "1o", target="none", graph=True, backend=best).splitlines()
-    assert lines[1] == f"graph_tensor_product runs here on {best}"
-    with pytest.raises(ValueError, match="op 'gate' is unknown"):
-        show.show("4x0e", "1o", target="none", backend="gate=xla")
 
 
 def test_kernels_multiply_as_jax_is_told(rng):

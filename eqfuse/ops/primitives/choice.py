@@ -13,8 +13,8 @@ from typing import NamedTuple
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
 from eqfuse.ops.backends.triton import rows as tiles
-from eqfuse.ops.ir.form import Form, Index
-from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.form import Form, Index, backward_form
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
 
 MODES = ("auto", "always", "never")

@@ -12,8 +12,16 @@ from jax.extend.core import Primitive
 from eqfuse.ops.backends.triton import form, node, primitive
 from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.form import (
+    Form,
+    Index,
+    Operand,
+    Path,
+    Segment,
+    SegmentRef,
+    backward_form,
+)
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import choice, layer
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 _RUNS = {
     "triton": "one kernel per op, on the GPU",
-    "triton-interpret": "the same kernels in Triton's interpreter, to check them; very slow",
     "llvm": "one native kernel per op, on the CPU",
     "xla": "the same products in jax.numpy, on any device",
     "e3nn": "e3nn-jax, the reference, on any device",
@@ -213,7 +212,7 @@ def _warn_once(message: str) -> None:
 
 def _cannot_run(name: str) -> str:
     """Return why a backend cannot run whatever the device, or ""."""
-    if name.startswith("triton") and importlib.util.find_spec("triton") is None:
+    if name == "triton" and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
     if name == "llvm":
         from eqfuse.ops.backends.llvm.machine import unavailable

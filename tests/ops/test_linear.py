@@ -14,8 +14,8 @@ from eqfuse import ops
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.parity import (
-    INTERPRETED,
-    PORTABLE,
+    BACKENDS,
+    TRITON,
     UNOPTIMIZED,
     along_random_directions,
     initial,
@@ -76,9 +76,9 @@ def cases_and_backends():
     by_default, found = {"indexed-xla"}, []
     for name in CASES:
         backends = ["xla", "llvm"]
-        backends += [INTERPRETED] if name in KERNELS else []
+        backends += [TRITON] if name in KERNELS else []
         backends += ["e3nn"] if name in OF_E3NN else []
-        for backend in tiers.slow_unless(["llvm", "triton-interpret"], *backends):
+        for backend in tiers.slow_unless(["llvm", "triton"], *backends):
             label = f"{name}-{backend.values[0]}"
             marks = () if label in by_default else backend.marks
             marks = [*marks, pytest.mark.slow] if name in SLOW else marks
@@ -86,7 +86,7 @@ def cases_and_backends():
     return found
 
 
-@pytest.fixture(params=PORTABLE)
+@pytest.fixture(params=BACKENDS)
 def backend(request):
     return request.param
 
@@ -157,7 +157,7 @@ def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
         args, (options, _) = arguments(name, rows=29, dtype=jnp.float32), CASES[name]
         theirs = e3nn.flax.Linear(OUT, **options)
         params = theirs.init(jax.random.key(1), *args)
-        ours = ops.Linear(OUT, backend="triton-interpret", **options)
+        ours = ops.Linear(OUT, backend="triton", **options)
         assert_close(*(derivatives(m, params, args) for m in (ours, theirs)), 2e-6)
 
 
@@ -179,7 +179,7 @@ def test_many_channels(options, programs, rows, monkeypatch):
     irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")
     x = e3nn.normal(irreps, jax.random.key(0), (rows,))
     index = [jnp.arange(rows) % 3] if options else []
-    modules = [ops.Linear(out, backend=name, **options) for name in ("triton-interpret", "e3nn")]
+    modules = [ops.Linear(out, backend=name, **options) for name in ("triton", "e3nn")]
     params = initial(modules[1], *index, x)
     # sums of up to 213 products on both sides: 15 roundings of 6e-8 each, and those of a second sum
     assert_close(*(derivatives(m, params, [*index, x]) for m in modules), 4e-6)
@@ -321,21 +321,3 @@ def test_errors_of_sums_and_groups():
         ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((2, 2))])
     with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
         ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
-
-
-@pytest.mark.parametrize("cls", [ops.Linear, ops.TensorProductLinear, None])
-def test_triton_on_a_cpu_is_refused(cls):
-    """By a ValueError, where the computation is lowered; it never falls back."""
-    pytest.importorskip("triton")
-    if jax.default_backend() != "cpu":
-        pytest.skip("a GPU is present")
-    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
-    args = (jax.random.key(0), x) if cls is ops.Linear else (jax.random.key(0), x, x)
-
-    def function(key, *args):
-        if cls is None:
-            return ops.tensor_product(*args, backend="triton")
-        return cls("2x0e", backend="triton").init_with_output(key, *args)
-
-    with pytest.raises(ValueError, match="'triton' runs on a GPU"):
-        jax.jit(function)(*args)

@@ -158,7 +158,7 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
             ends = indices.get("senders"), indices.get("receivers")
             dtype = inputs[0].dtype
             return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
-        if form.on_graph or backend == "triton-interpret":  # JAX partitions no Python callback
+        if form.on_graph:
             return _kernels(form, inputs, indices, num_rows, num_nodes, backend)
         return _over_rows(form, backend)(*inputs)
 
@@ -168,7 +168,7 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
 def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
     if backend == "llvm":
         return native.run(form, inputs, indices, num_rows, num_nodes)
-    return triton.run_form(form, inputs, indices, num_rows, num_nodes, backend)
+    return triton.run_form(form, inputs, indices, num_rows, num_nodes)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -326,8 +326,8 @@ mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_result
 
 def _lower_linear_form(*arrays, form, num_rows, backend):
     values, index = split(arrays, len(form.inputs))
-    if backend.startswith("triton") and num_rows and form.terms:
-        return triton.run_linear_form(form, values, index, num_rows, backend)
+    if backend == "triton" and num_rows and form.terms:
+        return triton.run_linear_form(form, values, index, num_rows)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and form.terms:
         return native.linear(form, values, index, num_rows)

@@ -35,7 +35,7 @@ def _launch(call: Call, kernel, named: dict, count: int, sizes, *, scalars=()) -
     """Return the outputs [count, size] of a kernel."""
     arrays, shapes = [named[name] for name in kernel.inputs], [(count, size) for size in sizes]
     programs = -(-count // kernel.rows) * kernel.shares
-    return launch(kernel.spec, arrays, shapes, scalars, (programs,), call.backend)
+    return launch(kernel.spec, arrays, shapes, scalars, (programs,))
 
 
 def rows_forward(*arrays, call: Call):
@@ -94,9 +94,8 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
         [(parts, *shape) for shape in shapes] if parts > 1 else shapes,
         (call.num_rows, parts),
         (parts * kernel.shares,),
-        call.backend,
     )
-    return results if parts == 1 else primitive.reduced(weights, results, dtype, call.backend)
+    return results if parts == 1 else primitive.reduced(weights, results, dtype)
 
 
 def node_forward(*arrays, call: Call):

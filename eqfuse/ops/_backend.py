@@ -92,7 +92,7 @@ def matmul_precision(name: str | None = None) -> str:
     return name
 
 
-def resolve(backend: str | None, op: str = "", *arrays) -> str:
+def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> str:
     """Return the name of the backend that runs, given what was asked for.
 
     Args:
@@ -106,6 +106,7 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
       op: one of `OPS`; "" for what runs ops that have no backend of their own.
       arrays: operands of the op, which is then noted for those who have it `recorded`. "e3nn" alone
         computes complex ones, and is chosen for them.
+      of_e3nn: why "e3nn" computes the op whatever the backend.
     Raises:
       ValueError: an unknown backend or op, listing those there are; a backend that cannot run here,
         or not with these operands, saying why.
@@ -114,7 +115,9 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
         raise ValueError(f"op {op!r} is unknown; choose one of {', '.join(OPS)}")
     is_complex = bool(op) and any(jnp.iscomplexobj(getattr(a, "array", a)) for a in arrays)
     name, asked = _asked(backend, op)
-    if name is None:
+    if of_e3nn:
+        name, why = "e3nn", of_e3nn
+    elif name is None:
         name, why = ("e3nn", COMPLEX) if is_complex else (_choose(), "")
     elif is_complex and name != "e3nn":
         raise ValueError(f"{asked} is for real numbers: {COMPLEX}")

@@ -310,9 +310,7 @@ def main(arguments: list[str] | None = None, peers: str = "") -> int:
     )
     parser.add_argument("--seconds", type=float, default=2, help="to time each case")
     parser.add_argument("--dry-run", action="store_true", help=DRY)
-    parser.add_argument(
-        "--backend", help="of a dry run: llvm (default), xla or triton-interpret", default="llvm"
-    )
+    parser.add_argument("--backend", help="of a dry run: llvm (default) or xla", default="llvm")
     options = parser.parse_args(arguments)
     dry, names = options.dry_run, ("group", "case", "dtype")
     asked = tiny(jobs()) if dry else jobs()

@@ -14,7 +14,6 @@ from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
-from eqfuse.train.settings.mace import translated
 from eqfuse.train.settings.options import parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
@@ -29,9 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"eqfuse {__version__}")
         return 0
     try:
-        if arguments[:1] == ["--from-mace"]:
-            print(translated(" ".join(arguments[1:])))
-            return 0
         settings = [argument for argument in arguments if argument != "--cfg"]
         configs = _configs(settings)
     except ConfigError as error:
@@ -129,12 +125,7 @@ def _run(config: Config, callbacks: Sequence = ()) -> Path:
         ops.resolve_here(config.backend)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    device = jax.devices()[0]
-    precision = matmul_precision(config.precision, config.dtype, device)
-    if config.sequence == "on" and device.platform != "cpu":
-        raise ConfigError(
-            f"sequence=on is for CPUs, and this is {device.device_kind}; leave it out"
-        )
+    precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
     x64 = jax.enable_x64(config.dtype == "float64")
     with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
         from eqfuse.train.molecule import run

@@ -107,7 +107,7 @@ class Start:
     def referenced(self, dataset: Dataset, structures, validation) -> tuple[Dataset, list[str]]:
         """Return the dataset with the reference energies of the network, and warnings."""
         messages = []
-        if self.config.data.references_origin is None:
+        if self.config.data.reference_energies is None:
             messages += self._other_atoms([structures[i] for i in dataset.isolated_atoms])
         if self.config.data.reference_energies == FIT and not self.resumed:
             dataset = dataset.with_references(self._fitted(dataset), structures, validation)

@@ -143,10 +143,9 @@ class Config:
     head: str | None = setting(
         None, "with start_from=: which head of a network with several; the run has this one"
     )
-    elements: Literal["data", "add"] | None = setting(
+    elements: Literal["data"] | None = setting(
         None,
-        "with start_from=: keep only the elements of the data, or add those that the network does "
-        "not know, which begin as similar ones; null: those of the network",
+        "with start_from=: keep only the elements of the data; null: those of the network",
     )
     replay: str | None = setting(
         None,

@@ -21,7 +21,7 @@ from ase.data import chemical_symbols, covalent_radii
 from ase.spacegroup import crystal
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from eqfuse.data import Batcher, DataError, Shape, Structure, read_structures
+from eqfuse.data import DataError, Shape, Structure, collate, read_structures
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
@@ -37,8 +37,7 @@ _MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1
 """eV/Å and eV/Å^3 (16 GPa): structures with larger ones are left out, since they are so far from
 what networks know that they would dominate the training."""
 _LEAST_ATOMS = 5  # of a cell
-_BATCH, _SHAPE = 8, Shape(128, 8192, 9)
-"""Structures of a batch, and its shape unless they are larger: one program is compiled."""
+_SHAPE = Shape(96, 6144, 9)  # of batches, unless a structure is larger
 _CRYSTALS = (  # space group, sites, and the shortest distance of the first two in units of a
     (225, [(0, 0, 0)], 0.707),
     (229, [(0, 0, 0)], 0.866),
@@ -125,12 +124,14 @@ class Network:
     def predicted(self, samples: Samples, params=None) -> list[Predicted]:
         """Return what the network, or one with other variables, predicts for each sample."""
         params = self.params if params is None else params
-        return predictions(self._predict, params, self._batcher(samples))
+        return predictions(self._predict, params, self._batches(samples))
 
     def features(self, samples: Samples) -> np.ndarray:
         """Return the mean of the features of the atoms of each, in units of their spread."""
-        graphs = [batch.graph for batch in self._batcher(samples).batches(shuffle=False)]
-        rows = [self._features(self.params, g)[np.asarray(g.graph_mask)] for g in graphs]
+        rows = [
+            self._features(self.params, batch.graph)[: len(group)]
+            for batch, group in self._batches(samples)
+        ]
         rows = np.concatenate(rows) / np.array([[s.num_atoms] for s in samples])
         return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
 
@@ -149,10 +150,17 @@ class Network:
 
         return jax.jit(of_batch)
 
-    def _batcher(self, samples: Samples) -> Batcher:
-        batcher = Batcher(samples, _BATCH, dtype=self.dtype, max_shapes=1)
-        batcher.shapes = [Shape(*map(int, np.maximum(_SHAPE, batcher.shapes[0])))]
-        return batcher
+    def _batches(self, samples: Samples):
+        """Yield batches with their samples, of one shape, for which one program is compiled."""
+        most = Shape(*np.maximum(_SHAPE, (*samples.sizes.max(axis=0) + 1, 0)).tolist())
+        group, room = [], np.array(most) - (1, 0, 1)  # but for the padding graph
+        for sample in samples:
+            size = np.array([sample.num_atoms, sample.num_edges, 1])
+            if (size > room).any():
+                yield collate(group, most, self.dtype), group
+                group, room = [], np.array(most) - (1, 0, 1)
+            group, room = [*group, sample], room - size
+        yield collate(group, most, self.dtype), group
 
     def label(self, structures: Sequence[Structure]) -> list[Structure]:
         """Return structures with the energy, forces and stress that the network gives.

@@ -101,12 +101,6 @@ PUBLIC: dict[str, dict[str, RemoteFile]] = {
 """Files by set and name."""
 
 
-def molecules(name: str) -> tuple[str, ...]:
-    """Return the molecules of a set with a file NAME_MOLECULE.npz for each: rmd17 or md22."""
-    files = [file for file in PUBLIC[name] if file.endswith(".npz")]
-    return tuple(file.removeprefix(f"{name}_").removesuffix(".npz") for file in files)
-
-
 def default_folder() -> Path:
     """Return the folder of downloads: `$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -154,7 +148,7 @@ def fetch(remote: RemoteFile, folder: Path) -> Path:
     if not matches:
         raise DataError(
             f"{path} does not have the checksum {expected}: it is damaged or has changed. Remove "
-            "it and try again, or give a file that you trust by data.path=FILE"
+            "it and try again, or train on a file that you trust by data=FILE"
         )
     return path
 
@@ -181,12 +175,12 @@ def _download(remote: RemoteFile, path: Path):
     except requests.RequestException as error:
         raise DataError(
             f"{remote.url} cannot be downloaded: {error}. Download it where there is a network, "
-            f"and put it at {path} or give data.path=FILE"
+            f"and put it at {path} or give data=FILE"
         ) from error
     except ValueError as error:
         raise DataError(
             f"{remote.url} does not have the checksum {remote.checksum}: the download was damaged "
-            "or the file has changed. Try again, or give a file that you trust by data.path=FILE"
+            "or the file has changed. Try again, or train on a file that you trust by data=FILE"
         ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be written: {os.strerror(error.errno)}") from error

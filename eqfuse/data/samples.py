@@ -193,22 +193,28 @@ def prepare_samples(
     samples = []
     for structure in with_origins(structures):
         try:
-            samples.append(_sample(structure, cutoff, species, references))
+            lists = arranged(structure, cutoff)
         except DataError as err:
             raise DataError(f"{structure.origin}: {err}") from err
+        samples.append(sample_of(structure, lists, species, references))
     return Samples(samples)
 
 
-def _sample(structure: Structure, cutoff, species, references) -> Sample:
+def sample_of(structure: Structure, lists, species, references) -> Sample:
+    """Return the sample of a structure and what `arranged` gave of it, see `prepare_samples`."""
     energy = forces = stress = hessian = None
-    order, positions, senders, receivers, shifts = arranged(structure, cutoff)
+    order, positions, senders, receivers, shifts = lists
+    try:
+        indices = species_index(structure.numbers[order], species)
+        energy = None if references is None else subtract(structure, references)
+    except DataError as err:
+        raise DataError(f"{structure.origin}: {err}") from err
     if references is not None:
-        energy, stress = subtract(structure, references), structure.stress
-        hessian = structure.hessian
+        stress, hessian = structure.stress, structure.hessian
         forces = None if structure.forces is None else structure.forces[order]
     return Sample(
         positions=positions,
-        species=species_index(structure.numbers[order], species),
+        species=indices,
         senders=senders,
         receivers=receivers,
         shifts=shifts,

@@ -7,7 +7,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.lazy import Joined
-from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
+from eqfuse.data.neighbors import centred, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
 from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
 
@@ -17,8 +17,8 @@ class Sample:
     """One structure with its neighbour list, species and relative energy, ready for batches.
 
     Attributes:
-      positions: [n_atoms, 3] float64, Å, of images near their neighbours and the origin (float32
-        resolves small numbers); see `eqfuse.data.neighbors.gathering_offsets`.
+      positions: [n_atoms, 3] float64, Å, of images around the origin, see
+        `eqfuse.data.neighbors.centred`.
       species: [n_atoms] int32, index into the table of species.
       senders, receivers: [n_edges] int32, sorted by receiver, then sender.
       shifts: [n_edges, 3] float64, Å, between these images; see `neighbor_list`.
@@ -238,5 +238,6 @@ def arranged(structure: Structure, cutoff: float):
     order = spatial_order(positions, cell, structure.pbc, cutoff)
     positions = positions[order]
     senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
-    offsets, shifts = gathering_offsets(positions, senders, receivers, shifts)
-    return order, positions - offsets, senders, receivers, shifts
+    edges = senders, receivers, shifts
+    positions, shifts = centred(positions, cell, structure.pbc, *edges)
+    return order, positions, senders, receivers, shifts

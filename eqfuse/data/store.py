@@ -119,7 +119,8 @@ class _Pickled(Lazy):
     """Objects that `write` pickled; each is read when it is asked for."""
 
     def __init__(self, path: Path):
-        self.table = np.load(path.with_suffix(".npy"))  # [n, 3]: end, size and flag of each
+        # [n, 3]: end, size and flag of each; views of an array are faster than those of a memmap
+        self.table = np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))
         self._content = memoryview(np.memmap(path, np.uint8, "r"))
 
     @staticmethod
@@ -174,8 +175,6 @@ class StoredSamples(Lazy):
         self.structures, self.folder, self.species = structures, folder, tuple(species)
         self.indices, self._references = np.asarray(indices, np.int64), references
         self._lists = _Pickled(folder / "lists")
-        sizes = structures.num_atoms, self._lists.table[:, 1]
-        self.sizes = np.stack(sizes, axis=1)[self.indices].astype(np.int32)  # of atoms and edges
         known = set(self.species) & set(self.species if references is None else references)
         if not known.issuperset(structures.elements):
             for _ in self:  # refuses one with an element that is not known
@@ -185,6 +184,17 @@ class StoredSamples(Lazy):
         """Return these samples with energies relative to other reference energies."""
         given = self.structures, self.folder, self.indices, self.species
         return StoredSamples(*given, references)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
+        columns = self.structures.num_atoms, self._lists.table[:, 1]
+        return np.stack(
+            [column[self.indices] for column in columns],
+            axis=1,
+            dtype=np.int32,
+            casting="same_kind",
+        )
 
     @property
     def weighted(self) -> bool:

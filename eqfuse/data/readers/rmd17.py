@@ -86,7 +86,9 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
         reason = str(err) or f"it is damaged ({type(err).__name__})"
         if "pickle" in reason:  # numpy takes any other format for a pickle
-            reason = "it has another format, or holds pickled Python objects, which can run any code"
+            reason = (
+                "it has another format, or holds pickled Python objects, which can run any code"
+            )
         raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
 
 

@@ -16,7 +16,7 @@ import functools
 from eqfuse.ops.backends.llvm import functions, linear
 from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
-from eqfuse.ops.backends.llvm.linear import Layouts, is_wide, transposed, write_copies
+from eqfuse.ops.backends.llvm.linear import Layouts, transposed, write_copies
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
     BYTES,
@@ -49,9 +49,7 @@ MOST_ROWS, FEWEST_TOGETHER = 32, 8
 
 
 def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
-    """Return the number of parts of the rows or nodes; 0 where one kernel does not pay."""
-    if any(map(is_wide, program.linear_forms)):
-        return 0
+    """Return the number of parts of the rows or nodes."""
     parts = 16 if num_rows < 8192 else 64
     return min(parts, num_nodes) if program.on_graph else parts
 

@@ -385,6 +385,19 @@ def _fresh(name: str, used: set[str]) -> str:
     return candidate
 
 
+def backward_form(form: Form, wanted: tuple[bool, ...]) -> Form:
+    """Return the cotangents of the wanted inputs; its last inputs are those of the outputs."""
+    linear = (False,) * len(form.inputs) + (True,) * sum(wanted)
+    return form.jvp(wanted).transpose(linear, (True,) * len(form.outputs))
+
+
+def derivatives(form: Form) -> dict[str, Form]:
+    """Return the form ("forward"), its backward pass, and the backward pass of that ("double")."""
+    backward = backward_form(form, (True,) * len(form.inputs))
+    double = backward_form(backward, (True,) * len(backward.inputs))
+    return {"forward": form, "backward": backward, "double": double}
+
+
 def reductions(form: Form) -> dict[Index, list[int]]:
     """Return the outputs of each kernel (Triton) or pass (LLVM), by what it reduces over.
 

@@ -149,7 +149,7 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
             return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
         if backend == "llvm":
             return native.run(form, inputs, indices, num_rows, num_nodes)
-        return triton.run_form(form, inputs, indices, num_rows, num_nodes, backend)
+        return triton.run_form(form, inputs, indices, num_rows, num_nodes)
 
     return summed(computed, form, inputs)
 
@@ -271,8 +271,8 @@ mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_result
 
 def _lower_linear_form(*arrays, form, num_rows, backend):
     values, index = split(arrays, len(form.inputs))
-    if backend.startswith("triton") and num_rows and form.terms:
-        return triton.run_linear_form(form, values, index, num_rows, backend)
+    if backend == "triton" and num_rows and form.terms:
+        return triton.run_linear_form(form, values, index, num_rows)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and form.terms:
         return native.linear(form, values, index, num_rows)

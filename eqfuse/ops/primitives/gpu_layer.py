@@ -6,8 +6,8 @@ from itertools import compress
 from eqfuse.ops.backends.triton import form, node, primitive
 from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
-from eqfuse.ops.ir.form import Index
-from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.form import Index, backward_form
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import layer
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call
@@ -21,7 +21,7 @@ def _launch(call: Call, kernel, named: dict, count: int, sizes, *, scalars=()) -
     """Return the outputs [count, size] of a kernel."""
     arrays, shapes = [named[name] for name in kernel.inputs], [(count, size) for size in sizes]
     programs = -(-count // kernel.rows) * kernel.shares
-    return launch(kernel.spec, arrays, shapes, scalars, (programs,), call.backend)
+    return launch(kernel.spec, arrays, shapes, scalars, (programs,))
 
 
 def rows_forward(*arrays, call: Call):
@@ -80,9 +80,8 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
         [(parts, *shape) for shape in shapes] if parts > 1 else shapes,
         (call.num_rows, parts),
         (parts * kernel.shares,),
-        call.backend,
     )
-    return results if parts == 1 else primitive.reduced(weights, results, dtype, call.backend)
+    return results if parts == 1 else primitive.reduced(weights, results, dtype)
 
 
 def node_forward(*arrays, call: Call):

@@ -11,7 +11,7 @@ HERE = pathlib.Path(__file__).parent
 PROGRAMS = {
     # under jit with sharded operands and inside shard_map, values and gradients are e3nn's, and
     # inside shard_map the gradients of gradients are; explicit axes are refused
-    "sharded": (HERE / "sharded_program.py", 4, ["xla", "llvm", "triton-interpret"]),
+    "sharded": (HERE / "sharded_program.py", 4, ["xla", "llvm", "triton"]),
     # on a mesh, sharded, replicated, on explicit axes and inside shard_map
     "sequence": (HERE.parent / "transforms/sequence/sharded_sequence.py", 4, ["llvm"]),
 }
@@ -22,7 +22,7 @@ PROGRAMS = {
     ("name", "backend"), [(name, b) for name, (*_, backends) in PROGRAMS.items() for b in backends]
 )
 def test_several_host_devices(name, backend):
-    if backend == "triton-interpret":
+    if backend == "triton":
         pytest.importorskip("triton", reason="the interpreter is part of triton")
     program, devices, _ = PROGRAMS[name]
     result = subprocess.run(

@@ -85,11 +85,16 @@ def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) ->
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
     inputs += [arrays[n].T.reshape(1, -1) for n in layer.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
-    results = [shapes[n] for n in program.outputs]
-    results += [(parts, width) for width in module.copies]
+    operands = [program.operands[n] for n in program.outputs]
+    results = [
+        (parts, shapes[n][1]) if isinstance(o, Weights) else shapes[n]
+        for n, o in zip(program.outputs, operands, strict=True)
+    ]
     results = native_p.bind(*inputs, module=module, shapes=tuple(results))
-    outputs = zip((program.operands[n] for n in program.outputs), results, strict=False)
-    return [r.reshape(o.shape) if isinstance(o, Weights) else r for o, r in outputs]
+    return [
+        r.sum(0).reshape(o.shape) if isinstance(o, Weights) else r
+        for o, r in zip(operands, results, strict=True)
+    ]
 
 
 FORMS = ("eqfuse_form", "eqfuse_linear_form", "eqfuse_activation")

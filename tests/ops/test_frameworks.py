@@ -134,8 +134,7 @@ def assert_one_fused(report, function, *operands):
     assert jaxpr.count("= eqfuse_linear_form[") == jaxpr.count("= eqfuse_form[") == 0
 
 
-def test_a_layer_of_haiku_is_fused(capsys, monkeypatch):
-    monkeypatch.setenv("EQFUSE_FUSED", "always")  # small layers are two ops otherwise
+def test_a_layer_of_haiku_is_fused(capsys, one_op):
     hk = pytest.importorskip("haiku")
     _, operands = edges()
 
@@ -153,8 +152,7 @@ def test_a_layer_of_haiku_is_fused(capsys, monkeypatch):
     assert_same(found, expected)
 
 
-def test_a_layer_of_equinox_is_fused(capsys, monkeypatch):
-    monkeypatch.setenv("EQFUSE_FUSED", "always")  # small layers are two ops otherwise
+def test_a_layer_of_equinox_is_fused(capsys, one_op):
     eqx = pytest.importorskip("equinox")
     product, operands = edges()
     options = {"irreps_in": product, "irreps_out": OUT, "input_dtype": jnp.float64}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.launches tetris
 
-The network of e3nn-jax's Tetris example (`models.TetrisNet`), cross entropy and Adam, as `train.py`
+The network of e3nn-jax's Tetris example (`tetris_network`), cross entropy and Adam, as `train.py`
 runs it; the same network and parameters on e3nn-jax and on our kernels. Before them, the step as
 e3nn-jax's example writes it.
 """
@@ -15,8 +15,9 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.launches import e3nn_tetris
+from benchmarks.launches.tetris_network import TetrisNet
 from benchmarks.networks import normal
-from eqfuse import data, models
+from eqfuse import data
 from eqfuse.train.flat import Flat
 from eqfuse.train.tetris import cross_entropy, logits, training_step
 from tests import interpreter  # noqa: F401  (runs the kernels on a CPU)
@@ -28,7 +29,7 @@ def case(backend: str):
     """Return the step and the shapes of its arguments."""
     graph, labels = data.tetris()
     graph = jax.tree.map(jnp.asarray, graph)
-    module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
+    module = TetrisNet(backend=backend)
     key = jax.random.key(0)
     params = jax.eval_shape(module.init, key, graph.vectors, graph.species, graph.edges)
     flat = Flat.of(params)
@@ -58,7 +59,7 @@ CASES |= {f"tetris, {label}": (lambda b=b: case(b)) for label, b in BACKENDS.ite
 def _difference(backend: str) -> float:
     graph, labels = data.tetris()
     graph = jax.tree.map(jnp.asarray, graph)
-    modules = [models.build("tetris", irreps_out="0o + 7x0e", backend=b) for b in ("e3nn", backend)]
+    modules = [TetrisNet(backend=b) for b in ("e3nn", backend)]
     shapes = jax.eval_shape(
         modules[0].init, jax.random.key(0), graph.vectors, graph.species, graph.edges
     )

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import record
+from benchmarks.launches.tetris_network import TetrisNet
 from benchmarks.networks import normal, potential_on, random_graph, step_on
 from benchmarks.record import Spread
 from eqfuse import data, models, ops
@@ -47,7 +48,7 @@ def tetris(backend: str, shapes: int = 8):
     """
     graph, labels = _first(*data.tetris(), shapes)
     graph = jax.tree.map(jnp.asarray, graph)
-    module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
+    module = TetrisNet(backend=backend)
     arguments = graph.vectors, graph.species, graph.edges
     params = jax.eval_shape(module.init, jax.random.key(0), *arguments)
     flat, rng = Flat.of(params), np.random.default_rng(0)

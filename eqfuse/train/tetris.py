@@ -8,6 +8,7 @@ It writes no folder: with data, `eqfuse train` does.
 import dataclasses
 import time
 
+import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,7 @@ from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.step import compiled_step, initial_parameters
 
+IRREPS_OUT = "0o+7x0e"
 DEFAULT_STEPS, ROTATIONS = 100, 10
 # float32, through a few layers of sums: errors stay near ten times 1.2e-7.
 ROTATION_TOLERANCE = 1e-5
@@ -41,7 +43,7 @@ def run(config: Config, *_) -> None:
     graph, labels = data.tetris(config.model.cutoff if name == "allegro" else FACES)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
     fields = config.model.model_fields(graph.edges.num_edges / graph.species.shape[0])
-    fields |= {"irreps_out": "0o+7x0e", "num_species": 1}
+    fields |= {"irreps_out": IRREPS_OUT, "num_species": 1}
     module = models.build(name, **fields, backend=config.backend)
     _check_reach(module)
     params = initial_parameters(module, config.seed, graph, config.dtype)
@@ -86,7 +88,24 @@ def _check_reach(module) -> None:
 def logits(module, params, graph: Graph) -> jax.Array:
     """Return [n_graphs, 8] logits of the shapes."""
     out = module.apply(params, graph.vectors, graph.species, graph.edges)
-    return models.tetris_logits(out, graph)
+    return tetris_logits(out, graph)
+
+
+def tetris_logits(node_out: e3nn.IrrepsArray, graph: Graph) -> jax.Array:
+    """Return the logits of the shapes, from the sum of the node features of each graph.
+
+        [o e_1, -o e_1, e_2, ..., e_7]
+
+    with o the pseudoscalar and e_1 ... e_7 the scalars. A mirror flips o alone, and so swaps the
+    first two: the two chiral shapes. The result is [n_graphs, 8].
+
+    References: e3nn-jax, examples/tetris_point_jraph.py.
+    """
+    values = jnp.where(graph.node_mask[:, None], node_out.array, 0)
+    members = graph.graph_index == jnp.arange(graph.num_graphs)[:, None]
+    pooled = jnp.sum(jnp.where(members[:, :, None], values, 0), axis=1)  # [n_graphs, 8]
+    chiral = pooled[:, :1] * pooled[:, 1:2]
+    return jnp.concatenate([chiral, -chiral, pooled[:, 2:]], axis=1)
 
 
 def cross_entropy(values, labels):

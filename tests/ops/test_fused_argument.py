@@ -110,9 +110,9 @@ def test_what_was_chosen_is_reported(monkeypatch):
         assert line in info()
 
 
-@pytest.mark.parametrize("name", ["nequip", "allegro", "mace", "tetris"])
+@pytest.mark.parametrize("name", ["nequip", "allegro", "mace"])
 def test_models_pass_it_to_their_ops(name):
-    fields = {} if name == "tetris" else {"num_species": 1, "avg_num_neighbors": 2.0, "layers": 1}
+    fields = {"num_species": 1, "avg_num_neighbors": 2.0, "layers": 1}
     module = models.build(name, backend="llvm", fused="never", **fields)
     edges = ops.Edges.from_arrays(np.array([0, 1]), np.array([1, 0]), 2)
     vectors = jnp.asarray([[1.0, 0, 0], [-1.0, 0, 0]])

@@ -3,7 +3,8 @@
 import jax
 import pytest
 
-from eqfuse import data, models
+from benchmarks.launches.tetris_network import TetrisNet
+from eqfuse import data
 from eqfuse.train.main import main
 from eqfuse.train.step import initial_parameters
 from eqfuse.train.tetris import ROTATION_TOLERANCE, demonstrate
@@ -55,7 +56,7 @@ class Wrapper:
 
 def test_the_demonstration_sees_a_network_that_is_not_equivariant():
     graph, labels = data.tetris()
-    module = models.build("tetris", irreps_out="0o+7x0e", backend="xla")
+    module = TetrisNet(backend="xla")
     params = initial_parameters(module, 0, graph, "float32")
     found = []
     for leak in (0.0, 1e-3):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.launches.tetris_network import TetrisNet
 from eqfuse import data, models, ops
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import program as native_program
@@ -25,7 +26,7 @@ def tetris(backend: str):
     """Loss of the Tetris network, of all parameters in one array and the graph; and these."""
     graph, labels = data.tetris()
     graph = jax.tree.map(jnp.asarray, graph)
-    module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
+    module = TetrisNet(backend=backend)
     arguments = graph.vectors, graph.species, graph.edges
     shapes = jax.eval_shape(module.init, jax.random.key(0), *arguments)
     flat, rng = Flat.of(shapes), np.random.default_rng(0)

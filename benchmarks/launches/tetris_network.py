@@ -1,18 +1,15 @@
-"""The Tetris network of e3nn-jax with its parameters, and the logits of the eight shapes."""
+"""The network of e3nn-jax's Tetris example, with its parameters, on our ops."""
 
 import e3nn_jax as e3nn
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from eqfuse import ops
-from eqfuse.graph import Graph
 from eqfuse.models.radial import lengths_and_directions, spherical_harmonics
 
 HIDDEN = "32x0e + 32x0o + 8x1e + 8x1o + 8x2e + 8x2o"
 LMAX = 3
 DENOMINATOR = 1.5
-IRREPS_OUT = e3nn.Irreps("0o + 7x0e")
 
 
 class TetrisLayer(nn.Module):
@@ -85,24 +82,3 @@ class TetrisNet(nn.Module):
             layer = TetrisLayer(str(target), self.backend, self.fused, name=f"layer_{k}")
             x = layer(x, y, edges)
         return x
-
-
-def tetris_logits(node_out: e3nn.IrrepsArray, graph: Graph) -> jax.Array:
-    """Return the logits of the shapes, from the sum of the node features of each graph.
-
-        [o e_1, -o e_1, e_2, ..., e_7]
-
-    with o the pseudoscalar and e_1 ... e_7 the scalars. A mirror flips o alone, and so swaps the
-    first two: the two chiral shapes. The result is [n_graphs, 8].
-
-    Raises:
-      ValueError: node features that are not 0o + 7x0e.
-    References: e3nn-jax, examples/tetris_point_jraph.py.
-    """
-    if node_out.irreps != IRREPS_OUT:
-        raise ValueError(f"the Tetris head reads {IRREPS_OUT}, got {node_out.irreps}")
-    values = jnp.where(graph.node_mask[:, None], node_out.array, 0)
-    members = graph.graph_index == jnp.arange(graph.num_graphs)[:, None]
-    pooled = jnp.sum(jnp.where(members[:, :, None], values, 0), axis=1)  # [n_graphs, 8]
-    chiral = pooled[:, :1] * pooled[:, 1:2]
-    return jnp.concatenate([chiral, -chiral, pooled[:, 2:]], axis=1)

@@ -23,7 +23,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
   eqfuse check CALCULATOR [FILE]  check forces, symmetries, smoothness and more of any potential
   eqfuse compare A B FILE         compare two potentials, or one with two sets of options
-  eqfuse relax RUN FILE [OUT]     relax structures, several at once
+  eqfuse relax RUN FILE [OUT]     relax structures by ASE's FIRE
   eqfuse export RUN FILE          write a trained run as one program (StableHLO) with its weights
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info [RUN]               print the backends, devices and versions on this machine,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.launches.tetris_network import HIDDEN
+from examples.tetris import HIDDEN
 
 
 class ReferenceLayer(nn.Module):

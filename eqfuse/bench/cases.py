@@ -82,5 +82,4 @@ CASES = {
     "mixed": Case("128x0e+64x1o+32x2e+32x3o", SH3, SH3),
     "tetris-1": Case("0e", "1o+2e+3o", BOTH2, weighted=False),
     "tetris-2": Case(TETRIS_HIDDEN, "1o+2e+3o", BOTH2, weighted=False),
-    "tetris-3": Case(TETRIS_HIDDEN, "1o+2e+3o", "0o+0e", weighted=False),
 }

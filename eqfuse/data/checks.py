@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.checks_of_forces import energy_differences, springs, total_energies_in_hartree
+from eqfuse.data.checks_of_forces import energy_differences, springs
 from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset
@@ -40,7 +40,6 @@ def find_problems(
         *duplicates(every, [len(part) for part in sets], distances),
         *springs(frames),
         *energy_differences(frames),
-        *total_energies_in_hartree(frames),
         *stress_problems(frames),
         *hessians(frames),
         *energy_outliers(samples),

@@ -359,10 +359,10 @@ def _fused_gate(make_gate, linear, zero_flags, mode: str):
 def _rows(product, x, y, weights, edges):
     """Return the leading axes of the result, and the operands of the product's form."""
     if edges is not None:
-        batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
+        batch_axes = BatchAxes(x.shape[:-1])
         return batch_axes, [x.array, y.array] + ([] if weights is None else [weights])
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    batch_axes = BatchAxes.of(shape, [x.array, y.array])
+    batch_axes = BatchAxes(shape)
     return batch_axes, gather_columns(product, [batch_axes.rows(a.array) for a in (x, y)])
 
 

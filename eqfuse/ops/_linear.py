@@ -263,7 +263,7 @@ def _evaluate(of_inputs, inputs, parameters, index, backend, zero_flags):
     shape = inputs[0].shape[:-1]
     if index is not None:
         shape = jnp.broadcast_shapes(shape, jnp.shape(index))
-    batch_axes = BatchAxes.of(shape, [x.array for x in inputs])
+    batch_axes = BatchAxes(shape)
     arrays = [*(batch_axes.rows(x.array) for x in inputs), *parameters]
     dtype = promoted(inputs, parameters)
     arrays = [a.astype(dtype) for a in arrays]

@@ -162,7 +162,7 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
             for a in (x, y)
         )
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    batch_axes = BatchAxes.of(shape, [x.array, y.array])
+    batch_axes = BatchAxes(shape)
     arrays = gather_columns(product, [_as_rows(a, batch_axes) for a in (x, y)])
     form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
@@ -467,7 +467,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
             for k, chunk in enumerate(y.chunks)
         ]
         return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
-    batch_axes = BatchAxes.of(y.shape[:-1], [weights.array, y.array])
+    batch_axes = BatchAxes(y.shape[:-1])
     arrays = [batch_axes.rows(a.array) for a in (weights, y)]
     [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
     return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out), zero_flags=y.zero_flags)

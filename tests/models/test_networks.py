@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from eqfuse import models, ops
-from eqfuse.data.tetris import tetris
 from eqfuse.models import MACE, Allegro, NequIP
 from eqfuse.models.radial import xplor_cutoff
+from examples.tetris import shapes
 from tests.models.networks import small, variables_of
 from tests.models.settings_variants import NEQUIP as VARIANTS
 from tests.models.settings_variants import nequip as network
@@ -98,14 +98,14 @@ def test_ops_are_counted_and_told_what_runs_them(name, kinds):
     few = f"{args[-1].num_edges} edges, fewer than 8 for each of 128 knots"
     expected.append(f"  radial   networks: {few}")
     for _ in range(2):  # also what has been traced before
-        assert models.ops_summary(model, variables, tetris()[0]).splitlines() == expected
+        assert models.ops_summary(model, variables, shapes()[0]).splitlines() == expected
 
 
 def built(name, **more):
     """Return a model for the Tetris shapes, its arguments, and the shapes of its variables."""
     settings = {"parity": True} if name == "mace" else {}
     model = models.build(name, irreps_out="0o + 7x0e", **settings, **more)
-    graph, _ = tetris()
+    graph, _ = shapes()
     args = (graph.vectors, graph.species, graph.edges)
     return model, args, jax.eval_shape(model.init, jax.random.key(0), *args)
 

@@ -49,13 +49,6 @@ class Index(enum.Enum):
         """Return the arrays of `Edges` that list the edges of each node; none for rows."""
         return (f"{self.value}_order", f"{self.value}_ptr") if self.is_node else ()
 
-    @property
-    def counted(self) -> str | None:
-        """Return the name of the leading axis of an operand's array; None for one shared row."""
-        if self is Index.SHARED:
-            return None
-        return "nodes" if self.is_node else "rows"
-
     def count(self, num_rows: int, num_nodes: int) -> int:
         return {Index.ROW: num_rows, Index.SHARED: 1}.get(self, num_nodes)
 

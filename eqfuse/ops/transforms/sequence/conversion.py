@@ -194,6 +194,12 @@ class Converter:
         first = sum(a * s for a, s in zip(node.params["start_indices"], own, strict=True))
         self._moved(node, [a * s for a, s in zip(steps_of, own, strict=True)], first)
 
+    def rule_rev(self, node: Node):
+        shape = self.aval(node.inputs[0]).shape
+        own, axes = strides_of(shape), node.params["dimensions"]
+        first = sum((shape[n] - 1) * own[n] for n in axes)
+        self._moved(node, [-s if n in axes else s for n, s in enumerate(own)], first)
+
     def rule_split(self, node: Node):
         [value], axis = node.inputs, node.params["axis"]
         read, strides, first = self.read(value), strides_of(self.aval(value).shape), 0

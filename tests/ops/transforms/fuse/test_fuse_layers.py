@@ -121,10 +121,10 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", tiers.slow_unless(QUICK, *LAYERS))
-def test_a_linear_of_a_product_and_a_gate(name, monkeypatch):
+def test_a_linear_of_a_product_and_a_gate(name, request):
     function, parameters, fused, gates = LAYERS[name]
     if name != "indexed":  # native kernels of whole ops have one set of weights
-        monkeypatch.setenv("EQFUSE_FUSED", "always")
+        request.getfixturevalue("one_op")
     with jax.enable_x64(True):
         operands = jax.tree.map(jnp.asarray, [*arrays(), parameters])
         after = str(jax.make_jaxpr(ops.fuse(function))(*operands))

@@ -48,7 +48,6 @@ def where(m, mask):
 
 
 MASK = np.array([1, 1, 0, 1, 0, 1, 1], bool)
-CHANNELS = np.linspace(0.5, 1.5, PRODUCT.num_irreps)
 
 
 def added(x, y, w):
@@ -61,10 +60,6 @@ def taken(x, y, w):
     return to_nodes(ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w)
 
 
-def segments(x, y, w):
-    return jax.ops.segment_sum(weighted(x, y, w).array, RECEIVERS, NODES)
-
-
 def started(x, y, w):
     return jnp.ones((NODES, PRODUCT.dim)).at[RECEIVERS].add(weighted(x, y, w).array)
 
@@ -75,11 +70,9 @@ def chosen(x, y, w):
 
 
 FOUND = {
-    "product": lambda x, y, w: to_nodes(product(x, y)[1]),
     "weights": lambda x, y, w: to_nodes(weighted(x, y, w)),
     "weights and factor": lambda x, y, w: to_nodes(weighted(x, y, w) * jnp.cos(w[:, :1])),
     "weights of all edges": lambda x, y, w: to_nodes(product(x, y)[1] * w[0]),
-    "constants of channels": lambda x, y, w: to_nodes(weighted(x, y, w) * CHANNELS),
     "mask": lambda x, y, w: to_nodes(weighted(x, y, w) * MASK[:, None].astype(w.dtype)),
     "where": lambda x, y, w: to_nodes(where(weighted(x, y, w), MASK)),
     "where not": lambda x, y, w: to_nodes(
@@ -87,10 +80,8 @@ FOUND = {
     ),
     "at.add": added,
     "take": taken,
-    "segment_sum": segments,
     "start": started,
     "filter": chosen,
-    "factor before": lambda x, y, w: to_nodes(product(x, y * w[:, :1])[1]),
 }
 WITH_ROWS = {
     "beside": lambda x, y, w: to_nodes(beside(x, y, w)),
@@ -153,18 +144,6 @@ def test_a_product_beside_the_rows_that_it_reads(name):
     assert_same(WITH_ROWS[name], arrays(BESIDE), second=name == "all")
 
 
-@pytest.mark.parametrize("backend", ["xla", pytest.param("e3nn", marks=pytest.mark.slow)])
-def test_other_backends(backend):
-    """e3nn's own product is no form: it stays."""
-
-    def function(x, y, w):
-        rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
-        m = ops.tensor_product(rows, e3nn.IrrepsArray(Y, y), backend=backend)
-        return to_nodes(m * w)
-
-    assert_same(function, arrays(), count=int(backend == "xla"), second=False)
-
-
 def test_no_edges():
     none = np.zeros(0, np.int32)
 
@@ -202,12 +181,6 @@ def other_index(x, y, w):
     rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
     others = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS[::-1].copy())].filter("1o")
     return to_nodes(ops.tensor_product(rows, others, filter_ir_out="0e"))
-
-
-def weights_after(x, y, w):
-    """Match a sum by another array, of weighted sums: weights of nodes stay behind the sum."""
-    summed = to_nodes(product(x, y)[1])
-    return e3nn.scatter_sum(summed * w[:NODES], dst=jnp.arange(NODES) // 2, output_size=2)
 
 
 def squared(x, y, w):
@@ -275,10 +248,6 @@ def test_what_looks_alike_is_left_alone(function, capsys):
     [line] = capsys.readouterr().out.splitlines()[1:]
     assert "as written" in line
     assert LEFT_ALONE[function] in line
-
-
-def test_weights_after_the_sum_stay_there():
-    assert_same(weights_after, arrays(), second=False)
 
 
 def test_the_report_says_where(capsys):

@@ -318,9 +318,3 @@ def test_the_place_is_the_users_line_in_haiku(capsys):
     params = network.init(jax.random.key(0), x, y)
     ops.fuse(network.apply, report=True)(params, x, y)
     assert "\ntest_fuse_client_patterns.py:" in capsys.readouterr().out
-
-
-def test_the_report_of_an_energy_does_not_speak_of_gradients(capsys):
-    operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
-    jax.make_jaxpr(jax.grad(ops.fuse(energy, report=True)))(*operands)
-    assert "gradient" not in capsys.readouterr().out

@@ -9,12 +9,10 @@ import pytest
 from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.transforms.fuse.test_fuse import (
-    EDGES,
     MASK,
     NODES,
     PRODUCT,
     RECEIVERS,
-    SENDERS,
     X,
     Y,
     arrays,
@@ -71,21 +69,6 @@ def test_promised_indices_out_of_range_are_what_xla_makes_of_them():
     assert (dw[jnp.array([0, 2, 3, 4, 5])] != 0).any(axis=1).all()
     assert np.isfinite(dx).all()
     assert (dy[6] == 0).all()
-
-
-def test_a_product_that_zeros_of_edges_would_not_stop_has_a_node_for_dropped_ones(monkeypatch):
-    """Edges share the scalar of y and the weights: nothing of an edge stops that path."""
-    monkeypatch.setenv("EQFUSE_BACKEND", "xla")
-    receivers = jnp.asarray(RECEIVERS).at[2].set(NODES)
-
-    def function(x, y, w):
-        rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
-        y = jnp.concatenate([jnp.broadcast_to(y[0, :1], (EDGES, 1)), y[:, 1:]], axis=1)
-        m = ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w[0]
-        return segments_of(m, receivers)
-
-    assert f"num_nodes={NODES + 1}" in str(jax.make_jaxpr(ops.fuse(function))(*arrays()))
-    assert_same(function, arrays(), second=False)
 
 
 @pytest.mark.parametrize("name", ["at.add", "where"])

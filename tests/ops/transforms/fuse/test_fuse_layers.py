@@ -218,27 +218,6 @@ def test_vmap_and_scan_around_it():
         assert_close(all_of(ops.fuse(summed)), all_of(summed))
 
 
-def test_forces_and_the_gradient_of_a_loss_on_them():
-    """The energy is fused, and differentiated twice."""
-
-    def energy(vectors, x, w):
-        y = e3nn.spherical_harmonics(Y, e3nn.IrrepsArray("1o", vectors), True).array
-        return jnp.sum(summed(x, y, w) ** 2)
-
-    def gradient(energy, vectors, x, w):
-        def loss(w):
-            value, forces = jax.value_and_grad(energy)(vectors, x, w)
-            return value + jnp.sum(forces**2)
-
-        return jax.jit(jax.grad(loss))(w)
-
-    with jax.enable_x64(True):
-        x, _, w = (jnp.asarray(a) for a in arrays())
-        vectors = jnp.asarray(np.random.default_rng(3).normal(size=(len(SENDERS), 3)))
-        expected = gradient(energy, vectors, x, w)
-        assert_close(gradient(ops.fuse(energy), vectors, x, w), expected)
-
-
 class Layer(nn.Module):
     """A layer of existing code."""
 

@@ -13,10 +13,8 @@ from eqfuse import models, ops
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm import text
-from eqfuse.ops.backends.llvm.machine import machine
 from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.backends.llvm.text import Module
-from eqfuse.ops.transforms.sequence.sequence import Sequence
 from eqfuse.train.flat import Flat
 from examples.tetris import TetrisNet, cross_entropy, logits, shapes
 
@@ -127,28 +125,6 @@ def test_potentials_are_one_native_call_with_the_gradients_of_e3nn(name):
         assert native_calls(sequenced, args) == 1
         # gradients of forces through two layers, in float64
         assert difference(sequenced(*args), jax.jit(reference)(*args)) <= 1e-10
-
-
-@pytest.mark.slow
-def test_a_potential_in_float32():
-    step, args = potential("nequip", "llvm")
-    # twice the same arithmetic, of which XLA joins some roundings
-    assert difference(ops.sequence(step)(*args), jax.jit(step)(*args)) <= 1e-5
-
-
-@pytest.mark.slow
-def test_equal_layers_share_their_functions():
-    def functions(layers: int) -> int:
-        step, args = potential("nequip", "llvm", layers)
-        leaves, tree = jax.tree.flatten(args)
-        closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
-        [stage] = Sequence(closed, np.inf).stages.native
-        text = generate(stage.program, "float32", machine()).text
-        # but for those that call the steps, one for each 256
-        return text.count("define internal") - text.count("define internal void @steps")
-
-    # irreps grow in the first layers and shrink in the last; radial networks go by three layers
-    assert functions(12) == functions(9)
 
 
 def small(x):

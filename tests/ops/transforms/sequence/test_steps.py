@@ -4,7 +4,6 @@ Each of `CASES` runs on arrays of a shape drawn at random, in dtypes whose arith
 """
 
 import itertools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,6 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.machine import machine
-from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.ir.program import Array, Copy, Elementwise, ElementwiseLoop, Number, Program
 from eqfuse.ops.transforms.sequence.sequence import Sequence
 
@@ -298,22 +295,13 @@ def test_arrays_without_elements(dtype):
 
 REFUSED = {
     "integers divided": (lambda x: lax.div(x, x), "int32"),
-    "remainders": (lambda x: lax.rem(x, x), "float32"),
     "powers of integers": (lambda x: lax.integer_pow(x, 3), "int32"),
-    "signs of integers": (lambda x: lax.sign(x), "int32"),
-    "shifts": (lambda x: lax.shift_left(x, x), "int32"),
     "clamped bool": (lambda x: lax.clamp(x, x, x), "bool"),
     "larger bool": (lambda x: lax.max(x, x), "bool"),
     "a sum of nothing": (lambda x: x[:0].sum(0), "float32"),
-    "a product": (lambda x: x.prod(0), "float32"),
     "columns": (lambda x: x[:, np.asarray([0, 0])], "float32"),
-    "rows of part": (lambda x: lax.dynamic_slice(x, (1, 0, 0), (1, 1, 1)), "float32"),
     "the larger of rows": (lambda x: x.at[np.asarray([0, 0])].max(x[:1]), "float32"),
-    "bits joined by a sum": (lambda x: lax.bitwise_xor(x, x), "int32"),
-    "bits of all": (lambda x: lax.reduce_and(x, axes=(0,)), "int32"),
     "short integers": (lambda x: x.astype("int8") + 1, "int32"),
-    "unsigned": (lambda x: x.astype("uint32") > 3, "int32"),
-    "half": (lambda x: x.astype("bfloat16") * 2, "float32"),
     "complex": (lambda x: lax.complex(x, x), "float32"),
     "choices of three": (lambda x: lax.select_n(x % 3, *[x * n for n in (1, 2, 3)]), "int32"),
 }
@@ -361,41 +349,3 @@ def test_arrays_and_functions_of_one_loop(seed):
         for one in step.functions if isinstance(step, ElementwiseLoop) else (step,):
             assert known.issuperset(one.reads)
             known.add(one.write)
-
-
-def calls(function) -> int:
-    """Return how many calls of Python functions a function makes."""
-    count = 0
-
-    def counted(frame, event, argument):
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(counted)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def test_the_work_of_compiling_grows_with_the_layers():
-    def work(layers: int) -> np.ndarray:
-        """Return calls to cut a chain of layers, to write its kernel, and to lay out its memory."""
-
-        def function(x):
-            kept = [x]
-            for _ in range(layers):
-                y = ops.grouped_dense(kept[-1], [kept[-1]], scale=0.5, backend="llvm")
-                kept.append(jnp.sin(y).T)
-            return sum(k.T.sum(0) for k in kept)  # all of them are used again, at the end
-
-        sequence = Sequence(jax.make_jaxpr(function)(np.eye(4, dtype=np.float32)), 1e9)
-        cut = calls(lambda: sequence.stages)
-        [stage] = sequence.stages.native
-        written = calls(lambda: generate(stage.program, "float32", machine()))
-        return np.array([cut, written, calls(stage.program.in_loops.places)])
-
-    work(3)  # what is kept for the next time
-    first, second, third = work(20), work(40), work(80)
-    assert (third - second <= 2.2 * (second - first)).all()

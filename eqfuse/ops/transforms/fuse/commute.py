@@ -234,9 +234,10 @@ def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | N
         return None
     shape, sides = trace.avals[scatter.updates].shape, list(node.inputs)
     for n, made in enumerate(map(trace.node, sides)):
-        is_repeated = made is not None and made.name == "broadcast_in_dim"
-        if is_repeated and 0 not in made.params["broadcast_dimensions"]:
-            sides[n] = made.inputs[0]
+        if made is not None and made.name == "broadcast_in_dim":
+            to, own = made.params["broadcast_dimensions"], len(trace.avals[made.inputs[0]].shape)
+            if own < len(shape) and list(to) == [*range(len(shape) - own, len(shape))]:
+                sides[n] = made.inputs[0]
 
     def function(start, index, *sides):
         for side in sides:
@@ -256,7 +257,7 @@ def scaled_sum(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | Non
     node = trace.nodes[number]
     value, factor = node.inputs
     made, scale = trace.producer.get(value), trace.uniform(factor)
-    scatter = summed(trace, made[0]) if made and scale is not None else None
+    scatter = summed(trace, made[0]) if made and scale else None
     if scatter is None or trace.uniform(scatter.start) != 0:
         return None
     updates = trace.node(scatter.updates)

@@ -44,7 +44,7 @@ def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
             [skip] = set(node.inputs) - {z}
             befores.append((node.outputs[0], skip))
     for before, skip in reversed(befores):
-        if any(trace.avals[v] != trace.avals[z] for v in (before, skip or z)):
+        if any(trace.avals[v] != trace.avals[z] for v in (before, z if skip is None else skip)):
             continue
         rows = _GateRows(trace, before)
         for value in rows.candidates():

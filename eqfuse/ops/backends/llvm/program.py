@@ -1,8 +1,7 @@
 """A program that runs whole as one native kernel: its steps one after the other, on one thread.
 
-Only those passes of forms and linear forms are shared out over threads that are worth it. Arrays
-between the steps lie in scratch memory, which an array leaves to others after its last use. Steps
-of equal text are one function, so that code does not grow with the number of equal layers.
+Arrays between the steps lie in scratch memory, which an array leaves to others after its last use.
+Steps of equal text are one function, so that code does not grow with the number of equal layers.
 """
 
 from __future__ import annotations
@@ -234,25 +233,19 @@ WRITERS = {
 """By the kind of step that is no form, with pointers to those of its arrays that are in memory."""
 
 
-WORK_OF_A_THREAD = 300_000
-"""Vector operations of a pass from which on it is shared out: about a tenth of a millisecond.
-
-That is more than in `runtime`. There a pass is a call, and what it reads was written by all
-threads; here the next step, on one thread, would have to fetch what another has written.
-"""
 WHOLE = Units(Axis.ROWS, count=1)
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
 
 @functools.lru_cache(maxsize=64)
-def generate(program: Program, dtype: str, machine: Machine, work: int = 0) -> Module:
+def generate(program: Program, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a program whose forms are of one dtype.
 
     Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size], and
-    scratch memory. A pass of `work` vector operations is shared out; 0 is `WORK_OF_A_THREAD`.
+    scratch memory.
     """
-    return _ProgramEmitter(program, dtype, machine, work or WORK_OF_A_THREAD).module()
+    return _ProgramEmitter(program, dtype, machine).module()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -300,8 +293,8 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
 
 
 class _ProgramEmitter:
-    def __init__(self, program: Program, dtype: str, machine: Machine, work: int):
-        self.dtype, self.machine, self.work = dtype, machine, work
+    def __init__(self, program: Program, dtype: str, machine: Machine):
+        self.dtype, self.machine = dtype, machine
         self.program = prepared(program, dtype, machine).in_loops
         self.arrays = self.program.arrays
         self.widest = machine.vector_bytes // BYTES[dtype]
@@ -313,17 +306,15 @@ class _ProgramEmitter:
         self.arguments = self._arguments()
 
     def module(self) -> Module:
-        """Return the kernel; its passes are the steps, but for those that are shared out."""
-        self._begin()
-        for k, step in enumerate(self.program.steps):
-            if k and k % LONGEST == 0:
-                self._end()
-                self._begin()
-            if isinstance(step, FormStep):
-                self._form_step(step)
-            else:
-                self._step(step)
-        self._end()
+        """Return the kernel; its passes are so many steps each."""
+        for first in range(0, len(self.program.steps), LONGEST):
+            name = f"steps{len(self.passes)}"
+            self.main = Function.of_pass(name, self.dtype)
+            self.most, self.pointers = 0, {}
+            self.memory = self.arguments.load(self.main, "scratch", 0)
+            for step in self.program.steps[first : first + LONGEST]:
+                (self._form_step if isinstance(step, FormStep) else self._step)(step)
+            self.passes.append(Pass(name, self.main.text(), WHOLE, 0, scratch=self.most))
         # its scratch memory is that of all threads, and so a result
         elements = max(1, self.scratch // BYTES[self.dtype])
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
@@ -349,16 +340,6 @@ class _ProgramEmitter:
                 arguments.end()
         arguments.add_word(("scratch", 0))
         return arguments
-
-    def _begin(self):
-        """Begin a function that takes the next steps, one after the other."""
-        name = f"steps{len(self.passes)}"
-        self.main = Function.of_pass(name, self.dtype)
-        self.name, self.most, self.pointers = name, 0, {}
-        self.memory = self.arguments.load(self.main, "scratch", 0)
-
-    def _end(self, units: Units = WHOLE, work: int = 0):
-        self.passes.append(Pass(self.name, self.main.text(), units, work, scratch=self.most))
 
     def _pointer(self, n: int) -> str:
         if n not in self.pointers:
@@ -408,20 +389,8 @@ class _ProgramEmitter:
             main.do(f"store ptr {self._pointer(n)}, ptr {main.at(table, 8 * k)}, align 8")
         for p in written.passes:
             name = f"{self.kernels[form]}_{p.name}"
-            units, work = p.units.number(step.num_rows, step.num_nodes), _cost(p, step)
-            begin, end, is_shared = "0", units, work >= self.work
-            if is_shared:
-                self._end()
-                self._begin()
-                begin, end = "%begin", "%end"
+            units = p.units.number(step.num_rows, step.num_nodes)
             self.most = max(self.most, p.scratch)
-            table = self.main.at(self.memory, place)
-            values = f"i64 {begin}, i64 {end}, i64 {step.num_rows}"
-            self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
-            if is_shared:
-                self._end(Units(Axis.ROWS, count=units), work)
-                self._begin()
-
-
-def _cost(p: Pass, step: FormStep) -> int:
-    return p.row_cost * step.num_rows + p.node_cost * step.num_nodes
+            table = main.at(self.memory, place)
+            values = f"i64 0, i64 {units}, i64 {step.num_rows}"
+            main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")

@@ -11,10 +11,6 @@ import pytest
 
 from eqfuse import models, ops
 from eqfuse.graph import Graph
-from eqfuse.ops.backends.llvm import program as native_program
-from eqfuse.ops.backends.llvm import text
-from eqfuse.ops.backends.llvm.program import generate
-from eqfuse.ops.backends.llvm.text import Module
 from eqfuse.train.flat import Flat
 from examples.tetris import TetrisNet, cross_entropy, logits, shapes
 
@@ -55,23 +51,6 @@ def test_tetris_is_one_native_call_with_the_gradients_of_e3nn(capsys):
     assert re.fullmatch(r"one native call of \d+ steps\n", capsys.readouterr().out)
     # three layers, each with the roundings of its sums, as in benchmarks/launches/tetris.py
     assert difference(step(*args), jax.jit(jax.value_and_grad(reference))(*args)) <= 1e-4
-
-
-def test_passes_that_are_shared_out(monkeypatch):
-    """Here those of every product and Linear: the numbers are the same."""
-    loss, args = tetris("llvm")
-    alone = ops.sequence(jax.value_and_grad(loss))(*args)
-    monkeypatch.setattr(native_program, "WORK_OF_A_THREAD", 1)
-    generate.cache_clear()
-    modules = []
-    monkeypatch.setattr(text, "Module", lambda *a: modules.append(Module(*a)) or modules[-1])
-    try:
-        shared = ops.sequence(jax.value_and_grad(lambda *a: loss(*a)))(*args)
-    finally:
-        generate.cache_clear()
-    [module] = modules
-    assert module.text.count("define internal void @steps") > 20
-    jax.tree.map(np.testing.assert_array_equal, shared, alone)
 
 
 def molecule():

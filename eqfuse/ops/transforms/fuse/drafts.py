@@ -217,7 +217,8 @@ def _blocks_of_equal_weights(terms: Terms, at: int) -> list[np.ndarray]:
     element, others = terms.index[order, at], np.delete(terms.index[order], at, axis=1)
     if not others.shape[1]:
         return [element[:, None]]
-    alike = np.column_stack([others, element - np.arange(len(element)), terms.scale[order]])
+    scale = terms.scale[order].astype(np.float32)  # coefficients of one are so but for rounding
+    alike = np.column_stack([others, element - np.arange(len(element)), scale])
     starts = np.flatnonzero((np.diff(alike, axis=0, prepend=np.nan) != 0).any(axis=1))
     sizes = np.diff(starts, append=len(element))
     return [element[starts[sizes == d, None] + np.arange(d)] for d in np.unique(sizes)]

@@ -85,6 +85,15 @@ def _elements(segment: Segment, channels: bool) -> list[int]:
     return [segment.element(u, i) for u in range(channels) for i in range(segment.dim)]
 
 
+def read_rows(node: Node, columns: set[int]) -> ReadRows | None:
+    """Return the rows of a product of which these columns are read; None if all are computed."""
+    form = node.params["form"]
+    [out] = form.outputs
+    elements = [_elements(s, out.channels) for s in out.segments]
+    apart = all(e == [*range(e[0], e[0] + len(e))] for e in elements)
+    return ReadRows(node, columns) if apart and restricted(form, columns) != form else None
+
+
 @dataclasses.dataclass(frozen=True)
 class ReadRows:
     """The rows of a product, of which those segments alone are computed that some columns are in.

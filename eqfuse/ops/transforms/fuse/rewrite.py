@@ -15,7 +15,7 @@ from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
 from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
 from eqfuse.ops.transforms.fuse.match import CONVERT
-from eqfuse.ops.transforms.fuse.reads import ReadRows, columns_read, readers
+from eqfuse.ops.transforms.fuse.reads import columns_read, read_rows, readers
 from eqfuse.ops.transforms.fuse.rows import (
     ARITHMETIC,
     MOVES,
@@ -132,8 +132,9 @@ def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
             names = ", ".join(sorted(names)) or "the result"
             reason = f"its rows go to {names}, not to a sum"
         entries.append((_where(node), "product of rows", "as written", reason))
-        if columns := columns_read(trace, rows, value, nodes, read):
-            ops[value] = ReadRows(node, columns)
+        columns = columns_read(trace, rows, value, nodes, read)
+        if columns and (part := read_rows(node, columns)) is not None:
+            ops[value] = part
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)

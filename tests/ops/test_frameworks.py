@@ -128,7 +128,7 @@ def edges():
 
 
 def assert_on_the_graph(report, function, *operands):
-    assert report.count("graph_tensor_product") == 1, report
+    assert report.count("TensorProductLinear") == 1, report
     jaxpr = str(jax.make_jaxpr(function)(*operands))
     assert jaxpr.count("= eqfuse_linear_form[") == jaxpr.count("= eqfuse_form[") == 1
 

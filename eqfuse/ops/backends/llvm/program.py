@@ -12,7 +12,6 @@ import functools
 import hashlib
 
 from eqfuse.ops.backends.llvm import form as native_form
-from eqfuse.ops.backends.llvm import functions
 from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm.functions import FunctionEmitter
 from eqfuse.ops.backends.llvm.layout import Machine
@@ -34,7 +33,6 @@ from eqfuse.ops.backends.llvm.text import (
     literal,
 )
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import (
     Array,
@@ -264,8 +262,8 @@ def cost(program: Program, dtype: str, machine: Machine) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(form: Form | LinearForm | Activated, dtype: str, machine: Machine) -> KernelPasses:
-    by_kind = {Form: native_form, LinearForm: native_linear, Activated: functions}
+def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> KernelPasses:
+    by_kind = {Form: native_form, LinearForm: native_linear}
     return by_kind[type(form)].write(form, dtype, machine)
 
 
@@ -315,7 +313,7 @@ class _ProgramEmitter:
         self.widest = machine.vector_bytes // BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
-        self.kernels: dict[Form | LinearForm | Activated, str] = {}
+        self.kernels: dict[Form | LinearForm, str] = {}
         self.passes: list[Pass] = []
         self.places, self.scratch = self.program.places()
         self.arguments = self._arguments()
@@ -399,7 +397,7 @@ class _ProgramEmitter:
         self.main.do(f"call void @{name}({arguments})")
 
     def _form_step(self, step: FormStep):
-        """Call the passes of a form, a linear form or activations, with a table of its arrays."""
+        """Call the passes of a form or a linear form, with a table of its arrays."""
         form, main = step.form, self.main
         written = _written(form, self.dtype, self.machine)
         if form not in self.kernels:

@@ -247,8 +247,3 @@ def write_row(f: Function, activated: Activated, source: str, targets: list[str]
                 emitter.store(value, place, f.dtype, loop.index)
         cost += OPERATIONS * -(-mul // f.widest)
     return cost
-
-
-def is_written(activated: Activated) -> bool:
-    """Return whether all of its orders are written out."""
-    return max(activated.orders) <= HIGHEST

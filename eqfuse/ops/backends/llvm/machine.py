@@ -132,14 +132,9 @@ def _compiler():
     return llvm.create_lljit_compiler(_target()[0])
 
 
-def _runtime() -> dict[str, int]:
-    """Return addresses of what `runtime.py` exports."""
-    with _lock:
-        return _linked_runtime()
-
-
 @functools.cache
-def _linked_runtime() -> dict[str, int]:
+def _runtime() -> dict[str, int]:
+    """Return addresses of what `runtime.py` exports; called under the lock, or before kernels."""
     names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
     runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
     addresses = _link("eqfuse_runtime", runtime.text(), names, {})

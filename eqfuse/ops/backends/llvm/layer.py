@@ -137,11 +137,9 @@ class _RowProgramEmitter:
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
         f = Function.of_pass(name, self.dtype)
-        numbers = {"in": step.operands, "out": step.writes}
-        base = {
-            key: self.arguments.load(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()
-        }
-        arrays = {n: self.arguments.load(f, "index", n) for n in plan.index_arrays()}
+        numbers, load = {"in": step.operands, "out": step.writes}, self.arguments.load
+        base = {(side, n): load(f, "array", numbers[side][n]) for side, n in plan.operands()}
+        arrays = {n: load(f, "index", n) for n in plan.index_arrays()}
         rows = RowsEmitter(plan, f, self.copies, base, arrays)
         groups = Groups(rows)
         if reduce_over is Index.ROW:

@@ -134,7 +134,7 @@ def _compiler():
 
 @functools.cache
 def _runtime() -> dict[str, int]:
-    """Return addresses of what `runtime.py` exports; called under the lock, or before kernels."""
+    """Return addresses of what `runtime.py` exports; called under the lock."""
     names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
     runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
     addresses = _link("eqfuse_runtime", runtime.text(), names, {})
@@ -213,4 +213,5 @@ def _cgroup_quota(file: str = "/sys/fs/cgroup/cpu.max") -> int | None:
 
 def set_threads(count: int) -> None:
     """Let kernels of this process use `count` threads from now on."""
-    ctypes.c_int64.from_address(_runtime()["eqfuse_limit"]).value = count
+    with _lock:
+        ctypes.c_int64.from_address(_runtime()["eqfuse_limit"]).value = count

@@ -173,17 +173,13 @@ def _linear_batch(arrays, dims, *, form, num_rows, backend):
     [size] = {a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None}
     is_rows += [True] * form.needs_integers
     joined = [
-        _joined(a, d, size) if rows else a for a, d, rows in zip(arrays, dims, is_rows, strict=True)
+        jax.lax.collapse(batching.bdim_at_front(a, d, size), 0, 2) if rows else a
+        for a, d, rows in zip(arrays, dims, is_rows, strict=True)
     ]
     outputs = linear_form_p.bind(
         *vary_alike(joined), form=form, num_rows=size * num_rows, backend=backend
     )
     return [o.reshape(size, num_rows, o.shape[-1]) for o in outputs], [0] * len(outputs)
-
-
-def _joined(array, dim, size):
-    array = batching.bdim_at_front(array, dim, size)
-    return array.reshape(-1, *array.shape[2:])
 
 
 batching.primitive_batchers[linear_form_p] = _linear_batch

@@ -23,7 +23,6 @@ from eqfuse.ops.backends.llvm.text import (
     NODES,
     ROWS,
     Arguments,
-    Axis,
     Function,
     KernelPasses,
     Module,
@@ -242,7 +241,7 @@ class _RowProgramEmitter:
                 with f.loop(last, start=first, step=self.block) as blocks:
                     stop = f.minimum(f.plus(blocks.index, self.block), last)
                     self._block(f, blocks.index, stop, None)
-        axis = Axis.NODES if self.on_graph else Axis.ROWS
+        axis = NODES if self.on_graph else ROWS
         units, scratch = Units(axis, count=self.parts), self.scratch
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 

@@ -20,9 +20,9 @@ from eqfuse.ops.backends.llvm.text import (
     BYTES,
     DATA,
     DTYPES,
+    ROWS,
     STORED,
     Arguments,
-    Axis,
     Entry,
     Function,
     KernelPasses,
@@ -238,7 +238,7 @@ WORK_OF_A_THREAD = 300_000
 That is more than in `runtime`. There a pass is a call, and what it reads was written by all
 threads; here the next step, on one thread, would have to fetch what another has written.
 """
-WHOLE = Units(Axis.ROWS, count=1)
+WHOLE = Units(ROWS, count=1)
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
@@ -425,7 +425,7 @@ class _ProgramEmitter:
             values = f"i64 {begin}, i64 {end}, i64 {step.num_rows}"
             self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
             if is_shared:
-                self._end(Units(Axis.ROWS, count=units), work)
+                self._end(Units(ROWS, count=units), work)
                 self._begin()
 
 

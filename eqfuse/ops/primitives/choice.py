@@ -89,7 +89,13 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(Kernels.APART, "apart: no path of the product leads to the Linear's output")
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
-        refuse(mode, reason or _unsupported_on_gpu(fused, backend, dtype))
+        if not reason and backend == "triton":  # more than one kernel forward or backward
+            reason = (
+                _several_kernels(fused.form, dtype)
+                if fused.summed
+                else tiles.unsupported_reason(fused, dtype.name)
+            )
+        refuse(mode, reason)
         whole = Kernels.NODES if fused.summed else Kernels.ROWS
         whole = Kernels.NATIVE if backend == "llvm" else whole
         return Choice(whole, "fused: 'always' was asked for")
@@ -140,15 +146,6 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
     elif Index.SENDER in {o.index for o in fused.form.inputs}:
         return "on a GPU there are fused kernels over rows, none that reads rows of senders"
     return ""
-
-
-def _unsupported_on_gpu(fused: Fused, backend: str, dtype) -> str:
-    """Return why there are not one kernel forward and one backward on a GPU, or ""."""
-    if backend != "triton":
-        return ""
-    if fused.summed:
-        return _several_kernels(fused.form, dtype)
-    return tiles.unsupported_reason(fused, dtype.name)
 
 
 def unsupported_product_reason(product: Product, backend: str, dtype) -> str:

@@ -29,7 +29,6 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse info [RUN]               print the backends, devices and versions on this machine,
                                   or what a run trained
   eqfuse bench                    check and time the kernels on the GPU of this machine
-  eqfuse show IRREPS IRREPS       print the form and the kernels of a tensor product
 
 eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
 
@@ -49,7 +48,6 @@ COMMANDS = {
     "convert": "eqfuse.convert.command",
     "info": "eqfuse.inference.commands:run_info",
     "bench": "eqfuse.bench.command",
-    "show": "eqfuse.ops.show",
 }
 """The module of each, and its function if it is not `main`; imported when it is called."""
 

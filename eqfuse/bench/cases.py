@@ -5,9 +5,8 @@ import dataclasses
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.form import Form, derivatives
 from eqfuse.ops.ir.products import contraction
-from eqfuse.ops.show import derivatives
 
 SH2, SH3 = "0e+1o+2e", "0e+1o+2e+3o"
 BOTH2 = "0o+0e+1o+1e+2o+2e"

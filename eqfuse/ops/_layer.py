@@ -13,7 +13,6 @@ from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._linear import (
     OF_FUSED,
-    OF_LINEAR,
     Linear,
     check_index,
     check_positional,
@@ -360,10 +359,10 @@ def _fused_gate(make_gate, linear, zero_flags, mode: str):
 def _rows(product, x, y, weights, edges):
     """Return the leading axes of the result, and the operands of the product's form."""
     if edges is not None:
-        batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
+        batch_axes = BatchAxes(x.shape[:-1])
         return batch_axes, [x.array, y.array] + ([] if weights is None else [weights])
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    batch_axes = BatchAxes.of(shape, [x.array, y.array])
+    batch_axes = BatchAxes(shape)
     return batch_axes, gather_columns(product, [batch_axes.rows(a.array) for a in (x, y)])
 
 
@@ -390,13 +389,11 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
     return Linear(irreps_out, **options).apply({"params": parameters}, *arguments)
 
 
-def linear_of(module, first, x, parameters, irreps_out, is_indexed: bool, **others):
-    """Apply a Linear of another framework, with its attributes, to x and what comes before it."""
-    first, x = (None, first) if x is None else (first, x)
-    names = (*OF_FUSED, *OF_LINEAR, "irreps_in", "input_precision", "backend")
-    options = {n: getattr(module, n) for n in names if hasattr(module, n)}
-    options["index" if is_indexed else "weights"] = first
-    return linear(x, parameters, irreps_out, **options | others)
+def linear_of(module, index, x, parameters):
+    """Apply a Linear of another framework, with its attributes."""
+    names = (*OF_FUSED, "irreps_in", "input_precision", "backend")
+    options = {n: getattr(module, n) for n in names}
+    return linear(x, parameters, module.irreps_out, index=index, **options)
 
 
 def tensor_product_linear(

@@ -8,9 +8,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from eqfuse.ops._backend import resolve
 from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
 from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
 from eqfuse.ops._layer import linear_of
+from eqfuse.ops._linear import computed_by_e3nn, split_operands
 
 
 class Linear(e3nn.equinox.Linear):
@@ -45,16 +47,15 @@ class Linear(e3nn.equinox.Linear):
         """
         # e3nn's own is traced, not computed, for what it refuses
         jax.eval_shape(lambda: super(Linear, self).__call__(weights_or_input, input_or_none).array)
-        first, x = weights_or_input, input_or_none
-        first, x = (None, first) if x is None else (first, x)
-        x = e3nn.as_irreps_array(x).remove_zero_chunks().regroup()
-        irreps_out = (self.channel_out or 1) * self.irreps_out
-        is_indexed = self.linear_type == "indexed"
-        options = {"channel_out": None, "simplify_irreps_internally": False}
-        out = linear_of(self, first, x, self._weights, irreps_out, is_indexed, **options)
-        if self.channel_out is not None:
-            out = out.mul_to_axis(self.channel_out)
-        return out.rechunk(self.irreps_out)
+        operands = weights_or_input, input_or_none
+        index, weights, x = split_operands(*operands, self.num_indexed_weights)
+        own = computed_by_e3nn(self, weights)
+        if any(x.zero_flags) or self.irreps_out != self.irreps_out.simplify():
+            own = "blocks are as they are in e3nn's Linear of Equinox"
+        if own:
+            resolve(self.backend, "linear", x, of_e3nn=own)
+            return super().__call__(*operands)
+        return linear_of(self, index, x, self._weights)
 
 
 class TensorProductLinear(eqx.Module):

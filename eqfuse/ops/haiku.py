@@ -7,10 +7,12 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from eqfuse.ops._backend import resolve
 from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
 from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
 from eqfuse.ops._layer import linear_of
 from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct
+from eqfuse.ops._linear import computed_by_e3nn, split_operands
 
 
 class Linear(e3nn.haiku.Linear):
@@ -39,9 +41,11 @@ class Linear(e3nn.haiku.Linear):
           ValueError, AssertionError: those of `e3nn.haiku.Linear` and of `eqfuse.ops.linear`.
         """
         operands = weights_or_input, input_or_none
-        parameters = self._parameters(*operands)
-        is_indexed = self.num_indexed_weights is not None
-        return linear_of(self, *operands, parameters, self.irreps_out, is_indexed)
+        index, weights, x = split_operands(*operands, self.num_indexed_weights)
+        if own := computed_by_e3nn(self, weights):
+            resolve(self.backend, "linear", x, of_e3nn=own)
+            return super().__call__(*operands)
+        return linear_of(self, index, x, self._parameters(*operands))
 
     def _parameters(self, *operands) -> dict[str, jax.Array]:
         """Return the parameters of e3nn's Linear, which runs to make them, else is only traced."""

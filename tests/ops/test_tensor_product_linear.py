@@ -24,7 +24,7 @@ CORE = ["rows-linear", "graph-gate-skip", "rows-indexed-bias", "graph-channelwis
 
 def test_no_rows_and_no_channels_in_common():
     """Zero rows give zero rows; what the Linear cannot reach is zero."""
-    for backend in ("xla", "llvm", "triton-interpret"):
+    for backend in ("xla", "llvm", "triton"):
         module = TensorProductLinear("3x0e+2x2o", force_irreps_out=True, backend=backend)
         x, y = (
             e3nn.normal("2x0e", jax.random.key(0), (4,)),

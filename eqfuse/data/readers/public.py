@@ -97,12 +97,6 @@ PUBLIC: dict[str, dict[str, RemoteFile]] = {
 """Files by set and name."""
 
 
-def molecules(name: str) -> tuple[str, ...]:
-    """Return the molecules of a set with a file NAME_MOLECULE.npz for each: rmd17 or md22."""
-    files = [file for file in PUBLIC[name] if file.endswith(".npz")]
-    return tuple(file.removeprefix(f"{name}_").removesuffix(".npz") for file in files)
-
-
 def default_folder() -> Path:
     """Return the folder of downloads: `$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -154,13 +148,13 @@ def fetch(remote: RemoteFile, folder: Path) -> Path:
     except requests.RequestException as error:
         raise DataError(
             f"{remote.url} cannot be downloaded: {error}. Download it where there is a network, "
-            f"and put it at {path} or give data.path=FILE"
+            f"and put it at {path} or give data=FILE"
         ) from error
     except ValueError as error:
         raise DataError(
             f"{path}, of {remote.url}, does not have the checksum {remote.checksum}: it is damaged "
-            "or has changed. Remove it and try again, or give a file that you trust by "
-            "data.path=FILE"
+            "or has changed. Remove it and try again, or train on a file that you trust by "
+            "data=FILE"
         ) from error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error

@@ -1,7 +1,7 @@
-"""JAX primitives, with their rules, batching, sharding and lowering, and why each is its own.
+"""JAX primitives, with their rules, batching and lowering, and why each is its own.
 
-- `forms.form_p`: a product and its derivatives of every order. Its rows are partitioned over
-  devices, and it reads and sums rows of nodes.
+- `forms.form_p`: a product and its derivatives of every order. It reads and sums rows of
+  nodes.
 - `forms.linear_form_p`: a Linear and its derivatives. It is multilinear by the rules of `form_p`,
   but has operands without rows, the matrices: `vmap` joins rows, and keeps one set of matrices.
 - `forms.activation_p`: the only function that is not multilinear. Its derivatives are forms and

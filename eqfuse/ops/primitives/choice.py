@@ -13,8 +13,8 @@ from typing import NamedTuple
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
 from eqfuse.ops.backends.triton import rows as tiles
-from eqfuse.ops.ir.form import Form, Index
-from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.form import Form, Index, backward_form
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
 
 MODES = ("auto", "always", "never")
@@ -145,7 +145,7 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
             return "rows choose their weights by an index, which native kernels of whole ops do not"
         if is_wide(fused.linear.linear_form):
             return "its matrices are so large that the matmuls of XLA are faster"
-    elif not backend.startswith("triton"):
+    elif backend != "triton":
         return f"backend {backend!r} computes op by op, and has no fused kernels"
     elif fused.summed:
         return walks.unsupported_reason(fused.form, dtype.name)
@@ -156,7 +156,7 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
 
 def _unsupported_on_gpu(fused: Fused, backend: str, dtype) -> str:
     """Return why there are not one kernel forward and one backward on a GPU, or ""."""
-    if not backend.startswith("triton"):
+    if backend != "triton":
         return ""
     if fused.summed:
         return _several_kernels(fused.form, dtype)

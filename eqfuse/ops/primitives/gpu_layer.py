@@ -12,8 +12,16 @@ from jax.extend.core import Primitive
 from eqfuse.ops.backends.triton import form, node, primitive
 from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.form import (
+    Form,
+    Index,
+    Operand,
+    Path,
+    Segment,
+    SegmentRef,
+    backward_form,
+)
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import choice, layer
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call
@@ -27,7 +35,7 @@ def _launch(call: Call, kernel, named: dict, count: int, sizes, *, scalars=()) -
     """Return the outputs [count, size] of a kernel."""
     arrays, shapes = [named[name] for name in kernel.inputs], [(count, size) for size in sizes]
     programs = -(-count // kernel.rows) * kernel.shares
-    return launch(kernel.spec, arrays, shapes, scalars, (programs,), call.backend)
+    return launch(kernel.spec, arrays, shapes, scalars, (programs,))
 
 
 def rows_forward(*arrays, call: Call):
@@ -86,9 +94,8 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
         [(parts, *shape) for shape in shapes] if parts > 1 else shapes,
         (call.num_rows, parts),
         (parts * kernel.shares,),
-        call.backend,
     )
-    return results if parts == 1 else primitive.reduced(weights, results, dtype, call.backend)
+    return results if parts == 1 else primitive.reduced(weights, results, dtype)
 
 
 def node_forward(*arrays, call: Call):

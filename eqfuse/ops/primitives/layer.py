@@ -85,16 +85,8 @@ def evaluate(call: Call, floats, integers):
     """Return the gated row of a fused op, or the arrays of the pre-activation."""
     if not call.num_rows or not call.num_output_rows:
         call = dataclasses.replace(call, kernels=Kernels.APART)
-
-    def bound(*arrays):
-        compute = _fused if call.kernels is Kernels.APART else fused_p.bind
-        return compute(*rules.vary_alike(arrays), call=call)
-
-    out = "nodes" if call.fused.summed else "rows"
-    counted = [o.index.counted for o in call.fused.form.inputs]
-    counted += [None] * len(call.fused.linear.parameters) + [out] * call.fused.skip
-    names = [out] * len(call.sizes)
-    outputs = rules.with_auto_axes(bound, [*floats, *integers], counted, names)
+    compute = _fused if call.kernels is Kernels.APART else fused_p.bind
+    outputs = compute(*rules.vary_alike([*floats, *integers]), call=call)
     return outputs[: len(call.fused.sizes) if call.fused.gate is None else 1]
 
 

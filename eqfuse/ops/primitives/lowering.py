@@ -1,4 +1,4 @@
-"""Lowerings of the primitives, kernels or definitions; rows are partitioned over devices here."""
+"""Lowerings of the primitives: kernels or definitions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form
 from eqfuse.ops.ir.fused import Activated, sum_form
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 from eqfuse.ops.ir.program import Array, Extent, FormStep, Program
@@ -32,9 +32,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     """Return the outputs of a form of one path and one row at least; 16 bits are widened."""
     dtype = inputs[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    row = max((o.size for o in form.outputs if o.index is Index.ROW), default=0) * wide.itemsize
-    here = machine.machine()
-    module = generate(form, wide.name, here, here.num_parts(row * num_rows))
+    module = generate(form, wide.name, machine.machine())
     shapes = [o.shape(num_rows, num_nodes) for o in form.outputs]
     shapes += [(num_nodes, width) for width in module.copies]
     results = native_p.bind(

@@ -149,9 +149,9 @@ def _frames(origin: str | None, dataset: Dataset) -> str:
 
 
 def _references_origin(config: Config, dataset: Dataset) -> str:
-    given, origin = config.data.reference_energies, config.data.references_origin
-    if origin not in (None, FIT, AVERAGE):
-        return origin
+    given = config.data.reference_energies
+    if given not in (None, FIT, AVERAGE):
+        return given
     if config.start_from is not None:
         moved = ", moved to the data by least squares" if given == FIT else ""
         return f"those of {config.start_from}{moved}"

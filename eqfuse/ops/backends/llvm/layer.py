@@ -15,7 +15,6 @@ import functools
 
 from eqfuse.ops.backends.llvm import functions, linear
 from eqfuse.ops.backends.llvm.channels import Groups
-from eqfuse.ops.backends.llvm.form import NODE, ORDER, PTR, boundary
 from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
 from eqfuse.ops.backends.llvm.linear import Layouts, is_wide, transposed, write_copies
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
@@ -35,6 +34,9 @@ from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.ir.program import Extent, FormStep, Program
+
+NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
+"""The index arrays that cut the receivers into parts."""
 
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""
@@ -255,9 +257,27 @@ class _RowProgramEmitter:
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
-        """Return the row, or the node, that a part starts at."""
-        pointers = {name: self._pointer(f, "index", name) for name in self.index_arrays}
-        return boundary(f, unit, self.parts, pointers or None)
+        """Return the row, or on a graph the node, that a part starts at.
+
+        The first half of the parts are twice as long as the others: no thread is left with a long
+        one at the end. On a graph their lengths are those of the edges, which nodes differ in, and
+        `%rows` counts the nodes.
+        """
+        pointers, half = (
+            {n: self._pointer(f, "index", n) for n in self.index_arrays},
+            self.parts // 2,
+        )
+        share = f.minimum(f.times(unit, 2), f.plus(unit, half))
+        rows = f.load_index(pointers[PTR], "%rows") if self.on_graph else "%rows"
+        row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
+        if not self.on_graph:
+            return row
+        within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
+        node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
+        is_first = f.value(f"icmp eq i64 {unit}, 0")
+        is_end = f.value(f"icmp eq i64 {unit}, {self.parts}")
+        node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
+        return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
         """Write the loop over the edges of nodes `first` to `last`.

@@ -1,4 +1,4 @@
-"""How kernels of forms use memory: parts, blocks, prefetches, streams; results do not change."""
+"""How kernels of forms use memory: blocks, prefetches, streams; results do not change."""
 
 import dataclasses
 import re
@@ -12,12 +12,10 @@ from eqfuse import ops
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
-from eqfuse.ops.backends.llvm.form import is_cut
-from eqfuse.ops.backends.llvm.layout import PARTS, Machine
+from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir import products
-from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.forms import evaluate
-from tests.ops.backends.llvm.test_llvm import assert_bitwise, assert_same_for_any_threads
+from tests.ops.backends.llvm.test_llvm import assert_bitwise
 from tests.ops.ir.test_form import evaluate as definition
 from tests.ops.ir.test_form import gradients
 
@@ -98,78 +96,6 @@ def test_more_products_of_components_than_registers():
     assert_is_definition(gradients(gradients(form)), graph)
 
 
-# Gradients by sender of a pass over parts of the receivers.
-
-GRAPHS = {
-    "more nodes than parts": (*RNG.integers(0, 25, (2, 90)), 25),
-    "fewer nodes than parts": (*RNG.integers(0, 3, (2, 40)), 3),
-    "one edge": (np.array([4]), np.array([1]), 6),
-    "one receiver": (RNG.integers(0, 9, 50), np.full(50, 5), 9),
-}
-
-
-@pytest.fixture
-def texts(monkeypatch):
-    """Cut receivers into parts always; return the texts of the kernels that were asked for."""
-    found = []
-
-    def generate(*args):
-        module = codegen.generate(*args)
-        found.append(module.text)
-        return module
-
-    monkeypatch.setattr(Machine, "num_parts", lambda self, num_bytes: PARTS)
-    monkeypatch.setattr(native, "generate", generate)
-    jax.clear_caches()
-    yield found
-    jax.clear_caches()
-
-
-@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
-def test_double_backward_in_parts(graph, texts):
-    """Also where a segment of x has no gradient."""
-    form = gradients(gradients(product_form("16x0e+16x1o")))
-    paths = tuple(p for p in form.paths if (p.output.operand, p.output.segment) != (0, 0))
-    for part in (form, dataclasses.replace(form, paths=paths)):
-        assert_is_definition(part, graph)
-    assert all("define internal void @pass_sum_0" in text for text in texts)
-    assert len(texts) == 2
-
-
-def test_sums_of_parts_are_the_same_for_any_number_of_threads(texts):
-    """Bit by bit; there is enough work for all of them."""
-    graph = (*np.random.default_rng(2).integers(0, 61, (2, 3000)), 61)
-    form = gradients(gradients(product_form()))
-    function, arrays = call_of(form, graph)
-    assert_same_for_any_threads(jax.jit(function), *arrays.values())
-    assert "pass_sum_0" in texts[0]
-
-
-def test_what_is_cut_into_parts():
-    """Gradients of long rows on a graph, where receivers gather more than senders."""
-
-    def is_long(mul):
-        return HERE.is_long(-(-mul // 16))
-
-    backward = gradients(product_form(LONG))
-    assert is_cut(backward, is_long)
-    assert is_cut(gradients(backward), is_long)
-    assert not is_cut(product_form(LONG), is_long)
-    assert not is_cut(gradients(product_form("16x0e+16x1o")), is_long)
-    assert not is_cut(gradients(product_form(LONG, on_graph=False)), is_long)
-    passes = [p.name for p in codegen.write(gradients(backward), "float32", HERE, PARTS).passes]
-    assert passes == ["pass_copy", "pass_receiver", "pass_sum_0"]
-
-
-@pytest.mark.parametrize(("level2", "cut"), [(2 * MIB, False), (MIB // 4, True)])
-def test_parts_are_for_edges_that_the_caches_do_not_hold(monkeypatch, level2, cut):
-    made_up = Machine(64, 32, level2, 480 * MIB)
-    monkeypatch.setattr("os.cpu_count", lambda: PARTS)
-    assert made_up.num_parts(8 * MIB) == (PARTS if cut else 0)
-    monkeypatch.setattr("os.cpu_count", lambda: PARTS + 1)
-    assert made_up.num_parts(8 * MIB) == 0
-
-
 # Rows that index arrays choose are prefetched one block ahead.
 
 
@@ -203,16 +129,15 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
 
 
 @pytest.mark.parametrize(
-    ("x", "graph", "rows", "parts"),
+    ("x", "graph", "rows"),
     [
-        *(("32x0e+16x1o+16x2e", None, rows, 0) for rows in (1, 15, 16, 257)),
-        # the rows of edges are written among sums over the edges of nodes, in parts or not
-        *(("64x0e+64x1o", (*RNG.integers(0, 7, (2, 50)), 7), 50, parts) for parts in (0, PARTS)),
+        *(("32x0e+16x1o+16x2e", None, rows) for rows in (1, 15, 16, 257)),
+        # the rows of edges are written among sums over the edges of nodes
+        ("64x0e+64x1o", (*RNG.integers(0, 7, (2, 50)), 7), 50),
     ],
 )
-def test_streamed_rows_are_the_stored_ones(patched, x, graph, rows, parts):
+def test_streamed_rows_are_the_stored_ones(patched, x, graph, rows):
     form = product_form(x, on_graph=graph is not None)
-    patched(Machine, "num_parts", lambda self, num_bytes: parts)
     for of in (form, gradients(form)):
         found = []
         for size in (0, 1 << 60):

@@ -13,7 +13,7 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.parity import PORTABLE, UNOPTIMIZED, along_random_directions
+from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions
 from tests.ops.transforms.fuse.test_fuse import EDGES, NODES, RECEIVERS, SENDERS
 
 X, Y = e3nn.Irreps("4x0e+4x1o"), e3nn.Irreps("0e+1o")
@@ -148,7 +148,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE))
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("pattern", tiers.slow_unless(QUICK, *PATTERNS))
 def test_patterns_of_clients_are_fused(pattern, backend, monkeypatch, capsys):
     """Against e3nn-jax to rounding in float64, on the backend that is asked for."""

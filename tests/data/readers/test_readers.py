@@ -8,7 +8,7 @@ import lzma
 import numpy as np
 import pytest
 
-from eqfuse.data import DataError, Keys, Units, read_extxyz, read_rmd17, read_structures
+from eqfuse.data import DataError, Keys, Units, read_extxyz, read_structures
 from tests.data.readers.test_rmd17 import save_md22
 
 WATER = """3
@@ -225,7 +225,7 @@ def test_bad_frame_is_named(write, case):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("read", [read_extxyz, read_rmd17])
+@pytest.mark.parametrize("read", [read_extxyz, read_structures])
 def test_missing_file(read, tmp_path):
     with pytest.raises(DataError, match=r"no such file: .*absent\.xyz"):
         read(tmp_path / "absent.xyz")

@@ -6,7 +6,6 @@ from eqfuse.data.lazy import prefetched
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.readers import Keys, Units, read_extxyz, read_structures
 from eqfuse.data.readers.embedded import read_embedded
-from eqfuse.data.readers.public import fetch_public
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.samples import Sample
 from eqfuse.data.structures import DataError, Structure
@@ -23,7 +22,6 @@ __all__ = [
     "Structure",
     "Units",
     "collate",
-    "fetch_public",
     "fit_reference_energies",
     "isolated_atom_energies",
     "neighbor_list",

@@ -15,7 +15,6 @@ from eqfuse.ops._linear import (
     OF_FUSED,
     Linear,
     check_index,
-    check_positional,
     declare,
     promoted,
     rechunked,
@@ -68,8 +67,6 @@ class TensorProductLinear(nn.Module):
         "tf32" fast; None as in `Linear`.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
-    Raises:
-      TypeError: other arguments than `irreps_out` by position; options that `Linear` alone has.
     References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
     """
 
@@ -87,10 +84,6 @@ class TensorProductLinear(nn.Module):
     input_precision: str | None = None
     backend: str | None = None
     fused: str | None = None
-
-    def __new__(cls, *args, **kwargs):
-        check_positional(cls, args, kwargs)
-        return super().__new__(cls)
 
     @nn.compact
     def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
@@ -381,7 +374,7 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
     Raises:
       ValueError: as `Linear`, and an index as well as weights. flax.errors.ScopeParamShapeError,
         ScopeParamNotFoundError: parameters that do not fit.
-    References: those of `Linear`; so for the other functions here.
+    References: those of `Linear`.
     """
     if index is not None and weights is not None:
         raise ValueError("index and weights exclude each other")
@@ -394,37 +387,3 @@ def linear_of(module, index, x, parameters):
     names = (*OF_FUSED, "irreps_in", "input_precision", "backend")
     options = {n: getattr(module, n) for n in names}
     return linear(x, parameters, module.irreps_out, index=index, **options)
-
-
-def tensor_product_linear(
-    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
-):
-    """Apply `TensorProductLinear` with these parameters, as a function.
-
-    Args:
-      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
-      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
-      irreps_out: of the Linear.
-      options: attributes of `TensorProductLinear`.
-    Returns:
-      IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
-    Raises:
-      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
-    """
-    module = TensorProductLinear(irreps_out, **options)
-    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)
-
-
-def tensor_product_linear_gate(
-    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
-):
-    """Apply `TensorProductLinearGate` with these parameters, as a function.
-
-    Arguments and errors are those of `tensor_product_linear`, and options the attributes of
-    `TensorProductLinearGate`.
-
-    Returns:
-      IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
-    """
-    module = TensorProductLinearGate(irreps_out, **options)
-    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)

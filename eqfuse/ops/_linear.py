@@ -23,21 +23,6 @@ OF_LINEAR = ("channel_out", "instructions", "simplify_irreps_internally", "weigh
 """Those with which e3nn's Linear itself runs, unless they are its defaults."""
 
 
-def check_positional(cls, args, kwargs) -> None:
-    """Refuse all arguments but irreps_out by position, and of fused ops those of `Linear`."""
-    if len(args) > 1:
-        raise TypeError(
-            f"ops.{cls.__name__} takes irreps_out alone by position, the rest by name: the second "
-            f"argument of e3nn.flax.Linear is irreps_in; got {args}"
-        )
-    missing = {*Linear.__dataclass_fields__} & (kwargs.keys() - cls.__dataclass_fields__.keys())
-    if missing:
-        raise TypeError(
-            f"ops.{cls.__name__} has no {', '.join(sorted(missing))}; ops.Linear has, to be "
-            "applied to the product"
-        )
-
-
 def check_index(index, num_indexed_weights) -> None:
     """Refuse an index that there are no sets of weights for, and sets without an index."""
     if index is not None:
@@ -78,36 +63,30 @@ class Linear(nn.Module):
     Backward has a second launch, which adds up parts, from 2048 rows on.
 
     Attributes:
-      irreps_out: as in `e3nn.flax.Linear`, and so is what is not listed here; all else is given by
-        name. With weights as an operand, `channel_out`, `weights_per_channel`, `instructions` or
+      irreps_out: as in `e3nn.flax.Linear`, and so is what is not listed here. With weights as an
+        operand, `channel_out`, `weights_per_channel`, `instructions` or
         `simplify_irreps_internally=False`, `e3nn.flax.Linear` itself runs, whatever the backend.
       input_precision: of the matmuls on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast. None is "tf32x3" within
         `jax.default_matmul_precision("TF32_TF32_F32_X3")`, and "ieee" elsewhere.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs `e3nn.flax.Linear` itself.
-    Raises:
-      TypeError: other arguments by position.
     References: e3nn-jax 0.21.
     """
 
-    irreps_out: e3nn.Irreps | str
-    biases: bool = False
-    path_normalization: str | float | None = None
-    gradient_normalization: str | float | None = None
-    force_irreps_out: bool = False
-    num_indexed_weights: int | None = None
-    input_precision: str | None = None
-    backend: str | None = None
+    irreps_out: e3nn.Irreps | str  # in the order of e3nn's
     irreps_in: e3nn.Irreps | str | None = None
     channel_out: int | None = None
-    weights_per_channel: bool = False
+    gradient_normalization: str | float | None = None
+    path_normalization: str | float | None = None
+    biases: bool = False
     parameter_initializer: Callable[[], nn.initializers.Initializer] | None = None
     instructions: Sequence[tuple[int, int]] | None = None
+    num_indexed_weights: int | None = None
+    weights_per_channel: bool = False
+    force_irreps_out: bool = False
     simplify_irreps_internally: bool = True
-
-    def __new__(cls, *args, **kwargs):
-        check_positional(cls, args, kwargs)
-        return super().__new__(cls)
+    input_precision: str | None = None
+    backend: str | None = None
 
     @nn.compact
     def __call__(self, weights_or_input, input_or_none=None):

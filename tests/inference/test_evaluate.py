@@ -1,4 +1,5 @@
 import argparse
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import Calculator
 from eqfuse import plots as pictures
+from eqfuse.data import Structure
+from eqfuse.data.error_table import error_table
 from eqfuse.inference.commands import label_keys
 from eqfuse.inference.evaluate import main as evaluate
 from eqfuse.train.main import main
@@ -44,41 +47,24 @@ def assert_rmse(row, name, errors):
     assert float(row[name]) == pytest.approx(rmse, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_stress_errors(copper, tmp_path, capsys):
-    """They are those of the frames that have a stress, under the name that was given."""
-    folder, file = tmp_path / "run", tmp_path / "some.xyz"
-    more = ["cutoff=3", "data.val=2", "epochs=1", "training.stress_weight=10"]
-    assert main(["data=extxyz", f"data.path={copper}", *TINY, *more, f"run={folder}"]) == 0
-    assert "S in meV/Å^3" in capsys.readouterr().out
-    frames = ase.io.read(copper, ":")
-    for k, atoms in enumerate(frames):
-        atoms.info["config_type"] = "with" if k < 5 else "without"
-        if k < 5:
-            atoms.info["virial"] = -atoms.get_stress(voigt=False) * atoms.get_volume()
-        del atoms.calc.results["stress"]
-    ase.io.write(file, frames, format="extxyz")
-    out = tmp_path / "out"
-    capsys.readouterr()
-    assert evaluate([str(folder), str(file), "--stress-key", "virial", "--out", str(out)]) == 0
-    table = capsys.readouterr().out
-    for text in ("S RMSE", "config_type without", "element Cu"):
-        assert text in table
-    assert "…" not in table
-    assert evaluate([str(folder), str(file), "--stress-key", "foo", "--out", str(out)]) == 2
-    assert "no stress under the key 'foo'" in capsys.readouterr().err
-    rows = grouped(out)
-    predicted, reference = (
-        np.array([atoms.get_stress(voigt=False) for atoms in ase.io.read(path, ":5")])
-        for path in (out / "predictions.xyz", copper)
-    )
-    error = predicted - reference
+def test_stress_errors(rng):
+    """They are those of the frames that have a stress."""
+    structures, predicted, errors = [], [], []
+    for k in range(4):
+        kind = {"config_type": "with" if k < 2 else "without", "energy": -1.0}
+        stress, error = rng.normal(size=(2, 3, 3))
+        frame = Structure([29], np.zeros((1, 3)), 3 * np.eye(3), True, stress=stress, **kind)
+        predicted.append(dataclasses.replace(frame, stress=stress + error))
+        structures.append(frame if k < 2 else dataclasses.replace(frame, stress=None))
+        errors.append(error)
+    rows = {row["group"]: row for row in error_table(structures, predicted)}
     for group in ("all", "config_type with"):
-        assert_rmse(rows[group], "stress_rmse_mev_per_a3", error)
-        mae = float(rows[group]["stress_mae_mev_per_a3"])
-        assert mae == pytest.approx(1e3 * np.abs(error).mean(), rel=1e-5)
+        assert_rmse(rows[group], "stress_rmse_mev_per_a3", errors[:2])
+        mae = 1e3 * np.abs(errors[:2]).mean()
+        assert rows[group]["stress_mae_mev_per_a3"] == pytest.approx(mae, rel=1e-9)
+        assert rows[group]["stress_frames"] == 2
     for group in ("config_type without", "element Cu"):
-        assert rows[group]["stress_mae_mev_per_a3"] == ""
+        assert rows[group]["stress_mae_mev_per_a3"] is None
 
 
 def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, capsys):

@@ -21,7 +21,6 @@ from eqfuse.data import Shape, Structure, collate
 from eqfuse.data.samples import prepare_samples, species_index
 from eqfuse.inference.network import Network
 from eqfuse.md import Settings
-from eqfuse.md.integrators import State
 from eqfuse.md.steps import Stepper
 from eqfuse.models import compile_predict
 from eqfuse.train.device.process import keep_memory, keep_programs
@@ -94,13 +93,13 @@ def on_device(network: Network, atoms, timestep: float, skin: float | None):
     """Return what takes steps on the device."""
     species = species_index(atoms.numbers, network.species)
     settings = Settings(timestep=timestep, skin=skin, max_force=1e6, max_temperature=1e6)
-    stepper = Stepper(network, species, atoms.get_masses(), atoms.pbc, settings)
-    state = [State.first(atoms.positions, atoms.get_velocities(), atoms.cell.array)]
+    stepper = Stepper(network, [species], [atoms.get_masses()], [atoms.pbc], settings)
+    state = [stepper.state([atoms.positions], [atoms.get_velocities()], [atoms.cell.array])]
     stepper.begin(state[0].positions, state[0].cell)
 
     def take(count: int):
-        goal = int(state[0].step) + count
-        while (left := goal - int(state[0].step)) > 0:
+        goal = int(state[0].step[0]) + count
+        while (left := goal - int(state[0].step[0])) > 0:
             with jax.enable_x64(True), jax.default_matmul_precision("highest"):
                 done = stepper.take(state[0], min(left, 100), timestep * units.fs)
             state[0] = done.state

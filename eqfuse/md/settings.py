@@ -27,10 +27,12 @@ Run molecular dynamics with a trained network.
 RUN is the folder of a run, or a file of its network; START a file of atoms that ASE reads, whose
 last frame is taken. Its velocities are used if it has any; if not, they are drawn for the
 temperature, with no total momentum. resume=FOLDER continues a simulation, up to steps=N in all.
+replicas=8 or frames=all simulate several structures in one batch, each with a folder of its own.
 
 Examples
   eqfuse md first start.xyz temperature=300 steps=20000 timestep=0.5 run=nve
   eqfuse md first start.xyz ensemble=langevin friction=5 temperature=600 run=hot
+  eqfuse md first start.xyz ensemble=langevin replicas=8 run=eight
   eqfuse md first start.xyz ensemble=npt temperature=300 pressure=1 run=squeezed
   eqfuse md resume=hot steps=40000
 
@@ -63,6 +65,8 @@ class Settings:
     compressibility: float = setting(
         0.01, "1/GPa, roughly that of the material: 0.01 of silicon, 0.45 of water", POSITIVE
     )
+    replicas: int = setting(1, "simulations of each structure; the k-th has seed + k", POSITIVE)
+    frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
     log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)

@@ -1,4 +1,4 @@
-"""The structure of a simulation: how it starts, and its files."""
+"""The structures of a simulation: how they start, and the files of each."""
 
 import io
 import os
@@ -18,6 +18,7 @@ from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
 from eqfuse.plots import dynamics
 from eqfuse.train import CheckpointError
+from eqfuse.train.settings.schema import ConfigError
 
 TRAJECTORY, TABLE, PICTURE = "trajectory.xyz", "thermo.csv", "thermo.png"
 _HEAD = (
@@ -25,6 +26,25 @@ _HEAD = (
     "volume_a3\n"
 )
 _LEAST_DISTANCE = 0.3  # Å; no nuclei are as near, and no network was trained there
+
+
+def structures_of(start, settings: Settings) -> list[ase.Atoms]:
+    """Return the structures that are simulated: `settings.replicas` of each."""
+    if isinstance(start, ase.Atoms):
+        frames = [start]
+    elif isinstance(start, str | os.PathLike):
+        frames = read_frames(start, ":" if settings.frames == "all" else "-1:")
+    else:
+        frames = list(start)
+    if settings.replicas > 1 and settings.ensemble in ("nve", "nose-hoover"):
+        for number, atoms in enumerate(frames):
+            if atoms.get_velocities().any() or settings.temperature == 0:
+                raise ConfigError(
+                    f"replicas={settings.replicas} would all be the same: velocities of structure "
+                    f"{number} are not drawn, and ensemble={settings.ensemble} has no noise; "
+                    "remove its velocities, give a temperature, or choose ensemble=langevin"
+                )
+    return [atoms for atoms in frames for _ in range(settings.replicas)]
 
 
 def read_frames(path, index=":") -> list[ase.Atoms]:
@@ -129,13 +149,13 @@ class Member:
 
     def frame(self, state: State) -> ase.Atoms:
         """Return the structure in a state, with velocities, energy and forces."""
-        atoms = self.atoms.copy()
-        atoms.positions = state.positions
+        atoms, count = self.atoms.copy(), len(self.atoms)
+        atoms.positions = state.positions[:count]
         if atoms.pbc.any():
             atoms.cell = state.cell
         atoms.set_masses(self.masses)
-        atoms.set_velocities(state.velocities)
-        results = {"energy": float(self.last[0]), "forces": np.array(state.forces)}
+        atoms.set_velocities(state.velocities[:count])
+        results = {"energy": float(self.last[0]), "forces": np.array(state.forces[:count])}
         atoms.calc = SinglePointCalculator(atoms, **results)
         return atoms
 

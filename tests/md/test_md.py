@@ -96,13 +96,17 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
 
 
 @pytest.mark.parametrize(
-    "ensemble", ["langevin", "npt", pytest.param("nose-hoover", marks=pytest.mark.slow)]
+    ("ensemble", "copies"),
+    [("langevin", 2), ("npt", 1), pytest.param("nose-hoover", 1, marks=pytest.mark.slow)],
 )
-def test_a_resumed_run_has_the_same_numbers(ensemble, run, crystal, tmp_path):
+def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_path):
+    """Resume one structure, or a batch of two sizes, each with a folder of its own."""
+    start = [crystal, crystal.repeat((2, 1, 1))][:copies]
     settings = {"ensemble": ensemble, "skin": 0.1, "temperature": 600, "save_every": 7}
-    md.run(run, crystal, steps=60, run=str(tmp_path / "whole"), **settings)
-    md.run(run, crystal, steps=33, run=str(tmp_path / "parts"), **settings)
-    with open(tmp_path / "parts" / "trajectory.xyz", "a") as file:
+    md.run(run, start, steps=60, run=str(tmp_path / "whole"), **settings)
+    md.run(run, start, steps=33, run=str(tmp_path / "parts"), **settings)
+    places = ["."] if copies == 1 else ["0", "1"]
+    with open(tmp_path / "parts" / places[-1] / "trajectory.xyz", "a") as file:
         file.write("a line after the checkpoint\n")
     shutil.move(tmp_path / "parts", tmp_path / "moved")
     assert cli.main(["md", f"resume={tmp_path / 'moved'}", "steps=60"]) == 0
@@ -110,14 +114,16 @@ def test_a_resumed_run_has_the_same_numbers(ensemble, run, crystal, tmp_path):
     assert whole.keys() == parts.keys()
     for name in whole:
         np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
-    before, after = (table(tmp_path / name) for name in ("whole", "moved"))
-    kept = np.isin(after["step"], before["step"])
-    np.testing.assert_array_equal(after["total_ev"][kept], before["total_ev"])
-    frames = ase.io.read(tmp_path / "moved" / "trajectory.xyz", ":")
-    steps = [0, 7, 14, 21, 28, 33, 35, 42, 49, 56, 60]
-    assert [frame.info["step"] for frame in frames] == steps
-    moving, expected = frames[-1].get_velocities(), whole["state.velocities"]
-    np.testing.assert_allclose(moving, expected, rtol=0, atol=1e-7)
+    for k, place in enumerate(places):
+        before, after = (table(tmp_path / name / place) for name in ("whole", "moved"))
+        kept = np.isin(after["step"], before["step"])
+        np.testing.assert_array_equal(after["total_ev"][kept], before["total_ev"])
+        frames = ase.io.read(tmp_path / "moved" / place / "trajectory.xyz", ":")
+        steps = [0, 7, 14, 21, 28, 33, 35, 42, 49, 56, 60]
+        assert [frame.info["step"] for frame in frames] == steps
+        moving, atoms = frames[-1].get_velocities(), len(start[k])
+        expected = whole["state.velocities"][k][:atoms]
+        np.testing.assert_allclose(moving, expected, rtol=0, atol=1e-7)
 
 
 def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, steppers, monkeypatch):

@@ -131,15 +131,15 @@ def spread(spreads, errors, target: Path):
     figure.savefig(target, dpi=150)
 
 
-def dynamics(table: Path, target: Path):
-    """Draw energies, temperature and drift of a simulation.
+def dynamics(table: Path, distances: Path, target: Path):
+    """Draw energies, temperature, drift and radial distribution of a simulation.
 
     At constant pressure, where nothing is conserved, the volume is in place of the drift.
     """
-    columns = _columns(table)
+    columns, radial = _columns(table), _columns(distances)
     times, conserved = columns["time_fs"] / 1000, columns["conserved_ev"]
-    figure = _figure(3)
-    energy, temperature, drift = figure.axes
+    figure = _figure(4)
+    energy, temperature, drift, pairs = figure.axes
     for name, colour in zip(("potential", "kinetic"), _COLOURS, strict=True):
         values = columns[f"{name}_ev"]
         change = values - values[0]
@@ -158,8 +158,12 @@ def dynamics(table: Path, target: Path):
         drift.plot(times, 1000 * (conserved - conserved[0]), color=_COLOURS[0])
         last = 1000 * (conserved[-1] - conserved[0])
         drift.set(ylabel="change of conserved energy (meV)", title=f"{last:.3g} meV at the end")
-    for axes in figure.axes:
+    for axes in (energy, temperature, drift):
         axes.set_xlabel("time (ps)")
+    distance, density = radial
+    pairs.plot(radial[distance], radial[density], color=_COLOURS[0])
+    labels = {"g": "radial distribution", "pairs_by_a": "pairs of an atom (1/Å)"}
+    pairs.set(xlabel="distance (Å)", ylabel=labels[density], xlim=(0, None), ylim=(0, None))
     figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps")
     figure.savefig(target, dpi=150)
 

@@ -57,6 +57,9 @@ class Settings:
     )
     temperature: float = setting(300.0, "K, of drawn velocities and of thermostats", NOT_NEGATIVE)
     steps: int = setting(1000, "number of steps in all", POSITIVE)
+    equilibrate: int = setting(
+        0, "steps of langevin, with a friction of 10/ps or more, before the first one", NOT_NEGATIVE
+    )
     timestep: float = setting(0.5, "fs", POSITIVE)
     friction: float = setting(1.0, "1/ps, of langevin and npt", POSITIVE)
     thermostat_time: float = setting(100.0, "fs, of the chain of nose-hoover", POSITIVE)
@@ -96,6 +99,8 @@ class Settings:
             raise ConfigError(f"pressure={self.pressure} is impossible: it must be finite")
         if self.ensemble in ("nose-hoover", "npt") and self.temperature == 0:
             raise ConfigError(f"ensemble={self.ensemble} needs a temperature above zero")
+        if self.equilibrate and self.temperature == 0:
+            raise ConfigError(f"equilibrate={self.equilibrate} needs a temperature above zero")
         for name, most in (("steps", 2**31), ("seed", 2**32)):
             value = getattr(self, name)
             if value >= most:

@@ -26,6 +26,7 @@ from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
 
 _CHECKPOINT, _FORMAT = "checkpoint.safetensors", 5
+_FRICTION = 10.0  # 1/ps, at least, of equilibrate=
 _AT_REST = 0.02
 """eV/Å, of the largest force of a structure in a minimum."""
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
@@ -58,9 +59,29 @@ def run(network, start, settings: Settings | None = None, **changes):
     settings = dataclasses.replace(settings or Settings(), **changes)
     frames = structures_of(start, settings)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        if settings.equilibrate:
+            require_new(settings.run)
+            frames = _equilibrated(network, frames, settings)
         simulation = _Simulation(network, frames, settings)
         simulation.begin()
         return simulation.proceed()
+
+
+def _equilibrated(network, frames: list[ase.Atoms], settings: Settings) -> list[ase.Atoms]:
+    """Return structures after `equilibrate` steps of Langevin dynamics, which nothing keeps.
+
+    They have no total momentum, but for ensembles that do not conserve it.
+    """
+    count, friction = settings.equilibrate, max(settings.friction, _FRICTION)
+    print(f"equilibrate: {count} steps of langevin, with a friction of {friction:g}/ps", flush=True)
+    changes = {"ensemble": "langevin", "steps": count, "friction": friction}
+    simulation = _Simulation(network, frames, dataclasses.replace(settings, **changes))
+    equilibrated = simulation.unwritten()
+    for atoms in equilibrated:
+        if settings.ensemble in ("nve", "nose-hoover") and len(atoms) > 1:
+            masses, velocities = atoms.get_masses()[:, None], atoms.get_velocities()
+            atoms.set_velocities(velocities - (masses * velocities).sum(axis=0) / masses.sum())
+    return equilibrated
 
 
 def resume(folder, steps: int | None = None):
@@ -120,15 +141,16 @@ class _Simulation:
         self._stepper = Stepper(self._network, species, masses, pbc, settings)
         self.state = None
 
-    def begin(self):
-        """Draw velocities, compute the first forces, and write the first frames."""
-        settings, stepper = self._settings, self._stepper
+    def _first_forces(self) -> Advanced:
+        """Draw velocities, and compute the first forces."""
+        positions = [member.atoms.positions for member in self._members]
+        cells = [member.atoms.cell.array for member in self._members]
+        settings = self._settings
         velocities = [
             initial_velocities(atoms, settings.temperature, settings.seed + k)
             for k, atoms in enumerate(self._frames)
         ]
-        positions = [member.atoms.positions for member in self._members]
-        cells = [member.atoms.cell.array for member in self._members]
+        stepper = self._stepper
         state = stepper.state(positions, velocities, cells)
         stepper.begin(state.positions, state.cell)
         # a step of no length computes the forces with the program of all steps
@@ -138,6 +160,31 @@ class _Simulation:
         if done.reason == LIMIT:
             raise DataError(f"no step can be taken from this structure: {self._excess(done, 0)}")
         self.state = done.state._replace(step=np.zeros_like(done.state.step))
+        return done
+
+    def unwritten(self) -> list[ase.Atoms]:
+        """Take all steps, write nothing, and return the structures with their velocities."""
+        self._first_forces()
+        timestep = self._settings.timestep * units.fs
+        while (step := self._step) < self._settings.steps:
+            wanted = min(MOST_STEPS, self._settings.steps - step)
+            done = self._stepper.take(self.state, wanted, timestep)
+            self.state, taken = done.state, self._step - step
+            if done.reason == LIMIT:
+                raise TrainingFailed(
+                    f"stopped in step {self._step} of equilibrate=: {self._excess(done, taken)}. "
+                    "Take a shorter timestep, or look at the structure"
+                )
+        frames = []
+        for atoms, (_, state) in zip(self._frames, self._states(), strict=True):
+            frames.append(atoms.copy())
+            frames[-1].positions = state.positions[: len(atoms)]
+            frames[-1].set_velocities(state.velocities[: len(atoms)])
+        return frames
+
+    def begin(self):
+        """Compute the first forces, and write the first frames of a new folder."""
+        done, settings = self._first_forces(), self._settings
         self._folder = _create(settings, self._path)
         for member, path in self._own_folders():
             member.begin(path)
@@ -148,8 +195,8 @@ class _Simulation:
             print(
                 f"the start is at rest in a minimum: half of the kinetic energy of "
                 f"{settings.temperature:g} K goes into potential energy, and the temperature will "
-                f"be about {settings.temperature / 2:g} K; for a start at that temperature, take "
-                "some ps of ensemble=langevin first, and START from their trajectory.xyz",
+                f"be about {settings.temperature / 2:g} K; equilibrate=2000 begins with so many "
+                "steps of langevin",
                 flush=True,
             )
 
@@ -159,7 +206,7 @@ class _Simulation:
         self._stepper.begin(arrays["listed"], arrays["listed_cell"], sizes)
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
         self._folder = Path(self._settings.run)
-        written = zip(metadata["files"], arrays["last"], strict=True)
+        written = zip(metadata["files"], arrays["distances"], arrays["last"], strict=True)
         for (member, path), parts in zip(self._own_folders(), written, strict=True):
             member.reopen(path, *parts)
 
@@ -250,6 +297,7 @@ class _Simulation:
             "numbers": side_by_side([member.atoms.numbers for member in members], np.int64),
             "masses": side_by_side([member.masses for member in members]),
             "pbc": np.stack([member.atoms.pbc for member in members]),
+            "distances": np.stack([member.distances for member in members]),
             "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
@@ -311,14 +359,21 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict]:
     return arrays, metadata
 
 
+def require_new(run: str | Path | None):
+    """Refuse a folder that exists."""
+    if run is not None and Path(run).exists():
+        hint = "give another folder, or continue it with resume="
+        raise ConfigError(f"run={run} cannot be made: {hint}")
+
+
 def _create(settings: Settings, network: str) -> Path:
     """Make the folder of a simulation."""
     path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
+    require_new(path)
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        hint = "; give another folder, or continue it with resume=" if path.exists() else ""
-        raise ConfigError(f"run={path} cannot be made: {error}{hint}") from error
+        raise ConfigError(f"run={path} cannot be made: {error}") from error
     values = {"network": network, **dataclasses.asdict(settings)}
     text = "".join(f"{name}={value}\n" for name, value in values.items())
     write_whole(path / "settings.txt", text)

@@ -72,6 +72,7 @@ class Settings:
     frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
+    trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
     log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)
     skin: float | None = setting(
         None,

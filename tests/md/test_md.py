@@ -146,6 +146,22 @@ def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, stepp
     assert all(other[name] != before[name] for name in chosen)
 
 
+def test_a_compressed_trajectory_holds_the_same_frames(run, crystal, tmp_path):
+    settings = {"skin": 0.1, "temperature": 600, "save_every": 4}
+    md.run(run, crystal, steps=12, run=str(tmp_path / "plain"), **settings)
+    md.run(run, crystal, steps=6, run=str(tmp_path / "gz"), trajectory="xyz.gz", **settings)
+    with open(tmp_path / "gz" / "trajectory.xyz.gz", "ab") as file:
+        file.write(b"a killed process")
+    md.resume(tmp_path / "gz", 12)
+    plain = ase.io.read(tmp_path / "plain" / "trajectory.xyz", ":")
+    packed = ase.io.read(tmp_path / "gz" / "trajectory.xyz.gz", ":")
+    assert [frame.info["step"] for frame in packed] == [0, 4, 6, 8, 12]
+    del packed[2]
+    for one, other in zip(plain, packed, strict=True):
+        np.testing.assert_array_equal(one.positions, other.positions)
+        np.testing.assert_array_equal(one.get_velocities(), other.get_velocities())
+
+
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):
     record = simulation._Simulation._record
 

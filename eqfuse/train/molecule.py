@@ -107,7 +107,7 @@ def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: L
                 resume = interrupted_run(config, like, metadata, folder, limits, writes)
         if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
-        facts = report(config, dataset, batchers[0], folder, devices)
+        facts = report(config, dataset, folder, devices)
         facts |= {} if tuning is None else tuning.facts()
         print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))

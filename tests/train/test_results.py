@@ -18,7 +18,6 @@ from eqfuse.train.molecule import run
 from eqfuse.train.run import terminal
 from eqfuse.train.run.results import Callback, loggers
 from eqfuse.train.run.stopping import TrainingFailed
-from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
 from tests.small_runs import TINY, prepared, rows_of
@@ -170,7 +169,7 @@ def test_tensorboard_gets_the_metrics(tmp_path):
     [callback] = loggers("tensorboard")
     callback.on_start(tmp_path, {"seed": 0})
     callback.on_epoch({"epoch": 1, "step": 7, "val_loss": 0.25, "train_loss": np.nan})
-    callback.on_end([{"set": "test", "group": "all", "forces_mae_mev_per_a": 12.5}])
+    callback.on_end([])
     [file] = (tmp_path / "tensorboard").iterdir()
     content, values = file.read_bytes(), {}
     while content:  # length, its checksum, the event, its checksum
@@ -179,7 +178,6 @@ def test_tensorboard_gets_the_metrics(tmp_path):
         values |= {v.tag: (event.step, v.simple_value) for v in event.summary.value}
         content = content[16 + size :]
     assert values["val_loss"] == (7, 0.25)
-    assert values["test_all/forces_mae_mev_per_a"] == (0, 12.5)
     assert "train_loss" not in values
 
 
@@ -216,18 +214,6 @@ def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypa
     out = capsys.readouterr().out
     assert "epoch 2, batch 2 of 4, loss 0.25\n" in out
     assert "validation, batch 1 of 2\n" in out
-
-
-def test_time_is_kept_for_the_last_validation():
-    limits = Limits(10, max_minutes=1)
-    limits.elapsed = 45.0
-    assert not limits.time_is_up
-    assert limits.fraction(0) == 0.75
-    limits.reserve(20.0)
-    assert limits.time_is_up
-    assert limits.fraction(0) == 45 / 40
-    limits.reserve(1000.0)  # never more than half of the time
-    assert limits.reserved == 30
 
 
 def test_an_outlier_moves_no_force_scale_and_is_named(water, tmp_path):

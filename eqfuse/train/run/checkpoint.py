@@ -98,17 +98,9 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint, {len(content) // 1000 + 1} kB, cannot be written to {path}: "
-                f"{error.strerror}; free or repair the disk and resume the run: "
-                f"{self._intact(name)}"
+                f"{error.strerror}; free or repair the disk and resume the run: what was written "
+                "before is intact"
             ) from error
-
-    def _intact(self, name: str) -> str:
-        """Return the file that is left where a checkpoint of this name could not be written."""
-        run = self._folder.parent
-        if has_checkpoint(run, name):
-            return "the one before it is intact"
-        others = [other for other in ("best", "last") if has_checkpoint(run, other)]
-        return f"the one in {others[0]} is intact" if others else "none has been written yet"
 
 
 def load_run(run, *, which: str | None = None, backend: str | None = None):

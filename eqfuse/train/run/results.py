@@ -200,7 +200,6 @@ def _page(
     used = folder / "heads" / f"{heads[0]}.safetensors" if heads else folder
     name, run = escape(folder.name), escape(str(used))
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
-    criterion = metadata["config"]["training"].get("best", "loss").replace("_", " ")
     pictures = ""
     for file, title in _PICTURES.items():
         if (path := folder / file).exists():
@@ -218,7 +217,7 @@ def _page(
 <body>
 <h1>{name}</h1>
 <p>{escape(metadata["model"])} trained by eqfuse {__version__}. The best network is of epoch
-{metadata["epoch"]}, step {metadata["step"]}, by the lowest {criterion} on the validation
+{metadata["epoch"]}, step {metadata["step"]}, by the lowest loss on the validation
 frames.{what}</p>
 <h2>Errors of the best network</h2>
 <table class="errors">
@@ -276,9 +275,6 @@ class TensorBoard(Callback):
         self._writer.flush()
 
     def on_end(self, errors: list[dict]):
-        for row in errors:
-            for name, value in _numbers(row).items():
-                self._writer.add_scalar(f"{row['set']} {row['group']}/{name}", value, 0)
         self._writer.close()
 
 

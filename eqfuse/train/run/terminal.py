@@ -16,7 +16,7 @@ import rich.progress
 from ase.data import chemical_symbols
 
 from eqfuse import models, ops
-from eqfuse.data import Batcher, Dataset
+from eqfuse.data import Dataset
 from eqfuse.data.structures import TRAINED, UNWEIGHTED, counted
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
@@ -26,9 +26,7 @@ from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
 
 
-def report(
-    config: Config, dataset: Dataset, batcher: Batcher, folder: RunFolder, devices: Devices
-) -> dict[str, str]:
+def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices) -> dict:
     """Return what there is to say of a training before it begins, by title."""
     rows = {
         **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
@@ -37,7 +35,6 @@ def report(
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
-        **(_details(dataset, batcher) if config.verbose else {}),
         "backend": backend_report(config.backend, config.dtype),
         "devices": f"{devices.count}, each with its part of every batch",
         "run": str(folder.path),
@@ -71,11 +68,9 @@ def lines(rows: dict[str, str]) -> str:
     texts = [f"{name:<10} {text}" for name, text in rows.items()]
     for k, name in enumerate(rows):
         if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
-            text = re.sub(
-                r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k]
-            )  # elements beside their energies
-            filled = textwrap.wrap(text, 100, subsequent_indent=11 * " ", break_on_hyphens=False)
-            texts[k] = "\n".join(filled).replace("\0", " ")
+            text = re.sub(r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k])  # elements with their energies
+            text = textwrap.fill(text, 100, subsequent_indent=11 * " ", break_on_hyphens=False)
+            texts[k] = text.replace("\0", " ")
     return "\n".join(texts)
 
 
@@ -115,18 +110,6 @@ def backend_report(backend: str | None, dtype: str) -> str:
     matmuls = ", matmuls in three products of TF32" if in_parts else ""
     platform = jax.devices()[0].platform
     return f"{ops.resolve(backend)} on {platform}{apart}; {dtype}{matmuls}"
-
-
-def _details(dataset: Dataset, batcher: Batcher) -> dict[str, str]:
-    waste, shapes = batcher.padding_waste, batcher.shapes
-    sizes = "; ".join(f"{s.n_nodes} atoms, {s.n_edges} edges" for s in shapes)
-    return {
-        # zero, added, takes the sign from what is rounded to -0.0
-        "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
-        "references",
-        "batches": f"{len(batcher)} per epoch, padded to {counted(len(shapes), 'shape')}: {sizes}; "
-        f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
-    }
 
 
 def _files(path: str) -> str:

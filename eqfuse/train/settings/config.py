@@ -117,9 +117,7 @@ class Config:
         "with the errors of float32",
     )
     steps: int | None = setting(None, "stop after this many steps; null: no limit", POSITIVE)
-    verbose: bool = setting(
-        False, "print layers, what runs each op, and the shapes of batches, too"
-    )
+    verbose: bool = setting(False, "print layers and what runs each op, too")
     run: str | None = setting(
         None, "folder of the run; null: runs/<date-time>_<model>_<data>", convert=os.path.expanduser
     )

@@ -22,7 +22,7 @@ from eqfuse.train.settings.options import (
     PARAMETERS,
     PRESETS,
     SHORTHANDS,
-    sweep,
+    seeds_of,
     to_yaml,
 )
 from eqfuse.train.settings.schema import ConfigError
@@ -104,19 +104,12 @@ def test_own_settings_in_a_file(tmp_path):
         parse([f"config={tmp_path}/none.yaml"])
 
 
-def test_sweeps():
-    assert sweep(["layers=3", "seed=1,2"]) == (["layers=3", "seed=1,2"], [])
-    common, runs = sweep(["layers=3", "seeds=2"])
-    assert common == ["layers=3"]
-    assert runs == [("seed=0", ["seed=0"]), ("seed=1", ["seed=1"])]
-    _, runs = sweep(["lr=1e-2,1e-3", "seeds=2", "-m", "data.config_type_weights={a: 1, b: 2}"])
-    assert [own for _, own in runs] == [
-        [f"lr={lr}", f"seed={seed}"] for lr in ("1e-2", "1e-3") for seed in (0, 1)
-    ]
-    assert runs[0][0] == "lr=1e-2,seed=0"
+def test_seeds():
+    assert seeds_of(["layers=3", "seed=1"]) == (["layers=3", "seed=1"], None)
+    assert seeds_of(["seeds=2", "layers=3"]) == (["layers=3"], range(2))
     for wrong in ("seeds=0", "seeds=two"):
         with pytest.raises(ConfigError, match=f"{wrong} is impossible: it must be a number"):
-            sweep([wrong])
+            seeds_of([wrong])
 
 
 NEQUIP = """

@@ -18,7 +18,7 @@ from eqfuse.train.settings.schema import (
     absolute,
     check_ranges,
     require,
-    setting,
+    value,
 )
 
 SETS = {
@@ -45,65 +45,21 @@ class DataSettings:
     """Structures with energies and forces, of one of `SETS`."""
 
     name: str = "extxyz"
-    path: str | None = setting(
-        None,
-        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it",
-        convert=absolute,
-    )
-    val_path: str | None = setting(
-        None,
-        "a file or pattern, of the same format, to validate with; null: frames of data.path "
-        "(data.val)",
-        convert=absolute,
-    )
-    test: str | None = setting(
-        None,
-        "a file or pattern, of the same format, whose errors of the best network are evaluated "
-        "once, at the end",
-        convert=absolute,
-    )
-    train: float | None = setting(
-        None, "training frames: fraction below 1, or number; null: rest", _SIZE
-    )
-    val: float = setting(
-        0.1, "validation frames: fraction below 1, or number; or a FILE, as data.val_path", _SIZE
-    )
-    batch_size: int = setting(5, "structures per step", POSITIVE)
-    reference_energies: str | None = setting(
-        None,
-        "energies of isolated atoms, eV: '{H: -13.6, 8: -2041.9}', an extxyz file of them, or "
-        "average, which fits one per element by least squares; null: frames of the data with "
-        "config_type=IsolatedAtom, or average without any; with start_from=, null: those of that "
-        "run, or fit: these, moved to the data by least squares",
-        convert=_references,
-    )
-    config_type_weights: str | None = setting(
-        None,
-        "weights of frames in the loss by their config_type: '{bulk: 1, surface: 2.5}', with "
-        "Default for frames without one; they multiply config_weight of a frame",
-    )
-    weight: float = setting(
-        1.0, "weight of all frames in the loss, which multiplies the others", POSITIVE
-    )
-    duplicates: Literal["warn", "drop", "error"] = setting(
-        "warn",
-        "copies of frames, also rotated or renumbered: warn of them, drop all but the first, or "
-        "error; those of one file never train and validate",
-    )
-    check: Literal["warn", "strict", "off"] = setting(
-        "warn",
-        "what to do with data of files that are probably wrong (units, signs, duplicates, "
-        "outliers, ...): warn, strict (refuse them) or off",
-    )
-    store: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "where frames and their neighbour lists are kept: on (on disk, in "
-        "~/.cache/eqfuse/store, made once by worker processes), off (in memory), or auto (on disk "
-        "for more than 64 MB of files)",
-    )
-    energy_key: str = setting("energy", "name of the energies in the file, eV")
-    forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
-    stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
+    path: str | None = value(None, convert=absolute)
+    val_path: str | None = value(None, convert=absolute)
+    test: str | None = value(None, convert=absolute)
+    train: float | None = value(None, _SIZE)
+    val: float = value(0.1, _SIZE)
+    batch_size: int = value(5, POSITIVE)
+    reference_energies: str | None = value(None, convert=_references)
+    config_type_weights: str | None = value(None)
+    weight: float = value(1.0, POSITIVE)
+    duplicates: Literal["warn", "drop", "error"] = value("warn")
+    check: Literal["warn", "strict", "off"] = value("warn")
+    store: Literal["auto", "on", "off"] = value("auto")
+    energy_key: str = value("energy")
+    forces_key: str = value("forces")
+    stress_key: str = value("stress")
 
     def __post_init__(self):
         need = f"left out with data={self.name}, which is embedded"

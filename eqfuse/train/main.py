@@ -2,7 +2,7 @@
 
 import contextlib
 import datetime
-import os
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from eqfuse import __version__
 from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_programs
 from eqfuse.train.run.files import require_free
+from eqfuse.train.run.log import Log
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config
@@ -127,17 +128,10 @@ def _run(config: Config, callbacks: Sequence = ()) -> Path:
         raise ConfigError(str(error)) from error
     precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
     x64 = jax.enable_x64(config.dtype == "float64")
-    with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
-        from eqfuse.train.molecule import run
+    from eqfuse.train.molecule import run
 
-        return run(config, devices, callbacks)
-
-
-@contextlib.contextmanager
-def _printing(wanted: bool):
-    """Return a context in which what is printed is seen, or not."""
-    if wanted:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
+    printing = (
+        contextlib.nullcontext() if devices.is_main else contextlib.redirect_stdout(io.StringIO())
+    )
+    with x64, jax.default_matmul_precision(precision), printing, Log() as log:
+        return run(config, devices, callbacks, log)

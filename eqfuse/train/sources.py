@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import glob
-import itertools
 import math
 import os
 import re
@@ -122,18 +121,12 @@ class DataSettings:
 
         Frames of files are kept on disk where `store` asks for it.
         """
-        from eqfuse.data import DataError, read_embedded, read_structures
+        from eqfuse.data import read_embedded, read_structures
 
         path = getattr(self, part)
-        if part == "path":
-            self._check_apart()
-            if path is None:
-                return read_embedded(self.name)
         if path is None:
-            return None
+            return read_embedded(self.name) if part == "path" else None
         files = matching(path)
-        if missing := [file for file in files if _is_missing(file)]:
-            raise DataError(f"no such file: {missing[0]}; check data.{part}")
         size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
         if self.store == "on" or (self.store == "auto" and size > _LARGE):
             from eqfuse.data.store import store_structures
@@ -142,25 +135,9 @@ class DataSettings:
         read = functools.partial(read_structures, keys=self.keys, require_labels=False)
         return [structure for file in files for structure in read(file)]
 
-    def _check_apart(self):
-        """Refuse a file that trains and validates, or one of these that tests."""
-        files = {
-            name: {os.path.realpath(file) for file in matching(path)}
-            for name in ("path", "val_path", "test")
-            if (path := getattr(self, name)) is not None
-        }
-        for first, second in itertools.combinations(files, 2):
-            if both := sorted(files[first] & files[second]):
-                from eqfuse.data import DataError
-
-                raise DataError(
-                    f"{both[0]} is among the files of data.{first} and of data.{second}: what is "
-                    "trained on does not validate or test; move it, or change the pattern"
-                )
-
     def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
-        from eqfuse.data import DataError, isolated_atom_energies
+        from eqfuse.data import isolated_atom_energies
 
         path = self.reference_energies
         if path == AVERAGE:
@@ -169,11 +146,6 @@ class DataSettings:
             return typed
         if path in (None, FIT):
             return None
-        if _is_missing(path):
-            raise DataError(
-                f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
-                "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
-            )
         return isolated_atom_energies(path, energy_key=self.energy_key, cutoff=cutoff)
 
     def _typed_references(self) -> dict[int, float]:
@@ -203,17 +175,6 @@ def matching(path: str) -> list[str]:
             f"no file matches {path}; check the pattern (data.path, data.val or data.test)"
         )
     return matches
-
-
-def _is_missing(path) -> bool:
-    """Return True for no such file; all else that is wrong with it, its reader says."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        pass
-    return False
 
 
 def _numbers(text: str | None, least: float) -> dict:

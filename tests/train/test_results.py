@@ -162,25 +162,6 @@ def test_callbacks_see_the_start_all_epochs_and_the_end(ended):
     ]
 
 
-def test_tensorboard_gets_the_metrics(tmp_path):
-    pytest.importorskip("tensorboardX")
-    from tensorboardX.proto.event_pb2 import Event
-
-    [callback] = loggers("tensorboard")
-    callback.on_start(tmp_path, {"seed": 0})
-    callback.on_epoch({"epoch": 1, "step": 7, "val_loss": 0.25, "train_loss": np.nan})
-    callback.on_end([])
-    [file] = (tmp_path / "tensorboard").iterdir()
-    content, values = file.read_bytes(), {}
-    while content:  # length, its checksum, the event, its checksum
-        size = int.from_bytes(content[:8], "little")
-        event = Event.FromString(content[12 : 12 + size])
-        values |= {v.tag: (event.step, v.simple_value) for v in event.summary.value}
-        content = content[16 + size :]
-    assert values["val_loss"] == (7, 0.25)
-    assert "train_loss" not in values
-
-
 @pytest.mark.slow
 def test_weights_and_biases_gets_the_metrics(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
@@ -195,9 +176,7 @@ def test_weights_and_biases_gets_the_metrics(tmp_path, monkeypatch):
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
-def test_unknown_and_missing_loggers_are_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="loggers=tensorbord is unknown; nearest: tensorboard"):
-        loggers("tensorbord")
+def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(ConfigError, match="loggers=wandb needs wandb: pip install"):
         loggers("wandb")

@@ -1,4 +1,4 @@
-"""Where the errors of a run go: plots and one page at its end, TensorBoard, callbacks of yours."""
+"""Where the errors of a run go: plots and one page at its end, callbacks of yours."""
 
 import base64
 import csv
@@ -26,7 +26,7 @@ from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.log import warnings_of
 from eqfuse.train.run.terminal import duration
-from eqfuse.train.settings.schema import ConfigError, one_of
+from eqfuse.train.settings.schema import ConfigError
 
 MAX_TRAINING = 1000
 """The errors on the training frames are of the first of them, at most so many."""
@@ -260,24 +260,6 @@ class Callback:
         """Take the errors of the best network, the rows of errors.csv; [] if interrupted."""
 
 
-class TensorBoard(Callback):
-    """Writes the metrics of every validation, by step, to FOLDER/tensorboard."""
-
-    def on_start(self, folder: Path, config: dict):
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("settings", str(config))
-
-    def on_epoch(self, row: dict):
-        for name, value in _numbers(row).items():
-            self._writer.add_scalar(name, value, row["step"])
-        self._writer.flush()
-
-    def on_end(self, errors: list[dict]):
-        self._writer.close()
-
-
 class WandB(Callback):
     """Logs to Weights & Biases: project eqfuse, unless WANDB_PROJECT names another."""
 
@@ -297,24 +279,15 @@ class WandB(Callback):
         self._run.finish()
 
 
-LOGGERS = {"tensorboard": (TensorBoard, "tensorboardX"), "wandb": (WandB, "wandb")}
-"""By name: the callback, and the package that it needs."""
-
-
-def loggers(names: str | None) -> list[Callback]:
-    """Return the callbacks of the setting `loggers`: names with commas between them, or None."""
-    made = []
-    for name in [] if names is None else names.split(","):
-        one_of("loggers", name, LOGGERS)
-        kind, package = LOGGERS[name]
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ConfigError(
-                f"loggers={name} needs {package}: pip install eqfuse[loggers]"
-            ) from error
-        made.append(kind())
-    return made
+def loggers(name: str | None) -> list[Callback]:
+    """Return the callbacks of the setting `loggers`."""
+    if name is None:
+        return []
+    try:
+        __import__(name)
+    except ImportError as error:
+        raise ConfigError(f"loggers={name} needs {name}: pip install eqfuse[loggers]") from error
+    return [WandB()]
 
 
 def _numbers(row: dict) -> dict[str, float]:

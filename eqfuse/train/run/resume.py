@@ -80,7 +80,7 @@ def started_config(arguments: list[str]) -> Config | None:
         given |= {"training.optimizer", "training.lr"}
     if _is_converted(start):  # smaller steps by default
         optimizer = training.optimizer if "training.optimizer" in given else "adam"
-        usual = TUNING_LR[optimizer] * (REPLAY_LR if config.replay not in (None, "none") else 1.0)
+        usual = TUNING_LR[optimizer] * (REPLAY_LR if config.replay else 1.0)
         lr = training.lr if "training.lr" in given else usual
         training = dataclasses.replace(training, optimizer=optimizer, lr=lr)
     return dataclasses.replace(config, model=model, training=training)

@@ -87,6 +87,12 @@ MODELS = {name: _settings_of_network(name) for name in NETWORKS}
 """The settings of each `model=`."""
 
 
+def _replay(text: str) -> str | None:
+    if text == "none":
+        return None
+    return text if text == "auto" else absolute(text)
+
+
 @dataclasses.dataclass(kw_only=True)
 class Config:
     """A whole run: the settings of its model, data and training, and its own."""
@@ -107,13 +113,11 @@ class Config:
     devices: str = value("1")
     epochs: int | None = value(None, POSITIVE)
     max_minutes: float | None = value(None, POSITIVE)
-    loggers: str | None = value(None)
+    loggers: Literal["wandb"] | None = value(None)
     start_from: str | None = value(None, convert=absolute)
     head: str | None = value(None)
     elements: Literal["data"] | None = value(None)
-    replay: str | None = value(
-        None, convert=lambda text: text if text in ("auto", "none") else absolute(text)
-    )
+    replay: str | None = value(None, convert=_replay)
     replay_frames: int = value(64, POSITIVE)
     replay_weight: float = value(1.0, POSITIVE)
     elastic: float | None = value(None, NOT_NEGATIVE)
@@ -158,7 +162,7 @@ class Config:
             need = "a name of letters, digits, - and _"
             require(re.fullmatch(r"[\w-]+", name), "heads", name, need)
             need = f"another name: with replay=, the network's past is the head {PAST}"
-            require(name != PAST or self.replay in (None, "none"), "heads", name, need)
+            require(name != PAST or self.replay is None, "heads", name, need)
         self.of_heads()
 
     def of_heads(self) -> dict[str | None, "Config"]:

@@ -130,8 +130,7 @@ def _run(config: Config, callbacks: Sequence = ()) -> Path:
     x64 = jax.enable_x64(config.dtype == "float64")
     from eqfuse.train.molecule import run
 
-    printing = (
-        contextlib.nullcontext() if devices.is_main else contextlib.redirect_stdout(io.StringIO())
-    )
+    hidden = contextlib.redirect_stdout(io.StringIO())
+    printing = contextlib.nullcontext() if devices.is_main else hidden
     with x64, jax.default_matmul_precision(precision), printing, Log() as log:
         return run(config, devices, callbacks, log)

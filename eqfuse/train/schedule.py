@@ -169,9 +169,7 @@ class Limits:
         """Return the fraction of the run that is over, by steps or by time, whichever is more."""
         return max(step / self.steps, self.elapsed / self.seconds)
 
-    def left(self, step: int, seconds_per_step: float) -> float:
+    def left(self, step: int) -> float:
         """Return an estimate of the time left, s; not finite where nothing is known of it."""
-        missing = self.steps - step
-        by_steps = missing * seconds_per_step if missing > 0 else 0.0
-        by_time = self.seconds - self.elapsed
-        return by_time if math.isnan(by_steps) else max(0.0, min(by_steps, by_time))
+        fraction = self.fraction(step)
+        return max(0.0, self.elapsed / fraction - self.elapsed) if fraction else math.nan

@@ -16,6 +16,7 @@ from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
 from eqfuse.train.run import terminal
+from eqfuse.train.run.log import Log
 from eqfuse.train.run.results import Callback, loggers
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.options import parse
@@ -52,7 +53,8 @@ def ended(tmp_path_factory, water):
     ase.io.write(folder / "test.xyz", frames, format="extxyz")
     data, recorder = [f"data={water}", f"data.test={folder}/test.xyz"], Recorder()
     config = parse([*TINY, *data, "epochs=3", "lr=0.02", f"run={folder / 'run'}"])
-    run(config, Devices(), [recorder])
+    with Log() as log:
+        run(config, Devices(), [recorder], log)
     return folder / "run", folder / "test.xyz", recorder
 
 

@@ -246,7 +246,7 @@ def _html_row(cells, bold: bool = False) -> str:
 class Callback:
     """Called as a run goes on; a subclass overrides what it needs.
 
-    `eqfuse.train.molecule.run` takes a list of them. Only the process that writes the folder of
+    `eqfuse.train.fit` takes a list of them. Only the process that writes the folder of
     the run calls them.
     """
 

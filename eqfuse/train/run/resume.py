@@ -108,13 +108,7 @@ def _is_converted(run: Path) -> bool:
 def read_config(folder: Path) -> Config:
     """Return the configuration in the folder of a run, checked as that of the command line."""
     path = folder / "config.yaml"
-    try:
-        plain = read_yaml(path)
-    except ConfigError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise ConfigError(f"{folder} holds no run: there is no {path}") from error
-        raise
-    return from_plain(plain, path)
+    return from_plain(read_yaml(path), path)
 
 
 def check_same_run(ours: dict, theirs: dict, folder: Path):

@@ -16,7 +16,7 @@ from eqfuse.train.run.resume import read_config
 from eqfuse.train.settings import options
 from eqfuse.train.settings.config import MODELS as NETWORKS
 from eqfuse.train.settings.config import PotentialSettings, known
-from eqfuse.train.settings.help import help_text, presets
+from eqfuse.train.settings.help import HELP, help_text, presets
 from eqfuse.train.settings.options import (
     OTHER_NAMES,
     PARAMETERS,
@@ -261,7 +261,7 @@ def test_help_names_every_setting():
     text = help_text()
     for model in NETWORKS:
         for name, field in known(model).items():
-            assert field.metadata["help"], name
+            assert field.metadata["help"] or HELP[name], name
             assert f"  {name} " in text
     for choice in [f"model={name}" for name in NETWORKS] + [f"data={name}" for name in SETS]:
         assert f"  {choice} " in text

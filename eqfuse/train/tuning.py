@@ -1,6 +1,5 @@
 """Fine-tuning: what a run that starts from a trained network keeps of it."""
 
-import csv
 import dataclasses
 import functools
 import sys
@@ -19,7 +18,7 @@ from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import AUTO, FILE, Network, moved, moved_text, write_frames
 from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import CheckpointError, RunFolder
+from eqfuse.train.run.files import CheckpointError, RunFolder, write_table
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
@@ -161,12 +160,8 @@ class Tuning:
             found = moved(before, own, self.config.seed)
             print(moved_text(found, head), flush=True)
             rows += [({} if head is None else {"head": head}) | row for row in found]
-        names = list(dict.fromkeys(name for row in rows for name in row))
         try:
-            with open(folder.path / "moved.csv", "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, names)
-                writer.writeheader()
-                writer.writerows(rows)
+            write_table(folder.path / "moved.csv", rows)
         except OSError as error:  # the training is done
             print(f"warning: moved.csv cannot be written: {error}", file=sys.stderr)
 

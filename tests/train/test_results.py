@@ -185,7 +185,7 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch):
 
 
 def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypatch, capsys):
-    with terminal.Progress(4, stress=False) as shown:
+    with terminal.Progress(4, ("energy", "forces")) as shown:
         shown.start_epoch(2)
         shown.step(0.5)
         assert "batch" not in capsys.readouterr().out

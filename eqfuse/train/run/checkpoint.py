@@ -83,8 +83,6 @@ class Checkpoints:
             if not self._folder.exists():
                 self._folder.mkdir(parents=True)
                 sync_folder(self._folder.parent)
-            for damaged in filter(Path.is_dir, (path, *previous)):
-                set_aside(damaged)
             for number, own in enumerate(heads if name == "best" else []):
                 file = self._folder.parent / "heads" / f"{own['head']}.safetensors"
                 file.parent.mkdir(exist_ok=True)

@@ -164,6 +164,14 @@ def set_aside(path: Path) -> Path:
     return path.rename(free)
 
 
+def write_table(path: Path, rows: list[dict]):
+    """Write the rows of a table as CSV, with all columns that some row has."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 class RunFolder:
     """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
 

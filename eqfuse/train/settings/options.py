@@ -51,13 +51,11 @@ def parse(arguments: list[str]) -> Config:
     They override those of a preset, wherever it stands, and of config=FILE, and the later of two
     the earlier. What is misspelt, ill-typed or impossible is refused, with the nearest names.
     """
-    given, others = {}, []
+    dashed = [_other_name(a.partition("=")[0]) for a in arguments if a.startswith("-")]
+    if any(dashed):
+        raise ConfigError("; ".join(filter(None, dashed)))
+    given = {}
     for argument in arguments:
-        if argument.startswith("-") and (other := _other_name(argument.partition("=")[0])):
-            others.append(other)
-            continue
-        if others and "=" not in argument and not argument.startswith("-"):
-            continue  # the value of an option of mace
         if "=" not in argument and os.path.isfile(argument):
             raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
         key, value = split(argument)
@@ -73,8 +71,6 @@ def parse(arguments: list[str]) -> Config:
             full = SHORTHANDS.get(key, key)
             is_val = re.fullmatch(r"(data|heads\.[^.]+)\.val", key)
             given[f"{full}_path" if is_val and is_file else full] = value
-    if others:
-        raise ConfigError("; ".join(others))
     base, file = {}, given.pop("config", "null")
     if file != "null":
         base = flat(read_yaml(config_file(file)), file)

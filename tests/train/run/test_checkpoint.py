@@ -219,21 +219,6 @@ def test_the_older_checkpoint_is_taken_where_the_newer_is_damaged(tmp_path, dama
         load_run(tmp_path)
 
 
-def test_folders_in_the_place_of_files_are_set_aside(tmp_path):
-    checkpoints = written(tmp_path, 1)
-    folder = tmp_path / "checkpoints"
-    (folder / "best.safetensors").unlink()
-    for name in ("best", "previous"):
-        (folder / f"{name}.safetensors").mkdir()
-        (folder / f"{name}.safetensors" / "mine").touch()
-    for name in ("best", "last"):
-        checkpoints.offer(name, 2, functools.partial(params, 2), {})
-    for name, step in (("best", 2), ("last", 2), ("previous", 1)):
-        assert read_metadata(folder / f"{name}.safetensors")["step"] == step
-    for name in ("best", "previous"):
-        assert (folder / f"{name}.safetensors.damaged" / "mine").exists()
-
-
 def test_every_changed_byte_is_noticed_or_changes_nothing(tmp_path):
     written(tmp_path, 1)
     path = tmp_path / "checkpoints" / "best.safetensors"

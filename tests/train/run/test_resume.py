@@ -307,7 +307,7 @@ def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
 
 def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "channels cannot be given" in refused([f"resume={whole}", "channels=3"], capsys)
-    assert "holds no run" in refused([f"resume={tmp_path / 'none'}"], capsys)
+    assert "config.yaml cannot be read: No such" in refused([f"resume={tmp_path / 'none'}"], capsys)
     locked = shutil.copytree(whole, tmp_path / "locked")
     (locked / ".lock").unlink()
     (locked / ".lock").mkdir()  # cannot be opened, as in a folder that is read-only

@@ -253,6 +253,9 @@ class TensorBoard(Callback):
         self._writer.flush()
 
     def on_end(self, errors: list[dict]):
+        for row in errors:
+            for name, value in _numbers(row).items():
+                self._writer.add_scalar(f"{row['set']} {row['group']}/{name}", value, 0)
         self._writer.close()
 
 

@@ -32,7 +32,7 @@ from eqfuse.ops._tensor_product import (
     tensor_square,
     weighted_channels,
 )
-from eqfuse.ops.primitives.choice import fused_table, resolve_fused
+from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.transforms.fuse.rewrite import fuse
 from eqfuse.ops.transforms.patch import patched
@@ -54,7 +54,6 @@ __all__ = [
     "compile_ahead",
     "elementwise_tensor_product",
     "fuse",
-    "fused_table",
     "graph_tensor_product",
     "group_by_interval",
     "grouped_dense",

@@ -28,7 +28,6 @@ from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     tensor_product,
     tensor_square,
-    weighted_channels,
 )
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
@@ -69,7 +68,6 @@ __all__ = [
     "symmetric_contraction_paths",
     "tensor_product",
     "tensor_square",
-    "weighted_channels",
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}

@@ -27,7 +27,6 @@ OPS = (
     "tensor_square",
     "channelwise_tensor_product",
     "graph_tensor_product",
-    "weighted_channels",
     "symmetric_contraction",
     "linear",
     "tensor_product_linear",

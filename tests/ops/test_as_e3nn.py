@@ -81,8 +81,6 @@ def test_products(seed):
     rng = np.random.default_rng(seed)
     x, y = (with_zeros(rng, random_irreps(rng)) for _ in range(2))
     of_edges = with_zeros(rng, y.irreps, (EDGES.num_edges,))
-    single = with_zeros(rng, e3nn.Irreps([(1, ir) for _, ir in y.irreps]))
-    weights = jnp.ones((ROWS, 2 * len(single.irreps)))
 
     def on_graph():
         messages = e3nn.tensor_product(x[EDGES.senders], of_edges)
@@ -98,10 +96,6 @@ def test_products(seed):
             lambda: e3nn.elementwise_tensor_product(x, x),
         ),
         (lambda b: ops.graph_tensor_product(x, of_edges, None, EDGES, backend=b), on_graph),
-        (
-            lambda b: ops.weighted_channels(single, weights, backend=b),
-            lambda: ops.weighted_channels(single, weights, backend="e3nn"),
-        ),
     ):
         expected = result(theirs)
         for backend in BACKENDS:

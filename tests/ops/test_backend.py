@@ -177,7 +177,6 @@ def test_every_op_asks_for_its_own_backend():
         "tensor_square": lambda b: ops.tensor_square(x, backend=b),
         "channelwise_tensor_product": lambda b: ops.channelwise_tensor_product(x, x, backend=b),
         "graph_tensor_product": lambda b: ops.graph_tensor_product(x, y, None, edges, backend=b),
-        "weighted_channels": lambda b: ops.weighted_channels(y, jnp.ones((3, 4)), backend=b),
         "symmetric_contraction": lambda b: ops.symmetric_contraction(
             x, jnp.ones((1, 3, 2)), irreps_out="2x0e", correlation=2, backend=b
         ),

@@ -12,7 +12,7 @@ from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._host import cache_folder
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 
-_PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
+_PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "llvmlite")
 
 
 def info() -> str:

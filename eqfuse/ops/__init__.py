@@ -5,12 +5,10 @@ import importlib
 from eqfuse import _e3nn_jax  # noqa: F401  (before e3nn-jax itself)
 from eqfuse.ops._backend import (
     BACKENDS,
-    OPS,
     TF32X3,
     availability,
     recorded,
     resolve,
-    resolve_apart,
     resolve_here,
 )
 from eqfuse.ops._edges import Edges
@@ -37,7 +35,6 @@ from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [
     "BACKENDS",
-    "OPS",
     "TF32X3",
     "Edges",
     "FunctionalFullyConnectedTensorProduct",
@@ -60,7 +57,6 @@ __all__ = [
     "patched",
     "recorded",
     "resolve",
-    "resolve_apart",
     "resolve_fused",
     "resolve_here",
     "sequence",

@@ -78,8 +78,8 @@ def tensor_product(
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
       regroup_output: sort and merge irreps of the inputs and the output.
-      backend: "triton", "llvm", "xla", "e3nn", or None: by device. Of single ops
-        "triton,linear=xla", as `eqfuse.ops.resolve` reads it; so in all ops.
+      backend: "triton", "llvm", "xla", "e3nn", or None: by device, see `eqfuse.ops.resolve`; so in
+        all ops.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
       Irreps of the product if irreps were given.

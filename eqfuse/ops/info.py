@@ -8,7 +8,7 @@ import platform
 
 import jax
 
-from eqfuse.ops._backend import availability, resolve, resolve_apart
+from eqfuse.ops._backend import availability, resolve
 from eqfuse.ops._host import cache_folder
 from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 
@@ -22,7 +22,6 @@ def info() -> str:
     lines += [f"{name:<11} {_version(name)}" for name in _PACKAGES]
     lines += [f"device      {device.device_kind} ({device})" for device in jax.devices()]
     lines += [f"cache       {cache_folder()}", f"backend     None picks {chosen!r}, {_why()}"]
-    lines += [f"  {op} on {name}" for op, name in resolve_apart(None).items()]
     for name, (available, reason) in availability().items():
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
     lines.append(f"fused       None is {resolve_fused(None)!r}")

@@ -107,8 +107,7 @@ class Config:
     )
     backend: str | None = setting(
         None,
-        "implementation of the ops: triton, llvm, xla or e3nn, and of single ops: "
-        "triton,linear=xla; null: by device",
+        "implementation of the ops: triton, llvm, xla or e3nn; null: by device",
     )
     dtype: Literal["float32", "float64"] = setting("float32", "dtype of parameters and data")
     precision: Literal["auto", "highest"] = setting(

@@ -81,11 +81,12 @@ def coincident(a: int, b: int, distance: float, where: str = "") -> DataError:
 
 
 def centred(positions, cell, pbc, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:
-    """Return images of the atoms in one cell, around the origin, and shifts [n_edges, 3] of these.
+    """Return the images of the atoms near the first one, around the origin, and shifts of these.
 
     The vectors of edges are the same, of smaller numbers, as float32 needs.
     """
-    moved = _cells_away(positions, cell, pbc) @ cell
+    lattice = cell[pbc]
+    moved = np.rint((positions - positions[0]) @ np.linalg.pinv(lattice)) @ lattice
     positions = positions - moved
     shifts = shifts + moved[senders] - moved[receivers] if moved.any() else shifts
     return positions - positions.mean(axis=0), shifts

@@ -125,9 +125,10 @@ def test_atoms_flown_apart_are_refused(far, cell, pbc):
 
 @pytest.mark.parametrize("pbc", [(True, True, True), (True, False, True), (False, False, False)])
 def test_samples_have_small_coordinates_wherever_the_atoms_are(pbc):
-    """Of images in one cell; vectors of edges are the same."""
+    """Also astride the corner of a cell with a wide vacuum; vectors of edges are the same."""
     atoms = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
     atoms.rattle(0.05, seed=0)
+    atoms.cell[2, 2] = 500.0
     rng = np.random.default_rng(0)
     x = atoms.positions + 1000 + rng.integers(-99, 99, (32, 3)) * pbc @ atoms.cell.array
     given = x, atoms.cell.array, np.array(pbc)

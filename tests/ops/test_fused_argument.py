@@ -18,6 +18,7 @@ REFUSED = {
     "e3nn": (CASES["rows-linear"], "e3nn", np.float32, "computes op by op"),
     "bfloat16": (CASES["rows-linear"], "llvm", jnp.bfloat16, "of float32 and float64"),
     "indexed": (CASES["rows-indexed-bias"], "llvm", np.float32, "by an index"),
+    "a sum by node": (CASES["graph-small"], "llvm", np.float32, "this product is summed by node"),
     "channels": (
         bare("257x0e", "0e", "2x0e"),
         "triton",

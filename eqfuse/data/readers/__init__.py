@@ -13,6 +13,7 @@ from eqfuse.data.lazy import reported
 from eqfuse.data.readers.ase_files import SUFFIXES, iterate_ase
 from eqfuse.data.readers.extxyz import iterate_extxyz, label_candidates
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected
+from eqfuse.data.readers.hdf5 import iterate_hdf5
 from eqfuse.data.readers.lmdb_files import iterate_lmdb
 from eqfuse.data.readers.rmd17 import iterate_rmd17
 from eqfuse.data.structures import DataError, Structure
@@ -42,6 +43,7 @@ class Format(NamedTuple):
 FORMATS = {
     "extxyz": Format(iterate_extxyz, (".xyz", ".extxyz")),
     "rmd17": Format(iterate_rmd17, (".npz",)),
+    "hdf5": Format(iterate_hdf5, (".h5", ".hdf5")),
     "lmdb": Format(iterate_lmdb, (".lmdb", ".aselmdb")),
     "ase": Format(iterate_ase, SUFFIXES),
 }

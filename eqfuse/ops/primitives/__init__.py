@@ -10,7 +10,7 @@
 - `layer.tangent_p`: its tangent, linear, so that JAX can transpose it.
 - `layer.backward_p`: the transpose, which is not composed of the tangent but has a kernel.
 - `layer.second_p`: the tangent of `backward_p`, transposed where a loss depends on forces.
-- `layer.double_p`: the transpose of that, a kernel, or blocks of rows.
+- `layer.double_p`: the transpose of that, a kernel.
 - `native.native_p`: what is left of each when it is lowered for a CPU: a call of machine code.
 - `backends.triton.primitive.launch_p`: the same for a GPU, where a kernel has a grid and may write
   over its inputs; `compile_ahead` finds all kernels of a function by it.

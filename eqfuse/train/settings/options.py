@@ -75,7 +75,8 @@ def parse(arguments: list[str]) -> Config:
             is_val = re.fullmatch(r"(data|heads\.[^.]+)\.val", key)
             given[f"{full}_path" if is_val and is_file else full] = value
     if others:
-        raise ConfigError("; ".join(others))
+        hint = "; eqfuse train --from-mace 'mace_run_train ...' translates a command"
+        raise ConfigError("; ".join(others) + hint)
     base, file = {}, given.pop("config", "null")
     if file != "null":
         base = flat(read_yaml(config_file(file)), file)

@@ -14,10 +14,10 @@ from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import derivatives
 from eqfuse.ops.primitives.forms import evaluate
 from tests.ops.backends.llvm.test_llvm import assert_bitwise
 from tests.ops.ir.test_form import evaluate as definition
-from tests.ops.ir.test_form import gradients
 
 MIB = 1 << 20
 LARGE, SMALL = Machine(64, 32, 2 * MIB, 480 * MIB), Machine(64, 32, MIB // 2, 8 * MIB)
@@ -87,13 +87,13 @@ def patched(monkeypatch):
 
 @pytest.mark.parametrize("x", ["32x0e+32x1o+32x1e+32x2e", "5x0e+5x1o+5x1e"])  # long, short
 def test_double_backward_of_rows(x):
-    assert_is_definition(gradients(gradients(product_form(x, "0e+1o+2e", on_graph=False))))
+    assert_is_definition(derivatives(product_form(x, "0e+1o+2e", on_graph=False))["double"])
 
 
 def test_more_products_of_components_than_registers():
     form = product_form("64x3o", "2e", keep=(e3nn.Irrep("3o"),))
     graph = (*np.random.default_rng(0).integers(0, 5, (2, 40)), 5)
-    assert_is_definition(gradients(gradients(form)), graph)
+    assert_is_definition(derivatives(form)["double"], graph)
 
 
 # Rows that index arrays choose are prefetched one block ahead.
@@ -117,11 +117,11 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
     components_of_x, components_out, paths = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
     forward = prefetches(product_form(), machine)
     assert forward == {"pass_copy": 0, "pass_receiver": 1 + components_of_x + paths}
-    backward = gradients(product_form())
+    backward = derivatives(product_form())["backward"]
     of_x = backward.restrict(tuple(o.index.is_node for o in backward.outputs))
     assert prefetches(of_x, machine)["pass_sender"] == 1 + components_out + paths
     in_order = product_form(on_graph=False)  # rows in order need none
-    for form in (in_order, gradients(in_order)):
+    for form in (in_order, derivatives(in_order)["backward"]):
         assert not any(prefetches(form, machine).values())
 
 
@@ -138,7 +138,7 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
 )
 def test_streamed_rows_are_the_stored_ones(patched, x, graph, rows):
     form = product_form(x, on_graph=graph is not None)
-    for of in (form, gradients(form)):
+    for of in (form, derivatives(form)["backward"]):
         found = []
         for size in (0, 1 << 60):
             patched(Machine, "streamed_bytes", size)
@@ -156,7 +156,7 @@ def test_only_whole_vectors_are_streamed():
 
     long, short = (product_form(x, on_graph=False) for x in (LONG, "16x0e+8x1o"))
     assert is_streamed(long)
-    assert is_streamed(gradients(product_form("64x0e+64x1o")))
+    assert is_streamed(derivatives(product_form("64x0e+64x1o"))["backward"])
     assert not is_streamed(short)
     assert not is_streamed(product_form(LONG))
 
@@ -212,7 +212,7 @@ def test_results_are_the_same_for_any_caches(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(machine, "machine", lambda here=here: here)
             jax.clear_caches()
-            form = gradients(product_form("100x0e+100x1o", on_graph=False))
+            form = derivatives(product_form("100x0e+100x1o", on_graph=False))["backward"]
             found.append(run(form, num_rows=40, dtype=np.float32)[0])
     jax.clear_caches()
     assert_same_bits(found)

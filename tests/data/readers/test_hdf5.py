@@ -1,0 +1,97 @@
+"""HDF5 files in the layout of mace's mace_prepare_data."""
+
+import ase.build
+import h5py
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError, Keys, read_structures
+from tests.data.readers.test_damaged_files import assert_read_or_refused
+
+
+def write(path, frames):
+    """Write frames as mace 0.3.16 does: "None" for what is missing, one batch."""
+    with h5py.File(path, "w") as file:
+        file.attrs["drop_last"] = False
+        batch = file.create_group("config_batch_0")
+        for k, frame in enumerate(frames):
+            group = batch.create_group(f"config_{k}")
+            for key in ("atomic_numbers", "positions", "cell", "pbc", "weight", "config_type"):
+                group[key] = frame[key]
+            for name in ("properties", "property_weights"):
+                inner = group.create_group(name)
+                for key, value in frame[name].items():
+                    inner[key] = "None" if value is None else value
+
+
+@pytest.fixture
+def frames(rng):
+    """Return twelve frames: a molecule, and crystals with stress, virials or nothing."""
+    water, copper = ase.build.molecule("H2O"), ase.build.bulk("Cu", cubic=True)
+    found = []
+    for k in range(12):
+        atoms = water if k == 0 else copper
+        labels = {"energy": -3.5 - k, "forces": rng.normal(size=(len(atoms), 3))}
+        found.append(
+            {
+                "atomic_numbers": atoms.numbers,
+                "positions": atoms.positions + 0.1 * k,
+                "cell": atoms.cell.array,
+                "pbc": atoms.pbc,
+                "weight": 1.0,
+                "config_type": "Default",
+                "properties": labels,
+                "property_weights": {"energy": 1.0, "forces": 1.0},
+            }
+        )
+    found[1]["properties"]["stress"] = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    found[2]["properties"]["virials"] = -copper.get_volume() * np.diag([1.0, 2.0, 3.0])
+    found[3]["properties"] = {"energy": None, "forces": None, "dft_energy": -7.0}
+    found[4] |= {"weight": 2.0, "config_type": "bulk", "property_weights": {"energy": 3.0}}
+    found[5]["property_weights"] = {"energy": 0.0, "forces": 1.0}
+    return found
+
+
+def test_configurations(frames, tmp_path):
+    """In the order of their numbers, with twelve of them: config_10 comes after config_9."""
+    write(tmp_path / "train.h5", frames)
+    read = read_structures(tmp_path / "train.h5")
+    assert len(read) == 12
+    assert read[11].origin == f"{tmp_path / 'train.h5'}, frame 11"
+    for structure, frame in zip(read, frames, strict=True):
+        np.testing.assert_array_equal(structure.numbers, frame["atomic_numbers"])
+        np.testing.assert_array_equal(structure.positions, frame["positions"])
+        np.testing.assert_array_equal(structure.pbc, frame["pbc"])
+        np.testing.assert_array_equal(structure.cell, frame["cell"])
+    for k in (0, 1, 2, 4, 11):
+        assert read[k].energy == frames[k]["properties"]["energy"]
+        np.testing.assert_array_equal(read[k].forces, frames[k]["properties"]["forces"])
+    np.testing.assert_array_equal(read[1].stress, [[1, 6, 5], [6, 2, 4], [5, 4, 3]])
+    np.testing.assert_allclose(read[2].stress, np.diag([1.0, 2.0, 3.0]), rtol=1e-12)
+    assert read[3].energy is read[3].forces is read[3].stress is None
+    assert (read[4].config_type, read[3].config_type) == ("bulk", None)
+    assert read[4].weights == (6, 2, 2, 2)
+    assert read[5].energy is None
+    keys = Keys(energy="dft_energy")
+    assert read_structures(tmp_path / "train.h5", keys=keys)[3].energy == -7.0
+
+
+def test_other_files_are_refused(frames, tmp_path, rng):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["a"] = 1
+    with pytest.raises(DataError, match=r"other\.h5 has no groups config_batch_0.*; it has a"):
+        read_structures(tmp_path / "other.h5")
+    (tmp_path / "text.h5").write_text("text")
+    with pytest.raises(DataError, match=r"text\.h5 cannot be read as HDF5"):
+        read_structures(tmp_path / "text.h5")
+    with pytest.raises(DataError, match="no such file"):
+        read_structures(tmp_path / "none.h5")
+    frames[3]["positions"] = np.zeros((2, 3))
+    write(tmp_path / "bad.h5", frames)
+    with pytest.raises(DataError, match=r"bad\.h5, frame 3: positions must have shape \(4, 3\)"):
+        read_structures(tmp_path / "bad.h5")
+
+
+def test_damaged_files(frames, tmp_path, rng):
+    write(tmp_path / "train.h5", frames[:3])
+    assert_read_or_refused(read_structures, tmp_path / "train.h5", rng)

@@ -18,6 +18,7 @@ from eqfuse.ops.primitives.rules import BatchAxes
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
+E3NN_SQUARE = e3nn.tensor_square  # also where a program has put ours in its place
 
 
 def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
@@ -283,7 +284,7 @@ def tensor_square(
             "choose 'component', 'norm' or 'none'"
         )
     if backend == "e3nn" or are_irreps(input):
-        return e3nn.tensor_square(
+        return E3NN_SQUARE(
             input,
             irrep_normalization=irrep_normalization,
             normalized_input=normalized_input,

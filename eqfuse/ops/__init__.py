@@ -5,12 +5,10 @@ import importlib
 from eqfuse import _e3nn_jax  # noqa: F401  (before e3nn-jax itself)
 from eqfuse.ops._backend import (
     BACKENDS,
-    OPS,
     TF32X3,
     availability,
     recorded,
     resolve,
-    resolve_apart,
     resolve_here,
 )
 from eqfuse.ops._edges import Edges
@@ -30,7 +28,6 @@ from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     tensor_product,
     tensor_square,
-    weighted_channels,
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
@@ -40,7 +37,6 @@ from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [
     "BACKENDS",
-    "OPS",
     "TF32X3",
     "Edges",
     "FunctionalFullyConnectedTensorProduct",
@@ -62,7 +58,6 @@ __all__ = [
     "patched",
     "recorded",
     "resolve",
-    "resolve_apart",
     "resolve_fused",
     "resolve_here",
     "sequence",
@@ -72,7 +67,6 @@ __all__ = [
     "tensor_product_linear",
     "tensor_product_linear_gate",
     "tensor_square",
-    "weighted_channels",
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}

@@ -13,6 +13,7 @@ from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._linear import (
     OF_FUSED,
+    E3nnLinear,
     Linear,
     check_index,
     declare,
@@ -267,7 +268,7 @@ class TensorProductLinear(nn.Module):
                 weights = _reference.spread(weights, whole, computed)
             options["scalar_first"] = self.scalar_first
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
-        linear = e3nn.flax.Linear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
+        linear = E3nnLinear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
         nn.share_scope(self, linear)
         z = linear(product) if index is None else linear(index, product)
         return gate(z if skip is None else z + skip)

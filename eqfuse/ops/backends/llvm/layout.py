@@ -378,7 +378,7 @@ class Plan:
         self.table = self._allocate(self.scalars.rows * self.widest * self.bytes)
         self.pointers = {key: self._allocate(8 * self.block) for key in self.operands()}
         self.results = {o: self._allocate(8 * self.block) for o in self.outputs}
-        ahead = self._gathered() if self.prefetches else []
+        ahead = self._prefetched() if self.prefetches else []
         self.ahead = {key: self._allocate(8 * self.block) for key in ahead}
 
     @property
@@ -443,16 +443,19 @@ class Plan:
         """Return whether a row of so many channels is long."""
         return self.machine.is_long(vectors(mul, self.widest))
 
-    def _gathered(self) -> list[Key]:
-        """Return inputs whose rows may be far apart and are read in place.
+    def _prefetched(self) -> list[Key]:
+        """Return inputs that are read in place and prefetched: in a pass over rows, those in order.
 
-        There are none where short rows are written as well: such passes were not faster.
+        In other passes their rows may be far apart. There are none where short rows are written as
+        well: such passes were not faster.
         """
         muls = {s.mul for layout in self.layouts.values() for s in layout.operand.segments}
-        if self.reduce_over is Index.ROW or (self.writes_rows and not self.is_long(max(muls))):
+        if self.writes_rows and not self.is_long(max(muls, default=1)):
             return []
         rows = [k for k in self.operands() if not self.is_owned(k) and k not in self.row_place]
         read = [k for k in rows if k[0] == "in" or k in self.sums]
+        if self.reduce_over is Index.ROW:
+            return [k for k in read if self.operand(*k).index is Index.ROW]
         return [k for k in read if self.operand(*k).index is not Index.SHARED]
 
     def has_gaps(self, key: Key) -> bool:

@@ -247,10 +247,10 @@ class Groups:
     def _write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
 
-        Long rows are taken from one end to the other: lines of memory are read and written in order
-        then. With short ones, sums of a node stay in registers from row to row.
+        Long rows are taken from one end to the other where some are written: lines of memory are
+        read and written in order then. Otherwise sums of a node stay in registers from row to row.
         """
-        if self._is_long(group):
+        if self._is_long(group) and self._row_outputs(group):
             self._write_by_row(group, count)
         else:
             self._write_by_channel(group, count)

@@ -23,13 +23,12 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
   eqfuse check CALCULATOR [FILE]  check forces, symmetries, smoothness and more of any potential
   eqfuse compare A B FILE         compare two potentials, or one with two sets of options
-  eqfuse relax RUN FILE [OUT]     relax structures, several at once
+  eqfuse relax RUN FILE [OUT]     relax structures by ASE's FIRE
   eqfuse export RUN FILE          write a trained run as one program (StableHLO) with its weights
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info [RUN]               print the backends, devices and versions on this machine,
                                   or what a run trained
   eqfuse bench                    check and time the kernels on the GPU of this machine
-  eqfuse show IRREPS IRREPS       print the form and the kernels of a tensor product
 
 eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
 
@@ -49,7 +48,6 @@ COMMANDS = {
     "convert": "eqfuse.convert.command",
     "info": "eqfuse.inference.commands:run_info",
     "bench": "eqfuse.bench.command",
-    "show": "eqfuse.ops.show",
 }
 """The module of each, and its function if it is not `main`; imported when it is called."""
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from eqfuse.models.tetris import HIDDEN
+from examples.tetris import HIDDEN
 
 
 class ReferenceLayer(nn.Module):

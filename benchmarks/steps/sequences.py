@@ -24,14 +24,14 @@ import numpy as np
 from benchmarks import record
 from benchmarks.networks import normal, potential_on, random_graph, step_on
 from benchmarks.record import Spread
-from eqfuse import data, models, ops
+from eqfuse import models, ops
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.transforms.sequence.sequence import Sequence
 from eqfuse.train.device.process import keep_freed_memory
 from eqfuse.train.flat import Flat
-from eqfuse.train.tetris import training_step
+from examples.tetris import TetrisNet, shapes, training_step
 
 CALLS, FEW_CALLS, LONG, WARM_UP = 50, 3, 0.02, 3
 """Calls in a row, of steps that take more than `LONG` seconds on e3nn-jax too; turns before."""
@@ -39,15 +39,15 @@ EDGES = 300
 """Edges of the network whose number of layers grows."""
 
 
-def tetris(backend: str, shapes: int = 8):
+def tetris(backend: str, count: int = 8):
     """Return a step of Adam on the Tetris network, as train.py runs it, and its arguments.
 
     Args:
-      shapes: how many of the eight there are.
+      count: how many of the eight shapes there are.
     """
-    graph, labels = _first(*data.tetris(), shapes)
+    graph, labels = _first(*shapes(), count)
     graph = jax.tree.map(jnp.asarray, graph)
-    module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
+    module = TetrisNet(backend=backend)
     arguments = graph.vectors, graph.species, graph.edges
     params = jax.eval_shape(module.init, jax.random.key(0), *arguments)
     flat, rng = Flat.of(params), np.random.default_rng(0)
@@ -179,7 +179,6 @@ def growth(layers: int, names) -> dict:
         compiled = jax.jit(step) if name != "sequence" else ops.sequence(step, most=math.inf)
         start = time.perf_counter()
         text = compiled.lower(*args).compile().as_text()
-        machine.finish()  # native kernels, which a thread compiles
         seconds = time.perf_counter() - start
         calls = re.findall(r'custom_call_target="(eqfuse_\w+)"', text)
         found[name] = {"seconds": seconds, "calls": len(calls), "kernels": len(set(calls))}

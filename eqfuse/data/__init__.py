@@ -11,7 +11,6 @@ from eqfuse.data.readers.rmd17 import read_rmd17
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.samples import Sample
 from eqfuse.data.structures import DataError, Structure
-from eqfuse.data.tetris import tetris
 
 __all__ = [
     "Batch",
@@ -34,7 +33,6 @@ __all__ = [
     "read_extxyz",
     "read_rmd17",
     "read_structures",
-    "tetris",
 ]
 
 

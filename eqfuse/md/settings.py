@@ -72,9 +72,12 @@ class Settings:
     frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
-    trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
     log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)
-    skin: float = setting(0.7, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
+    skin: float | None = setting(
+        None,
+        "Å, by which the neighbour list goes beyond the cutoff; null: 1.5 up to 32 atoms, then 0.7",
+        POSITIVE,
+    )
     max_force: float = setting(100.0, "eV/Å, on an atom; a larger one stops", POSITIVE)
     max_temperature: float = setting(10000.0, "K; a higher one stops", POSITIVE)
     max_spread: float | None = setting(
@@ -112,16 +115,13 @@ class RelaxSettings:
     steps: int = setting(500, "number of steps at most", POSITIVE)
     cell: bool = setting(False, "whether cells relax too")
     pressure: float = setting(0.0, "GPa, on cells that relax")
-    skin: float = setting(0.7, "Å, by which neighbour lists go beyond the cutoff", POSITIVE)
-    batch_atoms: int = setting(1000, "atoms of structures that are relaxed together", POSITIVE)
     dtype: Literal["float32", "float64"] | None = setting(
         None, "of the network; null: that of the run. Positions are float64"
     )
     backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
     dispersion: str | None = setting(
         None,
-        "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ...; dftd3 computes it on the CPU, "
-        "and structures are relaxed one after the other",
+        "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ...; dftd3 computes it on the CPU",
     )
 
     def __post_init__(self):

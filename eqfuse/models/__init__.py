@@ -16,7 +16,6 @@ from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.potential import Potential, Prediction, compile_predict, predict
 from eqfuse.models.radial_table import choose, with_tables
-from eqfuse.models.tetris import TetrisNet, tetris_logits
 
 __all__ = [
     "MACE",
@@ -26,13 +25,11 @@ __all__ = [
     "NequIP",
     "Potential",
     "Prediction",
-    "TetrisNet",
     "build",
     "compile_predict",
     "ops_summary",
     "predict",
     "summary",
-    "tetris_logits",
     "with_tables",
 ]
 
@@ -41,7 +38,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-MODELS = {"nequip": NequIP, "allegro": Allegro, "mace": MACE, "tetris": TetrisNet}
+MODELS = {"nequip": NequIP, "allegro": Allegro, "mace": MACE}
 
 
 def build(name: str, **fields) -> nn.Module:

@@ -12,13 +12,12 @@ References: Kirkpatrick et al. 2017, PNAS 114, 3521 (there F is of classes).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import ase
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eqfuse.data import Shape, collate
+from eqfuse.data import Shape, Structure, collate
 from eqfuse.models import predict
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss
@@ -33,7 +32,7 @@ class Elastic(NamedTuple):
 
 
 def stiffness(
-    network: Network, frames: Sequence[ase.Atoms], layout: Flat, loss: Loss, seed: int
+    network: Network, frames: Sequence[Structure], layout: Flat, loss: Loss, seed: int
 ) -> jax.Array:
     """Return F for frames of the past of a network, [layout.size].
 
@@ -44,7 +43,7 @@ def stiffness(
       loss: whose weights and force scale say what an error of each quantity is worth.
       seed: of the random numbers.
     """
-    samples = network.unlabelled(frames)
+    samples = network.samples(frames)
     n_atoms, n_edges = samples.sizes.max(axis=0)
     shape = Shape(int(n_atoms) + 1, max(int(n_edges), 1), 2)
 

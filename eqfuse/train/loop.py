@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from eqfuse.data import Batcher, prefetched
-from eqfuse.train.device.parallel import Devices, profile
+from eqfuse.train.device.parallel import Devices
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
@@ -66,7 +66,7 @@ class Fit:
         callbacks: Sequence[Callback] = (),
     ):
         self._train, self._val = batchers
-        self._settings, self._compiled, self._profiled = config.training, compiled, config.profile
+        self._settings, self._compiled = config.training, compiled
         self._limits = Limits(len(self._train), config.steps, config.epochs, config.max_minutes)
         self._folder, self._checkpoints = folder, checkpoints
         self._devices, self._callbacks = devices, callbacks
@@ -85,10 +85,6 @@ class Fit:
             state, at = resume[0], Position(**resume[1])
             self._learning_rate.restore(at.learning_rate)
         state = self._devices.replicated(state)
-        if self._profiled:
-            args, writes = self._next(state, at), self._devices.is_main
-            with self._devices.together():
-                print(profile(self._compiled.step, args, self._folder.profile, writes), flush=True)
         self._limits.start(at.elapsed)
         if resume is None:
             self._keep(state, at)

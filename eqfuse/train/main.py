@@ -1,9 +1,7 @@
 """The command: arguments in, exit code out."""
 
 import contextlib
-import dataclasses
 import datetime
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -17,24 +15,8 @@ from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
 from eqfuse.train.settings.mace import translated
-from eqfuse.train.settings.options import SHORTHANDS, parse, sweep, to_yaml
+from eqfuse.train.settings.options import parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
-
-_OF_DATA = ("data", "heads.", "config=", "resume=", "start_from=", "seeds=", "-", "--cfg")
-"""Beginnings of the arguments of which a run has one, and the Tetris example none."""
-
-_TETRIS = ("model", "preset", "seed", "steps", "backend", "dtype", "precision", "sequence")
-_TETRIS += ("verbose", "training.lr")
-"""What the Tetris example takes, besides the settings of a network."""
-_OF_ATOMS = ("zbl", "shift", "trainable_scale_shift", "distance_transform")
-"""Settings of a network that are for elements and energies, which the shapes have not."""
-
-_SMALL = {  # logits, and their rounding, grow with channels and with products of products
-    "nequip": ["channels=16"],
-    "allegro": ["channels=16", "model.latent_dim=64"],
-    "mace": ["channels=16", "model.correlation=2", "model.parity=true", "lr=0.003"],
-}
-"""Settings of the Tetris example by default, by network."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,9 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[:1] == ["--from-mace"]:
             print(translated(" ".join(arguments[1:])))
             return 0
-        if not any(argument.startswith(_OF_DATA) for argument in arguments):
-            tetris = _tetris_config(arguments)
-            return exit_code(lambda: _run(tetris, task="tetris"))
         settings = [argument for argument in arguments if argument != "--cfg"]
         configs = _configs(settings)
     except ConfigError as error:
@@ -88,22 +67,6 @@ def _configs(arguments: list[str]) -> list[Config]:
 
 def _config(arguments: list[str]) -> Config:
     return resumed_config(arguments) or started_config(arguments) or parse(arguments)
-
-
-def _tetris_config(arguments: list[str]) -> Config:
-    """Return the configuration of the Tetris example; refuse what is for data only."""
-    given = {a.partition("=")[0]: a.partition("=")[2] for a in arguments}
-    small = [] if "preset" in given else _SMALL.get(given.get("model", "nequip"), [])
-    config = parse(["data=ethanol", *small, *arguments])  # any data, which are not used
-    full = (SHORTHANDS.get(name, name) for name in given)
-    allowed = {f"model.{f.name}" for f in dataclasses.fields(config.model)}
-    allowed = {*_TETRIS, *allowed} - {f"model.{name}" for name in _OF_ATOMS}
-    if others := [name for name in full if name not in allowed]:
-        raise ConfigError(
-            f"data= is missing: without it a network learns the Tetris shapes, which has no "
-            f"{', '.join(others)}; give a file, such as data=FILE.xyz, or a set, see --help"
-        )
-    return config
 
 
 def _train_all(configs: list[Config]) -> int:
@@ -152,8 +115,8 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
     return _run(_config(arguments), callbacks)
 
 
-def _run(config: Config, callbacks: Sequence = (), task: str = "molecule") -> Path | None:
-    """Train, and return the folder of the run; the Tetris example has none."""
+def _run(config: Config, callbacks: Sequence = ()) -> Path:
+    """Train, and return the folder of the run."""
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     import jax
 
@@ -166,15 +129,11 @@ def _run(config: Config, callbacks: Sequence = (), task: str = "molecule") -> Pa
         ops.resolve_here(config.backend)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    device = jax.devices()[0]
-    precision = matmul_precision(config.precision, config.dtype, device)
-    if config.sequence == "on" and device.platform != "cpu":
-        raise ConfigError(
-            f"sequence=on is for CPUs, and this is {device.device_kind}; leave it out"
-        )
+    precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
     x64 = jax.enable_x64(config.dtype == "float64")
     with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
-        run = importlib.import_module(f"eqfuse.train.{task}").run
+        from eqfuse.train.molecule import run
+
         return run(config, devices, callbacks)
 
 

@@ -1,18 +1,45 @@
-"""Errors of energies, forces and stresses, summed over batches."""
+"""Predictions of samples; and errors of energies, forces and stresses, summed over batches."""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eqfuse.data import Labels
 from eqfuse.data.error_table import UNITS
 from eqfuse.graph import Graph
 from eqfuse.models import Prediction
 from eqfuse.train.schedule import MoleculeTraining
+
+
+class Predicted(NamedTuple):
+    """What a network gives for a sample."""
+
+    energy: float  # eV, relative to the reference energies
+    forces: np.ndarray  # [n_atoms, 3] eV/Å, in the order of the sample
+    stress: np.ndarray | None  # [3, 3] eV/Å^3, zero without a cell
+
+
+def predictions(predict: Callable, params, batches: Iterable) -> list[Predicted]:
+    """Return what a network predicts for each sample, by a compiled `eqfuse.models.predict`.
+
+    `batches` are pairs of a batch and the samples in it.
+    """
+    found = []
+    for batch, samples in batches:
+        made, first = jax.device_get(predict(params, batch.graph)), 0
+        for k, sample in enumerate(samples):
+            last = first + sample.num_atoms
+            stress = None if made.stress is None else made.stress[k].astype(np.float64)
+            forces = made.forces[first:last].astype(np.float64)
+            found.append(Predicted(float(made.energy[k]), forces, stress))
+            first = last
+    return found
 
 
 def error_sums(

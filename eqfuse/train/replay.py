@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import ase
 import ase.io
@@ -23,10 +22,12 @@ from ase.spacegroup import crystal
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Shape, Structure, collate, read_structures
+from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
 from eqfuse.models import Potential, compile_predict
 from eqfuse.models.features import layer_features
+from eqfuse.train.metrics import Predicted, predictions
 
 FILE = "replay.traj"
 """In the folder of a run: the frames, of which a resumed run reads the same numbers."""
@@ -63,7 +64,7 @@ def structures_of(elements: Sequence[int], near: set[int], count: int, seed: int
       count: how many structures.
       seed: of all that is random.
     Returns:
-      list of `ase.Atoms`.
+      list of `Structure`, without labels.
     """
     rng = np.random.Generator(np.random.PCG64((seed, 17)))
     elements, symbols = np.array(elements), {chemical_symbols[z] for z in elements}
@@ -86,11 +87,10 @@ def structures_of(elements: Sequence[int], near: set[int], count: int, seed: int
             axis = 0
             while len(atoms) < _LEAST_ATOMS:
                 atoms, axis = atoms.repeat([2 if axis == j else 1 for j in range(3)]), axis + 1
-            atoms = ase.Atoms(atoms.numbers, atoms.positions, cell=atoms.cell.array, pbc=True)
             strain = rng.normal(scale=0.02, size=(3, 3))
             atoms.set_cell(atoms.cell @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
         atoms.positions += rng.normal(scale=rng.uniform(0.01, 0.12), size=atoms.positions.shape)
-        found.append(atoms)
+        found.append(of_atoms(atoms))
     return found
 
 
@@ -103,14 +103,6 @@ def farthest(features: np.ndarray, count: int) -> list[int]:
         own = np.linalg.norm(features - features[chosen[-1]], axis=1)
         distances = np.minimum(distances, own)
     return chosen
-
-
-class Labelled(NamedTuple):
-    """What a network gives for a sample."""
-
-    energy: float  # eV, relative to the reference energies
-    forces: np.ndarray  # [n_atoms, 3] eV/Å, in the order of the sample
-    stress: np.ndarray  # [3, 3] eV/Å^3, zero without a cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,31 +121,18 @@ class Network:
         cutoff = float(self.potential.model.cutoff)
         return prepare_samples(structures, cutoff, self.species, references)
 
-    def unlabelled(self, frames: Sequence[ase.Atoms]) -> Samples:
-        """Return frames of `frames` as samples without labels."""
-        return self.samples([_structure(atoms) for atoms in frames])
-
-    def predicted(self, samples: Samples, params=None) -> list["Labelled"]:
-        """Return energy (eV, relative to the references), forces and stress of each sample."""
-        params, found = self.params if params is None else params, []
-        for batch, group in self._batches(samples):
-            made, first = jax.device_get(self._predict(params, batch.graph)), 0
-            for k, sample in enumerate(group):
-                last = first + sample.num_atoms
-                energy, forces = float(made.energy[k]), made.forces[first:last]
-                found.append(Labelled(energy, forces, made.stress[k]))
-                first = last
-        return found
+    def predicted(self, samples: Samples, params=None) -> list[Predicted]:
+        """Return what the network, or one with other variables, predicts for each sample."""
+        params = self.params if params is None else params
+        return predictions(self._predict, params, self._batches(samples))
 
     def features(self, samples: Samples) -> np.ndarray:
         """Return the mean of the features of the atoms of each, in units of their spread."""
-        rows = np.concatenate(
-            [
-                np.asarray(self._features(self.params, batch.graph))[: len(group)]
-                for batch, group in self._batches(samples)
-            ]
-        )
-        rows = rows / np.array([[s.num_atoms] for s in samples])
+        rows = [
+            self._features(self.params, batch.graph)[: len(group)]
+            for batch, group in self._batches(samples)
+        ]
+        rows = np.concatenate(rows) / np.array([[s.num_atoms] for s in samples])
         return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
 
     @functools.cached_property
@@ -173,46 +152,32 @@ class Network:
 
     def _batches(self, samples: Samples):
         """Yield batches with their samples, of one shape, for which one program is compiled."""
-        largest = samples.sizes.max(axis=0)
-        most = Shape(max(_SHAPE[0], largest[0] + 1), max(_SHAPE[1], largest[1]), _SHAPE[2])
-        group = []
-        for sample in [*samples, None]:
-            both = [*group, *([] if sample is None else [sample])]
-            full = sum(s.num_atoms for s in both) >= most.n_nodes
-            full |= sum(s.num_edges for s in both) > most.n_edges or len(both) >= most.n_graphs
-            if group and (full or sample is None):
+        most = Shape(*np.maximum(_SHAPE, (*samples.sizes.max(axis=0) + 1, 0)).tolist())
+        group, room = [], np.array(most) - (1, 0, 1)  # but for the padding graph
+        for sample in samples:
+            size = np.array([sample.num_atoms, sample.num_edges, 1])
+            if (size > room).any():
                 yield collate(group, most, self.dtype), group
-                both = both[len(group) :]
-            group = both
+                group, room = [], np.array(most) - (1, 0, 1)
+            group, room = [*group, sample], room - size
+        yield collate(group, most, self.dtype), group
 
-    def label(self, structures: Sequence[Structure]) -> list[ase.Atoms]:
-        """Return atoms with the energy, forces and stress that the network gives.
+    def label(self, structures: Sequence[Structure]) -> list[Structure]:
+        """Return structures with the energy, forces and stress that the network gives.
 
         Those with a force beyond 5 eV/Å, or a pressure beyond 16 GPa, are left out.
         """
         frames, samples = [], self.samples(structures)
-        for structure, sample, found in zip(
-            structures, samples, self.predicted(samples), strict=True
-        ):
+        predicted = self.predicted(samples)
+        for structure, sample, found in zip(structures, samples, predicted, strict=True):
             pressure = abs(np.trace(found.stress)) / 3
             if abs(found.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE:
-                labels = {"energy": found.energy, "forces": sample.in_structure(found.forces)}
-                labels["stress"] = found.stress if structure.volume else None
-                frames.append(self._frame(structure, **labels))
+                energy = found.energy + sum(self.references[int(z)] for z in structure.numbers)
+                labels = {"energy": energy, "forces": sample.in_structure(found.forces)}
+                frames.append(dataclasses.replace(structure, stress=found.stress, **labels))
         return frames
 
-    def _frame(self, structure: Structure, *, energy: float, forces, stress) -> ase.Atoms:
-        """Return atoms with labels, of an energy relative to reference energies."""
-        atoms = ase.Atoms(structure.numbers, structure.positions, pbc=structure.pbc)
-        atoms.cell = structure.cell
-        results = {"energy": energy + sum(self.references[int(z)] for z in structure.numbers)}
-        results["forces"] = forces
-        if stress is not None:
-            results["stress"] = full_3x3_to_voigt_6_stress(stress)
-        atoms.calc = SinglePointCalculator(atoms, **results)
-        return atoms
-
-    def frames(self, source: str, count: int, seed: int, own: dict[int, float]) -> list[ase.Atoms]:
+    def frames(self, source: str, count: int, seed: int, own: dict[int, float]) -> list[Structure]:
         """Return the frames to remember, chosen farthest from each other by descriptors.
 
         Args:
@@ -225,8 +190,7 @@ class Network:
           DataError: a file that cannot be read, or has no frame of the network's elements.
         """
         if source == AUTO:
-            made = structures_of(self.species, self.data, _FROM * count, seed)
-            given = [Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in made]
+            given = structures_of(self.species, self.data, _FROM * count, seed)
         else:
             known = {*self.species}
             given = [
@@ -234,16 +198,12 @@ class Network:
                 for s in read_structures(source, require_labels=False)
                 if not s.is_isolated_atom and {*s.numbers.tolist()} <= known
             ]
-        labelled = [s for s in given if s.energy is not None and s.forces is not None]
         others = [s for s in given if s.energy is None or s.forces is None]
+        moves = {z: self.references[z] - own[z] for z in self.species}
         frames = [
-            self._frame(
-                s,
-                energy=s.energy - sum(own[int(z)] for z in s.numbers),
-                forces=s.forces,
-                stress=s.stress,
-            )
-            for s in labelled
+            dataclasses.replace(s, energy=s.energy + sum(moves[int(z)] for z in s.numbers))
+            for s in given
+            if s.energy is not None and s.forces is not None
         ]
         frames += self.label(others) if others else []
         if not frames:
@@ -252,15 +212,29 @@ class Network:
                 f"{_MOST_FORCE:g} eV/Å and a low pressure; give a file of others, or replay=none"
             )
         if len(frames) > count:
-            chosen = farthest(self.features(self.unlabelled(frames)), count)
+            chosen = farthest(self.features(self.samples(frames)), count)
             frames = [frames[k] for k in chosen]
         return frames
 
-    def remembered(self, frames: list[ase.Atoms], weight: float) -> Samples:
+    def remembered(self, frames: Sequence[Structure], weight: float) -> Samples:
         """Return labelled frames as samples for the training, of this weight in the loss."""
         weights = Weights(*[weight] * len(Weights._fields))
-        structures = [dataclasses.replace(_structure(a), weights=weights) for a in frames]
+        structures = [
+            dataclasses.replace(s, weights=weights, origin="a frame of replay") for s in frames
+        ]
         return self.samples(structures, self.references)
+
+
+def write_frames(path, frames: Sequence[Structure]):
+    """Write labelled frames to a file that `eqfuse.data.read_structures` reads to the last bit."""
+    written = []
+    for s in frames:
+        atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc)
+        stress = None if s.stress is None else full_3x3_to_voigt_6_stress(s.stress)
+        labels = {"energy": s.energy, "forces": s.forces, "stress": stress}
+        atoms.calc = SinglePointCalculator(atoms, **labels)
+        written.append(atoms)
+    ase.io.write(path, written)
 
 
 _SOLIDS = {
@@ -285,16 +259,13 @@ def moved(network: Network, params, seed: int) -> list[dict]:
       absolute changes) and `of_forces_mev_per_a` (mean absolute forces before); and for each solid
       its change of the energy, and `lattice_before_a` and `lattice_after_a`.
     """
-    made = structures_of(network.species, network.data, 128, seed + 1)
-    frames = network.label([Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in made])
+    frames = network.label(structures_of(network.species, network.data, 128, seed + 1))
     samples = network.remembered(frames, 1.0)
     groups = {"crystals with elements of the data": [], "other crystals": [], "molecules": []}
-    for sample, atoms, after in zip(
-        samples, frames, network.predicted(samples, params), strict=True
-    ):
-        known = bool(network.data & {*atoms.numbers.tolist()})
-        names = list(groups)
-        name = names[2] if not atoms.pbc.any() else names[0] if known else names[1]
+    names, predicted = list(groups), network.predicted(samples, params)
+    for sample, frame, after in zip(samples, frames, predicted, strict=True):
+        known = bool(network.data & {*frame.numbers.tolist()})
+        name = names[2] if not frame.pbc.any() else names[0] if known else names[1]
         energy = (after.energy - sample.energy) / sample.num_atoms
         groups[name].append((energy, after.forces - sample.forces, sample.forces))
     rows = []
@@ -316,8 +287,7 @@ def moved(network: Network, params, seed: int) -> list[dict]:
         cells = [bulk(name, kind, a, cubic=True) for a in sides]
         if not {*cells[0].numbers.tolist()} <= {*network.species}:
             continue
-        given = [Structure(a.numbers, a.positions, a.cell.array, a.pbc) for a in cells]
-        samples = network.samples(given)
+        samples = network.samples([of_atoms(atoms) for atoms in cells])
         before, after = (
             np.array([one.energy for one in network.predicted(samples, p)]) for p in (None, params)
         )
@@ -360,17 +330,3 @@ def moved_text(rows: list[dict], head: str | None = None) -> str:
             energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
             lines.append(f"  {row['structures']:<38}{energy:>14}{sides:>22}")
     return "\n".join(lines)
-
-
-def _structure(atoms: ase.Atoms) -> Structure:
-    results = atoms.calc.results
-    return Structure(
-        atoms.numbers,
-        atoms.positions,
-        atoms.cell.array,
-        atoms.pbc,
-        energy=results["energy"],
-        forces=results["forces"],
-        stress=atoms.get_stress(voigt=False) if "stress" in results else None,
-        origin="a frame of replay",
-    )

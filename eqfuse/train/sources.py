@@ -1,6 +1,7 @@
-"""The data of a run, embedded, public or from files: their settings, and how they are read."""
+"""The data of a run, embedded or from files: their settings, and how they are read."""
 
 import dataclasses
+import functools
 import glob
 import itertools
 import math
@@ -16,7 +17,6 @@ from eqfuse.train.settings.schema import (
     Range,
     absolute,
     check_ranges,
-    one_of,
     require,
     setting,
 )
@@ -25,21 +25,8 @@ SETS = {
     "ethanol": "1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded.",
     "lif": "90 cells of LiF at 300 K, strained, with stress (GFN2-xTB; eV, Å); embedded.",
     "extxyz": "Extended-xyz files, or others that ASE reads: molecules or periodic cells (eV, Å).",
-    "3bpa": "3BPA: 500 frames of a drug-like molecule at 300 K, with isolated atoms (eV, Å).",
-    "acac": "Acetylacetone: 500 frames at 300 K, with isolated atoms (eV, Å).",
-    "rmd17": "Revised MD17 (.npz; kcal/mol, converted to eV): a file, or training split 1 of a "
-    "molecule.",
-    "md22": "MD22 (.npz; kcal/mol, converted to eV): a file, or the frames of a molecule.",
 }
 """The choices of `data=`: what they are."""
-EMBEDDED = ("ethanol", "lif")
-_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
-"""The files of isolated atoms that are downloaded with a set."""
-_NPZ, _KEYED = ("rmd17", "md22"), ("extxyz", *_ATOMS)
-_ONLY = {"path": (*_KEYED, *_NPZ), "molecule": _NPZ, "folder": (*_ATOMS, *_NPZ)}
-_ONLY |= dict.fromkeys(("energy_key", "forces_key", "stress_key"), _KEYED)
-"""Settings that not all sets have, with those that have them."""
-
 FIT, AVERAGE = "fit", "average"
 """Values of `data.reference_energies`: see its help."""
 _LARGE = 64e6  # bytes of files
@@ -60,8 +47,7 @@ class DataSettings:
     name: str = "extxyz"
     path: str | None = setting(
         None,
-        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it; null: "
-        "download the set",
+        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it",
         convert=absolute,
     )
     val_path: str | None = setting(
@@ -91,9 +77,6 @@ class DataSettings:
         "run, or fit: these, moved to the data by least squares",
         convert=_references,
     )
-    reference_key: str | None = setting(
-        None, "name of the energies in the file of isolated atoms; null: data.energy_key"
-    )
     config_type_weights: str | None = setting(
         None,
         "weights of frames in the loss by their config_type: '{bulk: 1, surface: 2.5}', with "
@@ -121,21 +104,10 @@ class DataSettings:
     energy_key: str = setting("energy", "name of the energies in the file, eV")
     forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
     stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
-    molecule: str | None = setting(
-        None, "rmd17, md22: the molecule to download, if no data.path is given"
-    )
-    folder: str | None = setting(
-        None, "where downloads are kept; null: ~/.cache/eqfuse", convert=absolute
-    )
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            sets, value = _ONLY.get(field.name, (self.name,)), getattr(self, field.name)
-            need = f"left out with data={self.name}: it is for data={', '.join(sets)}"
-            has = self.name in sets or value == field.default
-            require(has, f"data.{field.name}", value, need)
-        if self.name in _NPZ:
-            self._check_molecule()
+        need = f"left out with data={self.name}, which is embedded"
+        require(self.name == "extxyz" or self.path is None, "data.path", self.path, need)
         need = "left out: all frames of data.val_path validate"
         unset = self.val == DataSettings.val
         require(self.val_path is None or unset, "data.val", self.val, need)
@@ -143,29 +115,10 @@ class DataSettings:
         self.type_weights()
         self._typed_references()
 
-    def _check_molecule(self):
-        if self.path is not None:
-            need = "left out: see data.path"
-            require(self.molecule is None, "data.molecule", self.molecule, need)
-            return
-        from eqfuse.data.readers.public import molecules
-
-        known = molecules(self.name)
-        what = f"a file: data={self.name} data.path=FILE, or data.molecule given, one of "
-        require(self.molecule is not None, "data.path", "null", what + ", ".join(known))
-        one_of("data.molecule", self.molecule, known)
-
     @property
     def origin(self) -> str:
         """Return the origin of the structures, for people."""
-        how = "embedded" if self.name in EMBEDDED else "downloaded"
-        return self.path or f"{' '.join(filter(None, (self.name, self.molecule)))}, {how}"
-
-    @property
-    def references_origin(self) -> str | None:
-        """Return the origin of the reference energies; None for the structures."""
-        downloaded = self.path is None and self.name in _ATOMS
-        return self.reference_energies or ("isolated atoms, downloaded" if downloaded else None)
+        return self.path or f"{self.name}, embedded"
 
     @property
     def keys(self):
@@ -184,7 +137,7 @@ class DataSettings:
 
     def check_data(self, dataset, structures, validation) -> list[str]:
         """Return probable faults of the data, for warnings; `data.check=strict` refuses them."""
-        if self.check == "off" or self.name in EMBEDDED:
+        if self.check == "off" or self.path is None:
             return []
         from eqfuse.data import DataError
         from eqfuse.data.checks import find_problems
@@ -211,16 +164,15 @@ class DataSettings:
     def read(self, part: str = "path") -> list | None:
         """Return the structures, in eV and Å, of `data.path`, `val_path` or `test`, or None.
 
-        Public sets are downloaded; frames of files are kept on disk where `store` asks for it.
+        Frames of files are kept on disk where `store` asks for it.
         """
-        from eqfuse.data import DataError, read_embedded
+        from eqfuse.data import DataError, read_embedded, read_structures
 
         path = getattr(self, part)
         if part == "path":
             self._check_apart()
             if path is None:
-                embedded = self.name in EMBEDDED
-                return read_embedded(self.name) if embedded else self._download()
+                return read_embedded(self.name)
         if path is None:
             return None
         files = matching(path)
@@ -230,37 +182,9 @@ class DataSettings:
         if self.store == "on" or (self.store == "auto" and size > _LARGE):
             from eqfuse.data.store import store_structures
 
-            return store_structures(files, format=self._format, keys=self.keys)
-        return [structure for file in files for structure in self._read_file(file)]
-
-    @property
-    def _format(self) -> str | None:
-        """Return the format of the files, of `eqfuse.data.readers.FORMATS`; None: by the suffix."""
-        return "rmd17" if self.name in _NPZ else None
-
-    def _read_file(self, file) -> list:
-        from eqfuse.data import read_structures
-
-        return read_structures(file, format=self._format, keys=self.keys, require_labels=False)
-
-    def _fetched(self, file: str):
-        from eqfuse.data import fetch_public
-
-        return fetch_public(self.name, file, self.folder)
-
-    def _download(self) -> list:
-        if self.name in _ATOMS:
-            return self._read_file(self._fetched("train_300K.xyz"))
-        import numpy as np
-
-        from eqfuse.data import read_rmd17
-
-        frames = None
-        if self.name == "rmd17":
-            # Frames near each other in time are alike: the authors give splits of 1000 for it.
-            split = self._fetched("index_train_01.csv")
-            frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
-        return read_rmd17(self._fetched(f"{self.name}_{self.molecule}.npz"), frames=frames)
+            return store_structures(files, keys=self.keys)
+        read = functools.partial(read_structures, keys=self.keys, require_labels=False)
+        return [structure for file in files for structure in read(file)]
 
     def _check_apart(self):
         """Refuse a file that trains and validates, or one of these that tests."""
@@ -287,8 +211,6 @@ class DataSettings:
             return AVERAGE
         if typed := self._typed_references():
             return typed
-        if path is None and self.path is None and self.name in _ATOMS:
-            path = self._fetched(_ATOMS[self.name])
         if path in (None, FIT):
             return None
         if _is_missing(path):
@@ -296,8 +218,7 @@ class DataSettings:
                 f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
                 "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
             )
-        key = self.reference_key or self.energy_key
-        return isolated_atom_energies(path, energy_key=key, cutoff=cutoff)
+        return isolated_atom_energies(path, energy_key=self.energy_key, cutoff=cutoff)
 
     def _typed_references(self) -> dict[int, float]:
         """Return energies that are given as a mapping, eV by atomic number; {} for none."""

@@ -16,7 +16,6 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
-from eqfuse.models.pairs import radii_of
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
 from eqfuse.train.run.files import (
     FILES,
@@ -28,7 +27,7 @@ from eqfuse.train.run.files import (
 from eqfuse.train.run.resume import LENGTHS, check_same_run
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.schema import ConfigError, require
+from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import FIT
 
 REFERENCE_TOLERANCE = 1e-3
@@ -71,24 +70,15 @@ class Start:
         return tuple(self.metadata["species"])
 
     def for_elements(self, elements: tuple[int, ...]) -> "Start":
-        """Return the network, with `elements=data` for these elements only.
-
-        With `elements=add` it is for its own and these, of which new ones begin as similar ones.
-        """
-        unknown = ", ".join(chemical_symbols[z] for z in sorted({*elements} - {*self.species}))
-        if self.config.elements == "add":
-            elements = tuple(sorted({*elements, *self.species}))
-            given = self.config.data.reference_energies is not None
-            need = f"given: a file of atoms, or {FIT}, for {unknown}, which the network does not "
-            require(given or not unknown, "data.reference_energies", "null", f"{need}know")
-        elif unknown:
+        """Return the network, with `elements=data` for these elements only."""
+        if unknown := sorted({*elements} - {*self.species}):
             raise ConfigError(
-                f"the data have {unknown}, for which the network of start_from= has no weights; "
-                "leave these frames out, let them begin as a similar element (elements=add), start "
-                "from a network that knows them, or train a new network on data with all elements "
+                f"the data have {', '.join(chemical_symbols[z] for z in unknown)}, for which the "
+                "network of start_from= has no weights; leave these frames out, start from a "
+                "network that knows them, or train a new network on data with all elements "
                 "(without start_from=)"
             )
-        elif self.config.elements is None:
+        if self.config.elements is None:
             return self
         params, metadata = of_elements(self.params, self.metadata, elements)
         return dataclasses.replace(self, params=params, metadata=metadata)
@@ -107,7 +97,7 @@ class Start:
     def referenced(self, dataset: Dataset, structures, validation) -> tuple[Dataset, list[str]]:
         """Return the dataset with the reference energies of the network, and warnings."""
         messages = []
-        if self.config.data.references_origin is None:
+        if self.config.data.reference_energies is None:
             messages += self._other_atoms([structures[i] for i in dataset.isolated_atoms])
         if self.config.data.reference_energies == FIT and not self.resumed:
             dataset = dataset.with_references(self._fitted(dataset), structures, validation)
@@ -171,52 +161,18 @@ class Start:
 
 
 def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
-    """Return params and metadata of a network for other elements, sorted atomic numbers.
-
-    Predictions of the elements that it knows are the same. One that it does not know begins with
-    the weights and the reference energy of the most similar one that it knows, see `similar`.
-    """
-    known = metadata["species"]
-    sources = [z if z in known else similar(z, known) for z in elements]
-    keep = np.array([known.index(z) for z in sources])
+    """Return params and metadata of a network for some of its elements, sorted atomic numbers."""
+    keep = np.array([metadata["species"].index(z) for z in elements])
     potential, params = module_of(metadata, None).narrow(params, keep)
-    references = metadata["reference_energies"]
     fields = {n: getattr(potential.model, n, v) for n, v in metadata["model_fields"].items()}
-    fields = {n: list(v) if isinstance(v, tuple) else v for n, v in fields.items()}
-    settings = potential.to_plain()
-    for owner in (fields, settings["repulsion"] or {}):
-        if owner.get("covalent_radii") is not None:
-            new = dict(zip(elements, radii_of(elements), strict=True))
-            radii = zip(elements, owner["covalent_radii"], strict=True)
-            owner["covalent_radii"] = [r if z in known else new[z] for z, r in radii]
-        if owner.get("atomic_numbers") is not None:
-            owner["atomic_numbers"] = list(elements)
+    references = metadata["reference_energies"]
     return params, {
         **metadata,
-        "model_fields": fields,
-        "potential": settings,
+        "model_fields": {n: list(v) if isinstance(v, tuple) else v for n, v in fields.items()},
+        "potential": potential.to_plain(),
         "species": list(elements),
-        "reference_energies": {
-            str(z): references[str(source)] for z, source in zip(elements, sources, strict=True)
-        },
+        "reference_energies": {str(z): references[str(z)] for z in elements},
     }
-
-
-def similar(z: int, known) -> int:
-    """Return the known element that is most like another one: of its group, then near in number."""
-    return min(known, key=lambda other: (_group(other) != _group(z), abs(other - z), other))
-
-
-_PERIODS = (1, 3, 11, 19, 37, 55, 87, 119)
-"""The first element of each period."""
-
-
-def _group(z: int) -> int:
-    """Return the group of the periodic table, 1 to 18; less for lanthanides and actinides."""
-    start = max(first for first in _PERIODS if first <= z)
-    length = _PERIODS[_PERIODS.index(start) + 1] - start
-    place = z - start
-    return place + 1 if (place < 2 and length > 2) or place == 0 else 18 - (length - place - 1)
 
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}

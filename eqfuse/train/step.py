@@ -1,7 +1,6 @@
 """A training step of a run: loss, gradient, update, average; compiled, and of one array."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import flax
@@ -69,20 +68,6 @@ def apply_gradient(
     return TrainState(params, average, optimizer_state, state.step + 1)
 
 
-def compiled_step(step: Callable, config: Config, single: bool = True, *, reports: bool = False):
-    """Return a compiled training step: one native call, or as it is written.
-
-    One call, on a `single` device, where `sequence` is "on", or "auto" and `ops.sequence` expects
-    a gain; but not for a run that is profiled, where the parts of a step are measured. If it
-    `reports` and the run is verbose, its choice is printed when it is traced.
-    """
-    mode = config.sequence
-    if not single or mode == "off" or (mode == "auto" and config.profile):
-        return jax.jit(step)
-    report = reports and config.verbose and (lambda text: print(f"sequence   {text}", flush=True))
-    return ops.sequence(step, report=report, **({"most": math.inf} if mode == "on" else {}))
-
-
 class Compiled:
     """The compiled step and errors of a potential, whose parameters are one array.
 
@@ -128,9 +113,10 @@ class Compiled:
             value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
             return apply_gradient(state, gradient, learning_rate, optimizer, decay), value, sums
 
-        single = devices.count == 1
-        self.step = compiled_step(step, config, single, reports=True)
-        self.errors = compiled_step(errors, config, single)
+        self.step, self.errors = jax.jit(step), jax.jit(errors)
+        if devices.count == 1:  # in one native call, where that is expected to gain
+            report = config.verbose and (lambda text: print(f"sequence   {text}", flush=True))
+            self.step, self.errors = ops.sequence(step, report=report), ops.sequence(errors)
 
     def initial(self) -> TrainState:
         """Return the state before the first step."""

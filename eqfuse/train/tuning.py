@@ -5,12 +5,11 @@ import dataclasses
 import functools
 import sys
 
-import ase.io
 import jax
 import jax.numpy as jnp
 import optax
 
-from eqfuse.data import DataError, Dataset
+from eqfuse.data import DataError, Dataset, Structure, read_structures
 from eqfuse.data.samples import Samples
 from eqfuse.models.heads import head_of
 from eqfuse.train.adapter import Adapter
@@ -18,7 +17,7 @@ from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
-from eqfuse.train.replay import AUTO, FILE, NONE, Network, moved, moved_text
+from eqfuse.train.replay import AUTO, FILE, NONE, Network, moved, moved_text, write_frames
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import CheckpointError, RunFolder
 from eqfuse.train.settings.config import PAST, Config
@@ -92,16 +91,13 @@ class Tuning:
         return self.config.replay or NONE
 
     @functools.cached_property
-    def frames(self) -> list[ase.Atoms]:
+    def frames(self) -> list[Structure]:
         """Return the frames to remember; of a resumed run those that it has kept."""
         config = self.config
         if self.replay == NONE:
             return []
         if config.resume is not None:
-            try:
-                return ase.io.read(f"{config.resume}/{FILE}", ":")
-            except OSError as error:
-                raise CheckpointError(f"{config.resume}/{FILE} cannot be read: {error}") from error
+            return read_structures(f"{config.resume}/{FILE}")
         own = self.starts[-1].references(None)
         return self.network.frames(self.replay, config.replay_frames, config.seed, own)
 
@@ -130,7 +126,7 @@ class Tuning:
     def keep(self, folder: RunFolder):
         """Write the frames to remember into the folder of a run that begins."""
         if self.frames and self.config.resume is None:
-            ase.io.write(folder.path / FILE, self.frames)
+            write_frames(folder.path / FILE, self.frames)
 
     def stiffness(self, layout: Flat, force_scale: float) -> jax.Array:
         """Return how much the past depends on each parameter, see `eqfuse.train.elastic`.

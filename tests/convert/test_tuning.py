@@ -56,7 +56,8 @@ def test_structures_have_the_elements_and_are_not_crushed():
     made = structures_of((6, 14, 29), {29}, 40, seed=3)
     assert {z for atoms in made for z in atoms.numbers} == {6, 14, 29}
     assert sum(29 in atoms.numbers for atoms in made) >= 20
-    for atoms in made:
+    for s in made:
+        atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc)
         cells = atoms.get_all_distances(mic=True) + 9 * np.eye(len(atoms))
         assert cells.min() > 0.8
     again = structures_of((6, 14, 29), {29}, 40, seed=3)
@@ -76,11 +77,12 @@ def test_the_network_labels_what_is_made(past, run):
     network, own = past
     frames = network.frames("auto", 6, 0, own)
     assert len(frames) == 6
-    for atoms, sample in zip(frames, network.remembered(frames, 0.5), strict=True):
+    for s, sample in zip(frames, network.remembered(frames, 0.5), strict=True):
+        atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc)
         energy, forces = energy_of(run("density"), atoms)
-        assert atoms.get_potential_energy() == pytest.approx(energy + 2 * len(atoms), abs=1e-9)
-        np.testing.assert_allclose(atoms.get_forces(), forces, rtol=0, atol=1e-9)
-        relative = energy - sum(own[z] for z in atoms.numbers)
+        assert s.energy == pytest.approx(energy + 2 * len(atoms), abs=1e-9)
+        np.testing.assert_allclose(s.forces, forces, rtol=0, atol=1e-9)
+        relative = energy - sum(own[z] for z in s.numbers)
         assert sample.energy == pytest.approx(relative, abs=1e-9)
         assert {*sample.weights} == {0.5}
 
@@ -93,9 +95,9 @@ def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
     given.calc = SinglePointCalculator(given, energy=-7.0, forces=np.ones((5, 3)))
     ase.io.write(path, [gold, given, methane])
     kept, made = network.frames(str(path), 9, 0, own)
-    assert kept.get_potential_energy() == pytest.approx(-7.0 + 2 * 5)
-    np.testing.assert_array_equal(kept.get_forces(), 1.0)
-    assert made.get_potential_energy() == pytest.approx(energy_of(run("density"), methane)[0] + 10)
+    assert kept.energy == pytest.approx(-7.0 + 2 * 5)
+    np.testing.assert_array_equal(kept.forces, 1.0)
+    assert made.energy == pytest.approx(energy_of(run("density"), methane)[0] + 10)
     ase.io.write(path, gold)
     with pytest.raises(DataError, match="no frame has only elements of the network"):
         network.frames(str(path), 9, 0, own)
@@ -145,7 +147,7 @@ def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
     [frame] = network.label(read_structures(water)[:1])
     loss = Loss(energy=1.0, forces=0.0, stress=0.0, force_scale=1.0)
     found = stiffness(network, [frame], layout, loss, 0)
-    samples, params = network.unlabelled([frame]), layout.flatten(network.params)
+    samples, params = network.samples([frame]), layout.flatten(network.params)
     first, second = np.argsort(found)[[-1, -20]]
 
     def slope(number, step=1e-5):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from eqfuse import models, ops
-from eqfuse.data.tetris import tetris
 from eqfuse.models import MACE, Allegro, NequIP
 from eqfuse.models.radial import xplor_cutoff
+from examples.tetris import shapes
 from tests.models.networks import small, variables_of
 from tests.models.settings_variants import NEQUIP as VARIANTS
 from tests.models.settings_variants import nequip as network
@@ -73,7 +73,7 @@ def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
     ("name", "message"),
     [
         ("neqiup", "model 'neqiup' is unknown; did you mean nequip?"),
-        ("xyz", "model 'xyz' is unknown; choose one of nequip, allegro, mace, tetris"),
+        ("xyz", "model 'xyz' is unknown; choose one of nequip, allegro, mace"),
     ],
 )
 def test_unknown_models_are_refused(name, message):
@@ -88,7 +88,6 @@ def test_unknown_models_are_refused(name, message):
         # two layers, and the readout of the pseudoscalar
         ("allegro", ["1 weighted_channels", "3 graph_tensor_product", "3 tensor_product_linear"]),
         ("mace", ["8 linear", "2 tensor_product_linear", "2 symmetric_contraction"]),
-        ("tetris", ["3 tensor_product_linear_gate", "3 linear"]),
     ],
 )
 def test_ops_are_counted_and_told_what_runs_them(name, kinds):
@@ -96,18 +95,17 @@ def test_ops_are_counted_and_told_what_runs_them(name, kinds):
     why = "not llvm: backend 'xla' was asked for"
     apart = "; apart: backend 'xla' computes op by op, and has no fused kernels"
     expected = [f"  ops      {k} on xla, {why}{apart * ('_linear' in k)}" for k in kinds]
-    if name != "tetris":
-        few = f"{args[-1].num_edges} edges, fewer than 8 for each of 128 knots"
-        expected.append(f"  radial   networks: {few}")
+    few = f"{args[-1].num_edges} edges, fewer than 8 for each of 128 knots"
+    expected.append(f"  radial   networks: {few}")
     for _ in range(2):  # also what has been traced before
-        assert models.ops_summary(model, variables, tetris()[0]).splitlines() == expected
+        assert models.ops_summary(model, variables, shapes()[0]).splitlines() == expected
 
 
 def built(name, **more):
     """Return a model for the Tetris shapes, its arguments, and the shapes of its variables."""
     settings = {"parity": True} if name == "mace" else {}
     model = models.build(name, irreps_out="0o + 7x0e", **settings, **more)
-    graph, _ = tetris()
+    graph, _ = shapes()
     args = (graph.vectors, graph.species, graph.edges)
     return model, args, jax.eval_shape(model.init, jax.random.key(0), *args)
 
@@ -122,7 +120,7 @@ def test_summary_tells_layers_and_parameters(name):
     model, args, variables = built(name)
     text = models.summary(model, variables)
     assert "output   1x0o+7x0e" in text
-    counts = {"nequip": "119,584", "allegro": "181,888", "mace": "77,984", "tetris": "7,170"}
+    counts = {"nequip": "119,584", "allegro": "181,888", "mace": "77,984"}
     assert f"{counts[name]} parameters" in text
     assert text.count("layer ") == len(model.layer_irreps()) - 2
     # What the summary says of the layers is what the modules give.

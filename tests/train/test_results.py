@@ -230,7 +230,7 @@ def test_time_is_kept_for_the_last_validation():
     assert limits.reserved == 30
 
 
-def test_an_outlier_moves_no_force_scale_and_is_named(water, tmp_path):
+def test_an_outlier_moves_no_force_scale(water, tmp_path):
     frames = ase.io.read(water, ":")
     forces = frames[7].get_forces()
     forces[1, 2] = 500.0
@@ -241,11 +241,10 @@ def test_an_outlier_moves_no_force_scale_and_is_named(water, tmp_path):
         Dataset.build(read_structures(file), cutoff=4.0, val_size=4) for file in (water, path)
     )
     assert clean.force_outliers == []
-    [(sample, atom, force)] = wrong.force_outliers
-    assert ("frame 7" in sample.name, atom, force) == (True, 1, 500.0)
+    [number] = wrong.force_outliers
+    assert "frame 7" in wrong.train[number].name
     others = [s.forces for s in clean.train if "frame 7" not in s.name]
     assert wrong.force_rms == pytest.approx(np.sqrt(np.mean(np.concatenate(others) ** 2)))
     assert wrong.force_rms == pytest.approx(clean.force_rms, rel=0.2)
     _, text = prepared(f"data={path}", "training.loss=universal")
-    assert "without 1 training frame of much larger forces: the largest is 500 eV/Å" in text
-    assert "outlier.xyz, frame 7, atom 1" in text
+    assert "without 1 training frame of much larger forces" in text

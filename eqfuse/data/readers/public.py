@@ -5,7 +5,7 @@ arXiv:2205.06643. rMD17: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2
 Chmiela et al. 2023, doi:10.1126/sciadv.adf0873.
 
 The SHA-256 of 3BPA and AcAc are those of copies that were trained on, the MD5 of rMD17 those that
-figshare gives. Of MD22 and of the test sets no checksum is published; see `RemoteFile`.
+figshare gives. Of MD22 and of the test sets no checksum is published.
 """
 
 import contextlib
@@ -19,15 +19,11 @@ from eqfuse.data.structures import DataError
 
 
 class RemoteFile(NamedTuple):
-    """A file on the network.
-
-    Where no checksum is known, that of the first download is kept beside the copy, and later uses
-    are checked against it.
-    """
+    """A file on the network."""
 
     name: str  # of the local copy
     url: str
-    checksum: str | None = None  # "sha256:..." or "md5:..."
+    checksum: str | None = None  # "sha256:..." or "md5:...", if it is known
 
 
 _BOTNET = (
@@ -101,12 +97,6 @@ PUBLIC: dict[str, dict[str, RemoteFile]] = {
 """Files by set and name."""
 
 
-def molecules(name: str) -> tuple[str, ...]:
-    """Return the molecules of a set with a file NAME_MOLECULE.npz for each: rmd17 or md22."""
-    files = [file for file in PUBLIC[name] if file.endswith(".npz")]
-    return tuple(file.removeprefix(f"{name}_").removesuffix(".npz") for file in files)
-
-
 def default_folder() -> Path:
     """Return the folder of downloads: `$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -124,7 +114,7 @@ def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) 
       its path.
     Raises:
       DataError: an unknown set or file, no network, another checksum (none is published for MD22
-        and the test files of 3BPA and AcAc, whose first download is trusted).
+        and the test files of 3BPA and AcAc).
     """
     files = PUBLIC.get(name)
     if files is None or file not in files:
@@ -141,56 +131,32 @@ def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) 
 def fetch(remote: RemoteFile, folder: Path) -> Path:
     """Return the whole, checked copy of a file in a folder, downloaded if it is not there yet."""
     import pooch  # imported here, since it takes 0.3 s and most runs download nothing
-
-    path = Path(folder) / remote.name
-    try:
-        if not path.exists():
-            _download(remote, path)
-        recorded = _record_of(path)
-        expected = remote.checksum or (recorded.exists() and recorded.read_text("utf-8").strip())
-        matches = not expected or pooch.hashes.hash_matches(path, expected)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    if not matches:
-        raise DataError(
-            f"{path} does not have the checksum {expected}: it is damaged or has changed. Remove "
-            "it and try again, or give a file that you trust by data.path=FILE"
-        )
-    return path
-
-
-def _download(remote: RemoteFile, path: Path):
-    import pooch
     import requests
 
-    pooch.get_logger().setLevel(logging.ERROR)
-    print(f"download   {remote.url}", file=sys.stderr, flush=True)
-    client = pooch.create(
-        path.parent,
-        base_url="",
-        registry={remote.name: remote.checksum},
-        urls={remote.name: remote.url},
-        retry_if_failed=2,
-    )
+    path = Path(folder) / remote.name
+    files = {"registry": {remote.name: remote.checksum}, "urls": {remote.name: remote.url}}
     try:
+        if path.exists():
+            if remote.checksum and not pooch.hashes.hash_matches(path, remote.checksum):
+                raise ValueError  # it may be the user's own, and is not replaced
+            return path
+        pooch.get_logger().setLevel(logging.ERROR)
+        print(f"download   {remote.url}", file=sys.stderr, flush=True)
+        client = pooch.create(path.parent, base_url="", retry_if_failed=2, **files)
         downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty())
         client.fetch(remote.name, downloader=downloader)
-        if remote.checksum is None:
-            record = f"sha256:{pooch.file_hash(path)}\n"
-            _record_of(path).write_text(record, encoding="utf-8")
     except requests.RequestException as error:
         raise DataError(
             f"{remote.url} cannot be downloaded: {error}. Download it where there is a network, "
-            f"and put it at {path} or give data.path=FILE"
+            f"and put it at {path} or give data=FILE"
         ) from error
     except ValueError as error:
         raise DataError(
-            f"{remote.url} does not have the checksum {remote.checksum}: the download was damaged "
-            "or the file has changed. Try again, or give a file that you trust by data.path=FILE"
+            f"{path}, of {remote.url}, does not have the checksum {remote.checksum}: it is damaged "
+            "or has changed. Remove it and try again, or train on a file that you trust by "
+            "data=FILE"
         ) from error
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {os.strerror(error.errno)}") from error
-
-
-def _record_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
+        reason = os.strerror(error.errno) if error.errno else error
+        raise DataError(f"{path} cannot be read or written: {reason}") from error
+    return path

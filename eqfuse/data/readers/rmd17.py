@@ -80,26 +80,16 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
                     f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
                 )
             units = _units(path, file)
-            return {key: _array(path, file, key) for key in keys}, units
+            return {key: file[key] for key in keys}, units
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
         reason = str(err) or f"it is damaged ({type(err).__name__})"
         if "pickle" in reason:  # numpy takes any other format for a pickle
-            reason = "it has another format"
+            reason = (
+                "it has another format, or holds pickled Python objects, which can run any code"
+            )
         raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
-
-
-def _array(path, file, key: str) -> np.ndarray:
-    try:
-        return file[key]
-    except ValueError as err:
-        if "allow_pickle" not in str(err):
-            raise
-        raise DataError(
-            f"{path}: {key} holds pickled Python objects, which are not read since they can run "
-            "any code; save it again as an array of numbers"
-        ) from err
 
 
 def _units(path, file) -> Units:
@@ -107,7 +97,7 @@ def _units(path, file) -> Units:
     names = {"e_unit": "kcal/mol", "r_unit": "Å"}
     for key in names:
         if key in file:
-            value = _array(path, file, key)
+            value = file[key]
             name = value.item() if value.size == 1 else value.tolist()
             names[key] = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
     try:

@@ -1,12 +1,9 @@
-"""The devices of a run, of one or several processes: data parallel training, precision, traces."""
+"""The devices of a run, of one or several processes: data parallel training, and precision."""
 
 import contextlib
 import os
 import re
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,8 +16,6 @@ from eqfuse.train.settings.schema import ConfigError
 
 _AXIS = "data"
 _FIRST_WITH_TF32 = 8.0  # compute capability
-STEPS = 5
-"""Steps in a profile."""
 
 
 class Devices:
@@ -143,42 +138,12 @@ def _join():
 
 
 def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
-    """Return the precision of matmuls ("highest", "tf32x3" or "auto" is asked) by JAX's name.
+    """Return the precision of matmuls ("highest" or "auto" is asked) by JAX's name.
 
     TF32 alone would cost three digits of the forces; in three products it has the errors of
     float32, see `benchmarks/steps/precision.py`.
     """
-    capability = getattr(device, "compute_capability", "")  # "9.0", or "gfx942" of AMD
-    number = re.fullmatch(r"\d+\.\d+", str(capability))
-    capable = device.platform == "gpu" and number and float(capability) >= _FIRST_WITH_TF32
-    if asked == "tf32x3" and not capable:
-        raise ConfigError(
-            "precision=tf32x3 is for NVIDIA GPUs of compute capability 8.0 or more, and this is "
-            f"{device.device_kind}; use precision=auto"
-        )
-    if asked == "highest" or dtype != "float32" or not capable:
-        return "highest"
-    return ops.TF32X3
-
-
-def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
-    """Trace a few calls of a jitted function that keeps its arguments; return their time as text.
-
-    The trace is in `folder`, which is new; processes that do not write only take part.
-    """
-    jax.block_until_ready(step(*args))
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # it would slow down what is measured
-    traced = jax.profiler.trace(folder, profiler_options=options)
-    seconds = []
-    with traced if writes else contextlib.nullcontext():
-        for number in range(STEPS):
-            start = time.perf_counter()
-            with jax.profiler.StepTraceAnnotation("step", step_num=number):
-                jax.block_until_ready(step(*args))
-            seconds.append(time.perf_counter() - start)
-    return (
-        f"profile    {1e3 * statistics.median(seconds):.2f} ms per step; the trace is in {folder}: "
-        "open its .trace.json.gz in ui.perfetto.dev, or see times by layer with\n"
-        f"  pip install tensorboard xprof; tensorboard --logdir {folder}"
-    )
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0", or "gfx942" of AMD
+    number = device.platform == "gpu" and re.fullmatch(r"\d+\.\d+", capability)
+    capable = number and float(capability) >= _FIRST_WITH_TF32
+    return ops.TF32X3 if capable and asked == "auto" and dtype == "float32" else "highest"

@@ -35,7 +35,7 @@ FILES = {
 `stable` is that from which a run with `training.schedule=wsd` is made longer.
 """
 
-_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "profile"}
+_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints"}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
@@ -180,9 +180,7 @@ class RunFolder:
         self.path = Path(run or "the folder of the run")
         if writes and settings is not None:
             self.path = _made(run, name)
-        self.checkpoints, self.metrics, self.profile = (
-            self.path / name for name in ("checkpoints", "metrics.csv", "profile")
-        )
+        self.checkpoints, self.metrics = self.path / "checkpoints", self.path / "metrics.csv"
         if not writes:
             return
         self._lock = _lock(self.path)

@@ -21,6 +21,7 @@ from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
+from eqfuse.train.metrics import Predicted, predictions
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.log import warnings_of
@@ -71,7 +72,7 @@ def write_results(
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
         batcher = Batcher(samples, batch_size, dtype=dtype)
-        predicted = _predictions(potential, jax.tree.map(jnp.asarray, params), batcher)
+        predicted = _predicted(potential, jax.tree.map(jnp.asarray, params), batcher)
         rows, start = [], 0
         for name, samples in sets.items():
             part = predicted[start : start + len(samples)]
@@ -106,27 +107,14 @@ _HINTED = 50  # validation frames
 def hint_of_stress(potential: Potential, params, batcher: Batcher) -> str | None:
     """Return how the stress of some samples fits a network better, see `stress_hint`."""
     few = Batcher(batcher.samples[:_HINTED], batcher.batch_size, dtype=batcher.dtype)
-    return stress_hint(few.samples, _predictions(potential, params, few))
+    return stress_hint(few.samples, _predicted(potential, params, few))
 
 
-def _predictions(potential: Potential, params, batcher: Batcher) -> list[SimpleNamespace]:
-    """Return energy (eV, relative to the references), forces and stress of each sample."""
+def _predicted(potential: Potential, params, batcher: Batcher) -> list[Predicted]:
     stress = count_labelled(batcher.samples, "stress") > 0
-    compiled, predicted = compile_predict(potential, stress=stress), []
-    batches = batcher.batches(shuffle=False)
-    for batch, group in zip(batches, batcher.groups(shuffle=False), strict=True):
-        prediction, first = jax.device_get(compiled(params, batch.graph)), 0
-        for k, number in enumerate(group):
-            last = first + batcher.samples[number].num_atoms
-            predicted.append(
-                SimpleNamespace(
-                    energy=float(prediction.energy[k]),
-                    forces=np.asarray(prediction.forces[first:last], np.float64),
-                    stress=np.asarray(prediction.stress[k], np.float64) if stress else None,
-                )
-            )
-            first = last
-    return predicted
+    groups = ([batcher.samples[k] for k in group] for group in batcher.groups(shuffle=False))
+    batches = zip(batcher.batches(shuffle=False), groups, strict=True)
+    return predictions(compile_predict(potential, stress=stress), params, batches)
 
 
 def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
@@ -137,7 +125,7 @@ def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
     return SimpleNamespace(**labels, numbers=numbers, head=head)
 
 
-def _pairs(samples: Sequence[Sample], predicted: Sequence[SimpleNamespace]) -> dict:
+def _pairs(samples: Sequence[Sample], predicted: Sequence[Predicted]) -> dict:
     """Return the (reference, predicted) values of each known label; energies are per atom."""
     pairs = {}
     for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):

@@ -18,7 +18,7 @@ from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 LENGTHS = ("steps", "epochs", "max_minutes")
-CHANGEABLE = (*LENGTHS, "devices", "profile", "verbose")
+CHANGEABLE = (*LENGTHS, "devices", "verbose")
 
 TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 """Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""

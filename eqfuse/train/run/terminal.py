@@ -149,9 +149,9 @@ def _frames(origin: str | None, dataset: Dataset) -> str:
 
 
 def _references_origin(config: Config, dataset: Dataset) -> str:
-    given, origin = config.data.reference_energies, config.data.references_origin
-    if origin not in (None, FIT, AVERAGE):
-        return origin
+    given = config.data.reference_energies
+    if given not in (None, FIT, AVERAGE):
+        return given
     if config.start_from is not None:
         moved = ", moved to the data by least squares" if given == FIT else ""
         return f"those of {config.start_from}{moved}"
@@ -161,14 +161,11 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 
 def _outliers(dataset: Dataset) -> str:
-    """Return the forces that the RMS leaves out, with the frame and atom of the largest one."""
-    if not dataset.force_outliers:
+    """Return how many frames the RMS leaves out."""
+    if not (count := len(dataset.force_outliers)):
         return ""
-    sample, atom, force = max(dataset.force_outliers, key=lambda outlier: outlier[2])
-    count = len(dataset.force_outliers)
     return (
-        f", without {counted(count, 'training frame')} of much larger forces: the "
-        f"largest is {force:.4g} eV/Å, {sample.name}, atom {atom} (all are trained on; "
+        f", without {counted(count, 'training frame')} of much larger forces (all are trained on; "
         "training.loss=huber or universal gives them less weight)"
     )
 

@@ -111,20 +111,12 @@ class Config:
         "triton,linear=xla; null: by device",
     )
     dtype: Literal["float32", "float64"] = setting("float32", "dtype of parameters and data")
-    precision: Literal["auto", "highest", "tf32x3"] = setting(
+    precision: Literal["auto", "highest"] = setting(
         "auto",
-        "of matmuls in float32; tf32x3 computes three products of TF32 on NVIDIA GPUs, with the "
-        "errors of float32, and auto takes it where it exists",
-    )
-    sequence: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "run a training step in one native call, on a CPU; auto: for small networks, without "
-        "profile=",
+        "of matmuls in float32; auto computes three products of TF32 on NVIDIA GPUs that have it, "
+        "with the errors of float32",
     )
     steps: int | None = setting(None, "stop after this many steps; null: no limit", POSITIVE)
-    profile: bool = setting(
-        False, "trace a few steps before the training, for Perfetto or TensorBoard"
-    )
     verbose: bool = setting(
         False, "print layers, what runs each op, and the shapes of batches, too"
     )
@@ -151,10 +143,9 @@ class Config:
     head: str | None = setting(
         None, "with start_from=: which head of a network with several; the run has this one"
     )
-    elements: Literal["data", "add"] | None = setting(
+    elements: Literal["data"] | None = setting(
         None,
-        "with start_from=: keep only the elements of the data, or add those that the network does "
-        "not know, which begin as similar ones; null: those of the network",
+        "with start_from=: keep only the elements of the data; null: those of the network",
     )
     replay: str | None = setting(
         None,
@@ -192,8 +183,6 @@ class Config:
     def __post_init__(self):
         check_ranges(self, "")
         self._check_heads()
-        fits = self.precision != "tf32x3" or self.dtype == "float32"
-        require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
         require(fits, "devices", self.devices, "a number of devices, all, or distributed")
         wrong = AVERAGE

@@ -166,16 +166,21 @@ def _config(base: dict, given: dict) -> Config:
     both = {"model": "nequip"} | base | given
     if any(str(key).startswith("heads.") for key in both):
         both = {"data": "extxyz"} | both
-    if "data" not in both:
-        raise ConfigError("data= is missing: a file, such as data=FILE.xyz, or a set, see --help")
     model = both["model"]
     one_of("model", model, list(MODELS))
-    one_of("data", both["data"], list(SETS))
     fields = known(model)
     heads, others = _of_heads(both, fields), ("model", "data")
     unknown = [str(key) for key in both if key not in fields and key not in others]
     if unknown := [key for key in unknown if not key.startswith("heads.")]:
         raise ConfigError("; ".join(_unknown(key, fields, model) for key in unknown))
+    if both.get("data") in (None, "tetris"):
+        wrong = "is no data of a run" if "data" in both else "is missing"
+        raise ConfigError(
+            f"data={both.get('data', '')} {wrong}: give a file, such as data=FILE.xyz, or a set, "
+            "see --help. The Tetris shapes are an example of the repository of eqfuse: python "
+            "train.py model=nequip layers=3, in a clone of it"
+        )
+    one_of("data", both["data"], list(SETS))
     values = {}
     for layer in (base, given):
         values |= _preset(layer.get("preset"), both, model) | layer

@@ -89,10 +89,10 @@ def test_bad_rmd17(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("key", ["forces", "e_unit"])
-def test_pickled_arrays_are_named_and_not_read(tmp_path, key):
+def test_pickled_arrays_are_not_read(tmp_path, key):
     arrays = rmd17_arrays()
     np.savez(tmp_path / "m.npz", **{**arrays, key: np.array([{}, "eV"], dtype=object)})
-    with pytest.raises(DataError, match=rf"m\.npz: {key} holds pickled Python objects.*save it"):
+    with pytest.raises(DataError, match=r"m\.npz cannot be read .* pickled Python objects"):
         read_rmd17(tmp_path / "m.npz")
     (tmp_path / "no.npz").write_bytes(pickle.dumps(arrays))
     with pytest.raises(DataError, match=r"no\.npz cannot be read as an npz file: it has another"):

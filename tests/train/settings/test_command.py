@@ -66,7 +66,7 @@ def test_fit_takes_settings_of_python_and_raises_what_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x00b", "a\x1b[31mb", "\udcff"])
 def test_a_refused_name_is_shown_in_one_line_that_a_terminal_can_print(value, capsys):
-    assert main([f"lr={value}"]) == 2
+    assert main(["data=lif", f"lr={value}"]) == 2
     assert main([value]) == 2
     error = capsys.readouterr().err
     assert error.endswith("\n")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse import data, models, ops
+from eqfuse import models, ops
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm import text
@@ -18,18 +18,17 @@ from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.backends.llvm.text import Module
 from eqfuse.ops.transforms.sequence.sequence import Sequence
 from eqfuse.train.flat import Flat
-from eqfuse.train.tetris import cross_entropy, logits
+from examples.tetris import TetrisNet, cross_entropy, logits, shapes
 
 
 def tetris(backend: str):
     """Loss of the Tetris network, of all parameters in one array and the graph; and these."""
-    graph, labels = data.tetris()
+    graph, labels = shapes()
     graph = jax.tree.map(jnp.asarray, graph)
-    module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
+    module = TetrisNet(backend=backend)
     arguments = graph.vectors, graph.species, graph.edges
-    shapes = jax.eval_shape(module.init, jax.random.key(0), *arguments)
-    flat, rng = Flat.of(shapes), np.random.default_rng(0)
-    params = jnp.asarray(rng.normal(size=flat.size), jnp.float32)
+    flat = Flat.of(jax.eval_shape(module.init, jax.random.key(0), *arguments))
+    params = jnp.asarray(np.random.default_rng(0).normal(size=flat.size), jnp.float32)
 
     def loss(params, graph):
         return cross_entropy(logits(module, flat.unflatten(params), graph), labels)

@@ -1,0 +1,1 @@
+"""Programs of users, which use the public interface of eqfuse."""

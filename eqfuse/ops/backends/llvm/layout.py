@@ -342,7 +342,7 @@ class Plan:
         self.table = self._allocate(self.scalars.rows * self.widest * self.bytes)
         self.pointers = {key: self._allocate(8 * self.block) for key in self.operands()}
         self.results = {o: self._allocate(8 * self.block) for o in self.outputs}
-        ahead = self._gathered() if self.prefetches else []
+        ahead = self._prefetched() if self.prefetches else []
         self.ahead = {key: self._allocate(8 * self.block) for key in ahead}
 
     @property
@@ -404,16 +404,19 @@ class Plan:
         """Return whether a row of so many channels is taken from one end to the other."""
         return padded(mul, self.widest) >= LONG * lanes(mul, self.widest)
 
-    def _gathered(self) -> list[Key]:
-        """Return inputs whose rows may be far apart and are read in place.
+    def _prefetched(self) -> list[Key]:
+        """Return inputs that are read in place and prefetched: in a pass over rows, those in order.
 
-        There are none where short rows are written as well: such passes were not faster.
+        In other passes their rows may be far apart. There are none where short rows are written as
+        well: such passes were not faster.
         """
         muls = {s.mul for layout in self.layouts.values() for s in layout.operand.segments}
-        if self.reduce_over is Index.ROW or (self.writes_rows and not self.is_long(max(muls))):
+        if self.writes_rows and not self.is_long(max(muls, default=1)):
             return []
         rows = [("in", i) for i in self.inputs if not self.is_owned(("in", i))]
         read = [k for k in rows if k not in self.row_place]
+        if self.reduce_over is Index.ROW:
+            return [k for k in read if self.operand(*k).index is Index.ROW]
         return [k for k in read if self.operand(*k).index is not Index.SHARED]
 
     def has_gaps(self, key: Key) -> bool:

@@ -214,11 +214,13 @@ class Function:
         v, name = self.vector(lanes), f"@llvm.fmuladd.{suffix(SUFFIX[self.dtype], lanes)}"
         return self.value(f"call {v} {name}({v} {a}, {v} {b}, {v} {c})")
 
-    def add_wide(self, total: str, value: str, lanes: int) -> str:
-        """Return total + value, with the total in float64."""
+    def add_wide(self, total: str | None, value: str, lanes: int) -> str:
+        """Return total + value, with the total in float64; None is zero."""
         kind = self.vector(lanes, wide=True)
         if self.dtype == "float32":
             value = self.value(f"fpext {self.vector(lanes)} {value} to {kind}")
+        if total is None:
+            return value
         return self.value(f"fadd contract {kind} {total}, {value}")
 
     def sum_lanes(self, value: str, lanes: int) -> str:

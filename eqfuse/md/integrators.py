@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ase import units
 
 CHAIN = 3
@@ -25,20 +24,6 @@ class State(NamedTuple):
     heat: jax.Array  # eV, that the thermostat gave to the atoms so far
     step: jax.Array  # int32, the number of steps that led here
 
-    @classmethod
-    def first(cls, positions, velocities, cell) -> "State":
-        """Return the state before the first step, without forces."""
-        return cls(
-            positions=np.array(positions, np.float64),
-            velocities=np.array(velocities, np.float64),
-            forces=np.zeros((len(positions), 3)),
-            cell=np.array(cell, np.float64),
-            strain=np.zeros((3, 3)),
-            chain=np.zeros((2, CHAIN)),
-            heat=np.float64(0),
-            step=np.int32(0),
-        )
-
 
 class Integrator:
     """The integrator of an ensemble.
@@ -52,14 +37,14 @@ class Integrator:
     153, 114107, https://doi.org/10.1063/5.0020514; equation for the root of the volume).
 
     The noise of a step depends on the seed and the number of the step only. Masses are [n_atoms]
-    atomic mass units, freedoms a number.
+    atomic mass units; atoms of no mass are padding and do not move.
     """
 
-    def __init__(self, settings, masses, freedoms):
+    def __init__(self, settings, masses, freedoms, seed=None):
         self.settings, self.freedoms = settings, freedoms
         self.masses = jnp.asarray(masses, jnp.float64)[:, None]
-        self._inverse = 1 / self.masses
-        self._key = jax.random.key(settings.seed)
+        self._inverse = jnp.where(self.masses > 0, 1 / self.masses, 0)
+        self._key = jax.random.key(settings.seed if seed is None else seed)
         self._energy = units.kB * settings.temperature  # eV
         self._friction = settings.friction / (1000 * units.fs)
         inertia = self._energy * (settings.thermostat_time * units.fs) ** 2

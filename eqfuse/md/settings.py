@@ -27,10 +27,12 @@ Run molecular dynamics with a trained network.
 RUN is the folder of a run, or a file of its network; START a file of atoms that ASE reads, whose
 last frame is taken. Its velocities are used if it has any; if not, they are drawn for the
 temperature, with no total momentum. resume=FOLDER continues a simulation, up to steps=N in all.
+replicas=8 or frames=all simulate several structures in one batch, each with a folder of its own.
 
 Examples
   eqfuse md first start.xyz temperature=300 steps=20000 timestep=0.5 run=nve
   eqfuse md first start.xyz ensemble=langevin friction=5 temperature=600 run=hot
+  eqfuse md first start.xyz ensemble=langevin replicas=8 run=eight
   eqfuse md first start.xyz ensemble=npt temperature=300 pressure=1 run=squeezed
   eqfuse md resume=hot steps=40000
 
@@ -55,6 +57,9 @@ class Settings:
     )
     temperature: float = setting(300.0, "K, of drawn velocities and of thermostats", NOT_NEGATIVE)
     steps: int = setting(1000, "number of steps in all", POSITIVE)
+    equilibrate: int = setting(
+        0, "steps of langevin, with a friction of 10/ps or more, before the first one", NOT_NEGATIVE
+    )
     timestep: float = setting(0.5, "fs", POSITIVE)
     friction: float = setting(1.0, "1/ps, of langevin and npt", POSITIVE)
     thermostat_time: float = setting(100.0, "fs, of the chain of nose-hoover", POSITIVE)
@@ -63,14 +68,13 @@ class Settings:
     compressibility: float = setting(
         0.01, "1/GPa, roughly that of the material: 0.01 of silicon, 0.45 of water", POSITIVE
     )
+    replicas: int = setting(1, "simulations of each structure; the k-th has seed + k", POSITIVE)
+    frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
+    trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
     log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)
-    skin: float | None = setting(
-        None,
-        "Å, by which the neighbour list goes beyond the cutoff; null: 1.5 up to 32 atoms, then 0.7",
-        POSITIVE,
-    )
+    skin: float = setting(0.7, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
     max_force: float = setting(100.0, "eV/Å, on an atom; a larger one stops", POSITIVE)
     max_temperature: float = setting(10000.0, "K; a higher one stops", POSITIVE)
     max_spread: float | None = setting(
@@ -92,6 +96,8 @@ class Settings:
             raise ConfigError(f"pressure={self.pressure} is impossible: it must be finite")
         if self.ensemble in ("nose-hoover", "npt") and self.temperature == 0:
             raise ConfigError(f"ensemble={self.ensemble} needs a temperature above zero")
+        if self.equilibrate and self.temperature == 0:
+            raise ConfigError(f"equilibrate={self.equilibrate} needs a temperature above zero")
         for name, most in (("steps", 2**31), ("seed", 2**32)):
             value = getattr(self, name)
             if value >= most:

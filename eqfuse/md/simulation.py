@@ -12,19 +12,21 @@ from ase import units
 from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
+from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
-from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Stepper
-from eqfuse.md.structures import Member, initial_velocities, read_frames
+from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
+from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.files import encode, read_file, write_whole
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
 
-_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 5
+_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 4
+_FRICTION = 10.0  # 1/ps, at least, of equilibrate=
 _AT_REST = 0.02
 """eV/Å, of the largest force of a structure in a minimum."""
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
@@ -33,29 +35,53 @@ _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
 def run(network, start, settings: Settings | None = None, **changes):
     """Run a simulation and write its folder: trajectory, table, picture and checkpoint.
 
+    Several structures, or replicas of one, are simulated in one batch, in which each has its own
+    list of neighbours, velocities, noise (of `seed + k` for the k-th) and cell, and a folder
+    inside that of the simulation. A limit that one of them passes stops all.
+
     Args:
       network: the folder of a run, or a file of its network (.safetensors).
-      start: `ase.Atoms`, or a file, of which the last frame is taken. Velocities are drawn for the
-        temperature if they are all zero.
+      start: `ase.Atoms`, several of them, or a file, of which the last frame is taken, or all with
+        frames="all". Velocities are drawn for the temperature if they are all zero.
       settings: None for the defaults.
       changes: settings by name, such as steps=1000.
     Returns:
-      the last frame, with velocities.
+      the last frame, with velocities; a list of them where there are several structures.
     Raises:
       ConfigError: impossible settings, or a folder that exists.
-      DataError: atoms that cannot be simulated: overlapping, not finite, of unknown elements, or
-        periodic without a cell.
+      DataError: atoms that cannot be simulated: overlapping, not finite, of unknown elements,
+        periodic without a cell, or not periodic in the same directions in a batch.
       CheckpointError: no readable network, or none with a spread for max_spread.
       TrainingFailed: a force, the temperature or the spread passed its limit, or atoms moved too
         far in a step; the folder holds the last good frame.
       Interrupted: a signal stopped it; the folder can be resumed.
     """
     settings = dataclasses.replace(settings or Settings(), **changes)
-    atoms = start if isinstance(start, ase.Atoms) else read_frames(start, "-1:")[0]
+    frames = structures_of(start, settings)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        simulation = _Simulation(network, atoms, settings)
+        if settings.equilibrate:
+            require_new(settings.run)
+            frames = _equilibrated(network, frames, settings)
+        simulation = _Simulation(network, frames, settings)
         simulation.begin()
         return simulation.proceed()
+
+
+def _equilibrated(network, frames: list[ase.Atoms], settings: Settings) -> list[ase.Atoms]:
+    """Return structures after `equilibrate` steps of Langevin dynamics, which nothing keeps.
+
+    They have no total momentum, but for ensembles that do not conserve it.
+    """
+    count, friction = settings.equilibrate, max(settings.friction, _FRICTION)
+    print(f"equilibrate: {count} steps of langevin, with a friction of {friction:g}/ps", flush=True)
+    changes = {"ensemble": "langevin", "steps": count, "friction": friction}
+    simulation = _Simulation(network, frames, dataclasses.replace(settings, **changes))
+    equilibrated = simulation.unwritten()
+    for atoms in equilibrated:
+        if settings.ensemble in ("nve", "nose-hoover") and len(atoms) > 1:
+            masses, velocities = atoms.get_masses()[:, None], atoms.get_velocities()
+            atoms.set_velocities(velocities - (masses * velocities).sum(axis=0) / masses.sum())
+    return equilibrated
 
 
 def resume(folder, steps: int | None = None):
@@ -77,10 +103,13 @@ def resume(folder, steps: int | None = None):
         raise ConfigError(
             f"steps={settings.steps}: {folder} is already at step {metadata['step']}; give more"
         )
-    periodic = {"cell": arrays["state.cell"], "pbc": arrays["pbc"].tolist()}
-    given = (arrays[name] for name in ("numbers", "state.positions"))
-    atoms = ase.Atoms(*given, masses=arrays["masses"], **periodic)
-    simulation = _Simulation(metadata["network"], atoms, settings)
+    frames = []
+    for k, count in enumerate(arrays["sizes"]):
+        names = ("numbers", "state.positions", "masses")
+        numbers, positions, masses = (arrays[name][k, :count] for name in names)
+        periodic = {"cell": arrays["state.cell"][k], "pbc": arrays["pbc"].tolist()}
+        frames.append(ase.Atoms(numbers, positions, masses=masses, **periodic))
+    simulation = _Simulation(metadata["network"], frames, settings)
     if simulation.digest != metadata["digest"]:
         raise CheckpointError(
             f"{metadata['network']} holds another network than when {folder} was begun"
@@ -93,57 +122,100 @@ def resume(folder, steps: int | None = None):
 class _Simulation:
     """A simulation between two steps."""
 
-    def __init__(self, network, atoms: ase.Atoms, settings: Settings):
+    def __init__(self, network, frames: list[ase.Atoms], settings: Settings):
         try:
             ops.resolve_here(settings.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._settings, self._path = settings, str(Path(network).resolve())
         network = Network(network, dtype=settings.dtype, backend=settings.backend)
-        network = network.of_elements(atoms.numbers)
+        network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self._network = network if settings.max_spread is None else with_spread(network)
         self.digest = self._network.metadata["arrays_sha256"]
-        self._start, self._member = atoms, Member(atoms, self._network, settings)
-        of_atoms = self._member.species, self._member.masses, self._member.atoms.pbc
-        self._stepper = Stepper(self._network, *of_atoms, settings)
+        self._frames, self._members = frames, []
+        for number, atoms in enumerate(frames):
+            with naming(f"structure {number}" if len(frames) > 1 else None):
+                self._members.append(Member(atoms, self._network, settings))
+        pbc = self._members[0].atoms.pbc
+        for number, member in enumerate(self._members):
+            if (member.atoms.pbc != pbc).any():
+                raise DataError(
+                    f"structures 0 and {number} are not periodic in the same directions; those of "
+                    "one batch must be: simulate them apart"
+                )
+        species, masses = zip(*((m.species, m.masses) for m in self._members), strict=True)
+        self._stepper = Stepper(self._network, species, masses, pbc, settings)
         self.state = None
 
-    def begin(self):
-        """Draw velocities, compute the first forces, and write the first frame."""
-        settings, stepper = self._settings, self._stepper
-        velocities = initial_velocities(self._start, settings.temperature, settings.seed)
-        state = State.first(self._start.positions, velocities, self._member.atoms.cell.array)
-        stepper.begin(state.positions, state.cell)
+    def _first_forces(self) -> Advanced:
+        """Draw velocities, and compute the first forces."""
+        positions = [member.atoms.positions for member in self._members]
+        cells = [member.atoms.cell.array for member in self._members]
+        settings = self._settings
+        velocities = [
+            initial_velocities(atoms, settings.temperature, settings.seed + k)
+            for k, atoms in enumerate(self._frames)
+        ]
+        stepper = self._stepper
+        stepper.begin(positions, cells)
         # a step of no length computes the forces with the program of all steps
-        done = stepper.take(state, 1, 0.0)
-        while not done.state.step and done.reason != LIMIT:
+        done = stepper.take(stepper.state(positions, velocities, cells), 1, 0.0)
+        while not done.state.step[0] and done.reason != LIMIT:
             done = stepper.take(done.state, 1, 0.0)
         if done.reason == LIMIT:
-            raise DataError(
-                f"no step can be taken from this structure: {self._member.excess(done.rows[0])}"
-            )
+            raise DataError(f"no step can be taken from this structure: {self._excess(done, 0)}")
         self.state = done.state._replace(step=np.zeros_like(done.state.step))
+        return done
+
+    def unwritten(self) -> list[ase.Atoms]:
+        """Take all steps, write nothing, and return the structures with their velocities."""
+        self._first_forces()
+        timestep = self._settings.timestep * units.fs
+        while (step := self._step) < self._settings.steps:
+            wanted = min(MOST_STEPS, self._settings.steps - step)
+            done = self._stepper.take(self.state, wanted, timestep)
+            self.state, taken = done.state, self._step - step
+            if done.reason == LIMIT:
+                raise TrainingFailed(
+                    f"stopped in step {self._step} of equilibrate=: {self._excess(done, taken)}. "
+                    "Take a shorter timestep, or look at the structure"
+                )
+        frames = []
+        for atoms, (_, state) in zip(self._frames, self._states(), strict=True):
+            frames.append(atoms.copy())
+            frames[-1].positions = state.positions[: len(atoms)]
+            frames[-1].set_velocities(state.velocities[: len(atoms)])
+        return frames
+
+    def begin(self):
+        """Compute the first forces, and write the first frames of a new folder."""
+        done, settings = self._first_forces(), self._settings
         self._folder = _create(settings, self._path)
-        self._member.begin(self._folder)
+        for member, path in self._own_folders():
+            member.begin(path)
         self._record(done.rows, 0, 1)
-        still = done.rows[0, COLUMNS.index("force")] < _AT_REST
-        drawn = settings.temperature and not self._start.get_velocities().any()
-        if still and drawn and settings.ensemble == "nve" and len(self._start) > 1:
+        still = done.rows[0, :, COLUMNS.index("force")].max() < _AT_REST
+        drawn = settings.temperature and not any(a.get_velocities().any() for a in self._frames)
+        if still and drawn and settings.ensemble == "nve" and len(self._frames[0]) > 1:
             print(
                 f"the start is at rest in a minimum: half of the kinetic energy of "
                 f"{settings.temperature:g} K goes into potential energy, and the temperature will "
-                f"be about {settings.temperature / 2:g} K; for a start at that temperature, take "
-                "some ps of ensemble=langevin first, and START from their trajectory.xyz",
+                f"be about {settings.temperature / 2:g} K; equilibrate=2000 begins with so many "
+                "steps of langevin",
                 flush=True,
             )
 
     def go_on(self, arrays: dict, metadata: dict):
         """Take up the state of a checkpoint."""
-        sizes = Sizes(pairs=metadata["pairs"], edges=metadata["edges"])
-        self._stepper.begin(arrays["listed"], arrays["listed_cell"], sizes)
+        grid = Grid(*(tuple(v) if isinstance(v, list) else v for v in metadata["grid"]))
+        grid = grid._replace(axes=tuple(map(tuple, grid.axes)))
+        room = Room(grid, Sizes(pairs=metadata["pairs"], edges=metadata["edges"]))
+        self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
         self._folder = Path(self._settings.run)
-        self._member.reopen(self._folder, metadata["files"], arrays["last"])
+        written = zip(metadata["files"], arrays["distances"], arrays["last"], strict=True)
+        for (member, path), parts in zip(self._own_folders(), written, strict=True):
+            member.reopen(path, *parts)
 
     def proceed(self):
         """Take all steps, and return the last frames."""
@@ -154,16 +226,12 @@ class _Simulation:
             while (step := self._step) < self._settings.steps:
                 every = self._settings.save_every
                 wanted = min(every - step % every, MOST_STEPS, self._settings.steps - step)
-                timestep = self._settings.timestep * units.fs
-                try:
-                    done = self._stepper.take(self.state, wanted, timestep)
-                except DataError as error:  # no list can be made
-                    self._stop(str(error))
+                done = self._stepper.take(self.state, wanted, self._settings.timestep * units.fs)
                 self.state = done.state
                 taken = self._step - step
                 self._record(done.rows, step + 1, taken)
                 if done.reason == LIMIT:
-                    self._stop(self._member.excess(done.rows[taken]))
+                    self._stop(self._excess(done, taken))
                 now = time.perf_counter()
                 if first is None:
                     began, first = now, step + taken
@@ -181,16 +249,40 @@ class _Simulation:
         self._finish()
         self._print(0 if first is None else self._step - first, time.perf_counter() - began)
         print(f"done; trajectory, thermo.csv and thermo.png are in {self._folder}", flush=True)
-        return self._member.frame(self.state)
+        frames = [member.frame(state) for member, state in self._states()]
+        return frames if len(frames) > 1 else frames[0]
 
     @property
     def _step(self) -> int:
-        return int(self.state.step)
+        return int(self.state.step[0])
+
+    def _own_folders(self) -> list[tuple[Member, Path]]:
+        """Return each structure with its folder, which is inside of that of several."""
+        members, digits = self._members, len(str(len(self._members) - 1))
+        if len(members) == 1:
+            return [(members[0], self._folder)]
+        return [(member, self._folder / f"{k:0{digits}}") for k, member in enumerate(members)]
+
+    def _states(self) -> list[tuple[Member, State]]:
+        """Return each structure with its part of the state."""
+        return [
+            (member, jax.tree.map(lambda leaf, k=k: leaf[k], self.state))
+            for k, member in enumerate(self._members)
+        ]
+
+    def _excess(self, done: Advanced, row: int) -> str:
+        """Return the limit that the step of a row passed, and its structure."""
+        excesses = [
+            member.excess(one) for member, one in zip(self._members, done.rows[row], strict=True)
+        ]
+        number, excess = next(pair for pair in enumerate(excesses) if pair[1])
+        return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
-        """Write the last good frame and raise the error."""
-        if self._step % self._settings.save_every:  # else it is there
-            self._member.add_frame(self.state)
+        """Write the last good frames and raise the error."""
+        if self._step % self._settings.save_every:  # else they are there
+            for member, state in self._states():
+                member.add_frame(state)
         self._finish()
         raise TrainingFailed(
             f"stopped after step {self._step}: {why}; {self._folder} ends with the last good "
@@ -198,49 +290,59 @@ class _Simulation:
         )
 
     def _record(self, rows, first: int, count: int):
-        self._member.record(rows[:count], first, self.state)
+        for k, (member, state) in enumerate(self._states()):
+            member.record(rows[:count, k], first, state)
 
     def _checkpoint(self):
-        member = self._member
+        members = self._members
         arrays = {
-            "numbers": member.atoms.numbers,
-            "masses": member.masses,
-            "pbc": member.atoms.pbc,
-            "last": member.last,
+            "sizes": np.array([len(member.atoms) for member in members]),
+            "numbers": side_by_side([member.atoms.numbers for member in members], np.int64),
+            "masses": side_by_side([member.masses for member in members]),
+            "pbc": members[0].atoms.pbc,
+            "distances": np.stack([member.distances for member in members]),
+            "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
         arrays["listed"], arrays["listed_cell"] = self._stepper.listed
+        room = self._stepper.room
         metadata = {
             "kind": "md",
             "simulation_format": _FORMAT,
             "settings": dataclasses.asdict(self._settings) | {"run": None},
-            "files": member.sizes,
+            "files": [member.sizes for member in members],
             "network": self._path,
             "digest": self.digest,
             "step": self._step,
-            "pairs": self._stepper.sizes.pairs,
-            "edges": self._stepper.sizes.edges,
+            "grid": room.grid,
+            "pairs": room.sizes.pairs,
+            "edges": room.sizes.edges,
         }
-        arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         write_whole(self._folder / _CHECKPOINT, encode(arrays, metadata))
 
     def _finish(self):
         self._checkpoint()
-        self._member.draw()
+        for member in self._members:
+            member.draw()
 
     def _print(self, steps: int, seconds: float):
         femtoseconds = self._step * self._settings.timestep
         speed = steps * self._settings.timestep * 1e-6 / max(seconds, 1e-9) * 86400
         rate = f"{speed:.3g} ns/day, {steps / max(seconds, 1e-9):.3g} steps/s" if steps else ""
-        values = dict(zip(COLUMNS, self._member.last, strict=True))
-        kelvin = f"T {values['temperature']:.1f} K"
+        values = np.stack([member.last for member in self._members])
+        potential, kinetic, temperature = values[:, :3].T
+        kelvin = f"T {temperature[0]:.1f} K"
+        if len(values) > 1:
+            kelvin = f"T {temperature.min():.1f} to {temperature.max():.1f} K"
+            rate += f" for each of {len(values)} structures" if steps else ""
         if self._settings.ensemble == "npt":
-            pressure = values["pressure"] / units.GPa
-            kelvin += f"  V {values['volume']:.2f} Å^3  p {pressure:.3g} GPa"
+            pressure, volume = values[:, [COLUMNS.index(n) for n in ("pressure", "volume")]].mean(0)
+            kelvin += f"  V {volume:.2f} Å^3  p {pressure / units.GPa:.3g} GPa"
         left = self._settings.steps - self._step
         if steps and left:
             rate += f", {duration(left * seconds / steps)} left"
-        energy = values["potential"] + values["kinetic"]
+        energy = (potential + kinetic).mean()
         print(
             f"step {self._step}/{self._settings.steps}  {femtoseconds:g} fs  "
             f"E {energy:.6f} eV  {kelvin}  {rate}",
@@ -262,14 +364,21 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict]:
     return arrays, metadata
 
 
+def require_new(run: str | Path | None):
+    """Refuse a folder that exists."""
+    if run is not None and Path(run).exists():
+        hint = "give another folder, or continue it with resume="
+        raise ConfigError(f"run={run} cannot be made: {hint}")
+
+
 def _create(settings: Settings, network: str) -> Path:
     """Make the folder of a simulation."""
     path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
+    require_new(path)
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        hint = "; give another folder, or continue it with resume=" if path.exists() else ""
-        raise ConfigError(f"run={path} cannot be made: {error}{hint}") from error
+        raise ConfigError(f"run={path} cannot be made: {error}") from error
     values = {"network": network, **dataclasses.asdict(settings)}
     text = "".join(f"{name}={value}\n" for name, value in values.items())
     write_whole(path / "settings.txt", text)

@@ -1,6 +1,9 @@
-"""The structure of a simulation: how it starts, and its files."""
+"""The structures of a simulation: how they start, and the files of each."""
 
+import csv
+import gzip
 import io
+import math
 import os
 from pathlib import Path
 
@@ -18,13 +21,35 @@ from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
 from eqfuse.plots import dynamics
 from eqfuse.train import CheckpointError
+from eqfuse.train.settings.schema import ConfigError
 
-TRAJECTORY, TABLE, PICTURE = "trajectory.xyz", "thermo.csv", "thermo.png"
+TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
+REACH, WIDTH = 8.0, 0.05
+"""Å: the largest distance, and the width of a bin."""
 _HEAD = (
     "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
     "volume_a3\n"
 )
 _LEAST_DISTANCE = 0.3  # Å; no nuclei are as near, and no network was trained there
+
+
+def structures_of(start, settings: Settings) -> list[ase.Atoms]:
+    """Return the structures that are simulated: `settings.replicas` of each."""
+    if isinstance(start, ase.Atoms):
+        frames = [start]
+    elif isinstance(start, str | os.PathLike):
+        frames = read_frames(start, ":" if settings.frames == "all" else "-1:")
+    else:
+        frames = list(start)
+    if settings.replicas > 1 and settings.ensemble in ("nve", "nose-hoover"):
+        for number, atoms in enumerate(frames):
+            if atoms.get_velocities().any() or settings.temperature == 0:
+                raise ConfigError(
+                    f"replicas={settings.replicas} would all be the same: velocities of structure "
+                    f"{number} are not drawn, and ensemble={settings.ensemble} has no noise; "
+                    "remove its velocities, give a temperature, or choose ensemble=langevin"
+                )
+    return [atoms for atoms in frames for _ in range(settings.replicas)]
 
 
 def read_frames(path, index=":") -> list[ase.Atoms]:
@@ -73,7 +98,9 @@ class Member:
 
     Its atoms are without labels and other properties, which would not be those of later frames.
     `last` has the values of `COLUMNS` at the last step, with the reference energies, and `sizes`
-    the bytes of the files.
+    the bytes of the files. The first row of the distances, [2, n_bins], sums over frames the pairs
+    in each bin for an atom, times the volume of an atom if there is one; the second begins with the
+    number of frames.
     """
 
     def __init__(self, atoms: ase.Atoms, network: Network, settings: Settings):
@@ -95,21 +122,24 @@ class Member:
         require_apart(atoms.positions, structure.cell, atoms.pbc)
         self.last: np.ndarray | None = None
         self.sizes: dict[str, int] = {}
+        self.distances = np.zeros((2, round(REACH / WIDTH)))
+        self._trajectory = f"trajectory.{settings.trajectory}"
 
     def begin(self, path: Path):
         """Begin the files in a folder, which is made if it is not there."""
         path.mkdir(exist_ok=True)
-        self._path, self.sizes[TRAJECTORY] = path, 0
+        self._path, self.sizes[self._trajectory] = path, 0
         self._append(TABLE, _HEAD.encode())
 
-    def reopen(self, path: Path, sizes: dict[str, int], last):
+    def reopen(self, path: Path, sizes: dict[str, int], distances, last):
         """Open the folder of a checkpoint, and cut off what was written after it."""
         for name, size in sizes.items():
             if not (path / name).exists() or (path / name).stat().st_size < size:
                 raise CheckpointError(f"{path / name} is missing or cut: it cannot be continued")
         for name, size in sizes.items():
             os.truncate(path / name, size)
-        self._path, self.sizes, self.last = path, dict(sizes), last
+        self._path, self.sizes = path, dict(sizes)
+        self.distances, self.last = np.array(distances), last
 
     def record(self, rows, first: int, state: State):
         """Write the rows of steps from number `first` on, and the frame after them if it is due."""
@@ -129,13 +159,13 @@ class Member:
 
     def frame(self, state: State) -> ase.Atoms:
         """Return the structure in a state, with velocities, energy and forces."""
-        atoms = self.atoms.copy()
-        atoms.positions = state.positions
+        atoms, count = self.atoms.copy(), len(self.atoms)
+        atoms.positions = state.positions[:count]
         if atoms.pbc.any():
             atoms.cell = state.cell
         atoms.set_masses(self.masses)
-        atoms.set_velocities(state.velocities)
-        results = {"energy": float(self.last[0]), "forces": np.array(state.forces)}
+        atoms.set_velocities(state.velocities[:count])
+        results = {"energy": float(self.last[0]), "forces": np.array(state.forces[:count])}
         atoms.calc = SinglePointCalculator(atoms, **results)
         return atoms
 
@@ -145,11 +175,40 @@ class Member:
         atoms.info |= {"step": step, "time_fs": step * self._settings.timestep}
         text = io.StringIO()
         ase.io.write(text, atoms, format="extxyz")
-        self._append(TRAJECTORY, text.getvalue().encode())
+        data = text.getvalue().encode()
+        if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
+            data = gzip.compress(data, mtime=0)
+        self._append(self._trajectory, data)
+        self._add_distances(atoms)
+
+    def _add_distances(self, atoms: ase.Atoms):
+        positions, cell, pbc = atoms.positions, atoms.cell.array, atoms.pbc
+        try:
+            senders, receivers, shifts = neighbor_list(positions, cell, pbc, REACH)
+        except DataError:  # of more pairs than fit the memory, or flown apart
+            return
+        vectors = positions[senders] + shifts - positions[receivers]
+        lengths = np.sqrt(np.einsum("ei,ei->e", vectors, vectors))
+        bins = self.distances.shape[1]
+        counts = np.bincount((lengths / WIDTH).astype(int), minlength=bins)[:bins]
+        scale = abs(np.linalg.det(cell)) / len(atoms) if pbc.all() else 1.0
+        self.distances[0] += counts * scale / len(atoms)
+        self.distances[1, 0] += 1
 
     def draw(self):
-        """Draw the table."""
-        dynamics(self._path / TABLE, self._path / PICTURE)
+        """Write the radial distribution, and draw it and the table.
+
+        It is r (Å) and g(r), or the pairs of an atom by Å where not all is periodic.
+        """
+        edges, periodic = WIDTH * np.arange(self.distances.shape[1] + 1), all(self.atoms.pbc)
+        shells = 4 / 3 * math.pi * np.diff(edges**3) if periodic else WIDTH
+        values = self.distances[0] / max(self.distances[1, 0], 1) / shells
+        with open(self._path / DISTANCES, "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(("r_a", "g" if periodic else "pairs_by_a"))
+            middles = (edges[1:] - WIDTH / 2).round(4)
+            rows.writerows(np.stack([middles, values], axis=1).tolist())
+        dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
 
     def _append(self, name: str, data: bytes):
         with open(self._path / name, "ab") as file:

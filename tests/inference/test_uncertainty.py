@@ -115,7 +115,7 @@ def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path
     assert eqfuse_command(["select", str(run), str(copper), str(out), "--number", "2"]) == 0
     assert len(ase.io.read(out, ":")) == 2
     largest = predicted.spread.energies.max()
-    simulate = ["md", str(run), str(copper), "steps=5"]
+    simulate = ["md", str(run), str(copper), "steps=5", "frames=all"]
     assert eqfuse_command([*simulate, f"run={tmp_path / 'md'}", f"max_spread={1e3 * largest}"]) == 0
     capsys.readouterr()
     code = eqfuse_command([*simulate, f"run={tmp_path / 'stopped'}", f"max_spread={largest / 1e3}"])

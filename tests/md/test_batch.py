@@ -1,0 +1,83 @@
+"""Several structures, and replicas, in one batch of dynamics."""
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+
+from eqfuse import md
+from eqfuse.data import DataError
+from eqfuse.md.simulation import read_checkpoint
+from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.settings.schema import ConfigError
+from tests.md.conftest import table
+
+
+@pytest.fixture
+def frames():
+    """Return cells of four and eight atoms."""
+    crystal = ase.build.bulk("Cu", cubic=True)
+    frames = [crystal.repeat((2, 1, 1)), crystal]
+    for seed, atoms in enumerate(frames):
+        atoms.rattle(0.05, seed=seed)
+    return frames
+
+
+@pytest.mark.parametrize(
+    "ensemble",
+    ["npt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nve", "nose-hoover"))],
+)
+def test_structures_of_a_batch_move_as_alone(ensemble, run, frames, tmp_path):
+    """Their own velocities, noise and cells; lists are made for all when one needs it."""
+    source = tmp_path / "start.xyz"
+    ase.io.write(source, frames)
+    frames = ase.io.read(source, ":")  # as rounded in the file
+    settings = {"ensemble": ensemble, "skin": 0.1, "temperature": 600.0, "steps": 60}
+    settings |= {"save_every": 20, "compressibility": 1.0, "log_every": 20}
+    ends = md.run(run, source, frames="all", replicas=2, run=str(tmp_path / "all"), **settings)
+    assert [len(atoms) for atoms in ends] == [8, 8, 4, 4]
+    for k in [2] if ensemble == "npt" else range(4):
+        folder = tmp_path / f"alone{k}"
+        end = md.run(run, frames[k // 2], seed=k, run=str(folder), **settings)
+        np.testing.assert_allclose(ends[k].positions, end.positions, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(ends[k].cell, end.cell, rtol=0, atol=1e-9)
+        energy = end.get_potential_energy()
+        assert ends[k].get_potential_energy() == pytest.approx(energy, abs=1e-9)
+        rows, own = table(tmp_path / "all" / str(k)), table(folder)
+        for name, values in own.items():
+            np.testing.assert_allclose(rows[name], values, rtol=1e-9, atol=1e-9, err_msg=name)
+        moves = ase.io.read(tmp_path / "all" / str(k) / "trajectory.xyz", ":")
+        assert [frame.info["step"] for frame in moves] == [0, 20, 40, 60]
+        np.testing.assert_allclose(moves[-1].positions, end.positions, rtol=0, atol=1e-7)
+    assert np.abs(ends[0].positions - ends[1].positions).max() > 0.05
+
+
+def test_what_cannot_be_one_batch_is_refused(run, frames, tmp_path):
+    free = frames[1].copy()
+    free.pbc, free.cell = False, None
+    moving = frames[1].copy()
+    moving.set_velocities(np.full((4, 3), 0.01))
+    apart = frames[1].copy()
+    apart.positions[1] = apart.positions[0] + 0.1
+    for start, changes, error, message in (
+        ([frames[0], free], {}, DataError, "0 and 1 are not periodic in the same directions"),
+        ([frames[0], apart], {}, DataError, "structure 1: atoms 0 and 1 overlap"),
+        (moving, {"replicas": 2}, ConfigError, "replicas=2 would all be the same"),
+        (frames[1], {"replicas": 2, "temperature": 0.0}, ConfigError, "give a temperature"),
+    ):
+        with pytest.raises(error, match=message):
+            md.run(run, start, run=str(tmp_path / "md"), **changes)
+        assert not (tmp_path / "md").exists()
+
+
+def test_a_limit_names_the_structure_that_passed_it(run, frames, tmp_path):
+    frames[0].set_velocities(np.full((8, 3), 1e-9))
+    frames[1].set_velocities([[0.1, 0, 0], [-0.1, 0, 0], [0, 0, 0], [0, 0, 0]])
+    limit = frames[1].get_temperature() * 4 / 3 + 1
+    settings = {"ensemble": "langevin", "temperature": 20 * limit, "friction": 100.0}
+    with pytest.raises(TrainingFailed, match=r"structure [01]: a temperature of .* is above"):
+        md.run(run, frames, run=str(tmp_path / "md"), max_temperature=limit, **settings)
+    step = read_checkpoint(tmp_path / "md")[1]["step"]
+    for k in ("0", "1"):
+        last = ase.io.read(tmp_path / "md" / k / "trajectory.xyz")
+        assert last.info["step"] == step

@@ -128,6 +128,7 @@ def test_small_networks_and_unknown_elements_stay_whole(tmp_path):
         predict(large, cluster([1, 13, 13, 13]))
 
 
+@pytest.mark.slow
 def test_few_elements_have_tables_where_all_would_take_too_much(tmp_path, monkeypatch):
     """Allegro has tables of each pair of elements."""
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))

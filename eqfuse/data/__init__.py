@@ -4,7 +4,7 @@ from eqfuse.data.batching import Batch, Batcher, Labels, Shape, collate
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import prefetched
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.readers import Keys, Units, read_extxyz, read_structures
+from eqfuse.data.readers import Keys, Units, read_structures
 from eqfuse.data.readers.embedded import read_embedded
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.samples import Sample
@@ -27,7 +27,6 @@ __all__ = [
     "neighbor_list",
     "prefetched",
     "read_embedded",
-    "read_extxyz",
     "read_structures",
 ]
 

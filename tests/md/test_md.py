@@ -220,6 +220,11 @@ def test_a_limit_stops_with_the_last_good_frame(run, crystal, tmp_path):
         with pytest.raises(error, match=message):
             md.run(run, crystal, run=str(tmp_path / name), **limits)
     assert not (tmp_path / "hot").exists()
+    pair = ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2.5]])
+    pair.set_velocities([[0, 0, 0], [0, 0, 0.01]])
+    with pytest.raises(TrainingFailed, match="after step 0: atoms have flown apart"):
+        md.run(run, pair, run=str(tmp_path / "apart"), timestep=1e8, max_temperature=1e9)
+    assert len(ase.io.read(tmp_path / "apart" / "trajectory.xyz", ":")) == 1
     crystal.set_velocities(np.full((4, 3), 1e-9))
     settings = {"ensemble": "langevin", "temperature": 5000.0, "max_temperature": 40.0}
     with pytest.raises(TrainingFailed, match="above max_temperature=40"):

@@ -186,12 +186,6 @@ def test_energy_and_forces_are_smooth_at_the_cutoff(potential, run):
         np.testing.assert_allclose(orders, expected, rtol=0, atol=0.25)
 
 
-def test_edges_beyond_the_cutoff_do_nothing(run, molecule):
-    near, far = (run(molecule(0), cutoff=cutoff) for cutoff in (CUTOFF, CUTOFF + 1))
-    np.testing.assert_allclose(far.energy, near.energy, rtol=0, atol=EXACT)
-    np.testing.assert_allclose(far.forces, near.forces, rtol=0, atol=EXACT)
-
-
 def test_periodic_is_the_same_as_a_supercell(run):
     species, positions, cell = crystal()
     atoms = ase.Atoms(species + 1, positions, cell=cell, pbc=True)

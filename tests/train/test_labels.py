@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.data import Batcher, Dataset, read_extxyz, read_structures
+from eqfuse.data import Batcher, Dataset, read_structures
 from eqfuse.data.structures import Weights
 from eqfuse.models import Prediction
 from eqfuse.train.main import main
@@ -231,7 +231,7 @@ def test_weights_of_config_types_are_a_mapping():
 
 @pytest.fixture
 def batch(copper):
-    dataset = Dataset.build(read_extxyz(copper), cutoff=3.0, val_size=2)
+    dataset = Dataset.build(read_structures(copper), cutoff=3.0, val_size=2)
     return next(Batcher(dataset.train, 3).batches())
 
 

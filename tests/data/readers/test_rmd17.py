@@ -38,18 +38,10 @@ def save_md22(path, **units):
     return arrays
 
 
-@pytest.mark.parametrize("length", [None, "Ang", "Angstrom", "A", "Å", b"Ang"])
+@pytest.mark.parametrize("length", [None, "Ang", b"Angstrom", "Å"])
 @pytest.mark.parametrize(
     ("energy", "factor"),
-    [
-        (None, 0.0433641),
-        ("kcal/mol", 0.0433641),
-        (b"kcal/mol", 0.0433641),
-        ("kcal mol-1", 0.0433641),
-        ("kcal mol^-1", 0.0433641),
-        ("eV", 1.0),
-        (b"eV", 1.0),
-    ],
+    [(None, 0.0433641), (b"kcal/mol", 0.0433641), ("kcal mol^-1", 0.0433641), ("eV", 1.0)],
 )
 def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
     units = {"e_unit": energy, "r_unit": length}

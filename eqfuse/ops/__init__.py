@@ -18,6 +18,8 @@ from eqfuse.ops._layer import (
     TensorProductLinear,
     TensorProductLinearGate,
     linear,
+    tensor_product_linear,
+    tensor_product_linear_gate,
 )
 from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
@@ -27,7 +29,7 @@ from eqfuse.ops._tensor_product import (
     tensor_product,
     tensor_square,
 )
-from eqfuse.ops.primitives.choice import fused_table, resolve_fused
+from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.transforms.fuse.rewrite import fuse
 from eqfuse.ops.transforms.patch import patched
@@ -48,7 +50,6 @@ __all__ = [
     "compile_ahead",
     "elementwise_tensor_product",
     "fuse",
-    "fused_table",
     "graph_tensor_product",
     "group_by_interval",
     "grouped_dense",
@@ -63,6 +64,8 @@ __all__ = [
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
+    "tensor_product_linear",
+    "tensor_product_linear_gate",
     "tensor_square",
 ]
 

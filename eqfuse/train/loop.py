@@ -99,8 +99,9 @@ class Fit:
             self._prepare(state, at)
             self._warn_of_rise(int(state.step), at)
         by = "epoch" if self._settings.validate_every is None else "step"
-        columns = self._settings.stress_weight > 0, by, self._settings.hessian_weight > 0
-        with Progress(len(self._train), *columns) as progress:
+        known = {"stress": self._settings.stress_weight, "hessian": self._settings.hessian_weight}
+        quantities = ["energy", "forces", *(name for name, weight in known.items() if weight)]
+        with Progress(len(self._train), quantities, by) as progress:
             self._signal(stop)
             reason = self._reason_to_stop(int(state.step))
             if resumed and (reason is None or due):
@@ -277,8 +278,7 @@ class Fit:
 
     def _validate(self, state, at: Position, times, progress) -> Position:
         """Validate, write metrics and checkpoints, print; return the position after it."""
-        start, limits = time.monotonic(), self._limits
-        validation = Errors()
+        limits, validation, start = self._limits, Errors(), time.monotonic()
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
             validation.add(self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
@@ -286,7 +286,6 @@ class Fit:
         val_loss = self._compiled.losses[at.second_since is not None](validation.sums)
         trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)
-        per_step = float(np.median(times)) if times else math.nan
         row = {
             "epoch": at.epoch,
             "step": step,
@@ -295,7 +294,7 @@ class Fit:
             "val_loss": val_loss,
             **{f"train_{name}": value for name, value in trained.items()},
             **{f"val_{name}": value for name, value in validation.table().items()},
-            "ms_per_step": 1e3 * per_step,
+            "ms_per_step": 1e3 * float(np.median(times)) if times else math.nan,
             "elapsed_s": limits.elapsed,
         }
         with self._devices.together():
@@ -314,8 +313,7 @@ class Fit:
             params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)
             self._checkpoints.offer("best", step, params, record, adapter=adapter)
         self._keep(state, after, errors)
-        validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
-        progress.end_epoch(row, limits.left(step, per_step + validating))
+        progress.end_epoch(row, limits.left(step))
         if self._devices.is_main:
             self._hint(state, row, progress)
         return after

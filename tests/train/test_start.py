@@ -129,7 +129,8 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
         assert f"{name.partition('=')[0]} cannot be given" in error
     rest = settings[1:]
     assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
-    assert "holds no run" in refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
+    missing = refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
+    assert "config.yaml cannot be read: No such file" in missing
     assert "data= is missing" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
     assert "the data have Cu, for which the network of start_from= has no weights" in elements

@@ -80,7 +80,7 @@ def started_config(arguments: list[str]) -> Config | None:
         given |= {"training.optimizer", "training.lr"}
     if _is_converted(start):  # smaller steps by default
         optimizer = training.optimizer if "training.optimizer" in given else "adam"
-        usual = TUNING_LR[optimizer] * (REPLAY_LR if config.replay not in (None, "none") else 1.0)
+        usual = TUNING_LR[optimizer] * (REPLAY_LR if config.replay else 1.0)
         lr = training.lr if "training.lr" in given else usual
         training = dataclasses.replace(training, optimizer=optimizer, lr=lr)
     return dataclasses.replace(config, model=model, training=training)
@@ -108,13 +108,7 @@ def _is_converted(run: Path) -> bool:
 def read_config(folder: Path) -> Config:
     """Return the configuration in the folder of a run, checked as that of the command line."""
     path = folder / "config.yaml"
-    try:
-        plain = read_yaml(path)
-    except ConfigError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise ConfigError(f"{folder} holds no run: there is no {path}") from error
-        raise
-    return from_plain(plain, path)
+    return from_plain(read_yaml(path), path)
 
 
 def check_same_run(ours: dict, theirs: dict, folder: Path):

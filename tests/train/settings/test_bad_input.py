@@ -26,13 +26,9 @@ IMPOSSIBLE = [
     ([*WATER, "data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
     ([*WATER, "data.train=18"], "only 20"),
     ([*WATER, "run=file/run"], "cannot be made"),
-    ([*WATER, *NO_VAL, "data.val_path=missing.xyz"], "missing.xyz; check data.val_path"),
-    ([*WATER, "data.test=missing.xyz"], "missing.xyz; check data.test"),
-    (
-        [*WATER, "data.reference_energies=missing.xyz"],
-        "missing.xyz; give a file of isolated atoms, energies in eV",
-    ),
-    ([*WATER, "data.test=water.xyz"], "is among the files of data.path and of data.test"),
+    ([*WATER, *NO_VAL, "data.val_path=missing.xyz"], "no such file: .*missing.xyz"),
+    ([*WATER, "data.test=missing.xyz"], "no such file: .*missing.xyz"),
+    ([*WATER, "data.reference_energies=missing.xyz"], "no such file: .*missing.xyz"),
     # none of these is opened, which would wait for ever; a pattern passes them over
     (["data=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
     ([*WATER, *NO_VAL, "data.val_path=pipe.xyz"], "pipe.xyz is a pipe and not a file"),

@@ -46,8 +46,8 @@ def compiled(potential):
 def run(compiled, variables, make_graph):
     """Return a function of structures: their predictions, without those of the padding."""
 
-    def run(*structures, cutoff=CUTOFF):
-        graph = make_graph(structures, cutoff, SHAPE)
+    def run(*structures):
+        graph = make_graph(structures, CUTOFF, SHAPE)
         found = jax.device_get(compiled(variables, graph))._asdict()
         real = dict.fromkeys(("energy", "stress"), graph.graph_mask)
         return Prediction(**{k: found[k][real.get(k, graph.node_mask)] for k in FIELDS})

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from eqfuse.train import TrainingFailed, molecule, read_metadata
-from eqfuse.train.loop import Fit, Position
+from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder
@@ -206,13 +206,6 @@ def test_validation_every_third_step(finished):
     assert [(row["epoch"], row["step"]) for row in rows] == steps
     best = min(rows, key=lambda row: float(row["val_loss"]))
     assert str(read_checkpoint(finished("every"), ("best",))[1]["step"]) == best["step"]
-
-
-def test_positions_count_steps_since_the_last_validation():
-    at = Position(2, 4, unvalidated=6, error_sums={"a": 1}, loss_sum=2.0, best=0.5)
-    assert at.validated(ends_epoch=False) == Position(2, 4, best=0.5)
-    assert at.validated(ends_epoch=True) == Position(3, 0, best=0.5)
-    assert at.next_epoch() == Position(3, 0, 6, {"a": 1}, 2.0, 0.5)
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from eqfuse.ops.backends.triton import linear as linear_plan
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import derivatives
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.show import derivatives
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
 

@@ -94,64 +94,61 @@ def _spec(stem: str, lines: list[str]) -> KernelSpec:
     return KernelSpec.build(stem, _HEAD + "\n".join(lines) + "\n", ["*fp32"], ["*fp32"])
 
 
-def chain(specs, backend: str, x):
+def chain(specs, x):
     """Run kernels of 32 numbers one after the other, each on the result of the one before."""
     for spec in specs:
-        [x] = launch(spec, [x], [(32,)], (), (1,), backend)
+        [x] = launch(spec, [x], [(32,)], (), (1,))
     return x
 
 
-def stores(strided: bool, number: int, backend: str, x):
+def stores(strided: bool, number: int, x):
     """Store about `number` numbers; returns [programs, 3, 128] or [programs, 128, 3], flat."""
     programs = number // (LANES * COMPONENTS)
     shape = (programs * LANES * COMPONENTS,)
-    [out] = launch(store_kernel(strided), [x], [shape], (), (programs,), backend)
+    [out] = launch(store_kernel(strided), [x], [shape], (), (programs,))
     return out
 
 
-def measure(backend: str, seconds: float, small: bool) -> Iterator[dict]:
+def measure(seconds: float, small: bool) -> Iterator[dict]:
     """Time all of it: one result for each number.
 
     Args:
-      backend: "triton", or "triton-interpret", whose times mean nothing.
       seconds: to time each.
       small: tiny sizes, for a dry run.
     """
     x, count = jnp.full(32, 0.5, jnp.float32), 3 if small else CHAIN
-    empty = _times(
-        {"empty": functools.partial(chain, [empty_kernel()] * count)}, backend, x, seconds
-    )
+    empty = _times({"empty": functools.partial(chain, [empty_kernel()] * count)}, x, seconds)
     gap = 1e3 * empty["empty"]["ms"]["median"] / count
     yield {"what": "from kernel to kernel", "us": gap, "of": f"{count} empty kernels in a row"}
     for size in CODE_BYTES:
-        yield _cold(size // 64 if small else size, backend, x, seconds, 2 if small else None)
+        yield _cold(size // 64 if small else size, x, seconds, 2 if small else None)
     number = 3 * LANES * COMPONENTS if small else STORED
     sides = {
         n: functools.partial(stores, n == "strided", number) for n in ("contiguous", "strided")
     }
-    found = _times(sides, backend, x, seconds)
+    found = _times(sides, x, seconds)
     for name, side in found.items():
         us = 1e3 * side["ms"]["median"]
         yield {"what": f"{name} stores", "us": us, "of": f"{number} numbers, {4 * number} bytes"}
 
 
-def _cold(size: int, backend: str, x, seconds: float, number: int | None) -> dict:
+def _cold(size: int, x, seconds: float, number: int | None) -> dict:
     number = number or CACHED_BYTES // size
     specs = [straight_kernel(size, n) for n in range(number)]
     sides = {
         "cold": functools.partial(chain, specs),
         "warm": functools.partial(chain, specs[:1] * number),
     }
-    found = _times(sides, backend, x, seconds)
+    found = _times(sides, x, seconds)
     us = 1e3 * (found["cold"]["ms"]["median"] - found["warm"]["ms"]["median"]) / number
     text = f"{number} kernels of {size} bytes in turn, against one of them as often"
     return {"what": f"cold code, {size} bytes", "us": us, "of": text}
 
 
-def _times(sides: dict, backend: str, x, seconds: float) -> dict:
+def _times(sides: dict, x, seconds: float) -> dict:
     calls = {}
     for name, function in sides.items():
-        compiled = jax.jit(functools.partial(function, backend)).lower(x).compile()
+        compiled = jax.jit(function).lower(x).compile()
         calls[name] = functools.partial(compiled, x)
     return in_turns(calls, seconds)
 
@@ -164,7 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     kept = record.Record(options.json)
     print("| measured | µs | of |\n|---|---|---|")
-    for result in measure("triton", options.seconds, small=False):
+    for result in measure(options.seconds, small=False):
         kept.add(result)
         print(f"| {result['what']} | {result['us']:.3g} | {result['of']} |", flush=True)
 

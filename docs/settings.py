@@ -53,8 +53,8 @@ def page() -> str:
     rows = [(", ".join(theirs), ours) for ours, theirs in names.items()]
     note = (
         "Every option of `mace_run_train` (0.3.16), and the settings of nequip. Where there is\n"
-        "only a name, its values are the same. `model=mace\n"
-        "preset=mace_run_train` has the defaults of that command."
+        "only a name, its values are the same. `eqfuse train --from-mace 'mace_run_train ...'`\n"
+        "prints the command that trains here as that one does, with mace's defaults."
     )
     parts.append(_table("Names of mace and nequip", ("there", "here"), rows, note))
     return "\n".join(parts)

@@ -10,16 +10,6 @@ BACKEND_LOGGER = "jax._src.xla_bridge"
 """The logger of plug-ins that do not start. JAX documents no name for it."""
 
 
-def require_devices_when_lowered(primitive) -> None:
-    """Let the lowering of a primitive that uses `custom_partitioning` know the devices.
-
-    JAX registers only its own primitive.
-    """
-    from jax._src.dispatch import prim_requires_devices_during_lowering
-
-    prim_requires_devices_during_lowering.add(primitive)
-
-
 def is_unspecified(sharding) -> bool:
     """Test that `jit` was given no such sharding; its sentinel for that is private."""
     from jax._src.sharding_impls import UnspecifiedValue

@@ -24,7 +24,6 @@ COMMANDS = {
     "convert": "eqfuse.convert.command",
     "info": "eqfuse.inference.commands:run_info",
     "bench": "eqfuse.bench.command",
-    "show": "eqfuse.ops.show",
 }
 """The module of each, and its function if it is not `main`; imported when it is called."""
 

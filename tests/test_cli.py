@@ -57,7 +57,7 @@ def test_a_reader_that_ends_is_no_error_of_what_predicts():
 def test_each_command_has_help_of_its_own(capsys):
     assert main(["train", "--help"]) == 0
     assert "\n  eqfuse train [name=value ...]\n" in capsys.readouterr().out
-    for name in ("predict", "evaluate", "check", "export", "convert", "info", "show"):
+    for name in ("predict", "evaluate", "check", "export", "convert", "info"):
         with pytest.raises(SystemExit) as ended:
             main([name, "--help"])
         assert ended.value.code == 0
@@ -73,8 +73,6 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err
     assert main(["convert", "mace", str(tmp_path / "none.model"), str(tmp_path / "run")]) == 2
     assert "none.model" in capsys.readouterr().err
-    assert main(["show", "4x0e", "1o", "--target", "none"]) == 0
-    assert capsys.readouterr().out.startswith("4x0e (x) 1o -> 4x1o\n")
     assert main(["info"]) == 0
     assert capsys.readouterr().out.startswith("python ")
     assert main(["info", str(tmp_path)]) == 2  # no run

@@ -48,9 +48,7 @@ LAYERS = {
     "_reference": {"ir"},
 }
 # The files that talk to Triton; each imports it when it is needed, not when it is imported.
-LAUNCHERS = {
-    f"eqfuse/ops/backends/triton/{name}.py" for name in ("compile", "runtime", "interpret")
-}
+LAUNCHERS = {f"eqfuse/ops/backends/triton/{name}.py" for name in ("compile", "runtime")}
 
 
 def imports_of(source: str, module: str) -> list[str]:

@@ -18,28 +18,24 @@ import numpy as np
 from eqfuse import ops
 
 X, Y, OUT = "32x0e+32x1o+32x2e", "0e+1o+2e", "32x0e+64x0e+32x1o+32x2e"
-NEIGHBORS, TURNS = 20, 7
-CASES = (False, 128), (False, 1024), (False, 20_000), (True, 2_700), (True, 20_000)
+TURNS = 7
+ROWS = 128, 1024, 20_000
 ACTS = {"even_act": jax.nn.silu, "even_gate_act": jax.nn.sigmoid}
 UNKNOWN = {name: (lambda x, f=f: f(x)) for name, f in ACTS.items()}
 
 
-def gradient(rows: int, on_graph: bool, fused: str, acts: dict):
+def gradient(rows: int, fused: str, acts: dict):
     """Return the compiled gradient of the op, and its arguments."""
     rng = np.random.default_rng(0)
-    num_nodes = rows // NEIGHBORS if on_graph else rows
-    edges = weights = None
-    if on_graph:
-        edges = ops.Edges.from_arrays(*rng.integers(0, num_nodes, (2, rows)), num_nodes)
     x, y = (
-        e3nn.IrrepsArray(i, jnp.asarray(rng.normal(size=(n, e3nn.Irreps(i).dim)), jnp.float32))
-        for i, n in ((X, num_nodes), (Y, rows))
+        e3nn.IrrepsArray(i, jnp.asarray(rng.normal(size=(rows, e3nn.Irreps(i).dim)), jnp.float32))
+        for i in (X, Y)
     )
     module = ops.TensorProductLinearGate(OUT, backend="llvm", fused=fused, **acts)
-    params = module.init(jax.random.key(0), x, y, weights, edges)
+    params = module.init(jax.random.key(0), x, y)
 
     def energy(params, x, y):
-        return jnp.sum(module.apply(params, x, y, weights, edges).array ** 2)
+        return jnp.sum(module.apply(params, x, y).array ** 2)
 
     return jax.jit(jax.grad(energy, (0, 1, 2))), (params, x, y)
 
@@ -59,19 +55,19 @@ def milliseconds(cases: dict) -> dict[str, list[float]]:
 
 def main():
     argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
-    print("| over | rows or edges | always, ms | never, ms | unknown, ms | always / never |")
-    print("|---|---|---|---|---|---|")
-    for on_graph, rows in CASES:
+    print("| rows | always, ms | never, ms | unknown, ms | always / never |")
+    print("|---|---|---|---|---|")
+    for rows in ROWS:
         cases = {
-            "always": gradient(rows, on_graph, "always", ACTS),
-            "never": gradient(rows, on_graph, "never", ACTS),
-            "unknown": gradient(rows, on_graph, "auto", UNKNOWN),
+            "always": gradient(rows, "always", ACTS),
+            "never": gradient(rows, "never", ACTS),
+            "unknown": gradient(rows, "auto", UNKNOWN),
         }
         times = milliseconds(cases)
         ratios = sorted(a / b for a, b in zip(times["always"], times["never"], strict=True))
         medians = " | ".join(f"{statistics.median(times[name]):.2f}" for name in cases)
         ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"| {'a graph' if on_graph else 'rows'} | {rows} | {medians} | {ratio} |", flush=True)
+        print(f"| {rows} | {medians} | {ratio} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from eqfuse.ops import Edges, _host
 from eqfuse.ops.backends.triton import compile
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton.compile import compile_many
+from eqfuse.ops.ir.form import derivatives
 from eqfuse.ops.primitives.lowering import compile_ahead
-from eqfuse.ops.show import derivatives
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 OTHER_DTYPES = dict.fromkeys(("nequip-64-l2", "fused nequip-64-l2"), ("float64", "bfloat16"))

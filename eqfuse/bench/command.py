@@ -54,7 +54,6 @@ PARITY = (
 MATMULS = (*FUSED, "linear-64-l2", "grouped-dense-64")
 """Checked in tf32x3, too."""
 OTHER_DTYPES = ("float64", "bfloat16")
-IN_MIDDLE = ("nequip-benzene-64-l3", "mixed", "allegro-64-l2", "nequip-32-l2", "tetris-2")
 IN_LARGE = (
     *("fused-gate-64-l2", "mace-contraction-l2", "fused-linear-128", "fused-rows-32-l2"),
     *("nequip-benzene-64-l3", "mixed", "allegro-64-l2", "linear-64-l2"),
@@ -71,8 +70,7 @@ PRODUCTS = (
     ("mace-large", (1_000, 158_000)),  # OpenEquivariance's lattice of carbon
     *(("mace-large", (512, 32_768)), ("mixed", (512, 32_768))),  # FlashTP's: 64 edges of each node
 )
-RESERVE_S = 5  # left of the minutes when the last job is stopped, to end the processes
-PATIENCE = 4  # times what a job is thought to take, so that one that hangs does not take all
+RESERVE_S, LEAST_S, MOST_S = 5, 20, 250  # to end the processes, and for a job, which may hang
 DRY = "a dry run on the CPU in tiny sizes: no number in it says anything about speed"
 DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 COLUMNS = {
@@ -99,11 +97,6 @@ class Job(NamedTuple):
         case = f"{self.case}, tf32x3" if self.tf32x3 else self.case
         return {"group": self.group, "case": case, "dtype": self.dtype, "size": self.size}
 
-    @property
-    def cost_s(self) -> float:
-        """Return the seconds that it takes, roughly."""
-        return {"parity": 20, "kernels": 70, "steps": 60, "forces": 60}[self.group]
-
 
 def jobs() -> list[Job]:
     found = [
@@ -116,7 +109,6 @@ def jobs() -> list[Job]:
         *(Job("parity", name, REDUCED, dtype) for dtype in OTHER_DTYPES for name in PARITY),
         *(Job("kernels", name, MIDDLE) for name in MAIN),
         *(Job("kernels", name, MIDDLE, dtype) for dtype in OTHER_DTYPES for name in MAIN),
-        *(Job("kernels", name, MIDDLE) for name in IN_MIDDLE),
         *(Job("kernels", name, LARGE) for name in IN_LARGE),
         *(Job("kernels", *product) for product in PRODUCTS),
         *(Job("forces", *network) for network in FORCES),
@@ -196,8 +188,7 @@ def results(job, settings: dict) -> list[dict]:
     }
     found = []
     try:
-        for result in functions[job.group]():
-            found.append(result)
+        found.extend(functions[job.group]())  # those before an error are kept
     except Exception as error:
         found.append({"error": times.first_line(error)})
     return found
@@ -211,7 +202,6 @@ class Run:
         self._content = content | {"finished": False, "results": []}
         self._end = time.monotonic() + 60 * minutes - RESERVE_S
         self._group = ""  # whose table is being printed
-        self._wrong: dict[tuple[str, str], str] = {}  # of a case and a dtype that were checked
 
     def describe(self) -> str:
         """Write what this runs on; return why nothing can be measured on it, or ""."""
@@ -237,27 +227,13 @@ class Run:
         return self._end - time.monotonic()
 
     def _job(self, job: Job) -> None:
-        if self._left() < job.cost_s / 2:
+        if self._left() < LEAST_S:
             self._add(job, {"skipped": f"{max(0, self._left()):.0f} s were left"})
-            return
-        if job.group == "kernels" and (wrong := self._red(job)):
-            self._add(job, {"error": f"not timed: {wrong}"})
             return
         if job.group in ("steps", "forces"):  # peaks and compile times are those of a new process
             self._worker.stop()
-        limit = min(self._left(), PATIENCE * job.cost_s + 30)
-        for result in self._worker.run(job, self._settings, limit):
+        for result in self._worker.run(job, self._settings, min(self._left(), MOST_S)):
             self._add(job, result)
-            if job.group == "parity":
-                key = job.label["case"], job.dtype
-                self._wrong[key] = self._wrong.get(key) or result.get("error", "")
-
-    def _red(self, job: Job) -> str:
-        """Return the fault of the same op's results in a reduced size, or ""."""
-        key = job.case, job.dtype
-        if key not in self._wrong:
-            self._job(Job("parity", job.case, min(job.size, REDUCED), job.dtype))
-        return self._wrong.get(key, "its parity was not checked")
 
     def _add(self, job: Job, result: dict) -> None:
         self._content["results"].append(job.label | result)
@@ -310,9 +286,6 @@ def main(arguments: list[str] | None = None, peers: str = "") -> int:
     )
     parser.add_argument("--seconds", type=float, default=2, help="to time each case")
     parser.add_argument("--dry-run", action="store_true", help=DRY)
-    parser.add_argument(
-        "--backend", help="of a dry run: llvm (default), xla or triton-interpret", default="llvm"
-    )
     options = parser.parse_args(arguments)
     dry, names = options.dry_run, ("group", "case", "dtype")
     asked = tiny(jobs()) if dry else jobs()
@@ -321,9 +294,8 @@ def main(arguments: list[str] | None = None, peers: str = "") -> int:
         sys.exit(f"nothing holds --only {options.only!r}")
     content = {"command": shlex.join(["python", *sys.orig_argv[1:]]), "dry_run": dry}
     if dry:
-        content["note"] = DRY
         print(DRY)
-    backend = options.backend if dry else "triton"
+    backend = "llvm" if dry else "triton"
     settings = {"dry": dry, "backend": backend, "peers": peers, "seconds": options.seconds}
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     environment = {"JAX_PLATFORMS": "cpu" if dry else "cuda,cpu"}

@@ -30,9 +30,8 @@ PUBLISHED = {
     for of, channels in {"mp": (128, 128, 128), "off": (96, 128, 192)}.items()
     for lmax, (size, c) in enumerate(zip("sml", channels, strict=True))
 }
-NUM_SPECIES, NUM_GRAPHS = 4, 5
-CUTOFF, TOLERANCE = 5.0, 1e-4
-"""Å; and how much the loss and its gradient may differ in float32, by the largest element."""
+NUM_SPECIES, NUM_GRAPHS, CUTOFF = 4, 5, 5.0  # Å
+TOLERANCE = 1e-4  # of the loss and its gradient in float32, of the largest element
 
 
 def shapes_of_batch(num_nodes: int, num_edges: int) -> Graph:

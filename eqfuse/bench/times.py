@@ -8,8 +8,6 @@ import datetime
 import functools
 import importlib
 import math
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 
@@ -188,14 +186,9 @@ def describe(dry: bool) -> Iterator[dict]:
     available, why = ops.availability()["triton"]
     if not (available or dry):
         raise RuntimeError(why)
-    found = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
-    if program := shutil.which("nvidia-smi"):
-        fields = "--query-gpu=name,driver_version,memory.total"
-        command = [program, fields, "--format=csv,noheader"]
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        found["driver"] = asked.stdout.strip()
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     device = str(jax.devices()[0].device_kind)
-    yield found | {"device": device, "info": info().splitlines()}
+    yield {"date": date, "device": device, "info": info().splitlines()}
 
 
 def _peak() -> int:

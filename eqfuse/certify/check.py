@@ -323,8 +323,8 @@ def _check(options) -> int:
         others = []
         if isinstance(subject, Run) and options.dtype != "float32":
             own = (options.calculator,), {"which": options.which}
-            used = ops.resolve_here(options.backend), "triton-interpret"
-            names = [n for n, (runs, _) in ops.availability().items() if runs and n not in used]
+            used = ops.resolve_here(options.backend)
+            names = [n for n, (runs, _) in ops.availability().items() if runs and n != used]
             for name in names if options.backends is None else options.backends:
                 other = Run(*own[0], dtype="float64", backend=name, **own[1])
                 others.append(("backend", name, other))

@@ -317,32 +317,20 @@ class Batcher:
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
         """Return the numbers of the samples in each batch of an epoch."""
-        order, size = self._order(epoch, shuffle), self.batch_size
-        return [order[first : first + size] for first in range(0, len(order), size)]
-
-    def _order(self, epoch: int, shuffle: bool) -> np.ndarray:
-        count = len(self.samples)
-        return shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
+        count, size = len(self.samples), self.batch_size
+        order = shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
+        return [order[first : first + size] for first in range(0, count, size)]
 
     def _fits(self, epoch: int, shuffle: bool) -> np.ndarray:
         """Return the number of the smallest shape that holds each batch, [num_batches]."""
-        order = self._order(epoch, shuffle)
-        until = np.zeros((len(order) + 1, 2), np.int64)
-        np.cumsum(self._sizes[order], axis=0, out=until[1:])
-        starts = np.arange(0, len(order), self.batch_size)
-        bounds = starts[:, None] + self._split(self.batch_size)
-        bounds[-1] = starts[-1] + self._split(len(order) - starts[-1])
-        n_nodes, n_edges = (until[bounds[:, 1:]] - until[bounds[:, :-1]]).max(axis=1).T
+        parts = (np.array_split(group, self._parts) for group in self.groups(epoch, shuffle))
+        sums = [[self._sizes[part].sum(axis=0) for part in batch] for batch in parts]
+        n_nodes, n_edges = np.max(sums, axis=1).T
         limits = np.array([shape[:2] for shape in self.shapes])
         return np.maximum(
             np.searchsorted(limits[:, 0], n_nodes, "right"),  # one node is padding
             np.searchsorted(limits[:, 1], n_edges, "left"),
         )
-
-    def _split(self, count: int) -> np.ndarray:
-        """Return the bounds of the parts of `count` samples, [parts + 1]."""
-        lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
-        return np.cumsum([0, *lengths])
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.checks_of_forces import energy_differences, springs, total_energies_in_hartree
+from eqfuse.data.checks_of_forces import energy_differences, springs
 from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset
@@ -40,7 +40,6 @@ def find_problems(
         *duplicates(every, [len(part) for part in sets], distances),
         *springs(frames),
         *energy_differences(frames),
-        *total_energies_in_hartree(frames),
         *stress_problems(frames),
         *hessians(frames),
         *energy_outliers(samples),
@@ -50,7 +49,6 @@ def find_problems(
     ]
 
 
-_FEW_FRAMES = 3
 _GIVE = "give the energies of isolated atoms (data.reference_energies, or config_type=IsolatedAtom)"
 _SAMPLED = 10_000  # frames from which usual forces are computed
 _FEW = 0.01
@@ -263,9 +261,8 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
     if not (dataset.references_fitted and train):
         return
     species = np.array([z for z in dataset.species if z in dataset.references])
-    table, which = compositions(s.numbers for s in train)
-    table = table[:, species]
-    loose = _loose(table.astype(np.float64))
+    table, _ = compositions(s.numbers for s in train)
+    loose = _loose(table[:, species].astype(np.float64))
     if loose.any():
         values = ", ".join(
             f"{chemical_symbols[z]} {dataset.references[int(z)]:.1f}" for z in species[loose]
@@ -273,15 +270,6 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
         yield (
             f"the fit does not determine the reference energies of {values} eV, since training "
             f"frames have too few compositions: energies of others will be wrong; {_GIVE}"
-        )
-    having = np.bincount(which) @ (table > 0)  # frames by element
-    for k in np.flatnonzero(~loose & (having < min(_FEW_FRAMES, len(train)))):
-        frames = np.flatnonzero(table[which, k])
-        z = int(species[k])
-        yield (
-            f"{chemical_symbols[z]} is in {counted(len(frames), 'training frame')} only "
-            f"({train[frames[0]].origin or 'a structure'}), whose errors are its reference energy, "
-            f"{dataset.references[z]:.1f} eV; leave them out, or {_GIVE}"
         )
 
 

@@ -314,30 +314,3 @@ def fitted_springs(structures: Sequence[Structure]) -> Springs | None:
     variance = left @ left / max(1, len(forces) - len(kinds))
     error = np.sqrt(variance * np.diag(np.linalg.pinv(columns.T @ columns)))
     return Springs(sample, bonds, kinds, stiffness, np.maximum(error, 1e-30))
-
-
-_TOTALS = (0.99, 1.025)  # of all-electron energies, over those of Thomas-Fermi theory
-
-
-def total_energies_in_hartree(structures: Sequence[Structure]) -> Iterator[str]:
-    """Find energies that have, in their unit, the numbers of all-electron energies in Hartree.
-
-    References: Englert and Schwinger 1984, doi:10.1103/PhysRevA.29.2353 (energies of neutral atoms
-      of Z electrons in Hartree, -0.768745 Z^(7/3) + Z^2 / 2 - 0.2699 Z^(5/3), 1% from Z = 6 on).
-    """
-    labelled = selected(structures, lambda s: s.energy is not None)
-    if not labelled:
-        return
-    ratios = (s.energy / _atoms_in_hartree(s.numbers) for s in labelled)
-    ratio = float(np.median(np.fromiter(ratios, np.float64)))
-    if _TOTALS[0] < ratio < _TOTALS[1]:
-        yield (
-            f"energies are {ratio:.3f} times those of the atoms' electrons in Hartree "
-            f"({labelled[0].origin or 'structure 0'}: {labelled[0].energy:.6g}): they are probably "
-            f"in Hartree, and eV are needed (1 Hartree = {ase.units.Hartree:.6f} eV)"
-        )
-
-
-def _atoms_in_hartree(numbers) -> float:
-    z = np.asarray(numbers, np.float64)
-    return float(np.sum(-0.768745 * z ** (7 / 3) + z**2 / 2 - 0.2699 * z ** (5 / 3)))

@@ -223,7 +223,7 @@ class Dataset:
 
         Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
-        outliers = set(self._outlier_numbers)
+        outliers = set(self.force_outliers)
         total = count = 0
         for number, sample in enumerate(self.train):
             if sample.forces is not None and number not in outliers:
@@ -231,23 +231,12 @@ class Dataset:
                 count += int((~np.isnan(sample.forces)).sum())
         return float(np.sqrt(total / count)) or 1.0 if count else 1.0
 
-    @property
-    def force_outliers(self) -> list[tuple[Sample, int, float]]:
-        """Return training samples with a force component above 20 times the 95th percentile.
-
-        With each are the number of the atom in its structure and the component, eV/Å. There are
-        none where nearly all forces are zero.
-        """
-        outliers = []
-        for number in self._outlier_numbers:
-            sample = self.train[number]
-            largest = np.abs(sample.in_structure(sample.forces)).max(axis=1)
-            outliers.append((sample, int(np.nanargmax(largest)), float(np.nanmax(largest))))
-        return outliers
-
     @functools.cached_property
-    def _outlier_numbers(self) -> list[int]:
-        """Return the numbers of the training samples of `force_outliers`."""
+    def force_outliers(self) -> list[int]:
+        """Return the numbers of training samples with a force above 20 times the 95th percentile.
+
+        There are none where nearly all forces are zero.
+        """
         # The percentile of stored frames is that of some.
         given = evenly(self.train, _SAMPLED) if isinstance(self.train, Lazy) else self.train
         some = [s.forces for s in given if s.forces is not None]

@@ -1,9 +1,7 @@
 """Neighbour lists, open or periodic in any direction, and the order of atoms for them."""
 
 import numpy as np
-import scipy.sparse
 import vesin
-from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from eqfuse.data.structures import DataError, FlownApartError
 
@@ -82,53 +80,16 @@ def coincident(a: int, b: int, distance: float, where: str = "") -> DataError:
     return DataError(f"{where}{place}; remove one")
 
 
-def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:
-    """Return images of the atoms near their neighbours and near the origin, as float32 needs.
+def centred(positions, cell, pbc, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images of the atoms near the first one, around the origin, and shifts of these.
 
-        near = positions - offsets
-        vector[e] = near[senders[e]] + moved_shifts[e] - near[receivers[e]]
-
-    Atoms that are connected by edges, directly or through others, are moved by lattice vectors,
-    each to the image next to a neighbour, and then together by their mean. All numbers are small
-    then, and most shifts zero, however large the cell and wherever the atoms are in it. Atoms that
-    no edges connect lose their distances: only the vectors of edges keep a meaning. Returns the
-    offsets and the moved shifts, float64.
+    The vectors of edges are the same, of smaller numbers, as float32 needs.
     """
-    count = len(positions)
-    edges = scipy.sparse.coo_array((np.ones(len(senders)), (receivers, senders)), (count, count))
-    num_parts, part = connected_components(edges, directed=False)
-    offsets = np.zeros((count, 3))
-    if shifts.any():
-        offsets = -_steps_to_neighbors(positions, senders, receivers, shifts, part)
-        shifts = shifts + offsets[senders] - offsets[receivers]
-    sums = [np.bincount(part, column, num_parts) for column in (positions - offsets).T]
-    means = np.stack(sums, axis=-1) / np.bincount(part)[:, None]
-    return offsets + means[part], shifts
-
-
-def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarray:
-    """Return lattice vectors [n_atoms, 3] that move each atom near the one before it in a tree.
-
-    Each connected `part` keeps the place of its first atom.
-    """
-    count = len(positions)
-    firsts = np.unique(part, return_index=True)[1]
-    # One tree of all parts: breadth first from a node next to the first atom of each.
-    rows = np.concatenate([receivers, np.full(len(firsts), count)])
-    columns = np.concatenate([senders, firsts])
-    edges = scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), (count + 1, count + 1))
-    before = breadth_first_order(edges, count, return_predecessors=True)[1].astype(np.int64)
-    before[count] = count
-    lengths = np.linalg.norm(positions[senders] + shifts - positions[receivers], axis=1)
-    order = np.lexsort((lengths, senders, receivers))
-    pairs = receivers[order].astype(np.int64) * count + senders[order]
-    later = np.flatnonzero(before < count)
-    steps = np.zeros((count + 1, 3))
-    steps[later] = shifts[order[np.searchsorted(pairs, before[later] * count + later)]]
-    while (before < count).any():  # twice as far towards the first atom each time
-        steps += steps[before]
-        before = before[before]
-    return steps[:count]
+    lattice = cell[pbc]
+    moved = np.rint((positions - positions[0]) @ np.linalg.pinv(lattice)) @ lattice
+    positions = positions - moved
+    shifts = shifts + moved[senders] - moved[receivers] if moved.any() else shifts
+    return positions - positions.mean(axis=0), shifts
 
 
 def _cells_away(positions, cell, pbc) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.lazy import Joined
-from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
+from eqfuse.data.neighbors import centred, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
 from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
 
@@ -17,8 +17,8 @@ class Sample:
     """One structure with its neighbour list, species and relative energy, ready for batches.
 
     Attributes:
-      positions: [n_atoms, 3] float64, Å, of images near their neighbours and the origin (float32
-        resolves small numbers); see `eqfuse.data.neighbors.gathering_offsets`.
+      positions: [n_atoms, 3] float64, Å, of images around the origin, see
+        `eqfuse.data.neighbors.centred`.
       species: [n_atoms] int32, index into the table of species.
       senders, receivers: [n_edges] int32, sorted by receiver, then sender.
       shifts: [n_edges, 3] float64, Å, between these images; see `neighbor_list`.
@@ -193,22 +193,28 @@ def prepare_samples(
     samples = []
     for structure in with_origins(structures):
         try:
-            samples.append(_sample(structure, cutoff, species, references))
+            lists = arranged(structure, cutoff)
         except DataError as err:
             raise DataError(f"{structure.origin}: {err}") from err
+        samples.append(sample_of(structure, lists, species, references))
     return Samples(samples)
 
 
-def _sample(structure: Structure, cutoff, species, references) -> Sample:
+def sample_of(structure: Structure, lists, species, references) -> Sample:
+    """Return the sample of a structure and what `arranged` gave of it, see `prepare_samples`."""
     energy = forces = stress = hessian = None
-    order, positions, senders, receivers, shifts = arranged(structure, cutoff)
+    order, positions, senders, receivers, shifts = lists
+    try:
+        indices = species_index(structure.numbers[order], species)
+        energy = None if references is None else subtract(structure, references)
+    except DataError as err:
+        raise DataError(f"{structure.origin}: {err}") from err
     if references is not None:
-        energy, stress = subtract(structure, references), structure.stress
-        hessian = structure.hessian
+        stress, hessian = structure.stress, structure.hessian
         forces = None if structure.forces is None else structure.forces[order]
     return Sample(
         positions=positions,
-        species=species_index(structure.numbers[order], species),
+        species=indices,
         senders=senders,
         receivers=receivers,
         shifts=shifts,
@@ -232,5 +238,6 @@ def arranged(structure: Structure, cutoff: float):
     order = spatial_order(positions, cell, structure.pbc, cutoff)
     positions = positions[order]
     senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
-    offsets, shifts = gathering_offsets(positions, senders, receivers, shifts)
-    return order, positions - offsets, senders, receivers, shifts
+    edges = senders, receivers, shifts
+    positions, shifts = centred(positions, cell, structure.pbc, *edges)
+    return order, positions, senders, receivers, shifts

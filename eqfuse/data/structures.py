@@ -230,13 +230,16 @@ def weighted_by_type(
     """
     if hasattr(structures, "weighted"):  # on disk
         return structures.weighted(by_type)
+    return [weighted(structure, by_type) for structure in structures]
 
-    def weighted(structure: Structure) -> Structure:
-        factor = by_type.get(structure.config_type or DEFAULT_TYPE, 1.0)
-        weights = Weights(*(factor * weight for weight in structure.weights))
-        return dataclasses.replace(structure, weights=weights) if factor != 1 else structure
 
-    return [weighted(structure) for structure in structures]
+def weighted(structure: Structure, by_type: Mapping[str, float]) -> Structure:
+    """Return a structure with weights multiplied by that of its config_type, if it has one."""
+    factor = by_type.get(structure.config_type or DEFAULT_TYPE, 1.0)
+    if factor == 1:
+        return structure
+    weights = Weights(*(factor * weight for weight in structure.weights))
+    return dataclasses.replace(structure, weights=weights)
 
 
 def has_all_forces(item) -> bool:

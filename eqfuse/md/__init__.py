@@ -1,4 +1,4 @@
-"""Molecular dynamics and relaxation with a trained network, on the device."""
+"""Molecular dynamics and relaxation with a trained network."""
 
 import importlib
 

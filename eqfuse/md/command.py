@@ -14,8 +14,8 @@ Relax structures to the nearest minimum of the energy of a trained network.
   eqfuse relax RUN FILE [OUT] [name=value ...]
 
 RUN is the folder of a run, or a file of its network; FILE is any file of atoms that ASE reads, all
-frames of which are relaxed, several at once, each as ASE's FIRE does. OUT is extended XYZ; without
-it, FILE_relaxed.xyz beside FILE. Atoms that a constraint FixAtoms fixes do not move.
+frames of which are relaxed by ASE's FIRE, with the constraints that they have. OUT is extended XYZ;
+without it, FILE_relaxed.xyz beside FILE.
 
 Examples
   eqfuse relax first candidates.xyz fmax=0.005

@@ -112,16 +112,13 @@ class RelaxSettings:
     steps: int = setting(500, "number of steps at most", POSITIVE)
     cell: bool = setting(False, "whether cells relax too")
     pressure: float = setting(0.0, "GPa, on cells that relax")
-    skin: float = setting(0.7, "Å, by which neighbour lists go beyond the cutoff", POSITIVE)
-    batch_atoms: int = setting(1000, "atoms of structures that are relaxed together", POSITIVE)
     dtype: Literal["float32", "float64"] | None = setting(
         None, "of the network; null: that of the run. Positions are float64"
     )
     backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
     dispersion: str | None = setting(
         None,
-        "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ...; dftd3 computes it on the CPU, "
-        "and structures are relaxed one after the other",
+        "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ...; dftd3 computes it on the CPU",
     )
 
     def __post_init__(self):

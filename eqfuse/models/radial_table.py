@@ -235,7 +235,7 @@ class RadialTable:
         rows = coefficients.reshape(-1, coefficients.shape[-1])
         backend = ops.resolve(self.backend, "grouped_dense")
         # XLA finds no tiles for this matmul on a GPU, fused with the conversion before it
-        if backend.startswith("triton") or (backend == "llvm" and mlp.has_few_rows(rows)):
+        if backend == "triton" or (backend == "llvm" and mlp.has_few_rows(rows)):
             scale = mlp.scale(kernels[0])
             kinds = {"scale": scale, "split": True, "backend": self.backend}
             parts = ops.grouped_dense(rows, kernels, **kinds)
@@ -353,7 +353,7 @@ def _parts(num_edges, num_intervals: int, backend: str | None) -> int:
     A block of a GPU sums the gradient of an interval over its edges, one after the other. For many
     edges there are too few blocks: each part of an interval has one.
     """
-    if not ops.resolve(backend, "interpolate").startswith("triton"):
+    if ops.resolve(backend, "interpolate") != "triton":
         return 1
     parts = 1
     while parts < MOST_PARTS and num_edges >= 2 * parts * num_intervals * EDGES_OF_PART:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 _RUNS = {
     "triton": "one kernel per op, on the GPU",
-    "triton-interpret": "the same kernels in Triton's interpreter, to check them; very slow",
     "llvm": "one native kernel per op, on the CPU",
     "xla": "the same products in jax.numpy, on any device",
     "e3nn": "e3nn-jax, the reference, on any device",
@@ -93,7 +92,7 @@ def matmul_precision(name: str | None = None) -> str:
     return name
 
 
-def resolve(backend: str | None, op: str = "", *arrays) -> str:
+def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> str:
     """Return the name of the backend that runs, given what was asked for.
 
     Args:
@@ -107,6 +106,7 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
       op: one of `OPS`; "" for what runs ops that have no backend of their own.
       arrays: operands of the op, which is then noted for those who have it `recorded`. "e3nn" alone
         computes complex ones, and is chosen for them.
+      of_e3nn: why "e3nn" computes the op whatever the backend.
     Raises:
       ValueError: an unknown backend or op, listing those there are; a backend that cannot run here,
         or not with these operands, saying why.
@@ -115,7 +115,9 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
         raise ValueError(f"op {op!r} is unknown; choose one of {', '.join(OPS)}")
     is_complex = bool(op) and any(jnp.iscomplexobj(getattr(a, "array", a)) for a in arrays)
     name, asked = _asked(backend, op)
-    if name is None:
+    if of_e3nn:
+        name, why = "e3nn", of_e3nn
+    elif name is None:
         name, why = ("e3nn", COMPLEX) if is_complex else (_choose(), "")
     elif is_complex and name != "e3nn":
         raise ValueError(f"{asked} is for real numbers: {COMPLEX}")
@@ -141,12 +143,6 @@ def resolve_apart(backend: str | None) -> dict[str, str]:
     """Return the backend of each op that has another one than `resolve(backend)` returns."""
     name = resolve(backend)
     return {op: other for op in OPS if (other := resolve(backend, op)) != name}
-
-
-def explain(backend: str | None, op: str) -> Op:
-    """Return an op that is not called, as `recorded` would have it for real operands."""
-    name, asked = _asked(backend, op)
-    return _op(op, resolve(backend, op), "" if name is None else f"{asked} was asked for")
 
 
 def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
@@ -219,7 +215,7 @@ def _warn_once(message: str) -> None:
 
 def _cannot_run(name: str) -> str:
     """Return why a backend cannot run whatever the device, or ""."""
-    if name.startswith("triton") and importlib.util.find_spec("triton") is None:
+    if name == "triton" and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
     if name == "llvm":
         from eqfuse.ops.backends.llvm.machine import unavailable

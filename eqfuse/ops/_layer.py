@@ -13,10 +13,8 @@ from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._linear import (
     OF_FUSED,
-    OF_LINEAR,
     Linear,
     check_index,
-    check_positional,
     declare,
     promoted,
     rechunked,
@@ -69,8 +67,6 @@ class TensorProductLinear(nn.Module):
         "tf32" fast; None as in `Linear`.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
-    Raises:
-      TypeError: other arguments than `irreps_out` by position; options that `Linear` alone has.
     References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
     """
 
@@ -88,10 +84,6 @@ class TensorProductLinear(nn.Module):
     input_precision: str | None = None
     backend: str | None = None
     fused: str | None = None
-
-    def __new__(cls, *args, **kwargs):
-        check_positional(cls, args, kwargs)
-        return super().__new__(cls)
 
     @nn.compact
     def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
@@ -360,10 +352,10 @@ def _fused_gate(make_gate, linear, zero_flags, mode: str):
 def _rows(product, x, y, weights, edges):
     """Return the leading axes of the result, and the operands of the product's form."""
     if edges is not None:
-        batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
+        batch_axes = BatchAxes(x.shape[:-1])
         return batch_axes, [x.array, y.array] + ([] if weights is None else [weights])
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    batch_axes = BatchAxes.of(shape, [x.array, y.array])
+    batch_axes = BatchAxes(shape)
     return batch_axes, gather_columns(product, [batch_axes.rows(a.array) for a in (x, y)])
 
 
@@ -382,7 +374,7 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
     Raises:
       ValueError: as `Linear`, and an index as well as weights. flax.errors.ScopeParamShapeError,
         ScopeParamNotFoundError: parameters that do not fit.
-    References: those of `Linear`; so for the other functions here.
+    References: those of `Linear`.
     """
     if index is not None and weights is not None:
         raise ValueError("index and weights exclude each other")
@@ -390,44 +382,8 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
     return Linear(irreps_out, **options).apply({"params": parameters}, *arguments)
 
 
-def linear_of(module, first, x, parameters, irreps_out, is_indexed: bool, **others):
-    """Apply a Linear of another framework, with its attributes, to x and what comes before it."""
-    first, x = (None, first) if x is None else (first, x)
-    names = (*OF_FUSED, *OF_LINEAR, "irreps_in", "input_precision", "backend")
-    options = {n: getattr(module, n) for n in names if hasattr(module, n)}
-    options["index" if is_indexed else "weights"] = first
-    return linear(x, parameters, irreps_out, **options | others)
-
-
-def tensor_product_linear(
-    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
-):
-    """Apply `TensorProductLinear` with these parameters, as a function.
-
-    Args:
-      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
-      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
-      irreps_out: of the Linear.
-      options: attributes of `TensorProductLinear`.
-    Returns:
-      IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
-    Raises:
-      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
-    """
-    module = TensorProductLinear(irreps_out, **options)
-    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)
-
-
-def tensor_product_linear_gate(
-    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
-):
-    """Apply `TensorProductLinearGate` with these parameters, as a function.
-
-    Arguments and errors are those of `tensor_product_linear`, and options the attributes of
-    `TensorProductLinearGate`.
-
-    Returns:
-      IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
-    """
-    module = TensorProductLinearGate(irreps_out, **options)
-    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)
+def linear_of(module, index, x, parameters):
+    """Apply a Linear of another framework, with its attributes."""
+    names = (*OF_FUSED, "irreps_in", "input_precision", "backend")
+    options = {n: getattr(module, n) for n in names}
+    return linear(x, parameters, module.irreps_out, index=index, **options)

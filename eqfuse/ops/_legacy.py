@@ -1,6 +1,6 @@
 """e3nn-jax's legacy products by instructions, on a form."""
 
-import functools
+import itertools
 import math
 
 import e3nn_jax as e3nn
@@ -8,33 +8,13 @@ import e3nn_jax.legacy
 import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._tensor_product import operands
-from eqfuse.ops.ir.form import Form, Index, Segment
-from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
-from eqfuse.ops.ir.products import OUT, Operands, X, Y, coupling
+from eqfuse.ops._tensor_product import evaluate_rows, operands
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.linear import BlockRef, LinearForm, Rows, Term, Weights, blocks
 from eqfuse.ops.primitives import forms
 
 MODES = ("uvu", "uvuv", "uvw")
 """The connection modes whose products of channels (u, v) are those of a form, channels along u."""
-
-
-@functools.lru_cache(maxsize=256)
-def _form(irreps_x: e3nn.Irreps, irreps_y: e3nn.Irreps, paths: tuple) -> tuple[Form, list[Block]]:
-    """Return the products of paths (i_in1, i_in2, irrep), and the block [u, v] of each."""
-    made, blocks, offset = Operands(), [], 0
-    starts_x, starts_y = ([s.start for s in irreps.slices()] for irreps in (irreps_x, irreps_y))
-    for i, j, ir in paths:
-        (mul_x, ir_x), (mul_y, ir_y) = irreps_x[i], irreps_y[j]
-        for v in range(mul_y):
-            x = Segment(starts_x[i], mul_x, ir_x.dim, ir_x.dim)
-            y = Segment(starts_y[j] + v * ir_y.dim, 1, ir_y.dim, ir_y.dim)
-            out = Segment(offset + v * ir.dim, mul_x, ir.dim, mul_y * ir.dim)
-            made.add({X: x, Y: y}, out, coupling(ir_x, ir_y, ir, "none"))
-        blocks.append(Block(offset, mul_x * mul_y, ir.dim))
-        offset += mul_x * mul_y * ir.dim
-    row = Index.ROW
-    sizes = (X, irreps_x.dim, True, row), (Y, irreps_y.dim, False, row), (OUT, offset, True, row)
-    return made.form(*sizes), blocks
 
 
 class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
@@ -73,27 +53,34 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
                 f"operands must be one row, [{x.irreps}] and [{y.irreps}], got shapes {x.shape} "
                 f"and {y.shape}: use jax.vmap for more"
             )
-        x, y, *parts = operands(
-            "FunctionalTensorProduct", x, y, *map(_scalars, self._parts(weights))
-        )
+        scalars = [e3nn.IrrepsArray(f"{w.size}x0e", w.ravel()) for w in self._parts(weights)]
+        x, y, *parts = operands("FunctionalTensorProduct", x, y, *scalars)
         weighted = [i for i in self.instructions if i.has_weight]
         of = {
             id(i): w.array.reshape(i.path_shape) for i, w in zip(weighted, parts, strict=True)
         }  # two instructions may be equal
-        paths = tuple((i.i_in1, i.i_in2, self.irreps_out[i.i_out].ir) for i in used)
-        form, blocks = _form(self.irreps_in1, self.irreps_in2, paths)
-        [rows] = forms.evaluate(form, [x.array[None], y.array[None]], backend=backend)
+        paths = [(i.i_in1, i.i_in2, self.irreps_out[i.i_out].ir) for i in used]
+        flags = {"zero_x": x.zero_flags, "zero_y": y.zero_flags, "unroll": backend == "llvm"}
+        keep = tuple(sorted({ir for *_, ir in paths}))
+        product = products.tensor_product(x.irreps, y.irreps, keep, "none", False, **flags)
+        rows = evaluate_rows(product, x, y, backend)
+        pairs = itertools.product(enumerate(x.irreps), enumerate(y.irreps))
+        made = [(i, j, ir) for (i, a), (j, b) in pairs for ir in a.ir * b.ir if ir in keep]
+        made.sort(key=lambda path: path[-1])  # as the blocks of the product
+        places = [made.index(path) for path in paths]
         chunks = [None] * len(self.irreps_out)
-        mixed = [(i, b) for i, b in zip(used, blocks, strict=True) if i.connection_mode == "uvw"]
+        mixed = [(i, n) for i, n in zip(used, places, strict=True) if i.connection_mode == "uvw"]
         if mixed:
             chunks = self._mixed(mixed, rows, of, backend)
-        for i, b in zip(used, blocks, strict=True):
+        for i, n in zip(used, places, strict=True):
             if i.connection_mode == "uvw":
                 continue
-            shape = i.first_input_multiplicity, i.second_input_multiplicity, b.dim
-            part = rows[0, b.offset : b.offset + b.mul * b.dim].reshape(shape) * i.path_weight
+            part = rows.chunks[n].reshape(
+                i.first_input_multiplicity, i.second_input_multiplicity, -1
+            )
+            part = part * i.path_weight
             part = part * of[id(i)][..., None] if i.has_weight else part
-            part = part.sum(1) if i.connection_mode == "uvu" else part.reshape(b.mul, b.dim)
+            part = part.sum(1) if i.connection_mode == "uvu" else part.reshape(-1, part.shape[-1])
             known = chunks[i.i_out]
             chunks[i.i_out] = part if known is None else known + part
         return e3nn.from_chunks(self.irreps_out, chunks, (), x.dtype)
@@ -112,40 +99,30 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
             raise ValueError(f"weights must be of {shapes}, got {[jnp.shape(w) for w in weights]}")
         return weights
 
-    def _mixed(self, mixed, rows, of, backend: str) -> list:
+    def _mixed(self, mixed, rows: e3nn.IrrepsArray, of, backend: str) -> list:
         """Return the chunks that instructions "uvw" add, as a Linear of the product."""
-        out, offset = {}, 0
-        for n, (mul, ir) in enumerate(self.irreps_out):
-            if any(i.i_out == n for i, _ in mixed):
-                out[n] = Block(offset, mul, ir.dim)
-                offset += mul * ir.dim
+        outs = sorted({i.i_out for i, _ in mixed})
+        irreps_out = e3nn.Irreps([self.irreps_out[n] for n in outs])
         matrices = [of[id(i)].reshape(-1, i.output_multiplicity) for i, _ in mixed]
-        place = list(out)
+        terms = [
+            Term(
+                BlockRef(0, n),
+                1 + k,
+                BlockRef(1 + len(mixed), outs.index(i.i_out)),
+                float(i.path_weight),
+            )
+            for k, (i, n) in enumerate(mixed)
+        ]
         form = LinearForm(
-            (
-                Rows(rows.shape[1], tuple(b for _, b in mixed)),
-                *(Weights(m.shape) for m in matrices),
-            ),
-            (Rows(offset, tuple(out.values())),),
-            tuple(
-                Term(
-                    BlockRef(0, n),
-                    1 + n,
-                    BlockRef(1 + len(mixed), place.index(i.i_out)),
-                    float(i.path_weight),
-                )
-                for n, (i, _) in enumerate(mixed)
-            ),
+            (Rows(rows.irreps.dim, blocks(rows.irreps)), *(Weights(m.shape) for m in matrices)),
+            (Rows(irreps_out.dim, blocks(irreps_out)),),
+            tuple(terms),
         )
-        [z] = forms.evaluate_linear(form, [rows, *matrices], None, 1, backend)
+        [z] = forms.evaluate_linear(form, [rows.array[None], *matrices], None, 1, backend)
         chunks = [None] * len(self.irreps_out)
-        for n, b in out.items():
-            chunks[n] = z[0, b.offset : b.offset + b.mul * b.dim].reshape(b.mul, b.dim)
+        for n, chunk in zip(outs, e3nn.IrrepsArray(irreps_out, z[0]).chunks, strict=True):
+            chunks[n] = chunk
         return chunks
-
-
-def _scalars(weights) -> e3nn.IrrepsArray:
-    return e3nn.IrrepsArray(f"{math.prod(jnp.shape(weights))}x0e", jnp.ravel(weights))
 
 
 def FunctionalFullyConnectedTensorProduct(irreps_in1, irreps_in2, irreps_out, *args, **options):

@@ -13,7 +13,7 @@ from eqfuse.ops._edges import nearest
 from eqfuse.ops._tensor_product import operands, sharing
 from eqfuse.ops.ir.products import basis, contraction
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.rules import BatchAxes, with_auto_axes
+from eqfuse.ops.primitives.rules import BatchAxes
 
 
 def symmetric_contraction(
@@ -54,7 +54,7 @@ def symmetric_contraction(
     if backend == "e3nn":
         return _reference.symmetric_contraction(x, weights, irreps_out, correlation)
     form = contraction(_irs(x.irreps), _irs(irreps_out), mul, correlation)
-    batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
+    batch_axes = BatchAxes(x.shape[:-1])
     shared = weights.ndim == 2
     weights = weights.reshape(1, -1) if shared else batch_axes.rows(weights, others=2)
     arrays = [batch_axes.rows(x.array), weights]
@@ -123,6 +123,4 @@ def _gathered(weights, index, shape, batch_axes):
     index = nearest(index, len(weights))
     # the gradient of the weights is a sum over rows, in float32 or better
     wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
-    index = jnp.broadcast_to(index, batch_axes)
-    [of_rows] = with_auto_axes(lambda w, i: [w[i]], [wide, index], (None, "rows"), ("rows",))
-    return of_rows.astype(weights.dtype)
+    return wide[jnp.broadcast_to(index, batch_axes)].astype(weights.dtype)

@@ -13,17 +13,6 @@ from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
-from eqfuse.ops.ir.products import (
-    OUT,
-    Columns,
-    Operands,
-    Product,
-    X,
-    Y,
-    columns_of,
-    coupling,
-    groups,
-)
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
@@ -89,8 +78,8 @@ def tensor_product(
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
       regroup_output: sort and merge irreps of the inputs and the output.
-      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device. Of single
-        ops "triton,linear=xla", as `eqfuse.ops.resolve` reads it; so in all ops.
+      backend: "triton", "llvm", "xla", "e3nn", or None: by device. Of single ops
+        "triton,linear=xla", as `eqfuse.ops.resolve` reads it; so in all ops.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
       Irreps of the product if irreps were given.
@@ -173,7 +162,7 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
             for a in (x, y)
         )
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    batch_axes = BatchAxes.of(shape, [x.array, y.array])
+    batch_axes = BatchAxes(shape)
     arrays = gather_columns(product, [_as_rows(a, batch_axes) for a in (x, y)])
     form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
@@ -293,67 +282,50 @@ def tensor_square(
             f"irrep_normalization={irrep_normalization!r} is not supported; "
             "choose 'component', 'norm' or 'none'"
         )
-    if backend == "e3nn":
+    if backend == "e3nn" or are_irreps(input):
         return e3nn.tensor_square(
             input,
             irrep_normalization=irrep_normalization,
             normalized_input=normalized_input,
             regroup_output=regroup_output,
         )
-    options = irrep_normalization, bool(normalized_input), bool(regroup_output)
-    if are_irreps(input):
-        irreps = e3nn.Irreps(input)
-        return _square_of(irreps, (False,) * len(irreps), *options).irreps_out
     [x] = operands("tensor_square", input)
-    return evaluate_rows(_square_of(x.irreps, x.zero_flags, *options), x, x, backend)
+    x = x.regroup() if regroup_output else x
+    sides, scales = ([], []), []
+    for pair, same in _pairs(x):
+        for side, block in zip(sides, pair, strict=True):
+            side.append(block)
+        irs = [ir for (_, ir), _ in pair]
+        for ir in irs[0] * irs[1]:  # a vector with itself has no product of odd l
+            square = _square(*irs, ir, same, irrep_normalization, normalized_input)
+            scales.append(0.0 if same and ir.l % 2 else math.sqrt(square))
+    left, right = (
+        e3nn.from_chunks([i for i, _ in side], [c for _, c in side], x.shape[:-1], x.dtype)
+        for side in sides
+    )
+    flags = left.zero_flags, right.zero_flags
+    product = products.elementwise_tensor_product(left.irreps, right.irreps, None, "none", *flags)
+    out = evaluate_rows(product, left, right, backend)
+    kept = [b for b in zip(out.irreps, out.chunks, scales, strict=True) if b[2]]
+    chunks = [None if chunk is None else scale * chunk for _, chunk, scale in kept]
+    out = e3nn.from_chunks([i for i, *_ in kept], chunks, x.shape[:-1], x.dtype).sort()
+    return out.regroup() if regroup_output else out
 
 
-@functools.cache
-def _square_of(
-    irreps: e3nn.Irreps, zero_flags, normalization: str, normalized: bool, regroup: bool
-) -> Product:
-    """Return the form of all pairs of channels; its inputs are columns for each pair."""
-    blocks = []  # (irrep, columns of x, columns of y, terms, zero)
-    of = groups(irreps, zero_flags, regroup)
-    for n, left in enumerate(of):
-        for right in of[n:]:
-            for ir in left.ir * right.ir:
-                for same, pairs in _pairs(left, right, ir):
-                    c = math.sqrt(_square(left.ir, right.ir, ir, same, normalization, normalized))
-                    terms = coupling(left.ir, right.ir, ir, "none")
-                    terms = tuple((index, c * value) for index, value in terms)
-                    sides = [columns_of(g)[p] for g, p in zip((left, right), pairs, strict=True)]
-                    blocks.append((ir, *sides, terms, left.zero or right.zero))
-    blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
+def _pairs(x: e3nn.IrrepsArray):
+    """Yield blocks (irreps, chunk) of x whose channels are multiplied, and if with themselves."""
 
-    used, chosen, sizes, offset = Operands(), ([], []), [0, 0], 0
-    for ir, x, y, terms, is_zero in blocks:
-        mul = len(x)
-        if mul and not is_zero:
-            factors = {}
-            for side, which in ((X, x), (Y, y)):
-                dim = which.shape[1]
-                factors[side] = Segment(sizes[side], mul, dim, dim)
-                chosen[side].append(Columns(which))
-                sizes[side] += which.size
-            used.add(factors, Segment(offset, mul, ir.dim, ir.dim), terms)
-        offset += mul * ir.dim
-    sizes = dict(zip((X, Y, OUT), (*sizes, offset), strict=True))
-    form = used.form(*((n, size, True, Index.ROW) for n, size in sizes.items()))
-    irreps_out = [(len(x), ir) for ir, x, *_ in blocks]
-    zeros = [block[-1] for block in blocks]
-    return products.product_of(form, irreps_out, zeros, regroup, tuple(map(tuple, chosen)))
+    def block(n: int, channels):
+        (_, ir), chunk = x.irreps[n], x.chunks[n]
+        return (len(channels), ir), None if chunk is None else chunk[..., channels, :]
 
-
-def _pairs(left, right, ir: e3nn.Irrep):
-    """Yield (whether of a channel with itself, (channels of left, of right)) in e3nn's order."""
-    if left is not right:
-        yield False, tuple(n.ravel() for n in np.indices((left.mul, right.mul)))
-        return
-    if left.mul > 1:
-        yield False, np.triu_indices(left.mul, 1)
-    if ir.l % 2 == 0:
-        yield True, (np.arange(left.mul),) * 2
+    for n, (mul, _) in enumerate(x.irreps):
+        if mul > 1:
+            yield [block(n, channels) for channels in np.triu_indices(mul, 1)], False
+        yield [block(n, np.arange(mul))] * 2, True
+        for k, (other, _) in enumerate(x.irreps[n + 1 :], start=n + 1):
+            u, v = np.indices((mul, other)).reshape(2, -1)
+            yield [block(n, u), block(k, v)], False
 
 
 def _square(ir1, ir2, ir_out, same: bool, normalization: str, normalized: bool) -> float:
@@ -495,7 +467,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
             for k, chunk in enumerate(y.chunks)
         ]
         return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
-    batch_axes = BatchAxes.of(y.shape[:-1], [weights.array, y.array])
+    batch_axes = BatchAxes(y.shape[:-1])
     arrays = [batch_axes.rows(a.array) for a in (weights, y)]
     [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
     return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out), zero_flags=y.zero_flags)

@@ -1,4 +1,4 @@
-"""The ops with parameters as modules of Haiku, which needs the package dm-haiku."""
+"""e3nn's modules of Haiku, by our kernels; the package dm-haiku is needed."""
 
 import functools
 
@@ -7,10 +7,10 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
-from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
+from eqfuse.ops._backend import resolve
 from eqfuse.ops._layer import linear_of
 from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct
+from eqfuse.ops._linear import computed_by_e3nn, split_operands
 
 
 class Linear(e3nn.haiku.Linear):
@@ -39,9 +39,11 @@ class Linear(e3nn.haiku.Linear):
           ValueError, AssertionError: those of `e3nn.haiku.Linear` and of `eqfuse.ops.linear`.
         """
         operands = weights_or_input, input_or_none
-        parameters = self._parameters(*operands)
-        is_indexed = self.num_indexed_weights is not None
-        return linear_of(self, *operands, parameters, self.irreps_out, is_indexed)
+        index, weights, x = split_operands(*operands, self.num_indexed_weights)
+        if own := computed_by_e3nn(self, weights):
+            resolve(self.backend, "linear", x, of_e3nn=own)
+            return super().__call__(*operands)
+        return linear_of(self, index, x, self._parameters(*operands))
 
     def _parameters(self, *operands) -> dict[str, jax.Array]:
         """Return the parameters of e3nn's Linear, which runs to make them, else is only traced."""
@@ -91,39 +93,3 @@ class FullyConnectedTensorProduct(e3nn.haiku.FullyConnectedTensorProduct):
         for _ in shape:
             product = e3nn.utils.vmap(product)
         return product(x, y).rechunk(self.irreps_out)
-
-
-class TensorProductLinear(hk.Module):
-    """`eqfuse.ops.TensorProductLinear`, whose parameters Haiku keeps, by e3nn's names.
-
-    Args:
-      irreps_out, options: those of `eqfuse.ops.TensorProductLinear`.
-      name: of the module in Haiku.
-    References: those of `eqfuse.ops.TensorProductLinear`.
-    """
-
-    op = _TensorProductLinear
-
-    def __init__(self, irreps_out, *, name: str | None = None, **options):
-        super().__init__(name)
-        self.module = self.op(irreps_out, **options)
-
-    def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
-        """Apply it; operands, result and errors are those of `eqfuse.ops.TensorProductLinear`."""
-
-        def initial(key):
-            return self.module.init(key, *operands, **by_name).get("params", {})
-
-        made = functools.cache(lambda: initial(hk.next_rng_key()))
-        shapes = jax.eval_shape(initial, jax.random.key(0))
-        parameters = {
-            name: hk.get_parameter(name, s.shape, s.dtype, lambda *_, name=name: made()[name])
-            for name, s in shapes.items()
-        }
-        return self.module.apply({"params": parameters}, *operands, **by_name)
-
-
-class TensorProductLinearGate(TensorProductLinear):
-    """`eqfuse.ops.TensorProductLinearGate`, with arguments as `TensorProductLinear` has here."""
-
-    op = _TensorProductLinearGate

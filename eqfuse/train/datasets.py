@@ -13,7 +13,7 @@ from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weight
 from eqfuse.train.run.terminal import warnings_printed
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import DataSettings
 from eqfuse.train.start import Start, kept_references
 
@@ -176,6 +176,14 @@ def labels_not_validated(training: MoleculeTraining, dataset: Dataset) -> list[s
             f"no validation frame has a label that is trained on ({', '.join(trained)}), so that "
             "the best network is not known; choose others (data.val, data.val_path or seed)"
         )
+    criterion = training.best
+    quantity = criterion.partition("_")[0]
+    if criterion != "loss":
+        need = f"of a label that validation frames have: none has {quantity}"
+        require(dataset.num_labelled(quantity)[1] > 0, "training.best", criterion, need)
+        need = f"left out: it is predicted only with training.{quantity}_weight above zero"
+        predicted = quantity in ("energy", "forces") or quantity in trained
+        require(predicted, "training.best", criterion, need)
     return [
         f"no validation frame has {'' if name in ('energy', 'forces') else 'a '}{name}: the errors "
         f"of {name} are not known"

@@ -11,7 +11,7 @@ import numpy as np
 
 from eqfuse.data import Batcher, prefetched
 from eqfuse.train.device.parallel import Devices
-from eqfuse.train.metrics import Errors
+from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
 from eqfuse.train.run.results import Callback, hint_of_stress
@@ -33,7 +33,7 @@ class Position:
     unvalidated: int = 0  # steps since the last validation that was due
     error_sums: dict = dataclasses.field(default_factory=dict)  # of these steps, see `Errors`
     loss_sum: float = 0.0  # of these steps
-    best: float = math.inf  # lowest loss of a validation so far
+    best: float = math.inf  # lowest validation error so far, by `training.best`
     second_since: int | None = None  # the first step of the second stage
     falls_since: int | None = None  # with wsd, the first step of a lower learning rate
     fraction: float = 0.0  # of the run that is over
@@ -179,12 +179,19 @@ class Fit:
         progress.log(f"second stage: energy_weight={weight:g}, and averaged parameters")
 
     def _prepare(self, state: TrainState, at: Position):
-        """Compile a step and the validation, before the clock starts."""
+        """Compile a step and the validation, and measure this, before the clock starts."""
         print("compiling the training step and the validation", flush=True)
         jax.block_until_ready(self._compiled.step(*self._next(state, at)))
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))
         jax.block_until_ready(self._compiled.errors(state.average, batch))
+        start = time.monotonic()
+        jax.block_until_ready(self._compiled.errors(state.average, batch))
+        self._reserve(len(self._val) * (time.monotonic() - start))
         self._limits.start(at.elapsed)
+
+    def _reserve(self, seconds: float):
+        """Keep time for a validation; the same in all processes."""
+        self._limits.reserve(self._devices.agreed(seconds, None)[0])
 
     def _signal(self, stop: StopRequest) -> int | None:
         """Set the time, and return the signal that ends the run; the same in all processes."""
@@ -262,10 +269,11 @@ class Fit:
 
     def _validate(self, state, at: Position, times, progress) -> Position:
         """Validate, write metrics and checkpoints, print; return the position after it."""
-        limits, validation = self._limits, Errors()
+        limits, validation, start = self._limits, Errors(), time.monotonic()
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
             validation.add(self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
+        self._reserve(time.monotonic() - start)
         val_loss = self._compiled.losses[at.second_since is not None](validation.sums)
         trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)
@@ -285,14 +293,15 @@ class Fit:
         for callback in self._callbacks:
             callback.on_epoch(row)
         errors = {k: v for k, v in row.items() if "val_" in k}
-        after = dataclasses.replace(at, best=min(at.best, val_loss))
+        criterion = best_of(row, self._settings.best)
+        after = dataclasses.replace(at, best=min(at.best, criterion))
         # A limit before a validation is due ends the run; made longer, it goes on where it was.
         if self._validation_is_due(step, at):
-            self._learning_rate.epoch_ended(val_loss)
+            self._learning_rate.epoch_ended(criterion)
             after = dataclasses.replace(after, unvalidated=0, error_sums={}, loss_sum=0.0)
             if at.epoch == 0 or at.batch == len(self._train):
                 after = dataclasses.replace(after, epoch=at.epoch + 1, batch=0)
-        if val_loss < at.best:
+        if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)
             self._checkpoints.offer("best", step, params, record, adapter=adapter)
@@ -315,6 +324,6 @@ class Fit:
     def _reason_to_stop(self, step: int) -> str | None:
         if step >= self._limits.steps:
             return _ALL_STEPS
-        if self._limits.elapsed >= self._limits.seconds:
+        if self._limits.time_is_up:
             return "time is up"
         return self._learning_rate.reason_to_stop

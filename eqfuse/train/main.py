@@ -14,6 +14,7 @@ from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
+from eqfuse.train.settings.mace import translated
 from eqfuse.train.settings.options import parse, seeds_of, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
@@ -25,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(help_text())
         return 0
     try:
+        if arguments[:1] == ["--from-mace"]:
+            print(translated(" ".join(arguments[1:])))
+            return 0
         configs = _configs([argument for argument in arguments if argument != "--cfg"])
     except ConfigError as error:
         return fail(2, error)

@@ -153,6 +153,13 @@ class Loss:
         return total / self.force_scale**2
 
 
+def best_of(row: dict, criterion: str) -> float:
+    """Return the number in a row of metrics.csv that the best network has the lowest of."""
+    if criterion == "loss":
+        return row["val_loss"]
+    return row[f"val_{criterion}_{UNITS[criterion.partition('_')[0]]}"]
+
+
 class Errors:
     """Error sums accumulated over an epoch, in float64 on the host."""
 

@@ -43,6 +43,17 @@ class MoleculeTraining:
     hessian_weight: float = value(0.0, NOT_NEGATIVE)
     second_stage: float | None = value(0.75, FRACTION)
     second_energy_weight: float = value(10.0, NOT_NEGATIVE)
+    best: Literal[
+        "loss",
+        "energy_mae",
+        "energy_rmse",
+        "forces_mae",
+        "forces_rmse",
+        "stress_mae",
+        "stress_rmse",
+        "hessian_mae",
+        "hessian_rmse",
+    ] = value("loss")
     validate_every: int | None = value(None, POSITIVE)
     checkpoint_seconds: float = value(10.0, NOT_NEGATIVE)
 
@@ -155,7 +166,17 @@ class Limits:
         by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
         self.steps = min(by_epochs, steps or math.inf)
         self.seconds = 60.0 * (max_minutes or math.inf)
+        self.reserved = 0.0  # s, kept for the last validation
         self.start()
+
+    def reserve(self, seconds: float):
+        """Keep time for the last validation, but never more than half of all."""
+        self.reserved = min(seconds, 0.5 * self.seconds)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Test whether only the time of the last validation is left."""
+        return self.elapsed >= self.seconds - self.reserved
 
     def start(self, elapsed: float = 0.0):
         """Start the clock of a run that has taken `elapsed` seconds before."""
@@ -167,7 +188,7 @@ class Limits:
 
     def fraction(self, step: int) -> float:
         """Return the fraction of the run that is over, by steps or by time, whichever is more."""
-        return max(step / self.steps, self.elapsed / self.seconds)
+        return max(step / self.steps, self.elapsed / (self.seconds - self.reserved))
 
     def left(self, step: int) -> float:
         """Return an estimate of the time left, s; not finite where nothing is known of it."""

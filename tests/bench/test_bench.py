@@ -1,6 +1,5 @@
 """`eqfuse bench`, run on the CPU: what it refuses to time, and what it survives."""
 
-import json
 import re
 import time
 
@@ -58,11 +57,8 @@ def run_of(tmp_path, minutes=5.0) -> program.Run:
 
 
 @pytest.mark.slow
-def test_every_order_is_timed_where_parity_is_green(tmp_path, capsys):
-    content = run_of(tmp_path).all([KERNELS])
-    first, *rows = content["results"]
-    assert first["group"] == "parity"
-    assert set(first["orders"]) == set(ORDERS)
+def test_every_order_is_timed(tmp_path, capsys):
+    rows = run_of(tmp_path).all([KERNELS])["results"]
     assert [row["order"] for row in rows] == list(ORDERS)
     for row in rows:
         assert row["checked_against"] == "e3nn-jax"
@@ -70,14 +66,6 @@ def test_every_order_is_timed_where_parity_is_green(tmp_path, capsys):
             assert row["sides"][side]["ms"]["median"] > 0
         assert row["sides"]["eqfuse"]["difference"] < 1e-5
     assert "| tetris-1 | 4 / 9 | float32 | double | e3nn-jax |" in capsys.readouterr().out
-
-
-def test_nothing_is_timed_where_parity_is_red(tmp_path, monkeypatch, capsys):
-    wrong(monkeypatch, 1.00001)
-    first, second = run_of(tmp_path).all([KERNELS])["results"]
-    assert "times what is allowed" in first["error"]
-    assert second["error"].startswith("not timed: forward in float32 differs by")
-    assert "ms" not in json.dumps(json.loads((tmp_path / "out.json").read_text())["results"])
 
 
 def test_nothing_is_timed_where_results_differ_in_the_size_itself(monkeypatch):
@@ -93,21 +81,6 @@ def test_wrong_results_are_found_in_other_dtypes(dtype, monkeypatch):
     wrong(monkeypatch, 1.02)
     with pytest.raises(ParityError, match="times what is allowed"):
         checked(dtype)
-
-
-def test_a_case_that_is_wrong_in_one_size_is_red(tmp_path, monkeypatch):
-    """Whatever a later comparison in another size says."""
-    checks = iter([ParityError("wrong"), None])
-
-    def check(*arguments):
-        if error := next(checks):
-            raise error
-        yield {"orders": {}}
-
-    monkeypatch.setattr(parity, "check", check)
-    small, large = (program.Job("parity", "tetris-1", size) for size in (TINY, (7, 9)))
-    *_, row = run_of(tmp_path).all([small, large, KERNELS])["results"]
-    assert row["error"] == "not timed: wrong"
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-3])

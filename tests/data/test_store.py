@@ -186,7 +186,7 @@ def test_worker_processes_make_the_same_lists(tmp_path, files):
         write_lists(tmp_path / str(workers), stored, 5.0, workers)
     for file in (tmp_path / "1").iterdir():
         assert file.read_bytes() == (tmp_path / "2" / file.name).read_bytes()
-    assert (tmp_path / "1" / "senders").stat().st_size > 1e5
+    assert (tmp_path / "1" / "lists").stat().st_size > 1e5
 
 
 def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, monkeypatch):

@@ -13,9 +13,8 @@ from eqfuse.ops.backends.triton import primitive as linear_launches
 from eqfuse.ops.backends.triton.compile import compile_kernel
 from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Index
+from eqfuse.ops.ir.form import Index, derivatives
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.show import derivatives
 from tests.emulator.machine import Machine
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")

@@ -258,7 +258,7 @@ def test_what_a_host_cannot_run_gives_a_sentence(mace, host, tmp_path):
 
 def test_a_folder_holds_nothing_of_the_machine_that_writes_it(mace, place, tmp_path, monkeypatch):
     _, folder = mace
-    other = machine.Machine(64, 32, 1 << 22, 1 << 26, processors=64)
+    other = machine.Machine(64, 32, 1 << 22, 1 << 26)
     monkeypatch.setattr(machine, "_this_machine", lambda: other)
     again = export_folder(place / "mace", tmp_path / "again", engine="pjrt", sizes=SIZES)
     for file in folder.iterdir():

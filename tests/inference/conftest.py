@@ -23,12 +23,6 @@ def atoms(run):
 
 
 @pytest.fixture(scope="session")
-def single(copper, tmp_path_factory):
-    """Trained until forces are more than the rounding of what they are sums of."""
-    return train_on_copper(copper, tmp_path_factory, "epochs=60", "training.optimizer=adam")
-
-
-@pytest.fixture(scope="session")
 def committee(copper, tmp_path_factory):
     """Return a folder with two runs of one step each, as seeds=2 makes it."""
     more = ["cutoff=3", "steps=1", "seeds=2", "dtype=float64"]

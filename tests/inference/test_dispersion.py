@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.mixing import SumCalculator
-from ase.filters import UnitCellFilter
-from ase.optimize import FIRE
 
 import eqfuse
-from eqfuse import md
 from eqfuse.cli import main
 from eqfuse.data import DataError, Structure
 from eqfuse.inference.dispersion import Dispersion
@@ -63,22 +60,6 @@ def test_predictions_of_several_structures_have_it(run, atoms):
     np.testing.assert_allclose(
         predicted[0].stress, others[0].get_stress(voigt=False), rtol=0, atol=1e-10
     )
-
-
-def test_a_cell_relaxes_as_ase_relaxes_the_sum(run, atoms):
-    [outcome] = md.relax(run, [atoms], dispersion="d3(bj)", cell=True, fmax=0.02, pressure=1.0)
-    expected = atoms.copy()
-    expected.calc = by_hand(run)
-    moved = UnitCellFilter(expected, scalar_pressure=ase.units.GPa)
-    FIRE(moved, logfile=None).run(fmax=0.02, steps=500)
-    assert outcome.is_relaxed
-    assert outcome.largest < 0.02
-    assert outcome.atoms.get_volume() == pytest.approx(expected.get_volume(), rel=1e-4)
-    assert outcome.atoms.get_potential_energy() == pytest.approx(
-        expected.get_potential_energy(), abs=1e-4
-    )
-    [without] = md.relax(run, [atoms], cell=True, fmax=0.02, pressure=1.0)
-    assert without.atoms.get_volume() > 1.01 * outcome.atoms.get_volume()
 
 
 def test_commands_name_it_in_what_they_write(run, atoms, tmp_path, capsys):

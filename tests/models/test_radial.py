@@ -15,7 +15,7 @@ from eqfuse.models.radial import (
 )
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
-from tests.ops.parity import PORTABLE, only
+from tests.ops.parity import BACKENDS, only
 
 
 @pytest.mark.parametrize("power", [1, 2, 6])
@@ -83,7 +83,7 @@ def test_spherical_harmonics_are_those_of_e3nn(ls):
 
 
 @pytest.mark.parametrize("few_edges", [0, 100], ids=["many edges", "few edges"])
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton-interpret"], *PORTABLE))
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton"], *BACKENDS))
 @pytest.mark.parametrize("hidden", tiers.slow_unless([(4,)], (), (4,), (4, 6)))
 def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypatch):
     monkeypatch.setattr(mlp, "FEW_ROWS", few_edges)
@@ -109,7 +109,7 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
         return jax.jit(lambda p: (function(p, basis), gradient(p)))(params)
 
     native = backend == "llvm" and few_edges > 0
-    interpreted = backend == "triton-interpret"  # as on a GPU, whatever the number of edges
+    interpreted = backend == "triton"  # as on a GPU, whatever the number of edges
     with only(backend, runs=native or interpreted, kinds={LinearForm} if native else set()):
         found = results(networks.apply)
     expected = results(theirs)

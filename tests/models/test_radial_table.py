@@ -17,7 +17,7 @@ from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 from tests.models.settings_variants import mace
 from tests.ops import tiers
-from tests.ops.parity import INTERPRETED
+from tests.ops.parity import TRITON
 
 AGNESI = {
     "distance_transform": "agnesi",
@@ -138,7 +138,7 @@ def test_float32_is_as_close_to_float64_as_the_network_is(make, batch, case):
     [
         pytest.param("xla", marks=pytest.mark.slow),
         pytest.param("e3nn", marks=pytest.mark.slow),
-        pytest.param("triton-interpret", marks=[pytest.mark.slow, *INTERPRETED.marks]),
+        pytest.param("triton", marks=[pytest.mark.slow, *TRITON.marks]),
     ],
 )
 def test_every_backend_computes_what_llvm_does(make, batch, backend):

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from eqfuse.ops.primitives import choice
+from eqfuse.ops.transforms.fuse import layers
 from tests.ops import parity
 
 
@@ -29,3 +30,15 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EQFUSE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
         yield
+
+
+@pytest.fixture
+def one_op(monkeypatch):
+    """Let `ops.fuse` make one op of every layer, also where kernels of the parts are chosen."""
+    whole = choice.Choice(choice.Kernels.NATIVE, "one op")
+
+    def chosen(mode, *arguments):
+        return whole if mode == "always" else choice.choose(mode, *arguments)
+
+    monkeypatch.setenv("EQFUSE_FUSED", "always")
+    monkeypatch.setattr(layers, "choose", chosen)

@@ -16,15 +16,16 @@ from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.primitives import native as _native
+from tests import interpreter
 from tests.ops.cases import Case, random_arrays
 
 NEEDS_TRITON = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the interpreter is part of triton"
 )
-INTERPRETED = pytest.param("triton-interpret", marks=NEEDS_TRITON)
+TRITON = pytest.param("triton", marks=NEEDS_TRITON)
+"""The backend "triton", in the interpreter where there is no GPU."""
 PRODUCTS = ("tensor_product", "elementwise_tensor_product")
-PORTABLE = ["xla", "llvm", INTERPRETED]
-BACKENDS = [*PORTABLE, *(["triton"] if has_gpu() else [])]
+BACKENDS = ["xla", "llvm", TRITON]
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 """Options of `jax.jit` for what results are compared with, which compiles in half the time so."""
 
@@ -245,10 +246,10 @@ def only(
         native = _Counter()  # kernels that a lowering asks for
         patch.setattr(machine, "register", native.wrap(machine.register))
         computed = record_native(patch)
-        before = interpreted()
+        before = interpreter.interpret_count()
         yield
-        launched = interpreted() - before
-    if backend == "triton-interpret":
+        launched = interpreter.interpret_count() - before
+    if backend == "triton" and not has_gpu():
         assert launched == launches if launches is not None else (launched > 0) == runs
     else:
         assert launched == 0
@@ -275,15 +276,6 @@ def record_native(patch: pytest.MonkeyPatch) -> list:
     for name in ("run", "linear", "by_rows"):
         recorded(name, getattr(_native, name))
     return computed
-
-
-def interpreted() -> int:
-    """Return how many launches this process has interpreted; none where triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return 0
-    from eqfuse.ops.backends.triton.interpret import interpret_count
-
-    return interpret_count()
 
 
 def _forbidden(name, *_, **__):

@@ -1,6 +1,8 @@
 """What runs is what was asked for; only None may choose."""
 
 import importlib.util
+import subprocess
+import sys
 
 import e3nn_jax as e3nn
 import jax
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _backend, show
+from eqfuse.ops import _backend
 from eqfuse.ops._backend import (
     BACKENDS,
     OPS,
@@ -95,9 +97,8 @@ def test_the_variable_says_what_none_means(machine, monkeypatch):
 def test_a_named_backend_runs_or_is_an_error(machine):
     machine(gpu=False, triton=False)
     assert [resolve(name) for name in ("xla", "e3nn")] == ["xla", "e3nn"]
-    for name in ("triton", "triton-interpret"):
-        with pytest.raises(ValueError, match=f"'{name}' cannot run here: .*install eqfuse"):
-            resolve(name)
+    with pytest.raises(ValueError, match=r"'triton' cannot run here: .*install eqfuse"):
+        resolve("triton")
     machine(gpu=False, triton=False, llvmlite=False)
     with pytest.raises(ValueError, match=r"'llvm' cannot run here: .*pip install llvmlite"):
         resolve("llvm")
@@ -105,10 +106,21 @@ def test_a_named_backend_runs_or_is_an_error(machine):
         resolve("pallas")
 
 
+def test_triton_on_a_cpu_is_refused():
+    """It never falls back. The other tests interpret its kernels, so in a process of its own."""
+    pytest.importorskip("triton")
+    code = (
+        "import e3nn_jax as e3nn, jax; from eqfuse import ops; x = e3nn.normal('0e', "
+        "jax.random.key(0)); ops.tensor_product(x, x, backend='triton')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ValueError: backend 'triton' runs on a GPU" in done.stderr
+
+
 def test_each_op_can_have_a_backend_of_its_own(machine, monkeypatch):
     machine(gpu=True, triton=True)
-    asked = "triton-interpret, linear=xla ,tensor_square=e3nn"
-    assert resolve(asked) == resolve(asked, "tensor_product") == "triton-interpret"
+    asked = "triton, linear=xla ,tensor_square=e3nn"
+    assert resolve(asked) == resolve(asked, "tensor_product") == "triton"
     assert resolve_apart(asked) == {"linear": "xla", "tensor_square": "e3nn"}
     assert resolve_apart("linear=xla") == {"linear": "xla"}
     assert [resolve("linear=xla", op) for op in ("", "grouped_dense")] == ["triton", "triton"]
@@ -124,7 +136,7 @@ def test_each_op_can_have_a_backend_of_its_own(machine, monkeypatch):
     [
         ("xla,linaer=e3nn", f"'xla,linaer=e3nn': op 'linaer' is unknown; choose one of {OPS[0]}, "),
         ("xla,Linear=e3nn", "op 'Linear' is unknown; choose one of .*, linear, "),
-        ("linear=cuda", "'linear=cuda': 'cuda' is unknown; choose one of triton, triton-interpret"),
+        ("linear=cuda", "'linear=cuda': 'cuda' is unknown; choose one of triton, llvm"),
         ("xla,", "'xla,': '' is unknown; choose one of triton"),
         ("=xla", "'=xla': op '' is unknown; choose one of tensor_product, "),
         ("xla,e3nn", "'xla,e3nn' names two backends for the other ops; give one"),
@@ -201,12 +213,7 @@ def test_availability_names_a_reason_for_every_backend(machine):
     machine(gpu=False, triton=True)
     report = availability()
     assert tuple(report) == BACKENDS
-    assert {name for name, (runs, _) in report.items() if runs} == {
-        "triton-interpret",
-        "llvm",
-        "xla",
-        "e3nn",
-    }
+    assert {name for name, (runs, _) in report.items() if runs} == {"llvm", "xla", "e3nn"}
     assert "no GPU" in report["triton"][1]
     assert all(reason for _, reason in report.values())
 
@@ -219,19 +226,11 @@ def test_info_prints_versions_devices_and_reasons():
     assert "cache  " in text
 
 
-def test_info_and_show_say_what_runs_which_op(monkeypatch):
+def test_info_says_what_runs_which_op(monkeypatch):
     monkeypatch.setenv("EQFUSE_BACKEND", "xla,linear=e3nn")
     lines = info().splitlines()
     assert "backend     None picks 'xla', because EQFUSE_BACKEND is set" in lines
     assert "  linear on e3nn" in lines
-    best = _backend._best()
-    lines = show.show("4x0e", "1o", target="none").splitlines()
-    asked = f"not {best}: EQFUSE_BACKEND 'xla,linear=e3nn': 'xla' was asked for"
-    assert lines[1] == f"tensor_product runs here on xla, {asked}"
-    lines = show.show("4x0e", "1o", target="none", graph=True, backend=best).splitlines()
-    assert lines[1] == f"graph_tensor_product runs here on {best}"
-    with pytest.raises(ValueError, match="op 'gate' is unknown"):
-        show.show("4x0e", "1o", target="none", backend="gate=xla")
 
 
 def test_kernels_multiply_as_jax_is_told(rng):

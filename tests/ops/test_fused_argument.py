@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from eqfuse import models, ops
-from eqfuse.ops import show
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
 from tests.ops.fused_cases import CASES, Problem, bare, rows
@@ -19,6 +18,7 @@ REFUSED = {
     "e3nn": (CASES["rows-linear"], "e3nn", np.float32, "computes op by op"),
     "bfloat16": (CASES["rows-linear"], "llvm", jnp.bfloat16, "of float32 and float64"),
     "indexed": (CASES["rows-indexed-bias"], "llvm", np.float32, "by an index"),
+    "a sum by node": (CASES["graph-small"], "llvm", np.float32, "this product is summed by node"),
     "channels": (
         bare("257x0e", "0e", "2x0e"),
         "triton",
@@ -100,12 +100,11 @@ def test_what_was_chosen_is_reported(monkeypatch):
         problem = Problem(CASES["rows-linear"], np.float32, "always")
         problem.apply("llvm", problem.params, problem.arrays)
     assert calls[-1].fused == "fused: 'always' was asked for"
-    of_linear = {"target": "none", "backend": "llvm", "linear": "8x0e"}
-    few, many = (show.show("8x0e", "0e", num_edges=n, **of_linear) for n in (255, 256))
-    assert "\nwith a Linear to 8x0e, apart: fewer than 256 rows\n" in few
-    assert "\nwith a Linear to 8x0e, fused: 256 rows or more\n" in many
-    with pytest.raises(ValueError, match="fused='always' cannot be done here"):
-        show.show("8x0e", "0e", fused="always", **of_linear | {"backend": "xla"})
+    with ops.recorded() as calls:
+        x = e3nn.IrrepsArray("8x0e", jnp.ones((256, 8)))
+        module = ops.TensorProductLinear("8x0e", backend="llvm")
+        jax.eval_shape(lambda: module.init(jax.random.key(0), x, x[:, :1]))
+    assert calls[-1].fused == "fused: 256 rows or more"
     monkeypatch.setenv("EQFUSE_FUSED", "never")
     assert "None is 'never'" in info()
     for line in ops.fused_table():

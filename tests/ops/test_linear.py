@@ -14,8 +14,8 @@ from eqfuse import ops
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.parity import (
-    INTERPRETED,
-    PORTABLE,
+    BACKENDS,
+    TRITON,
     UNOPTIMIZED,
     along_random_directions,
     initial,
@@ -34,59 +34,36 @@ CASES = {
     "forced": ({"force_irreps_out": True, "path_normalization": "path"}, None),
     "biased": ({"biases": True, "gradient_normalization": 0.5}, None),
     "indexed": ({"num_indexed_weights": 3, "biases": True}, None),
-    "channels": ({"channel_out": 2, "biases": True}, None),
-    "channels-forced": ({"channel_out": 2, "force_irreps_out": True}, None),
-    "channels-weights": ({"channel_out": 2, "biases": True}, (ROWS, WEIGHTS)),
-    "weights": ({"biases": True, "gradient_normalization": "path"}, (ROWS, WEIGHTS)),
-    "weights-forced": ({"force_irreps_out": True, "gradient_normalization": 0.5}, (1, WEIGHTS)),
-    "weights-of-all": ({}, (WEIGHTS,)),
-    "weights-unsimplified": ({"biases": True, **UNSIMPLIFIED}, (ROWS, WEIGHTS)),
-    "per-channel": ({"weights_per_channel": True, "biases": True}, (ROWS, WEIGHTS)),
-    "per-channel-of-all": ({"weights_per_channel": True}, (WEIGHTS,)),
-    "unsimplified": ({"biases": True, **UNSIMPLIFIED}, None),
-    "unsimplified-channels": ({"channel_out": 2, "path_normalization": 1.0, **UNSIMPLIFIED}, None),
-    "unsimplified-indexed": ({"num_indexed_weights": 3, **UNSIMPLIFIED}, None),
-    "instructions": ({"force_irreps_out": True, "biases": True, **PARTS, **UNSIMPLIFIED}, None),
     "initializer": ({"parameter_initializer": lambda: jax.nn.initializers.uniform(0.1)}, None),
 }
-
-
 KERNELS = ("plain", "forced", "biased", "indexed")
 """Those that differ in what kernels of Triton are given."""
-OF_E3NN = ("channels", "weights", "per-channel", "instructions", "initializer")
-"""Those that backend "e3nn" is asked for."""
-
-
-SLOW = {
-    "plain",
-    "channels-weights",
-    "weights-unsimplified",
-    "channels-forced",
-    "weights-forced",
-    "weights-of-all",
-    "per-channel-of-all",
-    "unsimplified-channels",
-    "unsimplified-indexed",
+OF_E3NN = {
+    "channels": ({"channel_out": 2, "biases": True}, None),
+    "weights": ({"biases": True, "gradient_normalization": "path"}, (ROWS, WEIGHTS)),
+    "per-channel": ({"weights_per_channel": True, "biases": True}, (ROWS, WEIGHTS)),
+    "unsimplified-indexed": ({"num_indexed_weights": 3, **UNSIMPLIFIED}, None),
+    "instructions": ({"force_irreps_out": True, "biases": True, **PARTS, **UNSIMPLIFIED}, None),
 }
-"""Those that join what others ask."""
+"""Those that e3nn's Linear itself computes."""
+CASES |= OF_E3NN
 
 
 def cases_and_backends():
     """Return a case and a backend of each test: by default the kernels, and XLA for one case."""
     by_default, found = {"indexed-xla"}, []
     for name in CASES:
-        backends = ["xla", "llvm"]
-        backends += [INTERPRETED] if name in KERNELS else []
-        backends += ["e3nn"] if name in OF_E3NN else []
-        for backend in tiers.slow_unless(["llvm", "triton-interpret"], *backends):
+        backends = ["xla", "llvm"] if name not in OF_E3NN else ["llvm"]
+        backends += [TRITON] if name in KERNELS else []
+        for backend in tiers.slow_unless(["llvm", "triton"], *backends):
             label = f"{name}-{backend.values[0]}"
             marks = () if label in by_default else backend.marks
-            marks = [*marks, pytest.mark.slow] if name in SLOW else marks
+            marks = [*marks, pytest.mark.slow] if name == "plain" else marks
             found.append(pytest.param(name, *backend.values, marks=marks, id=label))
     return found
 
 
-@pytest.fixture(params=PORTABLE)
+@pytest.fixture(params=BACKENDS)
 def backend(request):
     return request.param
 
@@ -135,8 +112,9 @@ def test_linear_is_e3nns(name, backend):
         params, found = (initial(module, *args) for module in (theirs, ours))
         assert list(found["params"]) == list(params["params"])
         jax.tree.map(np.testing.assert_array_equal, found, params)
-        with computed_by(backend):
+        with computed_by("e3nn" if name in OF_E3NN else backend), ops.recorded() as calls:
             got = derivatives(ours, params, args, UNOPTIMIZED)
+        assert {c.backend for c in calls} == {"e3nn" if name in OF_E3NN else backend}
         outputs = (jax.eval_shape(module.apply, params, *args) for module in (ours, theirs))
         assert len({out.irreps for out in outputs}) == 1
         assert_close(got, derivatives(theirs, params, args, UNOPTIMIZED), 1e-13)
@@ -157,7 +135,7 @@ def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
         args, (options, _) = arguments(name, rows=29, dtype=jnp.float32), CASES[name]
         theirs = e3nn.flax.Linear(OUT, **options)
         params = theirs.init(jax.random.key(1), *args)
-        ours = ops.Linear(OUT, backend="triton-interpret", **options)
+        ours = ops.Linear(OUT, backend="triton", **options)
         assert_close(*(derivatives(m, params, args) for m in (ours, theirs)), 2e-6)
 
 
@@ -179,7 +157,7 @@ def test_many_channels(options, programs, rows, monkeypatch):
     irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")
     x = e3nn.normal(irreps, jax.random.key(0), (rows,))
     index = [jnp.arange(rows) % 3] if options else []
-    modules = [ops.Linear(out, backend=name, **options) for name in ("triton-interpret", "e3nn")]
+    modules = [ops.Linear(out, backend=name, **options) for name in ("triton", "e3nn")]
     params = initial(modules[1], *index, x)
     # sums of up to 213 products on both sides: 15 roundings of 6e-8 each, and those of a second sum
     assert_close(*(derivatives(m, params, [*index, x]) for m in modules), 4e-6)
@@ -248,35 +226,6 @@ def test_leading_axes_and_vmap(backend):
 
 X = e3nn.IrrepsArray("2x0e+1o", jnp.ones((ROWS, 5)))
 REFUSED = {
-    "per-channel-alone": ({"weights_per_channel": True}, (X,), "needs weights as an argument"),
-    "both-channels": (
-        {"weights_per_channel": True, "channel_out": 2},
-        (jnp.ones(3), X),
-        "weights_per_channel and channel_out exclude each other",
-    ),
-    "no-irreps-in": (
-        {"instructions": ((0, 0),), **UNSIMPLIFIED},
-        (X,),
-        "instructions need irreps_in",
-    ),
-    "simplified": (
-        {"instructions": ((0, 0),), "irreps_in": X.irreps},
-        (X,),
-        "instructions need simplify_irreps_internally=False",
-    ),
-    "no-block": (
-        {"instructions": ((2, 0),), "irreps_in": X.irreps, **UNSIMPLIFIED},
-        (X,),
-        r"instruction \(2, 0\) is of no blocks of 2x0e\+1x1o and 4x0e",
-    ),
-    "other-irreps": (
-        {"instructions": ((1, 0),), "irreps_in": X.irreps, **UNSIMPLIFIED},
-        (X,),
-        r"instruction \(1, 0\) joins 1x1o with 4x0e",
-    ),
-    "no-channels": ({"channel_out": 2}, (X[0],), r"x must be \[..., channels, 2x0e\+1x1o\], got"),
-    "weights-of-a-number": ({}, (jnp.ones(()), X), r"weights must be \[..., d\], at least one"),
-    "weights-that-rotate": ({}, (X, X), "weights must be scalars, 0e, got 2x0e"),
     "no-index": ({"num_indexed_weights": 2}, (X,), "index is needed with num_indexed_weights"),
     "index-of-floats": (
         {"num_indexed_weights": 2},
@@ -321,21 +270,3 @@ def test_errors_of_sums_and_groups():
         ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((2, 2))])
     with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
         ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
-
-
-@pytest.mark.parametrize("cls", [ops.Linear, ops.TensorProductLinear, None])
-def test_triton_on_a_cpu_is_refused(cls):
-    """By a ValueError, where the computation is lowered; it never falls back."""
-    pytest.importorskip("triton")
-    if jax.default_backend() != "cpu":
-        pytest.skip("a GPU is present")
-    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
-    args = (jax.random.key(0), x) if cls is ops.Linear else (jax.random.key(0), x, x)
-
-    def function(key, *args):
-        if cls is None:
-            return ops.tensor_product(*args, backend="triton")
-        return cls("2x0e", backend="triton").init_with_output(key, *args)
-
-    with pytest.raises(ValueError, match="'triton' runs on a GPU"):
-        jax.jit(function)(*args)

@@ -108,7 +108,7 @@ def test_the_matmuls_of_xla():
     assert "tensor<7xf32>" not in text(gradient, "0e", "7x0e")  # ones, to sum products with
 
 
-@pytest.mark.parametrize("backend", ["xla", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "triton"])
 def test_many_channels_on_both_sides_are_repeated_without_a_gather(backend):
     """Its gradient would be a scatter, ten times slower than the matmul with ones."""
 
@@ -134,9 +134,7 @@ def test_xla_repeats_no_operand_beyond_the_size_of_the_product(irreps, keep, is_
         return ops.tensor_product(x, y, filter_ir_out=keep, backend=backend)
 
     assert ("eqfuse_form" not in str(jax.make_jaxpr(product)(x, y))) == is_einsum
-    np.testing.assert_allclose(
-        product(x, y).array, product(x, y, "triton-interpret").array, atol=1e-5
-    )
+    np.testing.assert_allclose(product(x, y).array, product(x, y, "triton").array, atol=1e-5)
 
 
 @pytest.mark.parametrize(

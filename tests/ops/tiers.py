@@ -23,7 +23,7 @@ def slow_unless(kept, *parameters) -> list:
 NATIVELY = slow_unless([NATIVE], *BACKENDS)
 """The backends, where a test asks nothing of one; all but the native one by `--run-slow`."""
 
-KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
+KERNELS = slow_unless(["llvm", "triton"], *BACKENDS)
 """The backends; XLA, which compiles longest, by `--run-slow`."""
 
 

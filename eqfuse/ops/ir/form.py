@@ -49,13 +49,6 @@ class Index(enum.Enum):
         """Return the arrays of `Edges` that list the edges of each node; none for rows."""
         return (f"{self.value}_order", f"{self.value}_ptr") if self.is_node else ()
 
-    @property
-    def counted(self) -> str | None:
-        """Return the name of the leading axis of an operand's array; None for one shared row."""
-        if self is Index.SHARED:
-            return None
-        return "nodes" if self.is_node else "rows"
-
     def count(self, num_rows: int, num_nodes: int) -> int:
         return {Index.ROW: num_rows, Index.SHARED: 1}.get(self, num_nodes)
 
@@ -390,6 +383,19 @@ def _fresh(name: str, used: set[str]) -> str:
         candidate = f"{name}_{n}"
     used.add(candidate)
     return candidate
+
+
+def backward_form(form: Form, wanted: tuple[bool, ...]) -> Form:
+    """Return the cotangents of the wanted inputs; its last inputs are those of the outputs."""
+    linear = (False,) * len(form.inputs) + (True,) * sum(wanted)
+    return form.jvp(wanted).transpose(linear, (True,) * len(form.outputs))
+
+
+def derivatives(form: Form) -> dict[str, Form]:
+    """Return the form ("forward"), its backward pass, and the backward pass of that ("double")."""
+    backward = backward_form(form, (True,) * len(form.inputs))
+    double = backward_form(backward, (True,) * len(backward.inputs))
+    return {"forward": form, "backward": backward, "double": double}
 
 
 def reductions(form: Form) -> dict[Index, list[int]]:

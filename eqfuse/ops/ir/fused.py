@@ -379,9 +379,3 @@ class Fused:
         """Return (the index of the weights or None, the index arrays by name)."""
         index, *arrays = integers if self.num_sets else (None, *integers)
         return index, dict(zip(INDEX_ARRAYS, arrays, strict=False))
-
-
-def backward_form(form: Form, wanted: tuple[bool, ...]) -> Form:
-    """Return the form of the cotangents of the wanted inputs; its last input is dout."""
-    linear = (False,) * len(form.inputs) + (True,) * sum(wanted)
-    return form.jvp(wanted).transpose(linear, (True,))

@@ -275,33 +275,6 @@ def blocks(irreps) -> tuple[Block, ...]:
     return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
 
 
-def functional(
-    irreps_in, irreps_out, biases, instructions=None, **options
-) -> e3nn.FunctionalLinear:
-    """Return `e3nn.FunctionalLinear`, with errors that name what is wrong."""
-    if not isinstance(biases, bool) and (
-        not isinstance(biases, tuple | list)
-        or len(biases) != len(irreps_out)
-        or any(b and not ir.is_scalar() for b, (_, ir) in zip(biases, irreps_out, strict=True))
-    ):
-        raise ValueError(
-            f"biases must be True, False, or one of them for each block of {irreps_out} (True for "
-            f"0e only), got {biases!r}"
-        )
-    for i_in, i_out in instructions or ():
-        if not (0 <= i_in < len(irreps_in) and 0 <= i_out < len(irreps_out)):
-            raise ValueError(
-                f"instruction ({i_in}, {i_out}) is of no blocks of {irreps_in} and {irreps_out}"
-            )
-        if irreps_in[i_in].ir != irreps_out[i_out].ir:
-            raise ValueError(
-                f"instruction ({i_in}, {i_out}) joins {irreps_in[i_in]} with {irreps_out[i_out]}"
-            )
-    if instructions is not None:
-        options["instructions"] = [tuple(i) for i in instructions]
-    return e3nn.FunctionalLinear(irreps_in, irreps_out, biases=biases, **options)
-
-
 def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:
     """Return e3nn's two normalisations of Linears as numbers, its configured ones for None."""
     names, result = ("path_normalization", "gradient_normalization"), {}
@@ -338,10 +311,19 @@ def linear(
     irreps_out = irreps_out.simplify()
     if not force_irreps_out:
         irreps_out = irreps_out.filter(keep=merged)
-    ours = functional(
+    if not isinstance(biases, bool) and (
+        not isinstance(biases, tuple | list)
+        or len(biases) != len(irreps_out)
+        or any(b and not ir.is_scalar() for b, (_, ir) in zip(biases, irreps_out, strict=True))
+    ):
+        raise ValueError(
+            f"biases must be True, False, or one of them for each block of {irreps_out} (True for "
+            f"0e only), got {biases!r}"
+        )
+    ours = e3nn.FunctionalLinear(
         merged,
         irreps_out,
-        biases,
+        biases=biases,
         path_normalization=path_normalization,
         gradient_normalization=gradient_normalization,
     )

@@ -1,7 +1,7 @@
-"""JAX primitives, with their rules, batching, sharding and lowering, and why each is its own.
+"""JAX primitives, with their rules, batching and lowering, and why each is its own.
 
-- `forms.form_p`: a product and its derivatives of every order. Its rows are partitioned over
-  devices, and it reads and sums rows of nodes.
+- `forms.form_p`: a product and its derivatives of every order. It reads and sums rows of
+  nodes.
 - `forms.linear_form_p`: a Linear and its derivatives. It is multilinear by the rules of `form_p`,
   but has operands without rows, the matrices: `vmap` joins rows, and keeps one set of matrices.
 - `forms.activation_p`: the only function that is not multilinear. Its derivatives are forms and
@@ -10,7 +10,7 @@
 - `layer.tangent_p`: its tangent, linear, so that JAX can transpose it.
 - `layer.backward_p`: the transpose, which is not composed of the tangent but has a kernel.
 - `layer.second_p`: the tangent of `backward_p`, transposed where a loss depends on forces.
-- `layer.double_p`: the transpose of that, a kernel, or blocks of rows.
+- `layer.double_p`: the transpose of that, a kernel.
 - `native.native_p`: what is left of each when it is lowered for a CPU: a call of machine code.
 - `backends.triton.primitive.launch_p`: the same for a GPU, where a kernel has a grid and may write
   over its inputs; `compile_ahead` finds all kernels of a function by it.

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
 from eqfuse.ops.backends.triton import rows as tiles
-from eqfuse.ops.ir.form import Form, Index
-from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.form import Form, Index, backward_form
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
 
 MODES = ("auto", "always", "never")
@@ -32,7 +32,7 @@ class Kernels(enum.Enum):
 
     APART = "a kernel for each part, in every order of derivative"
     NATIVE = "on a CPU: one kernel, and one for each derivative"
-    ROWS = "on a GPU, over rows: one kernel each way, second derivatives as in blocks"
+    ROWS = "on a GPU, over rows: one kernel each way, second derivatives apart"
     BLOCKS = "on a GPU, over rows: the kernels of the parts, some rows at a time"
     NODES = (
         "on a GPU, on a graph: one kernel forward; backward that of the epilogue and the product"
@@ -109,8 +109,6 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(Kernels.APART, f"apart: {reason}")
     if backend != "llvm":
         return _auto_on_gpu(fused, num_rows, num_nodes, dtype)
-    if fused.summed:
-        return Choice(Kernels.APART, "apart: the product is summed over the edges of each node")
     if num_rows < FEWEST_ROWS:
         return Choice(Kernels.APART, f"apart: fewer than {FEWEST_ROWS} rows")
     return Choice(Kernels.NATIVE, f"fused: {FEWEST_ROWS} rows or more")
@@ -141,11 +139,13 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
     if backend == "llvm":
         if dtype.name not in ("float32", "float64"):
             return f"native kernels of whole ops are of float32 and float64, not of {dtype.name}"
+        if fused.summed:
+            return "native kernels of whole ops are over rows, and this product is summed by node"
         if fused.num_sets:
             return "rows choose their weights by an index, which native kernels of whole ops do not"
         if is_wide(fused.linear.linear_form):
             return "its matrices are so large that the matmuls of XLA are faster"
-    elif not backend.startswith("triton"):
+    elif backend != "triton":
         return f"backend {backend!r} computes op by op, and has no fused kernels"
     elif fused.summed:
         return walks.unsupported_reason(fused.form, dtype.name)
@@ -156,7 +156,7 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
 
 def _unsupported_on_gpu(fused: Fused, backend: str, dtype) -> str:
     """Return why there are not one kernel forward and one backward on a GPU, or ""."""
-    if not backend.startswith("triton"):
+    if backend != "triton":
         return ""
     if fused.summed:
         return _several_kernels(fused.form, dtype)

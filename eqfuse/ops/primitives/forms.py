@@ -5,15 +5,10 @@ The derivatives of forms and of linear forms are such again, by the rules of `mu
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
-from eqfuse import _jax_compat
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.triton import primitive as triton
@@ -21,10 +16,9 @@ from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Activated, Activation, GateForms, chain_rule
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.primitives import native, rules
-from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
+from eqfuse.ops.primitives.rules import split, vary_alike
 
 form_p = rules.multilinear_primitive("eqfuse_form")
-_jax_compat.require_devices_when_lowered(form_p)  # forms over rows are partitioned there
 
 
 def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) -> list[jax.Array]:
@@ -37,12 +31,7 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
     num_rows, num_nodes = _check(form, inputs, edges)
     indices = () if edges is None else tuple(jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS)
     params = {"num_rows": num_rows, "num_nodes": num_nodes, "backend": backend}
-
-    def bound(*arrays):
-        return form_p.bind(*vary_alike(arrays), form=form, **params)
-
-    counted = [[o.index.counted for o in side] for side in (form.inputs, form.outputs)]
-    return with_auto_axes(bound, [*inputs, *indices], *counted)
+    return form_p.bind(*vary_alike([*inputs, *indices]), form=form, **params)
 
 
 def _check(form: Form, inputs, edges) -> tuple[int, int]:
@@ -158,46 +147,11 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
             ends = indices.get("senders"), indices.get("receivers")
             dtype = inputs[0].dtype
             return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
-        if form.on_graph or backend == "triton-interpret":  # JAX partitions no Python callback
-            return _kernels(form, inputs, indices, num_rows, num_nodes, backend)
-        return _over_rows(form, backend)(*inputs)
+        if backend == "llvm":
+            return native.run(form, inputs, indices, num_rows, num_nodes)
+        return triton.run_form(form, inputs, indices, num_rows, num_nodes)
 
     return summed(computed, form, inputs)
-
-
-def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    if backend == "llvm":
-        return native.run(form, inputs, indices, num_rows, num_nodes)
-    return triton.run_form(form, inputs, indices, num_rows, num_nodes, backend)
-
-
-@functools.lru_cache(maxsize=1024)
-def _over_rows(form: Form, backend: str):
-    """Return a form without a graph: every device computes the rows that it holds."""
-
-    def rows(*inputs):
-        return _kernels(form, inputs, {}, inputs[first].shape[0], 0, backend)
-
-    def partition(mesh, arguments, results):
-        # none where nothing is sharded: XLA's own kind of sharding has no axes then
-        spec = getattr(arguments[first].sharding, "spec", None)
-        by_row = NamedSharding(mesh, PartitionSpec(spec[0] if spec else None, None))
-        whole = NamedSharding(mesh, PartitionSpec(None, None))
-        return mesh, rows, [by_row for _ in results], tuple(by_row if r else whole for r in is_row)
-
-    is_row = [o.index is Index.ROW for o in form.inputs]
-    first = is_row.index(True)
-    partitioned = custom_partitioning(rows)
-    leading = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
-    operands = [f"{axis} c{n}" for n, axis in enumerate(leading)]
-    axes = " ".join(operands).split()
-    partitioned.def_partition(
-        partition,
-        sharding_rule=f"{', '.join(operands[: len(form.inputs)])} -> "
-        f"{', '.join(operands[len(form.inputs) :])}",
-        need_replication_factors=tuple(axis for axis in axes if axis != "i"),
-    )
-    return partitioned
 
 
 linear_form_p = rules.multilinear_primitive("eqfuse_linear_form")
@@ -211,17 +165,8 @@ def evaluate_linear(
     `index` is [num_rows] int32, or None if there is one set of weights.
     """
     assert len({a.dtype for a in arrays}) == 1, [a.dtype for a in arrays]
-    integers = [] if index is None else [index]
-
-    def bound(*arrays):
-        params = {"num_rows": num_rows, "backend": backend}
-        return linear_form_p.bind(*vary_alike(arrays), form=linear_form, **params)
-
-    counted = [
-        ["rows" if isinstance(o, Rows) else None for o in side]
-        for side in (linear_form.inputs, linear_form.outputs)
-    ]
-    return with_auto_axes(bound, [*arrays, *integers], *counted)
+    arrays = vary_alike([*arrays, *([] if index is None else [index])])
+    return linear_form_p.bind(*arrays, form=linear_form, num_rows=num_rows, backend=backend)
 
 
 @linear_form_p.def_abstract_eval
@@ -326,8 +271,8 @@ mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_result
 
 def _lower_linear_form(*arrays, form, num_rows, backend):
     values, index = split(arrays, len(form.inputs))
-    if backend.startswith("triton") and num_rows and form.terms:
-        return triton.run_linear_form(form, values, index, num_rows, backend)
+    if backend == "triton" and num_rows and form.terms:
+        return triton.run_linear_form(form, values, index, num_rows)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and form.terms:
         return native.linear(form, values, index, num_rows)

@@ -1,23 +1,17 @@
-"""How a fused op runs on a GPU: its kernels over rows and of nodes, or blocks of rows."""
+"""How a fused op runs on a GPU: its kernels over rows and of nodes."""
 
 import dataclasses
-import functools
 from itertools import compress
-
-import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.extend.core import Primitive
 
 from eqfuse.ops.backends.triton import form, node, primitive
 from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.fused import Fused, backward_form
-from eqfuse.ops.primitives import choice, layer
+from eqfuse.ops.ir.form import Index, backward_form
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.primitives import layer
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call
-from eqfuse.ops.primitives.rules import definitions, split, vary_alike
+from eqfuse.ops.primitives.rules import definitions, split
 
 ROWS_OF_A_PART = 256  # the fewest that a program walks for its sum of gradients of parameters
 MOST_PARTS = 64  # such sums: each is an array of the size of all parameters
@@ -27,7 +21,7 @@ def _launch(call: Call, kernel, named: dict, count: int, sizes, *, scalars=()) -
     """Return the outputs [count, size] of a kernel."""
     arrays, shapes = [named[name] for name in kernel.inputs], [(count, size) for size in sizes]
     programs = -(-count // kernel.rows) * kernel.shares
-    return launch(kernel.spec, arrays, shapes, scalars, (programs,), call.backend)
+    return launch(kernel.spec, arrays, shapes, scalars, (programs,))
 
 
 def rows_forward(*arrays, call: Call):
@@ -86,9 +80,8 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
         [(parts, *shape) for shape in shapes] if parts > 1 else shapes,
         (call.num_rows, parts),
         (parts * kernel.shares,),
-        call.backend,
     )
-    return results if parts == 1 else primitive.reduced(weights, results, dtype, call.backend)
+    return results if parts == 1 else primitive.reduced(weights, results, dtype)
 
 
 def node_forward(*arrays, call: Call):
@@ -133,90 +126,6 @@ KERNELS = {
 }
 
 
-def run_in_blocks(primitive: Primitive, arrays, call: Call, **params) -> list:
-    """Evaluate a primitive of `layer` by its definition, in blocks of rows.
-
-    Rows of a block have their own row of every node.
-    """
-    inputs, outputs = _indices(call, **params)
-    floats, integers = split(arrays, len(inputs))
-    index, nodes = call.fused.split(integers)
-    by_row = [] if index is None else [index]
-    form = call.fused.form
-    form = form.indexed({n: Index.ROW for n, o in enumerate(form.inputs) if o.index.is_node})
-    fused = dataclasses.replace(call.fused, form=form)
-
-    def block(first, count: int):
-        """Return the outputs of some rows, of those that each row adds to the sum of them all."""
-
-        def rows(array):
-            return lax.dynamic_slice_in_dim(array, first, count)
-
-        def operand(array, index: Index):
-            if index is Index.SHARED:
-                return array
-            return array[rows(nodes[f"{index.value}s"])] if index.is_node else rows(array)
-
-        found = [*map(operand, floats, inputs), *map(rows, by_row)]
-        part = Call(fused, count, 0, call.backend)
-        return definitions[primitive](*found, call=part, **params)
-
-    results = _loop(call, block, outputs, floats)
-    return [
-        _of_nodes(call, index, rows, integers) if index.is_node else rows
-        for index, rows in zip(outputs, results, strict=True)
-    ]
-
-
-def _loop(call: Call, block, outputs: list[Index], operands) -> list:
-    """Return the outputs of all blocks: rows one behind the other, sums of what all rows share."""
-    size = choice.BLOCK
-    if call.num_rows <= size:
-        return block(0, call.num_rows)
-    blocks, rest = divmod(call.num_rows, size)
-    shapes = jax.eval_shape(functools.partial(block, count=size), 0)
-
-    def initial(shape, index: Index):
-        if index is not Index.SHARED:
-            return jnp.zeros((call.num_rows, *shape.shape[1:]), shape.dtype)
-        return jnp.zeros(shape.shape, jnp.promote_types(shape.dtype, jnp.float32))
-
-    def add(first, totals, count: int):
-        found = block(first, count)
-        return [
-            t + r if i is Index.SHARED else lax.dynamic_update_slice_in_dim(t, r, first, 0)
-            for t, r, i in zip(totals, found, outputs, strict=True)
-        ]
-
-    totals = [initial(s, i) for s, i in zip(shapes, outputs, strict=True)]
-    totals = vary_alike([*totals, *operands])[: len(outputs)]
-    totals = lax.fori_loop(0, blocks, lambda n, t: add(n * size, t, size), totals)
-    totals = add(blocks * size, totals, rest) if rest else totals
-    return [t.astype(s.dtype) for t, s in zip(totals, shapes, strict=True)]
-
-
-def _indices(call: Call, wanted=None, given=(), active=None, reached=None):
-    """Return the indices of the operands and of the outputs of a primitive of `layer`."""
-    fused = call.fused
-    floats = [o.index for o in fused.form.inputs]
-    floats += [Index.SHARED] * len(fused.linear.parameters) + [Index.ROW] * fused.skip
-
-    if wanted is None:  # the op or its tangent
-        tangents = [] if active is None else [Index.ROW, *compress(floats, active)]
-        return floats + tangents, [Index.ROW] * len(fused.sizes)
-    operands, outputs = floats + [Index.ROW] * (1 + sum(given)), list(compress(floats, wanted))
-    if active is None:  # its backward
-        return operands, outputs
-    if reached is None:  # the tangent of that
-        return [*operands, *compress(operands, active)], outputs
-    return [*operands, *compress(outputs, reached)], list(compress(operands, active))
-
-
 def _of_nodes(call: Call, index: Index, rows, integers):
     """Return a gradient [rows, size] summed by node."""
-    size = rows.shape[1]
-    segment = (Segment(0, size, 1, 1),)
-    identity = (Path((SegmentRef(0, 0),), SegmentRef(0, 0), (((0, 0), 1.0),)),)
-    source = Operand("rows", size, segment, True)
-    total = Operand("total", size, segment, True, index)
-    return layer.product(call, Form((source,), (total,), identity), [rows], integers)[0]
+    return layer.product(call, layer.rows_of_nodes(rows.shape[1], index, True), [rows], integers)[0]

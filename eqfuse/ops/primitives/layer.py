@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.ir.fused import Fused, forms_of
-from eqfuse.ops.primitives import forms, rules
+from eqfuse.ops.primitives import choice, forms, rules
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.rules import split
 
@@ -85,17 +85,58 @@ def evaluate(call: Call, floats, integers):
     """Return the gated row of a fused op, or the arrays of the pre-activation."""
     if not call.num_rows or not call.num_output_rows:
         call = dataclasses.replace(call, kernels=Kernels.APART)
-
-    def bound(*arrays):
-        compute = _fused if call.kernels is Kernels.APART else fused_p.bind
-        return compute(*rules.vary_alike(arrays), call=call)
-
-    out = "nodes" if call.fused.summed else "rows"
-    counted = [o.index.counted for o in call.fused.form.inputs]
-    counted += [None] * len(call.fused.linear.parameters) + [out] * call.fused.skip
-    names = [out] * len(call.sizes)
-    outputs = rules.with_auto_axes(bound, [*floats, *integers], counted, names)
+    compute = {Kernels.APART: _fused, Kernels.BLOCKS: _in_blocks}.get(call.kernels, fused_p.bind)
+    outputs = compute(*rules.vary_alike([*floats, *integers]), call=call)
     return outputs[: len(call.fused.sizes) if call.fused.gate is None else 1]
+
+
+def _in_blocks(*arrays, call: Call):
+    """Return the outputs, some rows at a time; two orders of derivative keep no product of all.
+
+    Rows of a block have their own row of every node.
+    """
+    fused, dtype, size = call.fused, arrays[0].dtype, choice.BLOCK
+    floats, integers = split(arrays, fused.num_floats)
+    inputs, parameters, skip = fused.operands(floats)
+    index, _ = fused.split(integers)
+    form, by_row = fused.form, [a for a in (skip, index) if a is not None]
+    wide = jnp.promote_types(dtype, jnp.float32)  # in which gradients of what rows share are summed
+    parameters, shared = ([a.astype(wide) for a in arrays] for arrays in (parameters, inputs))
+    for array, operand in reversed(list(zip(inputs, form.inputs, strict=True))):
+        if operand.index.is_node:
+            gather = rows_of_nodes(operand.size, operand.index, False)
+            [array] = product(call, gather, [array], integers)
+        by_row += [array] * (operand.index is not Index.SHARED)
+    form = form.indexed({n: Index.ROW for n, o in enumerate(form.inputs) if o.index.is_node})
+
+    def block(rows):
+        rows = list(rows)
+        part = Call(dataclasses.replace(fused, form=form), len(rows[0]), 0, call.backend)
+        arrays = [
+            a.astype(dtype) if o.index is Index.SHARED else rows.pop()
+            for a, o in zip(shared, form.inputs, strict=True)
+        ]
+        arrays += [a.astype(dtype) for a in parameters]
+        return _fused(*arrays, *rows, call=part)
+
+    for _ in range(2):  # a derivative undoes one, and training on forces takes two derivatives
+        block = jax.checkpoint(block, prevent_cse=False)  # in a loop there is nothing to prevent
+    whole = call.num_rows // size * size
+    blocks = jax.lax.map(block, [a[:whole].reshape(-1, size, *a.shape[1:]) for a in by_row])
+    outputs = [b.reshape(whole, b.shape[-1]) for b in blocks]
+    if whole < call.num_rows:
+        rest = block([a[whole:] for a in by_row])
+        outputs = [jnp.concatenate(pair) for pair in zip(outputs, rest, strict=True)]
+    return outputs
+
+
+def rows_of_nodes(size: int, index: Index, summed: bool) -> Form:
+    """Return the form that gathers the row of a node for each edge, or sums those of edges."""
+    segment, one = (Segment(0, size, 1, 1),), SegmentRef(0, 0)
+    of_edges = Operand("rows", size, segment, True)
+    of_nodes = Operand("nodes", size, segment, True, index)
+    source, target = (of_edges, of_nodes) if summed else (of_nodes, of_edges)
+    return Form((source,), (target,), (Path((one,), one, (((0, 0), 1.0),)),))
 
 
 # the definitions, of the operands in one list: floats, z, tangents or cotangents, integers
@@ -259,7 +300,7 @@ def _tangent_transpose(cotangents, *arrays, call, active):
 
 def _backward_jvp(primals, tangents, *, call, wanted, given):
     params = {"call": call, "wanted": wanted, "given": given}
-    if call.kernels not in (Kernels.NATIVE, Kernels.ROWS, Kernels.BLOCKS):
+    if call.kernels is not Kernels.NATIVE:
         return rules.jvp_of(_backward)(primals, tangents, **params)
     outputs = backward_p.bind(*primals, **params)
     n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)

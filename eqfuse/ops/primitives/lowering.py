@@ -1,4 +1,4 @@
-"""Lowerings of the primitives, kernels or definitions; rows are partitioned over devices here."""
+"""Lowerings of the primitives: kernels or definitions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ def _layer(primitive: Primitive):
     def lowered(*arrays, call, **params):
         if kernel := gpu_layer.KERNELS.get((primitive, call.kernels)):
             return kernel(*arrays, call=call, **params)
-        if call.kernels in (Kernels.ROWS, Kernels.BLOCKS):
-            return gpu_layer.run_in_blocks(primitive, arrays, call, **params)
         function = functools.partial(definitions[primitive], call=call, **params)
         if call.kernels is not Kernels.NATIVE or primitive in (layer.tangent_p, layer.second_p):
             return function(*arrays)

@@ -3,7 +3,6 @@
 A definition of a fused op or of a derivative is traced to a `Program`, which is one kernel.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -14,12 +13,11 @@ from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.llvm import functions, layer, machine, runtime
+from eqfuse.ops.backends.llvm import functions, layer, machine
 from eqfuse.ops.backends.llvm import linear as native_linear
-from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form
 from eqfuse.ops.ir.fused import Activated, sum_form
 from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 from eqfuse.ops.ir.program import Array, Extent, FormStep, Program
@@ -32,9 +30,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     """Return the outputs of a form of one path and one row at least; 16 bits are widened."""
     dtype = inputs[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    row = max((o.size for o in form.outputs if o.index is Index.ROW), default=0) * wide.itemsize
-    here = machine.machine()
-    module = generate(form, wide.name, here, here.num_parts(row * num_rows))
+    module = generate(form, wide.name, machine.machine())
     shapes = [o.shape(num_rows, num_nodes) for o in form.outputs]
     shapes += [(num_nodes, width) for width in module.copies]
     results = native_p.bind(
@@ -80,24 +76,25 @@ def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Ar
     ]
 
 
-def by_rows(
-    program: Program, arrays, indices, num_rows: int, num_nodes: int
-) -> list[jax.Array] | None:
-    """Return the outputs of a program, block by block of rows; None if steps are faster alone."""
+def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
+    """Return the outputs of a program, block by block of rows."""
     parts = layer.num_parts(program, num_rows, num_nodes)
-    if not parts:
-        return None
     module = layer.generate(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
     shapes = [(counts[array.extent], array.size) for array in program.arrays]
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
     inputs += [arrays[n].T.reshape(1, -1) for n in layer.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
-    results = [shapes[n] for n in program.outputs]
-    results += [(parts, width) for width in module.copies]
+    operands = [program.operands[n] for n in program.outputs]
+    results = [
+        (parts, shapes[n][1]) if isinstance(o, Weights) else shapes[n]
+        for n, o in zip(program.outputs, operands, strict=True)
+    ]
     results = native_p.bind(*inputs, module=module, shapes=tuple(results))
-    outputs = zip((program.operands[n] for n in program.outputs), results, strict=False)
-    return [r.reshape(o.shape) if isinstance(o, Weights) else r for o, r in outputs]
+    return [
+        r.sum(0).reshape(o.shape) if isinstance(o, Weights) else r
+        for o, r in zip(operands, results, strict=True)
+    ]
 
 
 FORMS = ("eqfuse_form", "eqfuse_linear_form", "eqfuse_activation")
@@ -113,11 +110,10 @@ class Traced(NamedTuple):
     passed: tuple[int | None, ...]  # the argument that each output is, or None
 
 
-def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Traced | None:
+def traced(function, arguments, num_integers: int) -> Traced | None:
     """Return the program of forms, linear forms and sums that a function computes, or None.
 
-    The last `num_integers` arguments are index arrays, which go to every form on a graph unchanged;
-    with `of_nodes`, the rows of what is not on the graph are nodes.
+    The last `num_integers` arguments are index arrays, which go to every form on a graph unchanged.
     """
     closed = jax.make_jaxpr(function)(*(jax.typeof(a) for a in arguments))
     num_floats = len(arguments) - num_integers
@@ -147,8 +143,6 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
         steps.append(FormStep(form, operands, writes))
         for v, operand in zip((*reads, *eqn.outvars), form.operands, strict=True):
             array = Array.of(operand, v.aval.dtype.name)
-            if of_nodes and array.extent is Extent.ROWS and not getattr(form, "on_graph", False):
-                array = dataclasses.replace(array, extent=Extent.NODES)
             if arrays.setdefault(numbers[v], array) != array:  # a sum of weights
                 return None
     if any(isinstance(v, Literal) for v in jaxpr.outvars):
@@ -162,27 +156,6 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
     program = Program(described, tuple(range(len(read))), outputs, tuple(steps))
     known = (tuple(of.get(v) for v in jaxpr.outvars) for of in (constants, passed))
     return Traced(program, read, *known)
-
-
-def as_whole(program: Program, num_rows: int, num_nodes: int) -> Program:
-    """Return a program on a graph as one that runs whole: arrays in full, index arrays behind."""
-    counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
-    places = {name: len(program.arrays) + k for k, name in enumerate(INDEX_ARRAYS)}
-    steps = []
-    for step in program.steps:
-        if isinstance(step.form, Form) and step.form.on_graph:
-            numbers = {"indices": tuple(places.items()), "num_nodes": num_nodes}
-            steps.append(dataclasses.replace(step, num_rows=num_rows, **numbers))
-        elif isinstance(step.form, LinearForm):  # one set of weights
-            steps.append(dataclasses.replace(step, num_rows=num_nodes, num_nodes=1))
-        else:
-            steps.append(dataclasses.replace(step, num_rows=num_nodes))
-    arrays = [Array(a.size * counts[a.extent], a.dtype) for a in program.arrays]
-    arrays += [Array(num_nodes + 1 if n.endswith("_ptr") else num_rows, "int32") for n in places]
-    limits = {n: num_rows if n.endswith(("_order", "_ptr")) else num_nodes for n in places}
-    indices = tuple((n, name, limits[name]) for name, n in places.items())
-    inputs = (*program.inputs, *places.values())
-    return Program(tuple(arrays), inputs, program.outputs, tuple(steps), indices)
 
 
 def _blocks(jaxpr) -> dict:
@@ -217,19 +190,17 @@ def run_natively(function, arrays, call) -> list:
     Its arguments are floating point arrays and, for a form on a graph, the index arrays.
     """
     n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
-    summed = call.fused.summed
-    found, results = traced(function, arrays, len(arrays) - n, summed), None
-    if found and (found.program.runs_by_rows or (summed and found.program.steps)):
-        forms = [step.form for step in found.program.form_steps]
-        if all(functions.is_written(f) for f in forms if isinstance(f, Activated)):
-            kernel = _whole if summed else by_rows
-            indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
-            operands = [arrays[k] for k in found.read]
-            results = kernel(found.program, operands, indices, call.num_rows, call.num_nodes)
-    if results is None:
+    found = traced(function, arrays, len(arrays) - n)
+    if found is None or not found.program.runs_by_rows:
         return function(*arrays)
-    shapes, results = jax.eval_shape(function, *arrays), iter(results)
+    forms = [step.form for step in found.program.form_steps]
+    if not all(functions.is_written(f) for f in forms if isinstance(f, Activated)):
+        return function(*arrays)
+    indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
+    operands = [arrays[k] for k in found.read]
+    results = iter(by_rows(found.program, operands, indices, call.num_rows, call.num_nodes))
     outputs = []
+    shapes = jax.eval_shape(function, *arrays)
     for out, constant, passed in zip(shapes, found.constants, found.passed, strict=True):
         if passed is not None:
             outputs.append(arrays[passed])
@@ -238,23 +209,6 @@ def run_natively(function, arrays, call) -> list:
         else:
             outputs.append(next(results))
     return outputs
-
-
-def _whole(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
-    """Return the outputs of a program on a graph, step by step."""
-    dtype = arrays[0].dtype.name
-    full = as_whole(program, num_rows, num_nodes)
-    module = native_program.generate(full, dtype, machine.machine(), runtime.WORK_OF_A_THREAD)
-    inputs = [a.reshape(1, -1) for a in arrays] + [indices[n] for n in INDEX_ARRAYS]
-    results = [(1, full.arrays[n].size) for n in full.outputs]
-    results += [(1, width) for width in module.copies]
-    results = native_p.bind(*inputs, module=module, shapes=tuple(results))
-    counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
-    outputs = [(program.operands[n], program.arrays[n]) for n in program.outputs]
-    return [
-        r.reshape(o.shape if isinstance(o, Weights) else (counts[a.extent], a.size))
-        for r, (o, a) in zip(results, outputs, strict=False)
-    ]
 
 
 @native_p.def_abstract_eval

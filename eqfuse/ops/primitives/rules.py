@@ -11,9 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
-from jax.sharding import PartitionSpec
 
-from eqfuse import _jax_compat
 from eqfuse.ops.ir.form import Multilinear
 
 STATIC = "form", "num_rows", "num_nodes", "backend", "call", "active", "wanted", "given", "reached"
@@ -44,7 +42,6 @@ def defined_primitive(name: str, function, abstract, *, jvp=None, transpose=None
     ad.primitive_transposes[primitive] = transpose or functools.partial(transpose_of, function)
     batching.primitive_batchers[primitive] = batch_of(function)
     definitions[primitive] = function
-    _jax_compat.require_devices_when_lowered(primitive)  # it may hold forms over rows
     return primitive
 
 
@@ -112,26 +109,18 @@ def batch_of(function):
     return rule
 
 
-def with_auto_axes(function, arrays, inputs, outputs) -> list[jax.Array]:
-    """Return `function(*arrays)`, within which the compiler shards explicit axes of a mesh.
-
-    `inputs` and `outputs` say what leading axes count (anything hashable), or None; that of a
-    result is sharded as that of an array with the same, and no other axis is.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.explicit_axes or mesh.manual_axes:  # JAX has no way from manual axes to these
-        return function(*arrays)
-    leading = {}
-    for array, what in zip(arrays, inputs, strict=False):
-        axes = jax.typeof(array).sharding.spec[0]
-        if axes is not None and what is not None:
-            leading.setdefault(what, axes)
-    specs = [PartitionSpec(leading.get(what)) for what in outputs]
-    return jax.sharding.auto_axes(lambda *a: list(function(*a)), out_sharding=specs)(*arrays)
+def check_axes(*arrays) -> None:
+    """Refuse arrays that explicit axes of a mesh shard: kernels compute what one device holds."""
+    if any(any(jax.typeof(a).sharding.spec) for a in arrays):
+        raise ValueError(
+            "an op has an array that is sharded over explicit axes of a mesh; call it inside "
+            "jax.shard_map, or make the mesh with axis_types of jax.sharding.AxisType.Auto"
+        )
 
 
 def vary_alike(arrays):
     """Return arrays that all vary over the mesh axes of `shard_map` that any varies over."""
+    check_axes(*arrays)
     axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
     union = frozenset().union(*axes)
     return [
@@ -227,57 +216,21 @@ def _dce(used_outputs, *rest):
 
 @dataclasses.dataclass(frozen=True)
 class BatchAxes:
-    """Leading axes as rows; sharded axes come first, so that the rows of a device are its own."""
+    """Leading axes as rows."""
 
     shape: tuple[int, ...]
-    spec: tuple  # the explicit axes of a mesh that each is sharded over, or None
-
-    @classmethod
-    def of(cls, shape, arrays) -> "BatchAxes":
-        """Return the axes `shape`, sharded as those of arrays [..., n] that broadcast to them."""
-        spec, taken = [None] * len(shape), set()
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.explicit_axes and not mesh.manual_axes:
-            for array in arrays:
-                own = jax.typeof(array).sharding.spec[: array.ndim - 1]
-                for n, axes in enumerate(own, len(shape) - len(own)):
-                    if spec[n] is None and not taken & set(_names(axes)):
-                        spec[n] = axes
-                        taken.update(_names(axes))
-        return cls(tuple(shape), tuple(spec))
 
     @property
     def count(self) -> int:
         return math.prod(self.shape)
 
-    @functools.cached_property
-    def _order(self) -> list[int]:
-        return sorted(range(len(self.shape)), key=lambda n: self.spec[n] is None)
-
     def rows(self, array, others: int = 1):
         """Return an array [..., *others], whose leading axes broadcast, as [rows, n] or [rows]."""
+        check_axes(array)
         rest = array.shape[array.ndim - others :]
         array = jnp.broadcast_to(array, (*self.shape, *rest))
-        shape = (self.count, math.prod(rest)) if others else (self.count,)
-        if not any(self.spec):
-            return array.reshape(shape)
-        n = len(self.shape)
-        array = jnp.transpose(array, (*self._order, *range(n, n + others)))
-        names = tuple(name for axes in self.spec for name in _names(axes))
-        return jnp.reshape(array, shape, out_sharding=PartitionSpec(names))
+        return array.reshape((self.count, math.prod(rest)) if others else self.count)
 
     def apart(self, rows):
         """Return [rows, n] as [..., n]."""
-        if not any(self.spec):
-            return rows.reshape(*self.shape, rows.shape[-1])
-        shape = [self.shape[n] for n in self._order]
-        spec = PartitionSpec(*(self.spec[n] for n in self._order))
-        array = jnp.reshape(rows, (*shape, rows.shape[-1]), out_sharding=spec)
-        back = sorted(range(len(shape)), key=self._order.__getitem__)
-        return jnp.transpose(array, (*back, len(shape)))
-
-
-def _names(axes) -> tuple[str, ...]:
-    if axes is None:
-        return ()
-    return axes if isinstance(axes, tuple) else (axes,)
+        return rows.reshape(*self.shape, rows.shape[-1])

@@ -1,4 +1,4 @@
-"""Where the errors of a run go: plots and one page at its end, callbacks of yours."""
+"""Where the errors of a run go: plots and one page at its end, TensorBoard, callbacks of yours."""
 
 import base64
 import html
@@ -25,7 +25,7 @@ from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder, write_table
 from eqfuse.train.run.log import warnings_of
 from eqfuse.train.run.terminal import QUANTITIES, duration
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.settings.schema import ConfigError, one_of
 
 MAX_TRAINING = 1000
 """The errors on the training frames are of the first of them, at most so many."""
@@ -180,6 +180,7 @@ def _page(
     texts = {
         **{name: escape(str(metadata[name])) for name in ("model", "epoch", "step")},
         "version": __version__,
+        "criterion": metadata["config"]["training"].get("best", "loss").replace("_", " "),
         "name": name,
         "what": what,
         "errors": _html_row(heads, True) + errors,
@@ -216,6 +217,27 @@ class Callback:
         """Take the errors of the best network, the rows of errors.csv; [] if interrupted."""
 
 
+class TensorBoard(Callback):
+    """Writes the metrics of every validation, by step, to FOLDER/tensorboard."""
+
+    def on_start(self, folder: Path, config: dict):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer.add_text("settings", str(config))
+
+    def on_epoch(self, row: dict):
+        for name, value in _numbers(row).items():
+            self._writer.add_scalar(name, value, row["step"])
+        self._writer.flush()
+
+    def on_end(self, errors: list[dict]):
+        for row in errors:
+            for name, value in _numbers(row).items():
+                self._writer.add_scalar(f"{row['set']} {row['group']}/{name}", value, 0)
+        self._writer.close()
+
+
 class WandB(Callback):
     """Logs to Weights & Biases: project eqfuse, unless WANDB_PROJECT names another."""
 
@@ -235,15 +257,24 @@ class WandB(Callback):
         self._run.finish()
 
 
-def loggers(name: str | None) -> list[Callback]:
-    """Return the callbacks of the setting `loggers`."""
-    if name is None:
-        return []
-    try:
-        __import__(name)
-    except ImportError as error:
-        raise ConfigError(f"loggers={name} needs {name}: pip install eqfuse[loggers]") from error
-    return [WandB()]
+LOGGERS = {"tensorboard": (TensorBoard, "tensorboardX"), "wandb": (WandB, "wandb")}
+"""By name: the callback, and the package that it needs."""
+
+
+def loggers(names: str | None) -> list[Callback]:
+    """Return the callbacks of the setting `loggers`: names with commas between them, or None."""
+    made = []
+    for name in [] if names is None else names.split(","):
+        one_of("loggers", name, LOGGERS)
+        kind, package = LOGGERS[name]
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ConfigError(
+                f"loggers={name} needs {package}: pip install eqfuse[loggers]"
+            ) from error
+        made.append(kind())
+    return made
 
 
 def _numbers(row: dict) -> dict[str, float]:

@@ -144,14 +144,11 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 
 def _outliers(dataset: Dataset) -> str:
-    """Return the forces that the RMS leaves out, with the frame and atom of the largest one."""
-    if not dataset.force_outliers:
+    """Return how many frames the RMS leaves out."""
+    if not (count := len(dataset.force_outliers)):
         return ""
-    sample, atom, force = max(dataset.force_outliers, key=lambda outlier: outlier[2])
-    count = len(dataset.force_outliers)
     return (
-        f", without {counted(count, 'training frame')} of much larger forces: the "
-        f"largest is {force:.4g} eV/Å, {sample.name}, atom {atom} (all are trained on; "
+        f", without {counted(count, 'training frame')} of much larger forces (all are trained on; "
         "training.loss=huber or universal gives them less weight)"
     )
 

@@ -113,7 +113,7 @@ class Config:
     devices: str = value("1")
     epochs: int | None = value(None, POSITIVE)
     max_minutes: float | None = value(None, POSITIVE)
-    loggers: Literal["wandb"] | None = value(None)
+    loggers: str | None = value(None)
     start_from: str | None = value(None, convert=absolute)
     head: str | None = value(None)
     elements: Literal["data"] | None = value(None)

@@ -53,7 +53,8 @@ def parse(arguments: list[str]) -> Config:
     """
     dashed = [_other_name(a.partition("=")[0]) for a in arguments if a.startswith("-")]
     if any(dashed):
-        raise ConfigError("; ".join(filter(None, dashed)))
+        hint = "eqfuse train --from-mace 'mace_run_train ...' translates a command"
+        raise ConfigError("; ".join([*filter(None, dashed), hint]))
     given = {}
     for argument in arguments:
         if "=" not in argument and os.path.isfile(argument):

@@ -7,7 +7,7 @@ import ase.io
 import numpy as np
 import pytest
 
-from eqfuse.data import DataError, isolated_atom_energies, read_extxyz, read_rmd17
+from eqfuse.data import DataError, isolated_atom_energies, read_extxyz, read_structures
 
 ROUNDS = 60
 WORDS = [b"nan", b"-inf", b"1e999", b"0", b"-1", b"119", b"X", b'"', b"[", b"=", b"T", b"Lattice="]
@@ -79,7 +79,7 @@ def test_rmd17(save, tmp_path, rng):
         energies=rng.normal(size=4),
         forces=rng.normal(size=(4, 3, 3)),
     )
-    assert_read_or_refused(read_rmd17, tmp_path / "frames.npz", rng)
+    assert_read_or_refused(read_structures, tmp_path / "frames.npz", rng)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def pipe(tmp_path):
     return tmp_path / "frames"
 
 
-@pytest.mark.parametrize("read", [read_extxyz, read_rmd17, isolated_atom_energies])
+@pytest.mark.parametrize("read", [read_extxyz, read_structures, isolated_atom_energies])
 @pytest.mark.parametrize("suffix", ["", ".xyz", ".xyz.gz", ".npz"])
 def test_pipes_and_devices_are_never_opened(read, suffix, pipe):
     """Opening the one waits for a writer, and reading the other does not end."""

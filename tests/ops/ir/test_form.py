@@ -12,7 +12,16 @@ import pytest
 
 from eqfuse.bench.cases import CASES
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.form import (
+    Form,
+    Index,
+    Operand,
+    Path,
+    Role,
+    Segment,
+    SegmentRef,
+    derivatives,
+)
 
 
 def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0):
@@ -44,13 +53,6 @@ def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0
             np.add.at(summed, rows[operand.index], outputs[operand.name])
             outputs[operand.name] = summed
     return outputs
-
-
-def gradients(form: Form) -> Form:
-    """From the inputs and the cotangents of the outputs to the gradients of all inputs."""
-    n = len(form.inputs)
-    tangents = form.jvp((True,) * n)
-    return tangents.transpose((False,) * n + (True,) * n, (True,) * len(form.outputs))
 
 
 def coefficients(ir1, ir2, ir_out):
@@ -138,12 +140,11 @@ def on_graph(form, arrays):
 
 def test_transpose_names_and_zero_cotangents():
     form = small()
-    backward = gradients(form)
+    _, backward, double = derivatives(form).values()
     assert [o.name for o in backward.inputs] == ["x", "y", "w", "dout"]
     assert [o.name for o in backward.outputs] == ["dx", "dy", "dw"]
     assert [o.role for o in backward.outputs] == [Role.LEFT, Role.RIGHT, Role.OTHER]
     assert [o.index for o in backward.outputs] == [Index.SENDER, Index.ROW, Index.ROW]
-    double = gradients(backward)
     names = [o.name for o in double.inputs + double.outputs]
     assert len(set(names)) == len(names) == 4 + 3 + 4
     tangents = form.jvp((True, False, False))
@@ -166,9 +167,9 @@ def test_paths_of_the_same_factors_are_merged():
 def test_equal_products_have_equal_forms():
     """Built apart, they compare and hash alike, so that kernels are found again."""
     products.tensor_product.cache_clear()
-    first = [small(), gradients(small()), gradients(gradients(small()))]
+    first = [*derivatives(small()).values()]
     products.tensor_product.cache_clear()
-    second = [small(), gradients(small()), gradients(gradients(small()))]
+    second = [*derivatives(small()).values()]
     for one, other in zip(first, second, strict=True):
         assert one is not other
         assert one == other

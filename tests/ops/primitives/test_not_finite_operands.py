@@ -52,17 +52,17 @@ def test_where_they_arrive(on_graph):
         for value in (np.nan, np.inf, -np.inf):
             found = {
                 name: outputs(name, *case, value, on_graph)
-                for name in ("e3nn", "xla", "llvm", "triton-interpret")
+                for name in ("e3nn", "xla", "llvm", "triton")
             }
             lost = {name: ~np.isfinite(array) for name, array in found.items()}
             np.testing.assert_array_equal(lost["llvm"], depends, f"{case} {value}")
-            np.testing.assert_array_equal(lost["triton-interpret"], depends, f"{case} {value}")
+            np.testing.assert_array_equal(lost["triton"], depends, f"{case} {value}")
             np.testing.assert_array_equal(lost["xla"], lost["e3nn"], f"{case} {value}")
             assert (lost["xla"] >= depends).all()
 
 
 def test_where_they_differ():
     """e3nn and XLA multiply by the zeros of a whole table of Clebsch-Gordan coefficients too."""
-    names = ("e3nn", "xla", "llvm", "triton-interpret")
+    names = ("e3nn", "xla", "llvm", "triton")
     count = {name: int(np.isnan(outputs(name, "x", 3, np.nan, False)).sum()) for name in names}
-    assert count == {"e3nn": 27, "xla": 27, "llvm": 19, "triton-interpret": 19}
+    assert count == {"e3nn": 27, "xla": 27, "llvm": 19, "triton": 19}

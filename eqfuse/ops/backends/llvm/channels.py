@@ -417,8 +417,6 @@ class Groups:
             keys = () if summed else [k for k in components_out(path) if k not in carried]
             for key in keys:
                 if key not in sums:
-                    if ("out", key[0]) in self.plan.sums:
-                        prefetch(("out", key[0]), *key[1:])
                     sums[key] = self._before(key, row, offset, n)
             into = parts if summed else sums
             contraction.add(paths, functools.partial(_accumulate, f, n, into, path.output))
@@ -442,8 +440,7 @@ class Groups:
 
     def _before(self, key, row: Row, offset: str, n: int) -> str | None:
         """Return the value that a component of an output already holds; None for nothing."""
-        out = "out", key[0]
-        if out in self.rows.own or out in self.plan.sums or key in self._begun:
+        if ("out", key[0]) in self.rows.own or key in self._begun:
             return self.f.load(self._place_out(key, row, offset), n)
         return None
 

@@ -6,8 +6,8 @@ pointers; that of a local array points so far before it that the first position 
 first row.
 
 On a graph, positions are those of the edges in the order of their receivers. The rows (or nodes)
-are cut into parts, whose number depends on the problem and not on the threads; sums of weights'
-gradients are added up part by part, in order.
+are cut into parts, whose number depends on the problem and not on the threads; each part has a row
+of a gradient of weights.
 """
 
 import dataclasses
@@ -15,9 +15,8 @@ import functools
 
 from eqfuse.ops.backends.llvm import functions, linear
 from eqfuse.ops.backends.llvm.channels import Groups
-from eqfuse.ops.backends.llvm.form import NODE, ORDER, PTR, boundary
 from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
-from eqfuse.ops.backends.llvm.linear import Layouts, is_wide, transposed, write_copies
+from eqfuse.ops.backends.llvm.linear import Layouts, transposed, write_copies
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
     BYTES,
@@ -36,20 +35,18 @@ from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.ir.program import Extent, FormStep, Program
 
+NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
+"""The index arrays that cut the receivers into parts."""
+
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""
-
-SUMMED = 4096
-"""Elements of a gradient of weights whose parts are summed by one unit of work."""
 
 MOST_ROWS, FEWEST_TOGETHER = 32, 8
 """Rows that go through a program together, at most and at least."""
 
 
 def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
-    """Return the number of parts of the rows or nodes; 0 where one kernel does not pay."""
-    if any(map(is_wide, program.linear_forms)):
-        return 0
+    """Return the number of parts of the rows or nodes."""
     parts = 16 if num_rows < 8192 else 64
     return min(parts, num_nodes) if program.on_graph else parts
 
@@ -65,7 +62,7 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
     """Return the module that computes a program over rows, which are cut into `parts`.
 
     Arguments: the inputs, weights as [1, elements]; `transposed_weights`; index arrays. Results:
-    the outputs, alike; sums of each part, [parts, elements], of the outputs that are weights.
+    the outputs, of which those that are weights are sums of each part, [parts, elements].
     """
     return _RowProgramEmitter(program, machine, parts).module()
 
@@ -92,8 +89,7 @@ class _RowProgramEmitter:
         self._add("transposed", transposed_weights(program))
         self.arguments.add_indices(self.index_arrays)
         self.arguments.end()
-        self._add("array", program.outputs)
-        self._add("sum", self.sums)
+        self._add("array", program.outputs, self.parts)
         for n in program.local:
             self._add_local(("array", n), program.arrays[n].bytes)
         for key in (FIRST, LAST) if self.on_graph else ():
@@ -103,10 +99,10 @@ class _RowProgramEmitter:
         self.declared: set[str] = set()
         self.cost = 0
 
-    def _add(self, side: str, numbers):
+    def _add(self, side: str, numbers, num_weights: int = 1):
         for n in numbers:
-            array, fixed = self.program.arrays[n], -(self.parts if side == "sum" else 1)
-            rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, fixed)
+            array = self.program.arrays[n]
+            rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, -num_weights)
             self.arguments.add((side, n), rows, array.size, f"{side} {n} of a sequence")
 
     def _add_local(self, key: tuple, row_bytes: int):
@@ -121,9 +117,7 @@ class _RowProgramEmitter:
         for s, step in enumerate(self.program.steps):
             writers = {Form: self._form, LinearForm: self._linear_form, Activated: self._activate}
             writers[type(step.form)](s, step)
-        passes = [self._main(), *(self._sum(n) for n in self.sums)]
-        widths = tuple(self.program.arrays[n].size for n in self.sums)
-        parts = self.copies.functions | self.texts, passes, self.index_arrays, widths
+        parts = self.copies.functions | self.texts, [self._main()], self.index_arrays, ()
         return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
 
     def _pointer(self, f: Function, *key) -> str:
@@ -235,7 +229,7 @@ class _RowProgramEmitter:
         self.table = f.at("%scratch", table)
         for n in range(len(self.arguments.entries)):
             self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
-        sums = {n: self._pointer(f, "sum", n) for n in self.sums}
+        sums = {n: self._pointer(f, "array", n) for n in self.sums}
         with f.loop("%end", start="%begin") as units:
             first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
@@ -255,9 +249,27 @@ class _RowProgramEmitter:
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
-        """Return the row, or the node, that a part starts at."""
-        pointers = {name: self._pointer(f, "index", name) for name in self.index_arrays}
-        return boundary(f, unit, self.parts, pointers or None)
+        """Return the row, or on a graph the node, that a part starts at.
+
+        The first half of the parts are twice as long as the others: no thread is left with a long
+        one at the end. On a graph their lengths are those of the edges, which nodes differ in, and
+        `%rows` counts the nodes.
+        """
+        pointers, half = (
+            {n: self._pointer(f, "index", n) for n in self.index_arrays},
+            self.parts // 2,
+        )
+        share = f.minimum(f.times(unit, 2), f.plus(unit, half))
+        rows = f.load_index(pointers[PTR], "%rows") if self.on_graph else "%rows"
+        row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
+        if not self.on_graph:
+            return row
+        within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
+        node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
+        is_first = f.value(f"icmp eq i64 {unit}, 0")
+        is_end = f.value(f"icmp eq i64 {unit}, {self.parts}")
+        node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
+        return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
         """Write the loop over the edges of nodes `first` to `last`.
@@ -297,26 +309,6 @@ class _RowProgramEmitter:
 
     def _set(self, f: Function, number: int, word: str):
         f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
-
-    def _sum(self, n: int) -> Pass:
-        width = self.program.arrays[n].size
-        f = Function.of_pass(f"sum_{n}", self.dtype)
-        parts, result = self._pointer(f, "sum", n), self._pointer(f, "array", n)
-        lanes, units = self.copies.widest, -(-width // SUMMED)
-        with f.loop("%end", start="%begin") as pieces:
-            first = f.times(pieces.index, SUMMED)
-            stop = f.minimum(f.plus(first, SUMMED), str(width))
-            whole = f.whole(first, stop, lanes) if width % lanes else stop
-            ranges = [(first, whole, lanes), (whole, stop, 1)]
-            for begin, end, count in ranges[: 1 + bool(width % lanes)]:
-                with f.loop(end, start=begin, step=count) as elements:
-                    offset = f.times(elements.index, f.bytes)
-                    zero, kind = f.constant(0.0, count), f.vector(count)
-                    with f.loop(str(self.parts), carried=[zero], kinds=[kind]) as loop:
-                        part = f.at(f.at(parts, loop.index, width * f.bytes), offset)
-                        loop.next = [f.add(loop.carried[0], f.load(part, count), count)]
-                    f.store(loop.carried[0], f.at(result, offset), count)
-        return Pass(f"sum_{n}", f.text(), Units(Axis.ROWS, count=units))
 
 
 def side_by_side(operand: Operand, rows: Rows) -> Operand:

@@ -7,7 +7,6 @@ by side in whole vectors serves as it is; others (e3nn's mul_ir, odd multiplicit
 
 import dataclasses
 import functools
-import os
 
 from eqfuse.ops._host import DEFAULT_CACHES
 from eqfuse.ops.backends.llvm.text import BYTES, Function
@@ -185,9 +184,6 @@ def _shuffled(f: Function, values, taken, n: int) -> str:
 LONG = 2
 """Vectors of channels from which on a row is long: 32 channels of float32 with AVX-512."""
 
-PARTS = 8
-"""Parts of the receivers, and so the most threads that work on them."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
@@ -197,7 +193,6 @@ class Machine:
     registers: int
     level2: int = DEFAULT_CACHES[0]  # bytes of the cache that a core uses
     level3: int = DEFAULT_CACHES[1]
-    processors: int = 0  # 0 for those of this machine
 
     @property
     def block_bytes(self) -> int:
@@ -213,15 +208,6 @@ class Machine:
     def streamed_bytes(self) -> int:
         """Return bytes of an output from which on the next kernel will not find it in a cache."""
         return min(8 * self.level2, self.level3 // 2)
-
-    def num_parts(self, num_bytes: int) -> int:
-        """Return into how many parts receivers are cut where edges have rows of so many bytes.
-
-        0 where a pass by sender is faster: edges that stay in a cache, or more processors than
-        parts. It does not depend on how many threads are used, and results do not either.
-        """
-        processors = self.processors or os.cpu_count() or 1
-        return PARTS if num_bytes >= self.streamed_bytes and processors <= PARTS else 0
 
     @staticmethod
     def is_long(num_vectors: int) -> bool:
@@ -317,7 +303,6 @@ Key = tuple[str, int]
 class Plan:
     """The operands of a pass, their layouts, and its scratch memory.
 
-    `sums` are outputs that belong to other nodes than the units, of which each part has a copy.
     A thread needs `scratch` bytes, at the places `own_place` (operands of a unit), `row_place`
     (operands of the rows of a block), `table` (of the scalars), `pointers` (to the rows that are
     read and written), `results` (to the rows of outputs in their arrays) and `ahead` (to the rows
@@ -334,10 +319,9 @@ class Plan:
         dtype: str,
         local=(),  # operands whose rows lie in the order in which the pass takes them
         prefetches: bool = False,  # whether a block asks for gathered rows of the next one
-        parts: int = 0,  # of the units, where outputs belong to other nodes than these
     ):
         self.form, self.reduce_over, self.outputs = form, reduce_over, sorted(outputs)
-        self.copied, self.local, self.parts = copied, frozenset(local), parts
+        self.copied, self.local = copied, frozenset(local)
         self.prefetches, self.machine, self.bytes = prefetches, machine, BYTES[dtype]
         self.widest = machine.vector_bytes // self.bytes
         self.paths = [p for p in form.paths if p.output.operand in outputs]
@@ -347,8 +331,6 @@ class Plan:
                 if any(names for names, _ in number):
                     self.scalars.row(number)
         self._choose_layouts()
-        senders = [("out", o) for o in self.outputs if form.outputs[o].index is Index.SENDER]
-        self.sums = frozenset(senders if parts else ())
         self.scratch = 0
         self._allocate_all()
 
@@ -403,7 +385,7 @@ class Plan:
             if side == "in":
                 return 0
             return sum(s.dim for s in self.operand(side, n).segments) * self.sum_bytes
-        if not layout.packed or self.is_copied((side, n)) or (side, n) in self.sums:
+        if not layout.packed or self.is_copied((side, n)):
             return 0
         return -(-layout.size * self.bytes // 64) * 64
 
@@ -413,8 +395,6 @@ class Plan:
 
     def row_elements(self, key: Key) -> int:
         """Return elements of a row of the array that holds an operand."""
-        if key in self.sums:
-            return self.layouts[key].size
         return self.copied[key[1]].size if self.is_copied(key) else self.operand(*key).size
 
     def _allocate(self, size: int) -> int:
@@ -424,11 +404,10 @@ class Plan:
     def index_arrays(self) -> list[str]:
         """Return the index arrays that this pass reads."""
         used = {self.operand(*key).index for key in self.operands()} - {self.reduce_over}
-        arrays = [
+        return [
             *self.reduce_over.edge_arrays,
             *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used),
         ]
-        return [*arrays, NODE_ARRAYS[self.reduce_over]] if self.parts else arrays
 
     def is_owned(self, key: Key) -> bool:
         """Return whether a unit of the pass is one row of it."""
@@ -451,8 +430,8 @@ class Plan:
         muls = {s.mul for layout in self.layouts.values() for s in layout.operand.segments}
         if self.reduce_over is Index.ROW or (self.writes_rows and not self.is_long(max(muls))):
             return []
-        rows = [k for k in self.operands() if not self.is_owned(k) and k not in self.row_place]
-        read = [k for k in rows if k[0] == "in" or k in self.sums]
+        rows = [("in", i) for i in self.inputs if not self.is_owned(("in", i))]
+        read = [k for k in rows if k not in self.row_place]
         return [k for k in read if self.operand(*k).index is not Index.SHARED]
 
     def has_gaps(self, key: Key) -> bool:

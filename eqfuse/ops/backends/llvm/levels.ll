@@ -1,5 +1,4 @@
 ; Which code of a library the processor runs, and how many threads: see library.py.
-declare ptr @eqfuse_enter(ptr, ptr)
 declare ptr @getenv(ptr)
 declare i64 @atol(ptr)
 @eqfuse_limit = external global i64

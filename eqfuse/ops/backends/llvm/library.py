@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 
-from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, PARTS, Machine
+from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, Machine
 from eqfuse.ops.backends.llvm.machine import API_VERSIONS
 from eqfuse.ops.backends.llvm.runtime import Runtime
 
-TARGET = Machine(32, 16, *DEFAULT_CACHES, processors=PARTS)
+TARGET = Machine(32, 16, *DEFAULT_CACHES)
 """The machine for which kernels of a library are written, whatever the machine that writes them."""
 
 LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"), "aarch64": ("generic",)}
@@ -31,14 +31,15 @@ def _handlers(names, levels: int) -> str:
     parts = [(here / "levels.ll").read_text()]
     parts.append((here / "levels_x86_64.ll").read_text() if levels > 1 else one)
     for k, name in enumerate(names):
-        slots = ", ".join(f"[2 x ptr] [ptr @{name}_{n}, ptr null]" for n in range(levels))
+        slots = ", ".join(f"ptr @{name}_{n}" for n in range(levels))
         parts += [f"declare ptr @{name}_{n}(ptr)" for n in range(levels)]
         parts.append(
-            f"@slots{k} = internal constant [{levels} x [2 x ptr]] [{slots}]\n"
+            f"@slots{k} = internal constant [{levels} x ptr] [{slots}]\n"
             f'@name{k} = internal constant [{len(name) + 1} x i8] c"{name}\\00"\n'
             f"define ptr @{name}(ptr %frame) {{\n  %level = call i64 @find()\n"
-            f"  %slot = getelementptr [2 x ptr], ptr @slots{k}, i64 %level\n"
-            "  %r = call ptr @eqfuse_enter(ptr %frame, ptr %slot)\n  ret ptr %r\n}"
+            f"  %slot = getelementptr ptr, ptr @slots{k}, i64 %level\n"
+            "  %kernel = load ptr, ptr %slot\n"
+            "  %r = call ptr %kernel(ptr %frame)\n  ret ptr %r\n}"
         )
         table += [f"ptr @name{k}", f"ptr @{name}"]
     table += ["ptr null", "ptr null"]

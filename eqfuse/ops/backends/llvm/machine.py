@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
@@ -18,8 +17,8 @@ import threading
 import jax
 
 from eqfuse.ops import _host
-from eqfuse.ops.backends.llvm import runtime as handlers
 from eqfuse.ops.backends.llvm.layout import Machine
+from eqfuse.ops.backends.llvm.runtime import Runtime
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 """Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
@@ -36,11 +35,9 @@ class Recording:
 
 _recording = jax.make_user_context(None)  # of a thread, and in the keys of jit's caches
 _lock = threading.RLock()
-_compiling = threading.Lock()
 _libraries: list = []
 _records: dict[int, dict[str, str]] = {}
-_kernels: dict[str, concurrent.futures.Future] = {}
-_slots: list[handlers.HandlerSlot] = []
+_registered: set[str] = set()
 
 
 def unavailable() -> str:
@@ -112,7 +109,7 @@ def compiled(text: str) -> bytes:
     """Return object code of a module of LLVM IR, from disk if it was compiled before."""
     import llvmlite.binding as llvm
 
-    with _compiling:
+    with _lock:
         target, _ = _target()
         host = [llvm.llvm_version_info, target.triple, *_host.description()]
         key = _host.digest([text, repr(host)])
@@ -143,8 +140,8 @@ def _runtime() -> dict[str, int]:
 
 @functools.cache
 def _linked_runtime() -> dict[str, int]:
-    names = ("eqfuse_call", "eqfuse_enter", "eqfuse_limit", "eqfuse_active")
-    runtime = handlers.Runtime(api_version(), large_pages=sys.platform == "linux")
+    names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
+    runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
     addresses = _link("eqfuse_runtime", runtime.text(), names, {})
     ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
     return addresses
@@ -175,10 +172,9 @@ def registered():
 
 
 def register(name: str, text: str) -> str:
-    """Register a module's handler with XLA, and compile the module, once in a process.
+    """Compile a module and register its handler with XLA, once in a process.
 
-    A thread compiles; calls wait for it, see `runtime.page`. A second call for a module that does
-    not compile raises RuntimeError. The result is the name by which programs call it.
+    The result is the name by which programs call it. RuntimeError if it does not compile.
     """
     if recorded := _recording.value:
         target = name + recorded.suffix
@@ -187,57 +183,15 @@ def register(name: str, text: str) -> str:
     for record in list(_records.values()):
         record[name] = text
     with _lock:
-        if name in _kernels:
-            if _kernels[name].done():
-                _kernels[name].result()
-            return name
-        slot = _free_slot()
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype = ctypes.py_object
-        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        jax.ffi.register_ffi_target(name, new(slot.handler, None, None), platform="cpu")
-        try:
-            _kernels[name] = _compile_thread().submit(_fill, slot, name, text)
-        except RuntimeError:  # the interpreter is ending, and starts no threads
-            _kernels[name] = concurrent.futures.Future()
-            _kernels[name].set_result(_fill(slot, name, text))
-        return name
-
-
-def finish() -> None:
-    """Wait until every kernel that was asked for is compiled; RuntimeError if one does not."""
-    for kernel in list(_kernels.values()):
-        kernel.result()
-
-
-def _fill(slot: handlers.HandlerSlot, name: str, text: str) -> None:
-    try:
-        slot.fill(_link(name, text, [name], {"eqfuse_call": _runtime()["eqfuse_call"]})[name])
-    except BaseException as error:
-        slot.fail(f"the kernel {name} did not compile: {error}")
-        raise
-
-
-def _free_slot() -> handlers.HandlerSlot:
-    if not _slots:
-        imported = {"eqfuse_enter": _runtime()["eqfuse_enter"]}
-        library = f"eqfuse_handlers_{len(_libraries)}"
-        tables = _link(library, handlers.page(), ["eqfuse_slots", "eqfuse_handlers"], imported)
-        _slots.extend(handlers.HandlerSlot.all_of(tables))
-    return _slots.pop()
-
-
-@functools.cache
-def _compile_thread() -> concurrent.futures.ThreadPoolExecutor:
-    # One: LLVM, as llvmlite calls it, does one thing at a time.
-    return concurrent.futures.ThreadPoolExecutor(1, "eqfuse-compile")
-
-
-if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all kernels compiled
-    os.register_at_fork(
-        before=lambda: concurrent.futures.wait(list(_kernels.values())),
-        after_in_child=_compile_thread.cache_clear,
-    )
+        if name not in _registered:
+            imported = {"eqfuse_call": _runtime()["eqfuse_call"]}
+            new = ctypes.pythonapi.PyCapsule_New
+            new.restype = ctypes.py_object
+            new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+            handler = new(_link(name, text, [name], imported)[name], None, None)
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+            _registered.add(name)
+    return name
 
 
 def threads() -> int:

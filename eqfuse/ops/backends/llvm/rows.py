@@ -16,9 +16,6 @@ class RowsEmitter:
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}  # rows of the operands of the current unit
-        # copies of outputs in `plan.sums`, and marks of the current part, whose copy is in `base`
-        self.sums, self.marks = {}, {}
-        self.num_rows = "%rows"
         self.streamed: dict[Key, str] = {}  # whether (i1) packed outputs go past the caches
         self.streamed_in_place: dict[Key, str] = {}  # and those that groups of paths write directly
 
@@ -68,10 +65,6 @@ class RowsEmitter:
             if key in self.own:
                 continue
             place = position if key in self.plan.local else places[operand.index]
-            if key in self.marks:
-                pointer = self.sums[key].row(f, self.base[key], self.marks[key], place)
-                self._keep(self.plan.pointers[key], b, pointer)
-                continue
             pointer = f.at(self.base[key], place, self.plan.row_elements(key) * f.bytes)
             if key[0] == "in" and layout is None:
                 self._read_shared(key[1], pointer, b)
@@ -107,7 +100,7 @@ class RowsEmitter:
         to arrive. Near the end it is the last row.
         """
         f = self.f
-        later = f.minimum(f.plus(position, self.plan.block), f.plus(self.num_rows, -1))
+        later = f.minimum(f.plus(position, self.plan.block), f.plus("%rows", -1))
         row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], later)
         places = self._places(row, unit)
         for key, table in self.plan.ahead.items():
@@ -126,7 +119,7 @@ class RowsEmitter:
         f = self.f
         for key in self.plan.operands():
             layout, packed = self.plan.layouts.get(key), key in self.plan.row_place
-            if key[0] == "in" or not layout or self.plan.is_owned(key) or key in self.plan.sums:
+            if key[0] == "in" or not layout or self.plan.is_owned(key):
                 continue
             if not layout.is_streamable() or (packed and self.plan.reduce_over is not Index.ROW):
                 continue
@@ -136,7 +129,7 @@ class RowsEmitter:
             rest = f.value(f"and i64 {address}, {self.plan.widest * f.bytes - 1}")
             whole = f.value(f"icmp eq i64 {rest}, 0")
             least = -(-self.plan.machine.streamed_bytes // (layout.operand.size * f.bytes))
-            large = f.value(f"icmp sge i64 {self.num_rows}, {least}")
+            large = f.value(f"icmp sge i64 %rows, {least}")
             into = self.streamed if packed else self.streamed_in_place
             into[key] = f.value(f"and i1 {whole}, {large}")
             self.copies.functions["!0"] = STREAMED

@@ -1,14 +1,11 @@
 """The handler that XLA calls, as LLVM IR: it checks the call and runs the passes of a kernel.
 
-`eqfuse_enter(frame, slot)` is what XLA calls, through one of the handlers of `page`; it waits for
-the kernel and goes on to the kernel's own handler. That calls `eqfuse_call(frame, spec)`, which
-compares the buffers of the call with the kernel's description, looks through the index arrays, and
-runs the passes, each on as many of XLA's threads as it is worth.
+The handler of every kernel calls `eqfuse_call(frame, spec)`, which compares the buffers of the call
+with the kernel's description, looks through the index arrays, and runs the passes, each on as many
+of XLA's threads as it is worth.
 """
 
 import contextlib
-import ctypes
-import dataclasses
 
 from llvmlite import ir
 
@@ -24,16 +21,13 @@ SIDES = (("argument", 7, 8, 9), ("result", 12, 13, 14))  # count, types, pointer
 FRAME_WORDS, API_WORDS, BUFFER_WORDS = 21, 19, 6
 ERROR_CREATE, ERROR_DESTROY, SCHEDULE, NUM_THREADS = 6, 8, 17, 18
 METADATA_EXTENSION, BUFFER_TYPE, FLOAT64 = 1, 1, 12
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, OUT_OF_RANGE, INTERNAL = 3, 8, 9, 11, 13
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, OUT_OF_RANGE = 3, 8, 9, 11
 
 # words of a job: see Runtime._parallel
 REFERENCES, NEXT, DONE, COUNT, CHUNK, FUNCTION, BUFFERS, NUM_ROWS, SCRATCH, FAILED = range(10)
 
 WORK_OF_A_THREAD = 30_000
 """Vector operations that are worth waking a thread for: about ten microseconds."""
-
-WAIT = 100
-"""Microseconds between two looks for a kernel that is being compiled."""
 
 NO_MEMORY = "no memory for %lld bytes of scratch"
 INDEX_OUTSIDE = "%s[%lld] is %lld, outside [0, %lld)"
@@ -81,8 +75,8 @@ class Builder(ir.IRBuilder):
         value = self.number(value) if isinstance(value, int) else value
         return self.atomic_rmw("add", self.word_at(pointer, k), value, "seq_cst")
 
-    def observe(self, pointer, k, kind=I64):
-        return self.load_atomic(self.word_at(pointer, k), "seq_cst", 8, typ=kind)
+    def observe(self, pointer, k):
+        return self.load_atomic(self.word_at(pointer, k), "seq_cst", 8, typ=I64)
 
     def smaller(self, a, b):
         return self.select(self.icmp_signed("<", a, b), a, b)
@@ -132,7 +126,6 @@ class Runtime:
         self.calloc = self._external("calloc", PTR, [I64, I64])
         self.free = self._external("free", ir.VoidType(), [PTR])
         self.sched_yield = self._external("sched_yield", I32, [])
-        self.usleep = self._external("usleep", I32, [I32])
         if large_pages:
             self.madvise = self._external("madvise", I32, [PTR, I64, I32])
         self.snprintf = self._external("snprintf", I32, [PTR, I64, PTR], var_arg=True)
@@ -141,7 +134,6 @@ class Runtime:
         self.work = self._work()
         self.helper = self._helper()
         self.parallel = self._parallel()
-        self._enter()
         self._call()
 
     def text(self) -> str:
@@ -311,10 +303,13 @@ class Runtime:
         with b.if_then(condition, likely=likely):
             self._fail(b, frame, code, text, *(v() if callable(v) else v for v in values))
 
-    def _enter(self):
-        """Write what XLA calls: it reports its version, or waits for the kernel and runs it."""
-        arguments = {"frame": PTR, "slot": PTR}
-        _, b, (frame, slot) = self._function("eqfuse_enter", PTR, "external", **arguments)
+    def _call(self):
+        """Write what handlers call: XLA's question for its version, or a call of the kernel.
+
+        `spec` is what `text.KernelPasses` writes.
+        """
+        arguments = {"frame": PTR, "spec": PTR}
+        _, b, (frame, spec) = self._function("eqfuse_call", PTR, "external", **arguments)
         extension = b.pointer(frame, EXTENSION)
         with b.if_then(b.icmp_unsigned("!=", extension, NULL)):
             kind = b.low_half(extension, 1)
@@ -322,19 +317,6 @@ class Runtime:
                 major, minor = self.version
                 b.set_word(b.pointer(extension, 3), 3, (minor << 32) | major)
                 b.ret(NULL)
-        with b.forever():
-            kernel, message = b.observe(slot, 0, PTR), b.observe(slot, 1, PTR)
-            with b.if_then(b.icmp_unsigned("!=", kernel, NULL)):
-                b.ret(b.call(b.callable(kernel, ir.FunctionType(PTR, [PTR])), [frame]))
-            failed = b.icmp_unsigned("!=", message, NULL)
-            self._fail_if(b, failed, frame, INTERNAL, "%s", message)
-            b.call(self.usleep, [ir.Constant(I32, WAIT)])
-        b.unreachable()
-
-    def _call(self):
-        """Write a kernel's handler; `spec` is what `text.KernelPasses` writes."""
-        arguments = {"frame": PTR, "spec": PTR}
-        _, b, (frame, spec) = self._function("eqfuse_call", PTR, "external", **arguments)
         api = b.pointer(frame, API)
         small = b.icmp_unsigned("<", b.word(frame, 0), b.number(8 * FRAME_WORDS))
         small = b.or_(small, b.icmp_unsigned("<", b.word(api, 0), b.number(8 * API_WORDS)))
@@ -491,57 +473,3 @@ class Runtime:
         failures = b.call(self.parallel, [frame, *arguments])
         failed, size = b.icmp_signed(">", failures, b.number(0)), b.word(entry, 4)
         self._fail_if(b, failed, frame, RESOURCE_EXHAUSTED, NO_MEMORY, size)
-
-
-PAGE = 256
-"""Handlers of a module; a process that has more kernels links the module again."""
-
-SLOT_BYTES = 16
-
-
-def page() -> str:
-    """Return the LLVM IR of handlers, with the tables `eqfuse_slots` and `eqfuse_handlers`."""
-    handlers = [
-        f"define internal ptr @handler{k}(ptr %frame) {{\n"
-        f"  %slot = getelementptr i8, ptr @eqfuse_slots, i64 {SLOT_BYTES * k}\n"
-        "  %r = call ptr @eqfuse_enter(ptr %frame, ptr %slot)\n"
-        "  ret ptr %r\n}\n"
-        for k in range(PAGE)
-    ]
-    names = ", ".join(f"ptr @handler{k}" for k in range(PAGE))
-    return "\n".join(
-        [
-            "declare ptr @eqfuse_enter(ptr, ptr)",
-            f"@eqfuse_slots = global [{2 * PAGE} x ptr] zeroinitializer",
-            *handlers,
-            f"@eqfuse_handlers = constant [{PAGE} x ptr] [{names}]\n",
-        ]
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class HandlerSlot:
-    """Where a handler finds its kernel."""
-
-    handler: int  # address of the function that XLA calls
-    address: int  # of the slot's two words
-
-    @classmethod
-    def all_of(cls, tables: dict[str, int]) -> list["HandlerSlot"]:
-        """Return those of a module, by the addresses of its two tables."""
-        handlers = (ctypes.c_uint64 * PAGE).from_address(tables["eqfuse_handlers"])
-        first = tables["eqfuse_slots"]
-        return [cls(handler, first + SLOT_BYTES * k) for k, handler in enumerate(handlers)]
-
-    def fill(self, kernel: int) -> None:
-        """Let calls, those that wait too, go on to the handler at this address."""
-        ctypes.c_uint64.from_address(self.address).value = kernel
-
-    def fail(self, message: str) -> None:
-        """Let calls end with an error that has the reason."""
-        text = ctypes.create_string_buffer(message.encode()[:400])
-        _messages.append(text)
-        ctypes.c_uint64.from_address(self.address + 8).value = ctypes.addressof(text)
-
-
-_messages: list = []  # for as long as the process lives

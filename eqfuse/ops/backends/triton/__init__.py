@@ -1,5 +1,5 @@
 """Triton kernels for GPUs: `form`, `linear`, `rows`, `node` and `program` write their source.
 
-`compile`, `runtime` and `interpret` compile, launch and interpret it. They alone import Triton, and
-only when a kernel is wanted, so that eqfuse works on a machine without it.
+`compile` and `runtime` compile and launch it. They alone import Triton, and only when a kernel is
+wanted, so that eqfuse works on a machine without it.
 """

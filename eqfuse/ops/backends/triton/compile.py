@@ -80,12 +80,9 @@ def _knows(program: pathlib.Path, architecture: str) -> bool:
     return f"'{architecture}'" in text
 
 
-# held by the interpreter, which patches `triton.language`, and by the compiler, which reads it:
-# XLA may interpret on a thread of its own while another thread compiles
+# held by the compiler, which reads `triton.language`, and by the interpreter of the tests, which
+# patches it
 LANGUAGE_LOCK = threading.Lock()
-
-_SOURCE_LOCK = threading.Lock()
-_LOADED: dict[tuple[KernelSpec, str], object] = {}
 
 
 def source_file(spec: KernelSpec) -> pathlib.Path:
@@ -95,22 +92,16 @@ def source_file(spec: KernelSpec) -> pathlib.Path:
     return path
 
 
-def load(spec: KernelSpec, purpose: str = "compile"):
-    """Return the kernel as a triton JITFunction, the same object for the same purpose.
-
-    The interpreter writes into the globals of what it runs, so it asks with its own purpose.
-    """
-    with _SOURCE_LOCK:
-        if (spec, purpose) not in _LOADED:
-            path = str(source_file(spec))
-            # triton asks `inspect` for the source; without a time stamp linecache never reads the
-            # file again, so that what is compiled is the spec's text whatever becomes of the file
-            linecache.cache[path] = (len(spec.source), None, spec.source.splitlines(True), path)
-            module = types.ModuleType(spec.name)
-            module.__file__ = path
-            exec(compile(spec.source, path, "exec"), module.__dict__)
-            _LOADED[spec, purpose] = module.__dict__[spec.name]
-        return _LOADED[spec, purpose]
+def load(spec: KernelSpec):
+    """Return the kernel as a triton JITFunction, a new one in each call."""
+    path = str(source_file(spec))
+    # triton asks `inspect` for the source; without a time stamp linecache never reads the file
+    # again, so that what is compiled is the spec's text whatever becomes of the file
+    linecache.cache[path] = (len(spec.source), None, spec.source.splitlines(True), path)
+    module = types.ModuleType(spec.name)
+    module.__file__ = path
+    exec(compile(spec.source, path, "exec"), module.__dict__)
+    return module.__dict__[spec.name]
 
 
 # raised when a change of this file changes what is compiled, so that old entries are not found

@@ -9,24 +9,16 @@ from jax.interpreters import mlir
 
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton import linear
-from eqfuse.ops.backends.triton.runtime import lower_gpu, lower_interpret
+from eqfuse.ops.backends.triton.runtime import lower_gpu
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm, Weights
-
-NO_GPU = (
-    "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
-    "backend='xla' there, or backend='triton-interpret' to check the kernels' results in Triton's "
-    "interpreter, thousands of times slower"
-)
 
 launch_p = Primitive("eqfuse_launch")
 launch_p.multiple_results = True
 
 
-def launch(
-    spec: KernelSpec, arrays, shapes, scalars, grid: tuple[int, ...], backend: str, aliases=()
-):
+def launch(spec: KernelSpec, arrays, shapes, scalars, grid: tuple[int, ...], aliases=()):
     """Run a kernel on arrays and scalars; return outputs of these shapes.
 
     `aliases` are pairs (input, output) that are one array: the kernel adds to what is there.
@@ -37,7 +29,6 @@ def launch(
         shapes=tuple(shapes),
         scalars=tuple(scalars),
         grid=grid,
-        backend=backend,
         aliases=aliases,
     )
 
@@ -50,23 +41,23 @@ def _abstract(*arrays, spec, shapes, **params):
     ]
 
 
-def _lower(ctx, *operands, spec, shapes, scalars, grid, backend, aliases):
-    lower = lower_gpu if backend == "triton" else lower_interpret
-    return lower(ctx, spec, operands, scalars, grid, aliases)
+def _lower(ctx, *operands, spec, shapes, scalars, grid, aliases):
+    return lower_gpu(ctx, spec, operands, scalars, grid, aliases)
 
 
-def _lower_cpu(ctx, *operands, backend, **params):
-    if backend == "triton":
-        raise ValueError(NO_GPU)
-    return _lower(ctx, *operands, backend=backend, **params)
+def _refuse(ctx, *operands, **params):
+    raise ValueError(
+        "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
+        "backend='llvm' or 'xla' there"
+    )
 
 
-mlir.register_lowering(launch_p, _lower_cpu, platform="cpu")
+mlir.register_lowering(launch_p, _refuse, platform="cpu")
 for _platform in ("cuda", "rocm"):
     mlir.register_lowering(launch_p, _lower, platform=_platform)
 
 
-def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
+def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int):
     """Return the outputs of a form, computed by its kernels; `indices` are arrays by name."""
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
@@ -88,7 +79,6 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend
             ],
             [sizes[name] for name in kernel.spec.scalars],
             kernel.grid(num_rows, num_nodes),
-            backend,
             aliases,
         )
         results.update(zip(kernel.outputs, written, strict=True))
@@ -110,7 +100,7 @@ def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
     return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
 
 
-def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
+def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     """Return the outputs of a linear form, from one kernel; another adds up parts of gradients."""
     dtype = arrays[0].dtype.name
     parts = num_parts(linear_form, arrays, num_rows)
@@ -130,14 +120,13 @@ def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int, backe
         shapes,
         (num_rows, parts),
         (linear.programs(linear_form, num_rows, parts, tile),),
-        backend,
     )
     if parts == 1:
         return results
-    return reduced(linear_form.outputs, results, dtype, backend)
+    return reduced(linear_form.outputs, results, dtype)
 
 
-def reduced(operands, results, dtype: str, backend: str):
+def reduced(operands, results, dtype: str):
     """Return the results, those of weights summed over their first axis by one kernel."""
     places = [n for n, o in enumerate(operands) if isinstance(o, Weights)]
     sizes = tuple(math.prod(results[n].shape[1:]) for n in places)
@@ -147,7 +136,6 @@ def reduced(operands, results, dtype: str, backend: str):
         [results[n].shape[1:] for n in places],
         (results[places[0]].shape[0],),
         (linear.reduction_programs(sizes),),
-        backend,
     )
     results = list(results)
     for n, total in zip(places, sums, strict=True):

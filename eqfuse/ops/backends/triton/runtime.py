@@ -1,4 +1,4 @@
-"""From a JAX primitive to a kernel: one custom call on a GPU, the interpreter on a CPU.
+"""From a JAX primitive to a kernel on a GPU: one custom call.
 
 The call is the one that jaxlib's GPU plug-in registers for jax-triton, which fits few versions.
 """
@@ -15,14 +15,10 @@ import zlib
 
 import jax
 import jaxlib
-import numpy as np
 from jax import ffi
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from eqfuse.ops.backends.triton.compile import CompiledKernel, compile_kernel
-from eqfuse.ops.backends.triton.interpret import interpret
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 # the first jaxlib whose kernels have the field `module_image` (in jaxlib/gpu/triton.proto)
@@ -203,49 +199,3 @@ def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:
     ):
         raise ValueError(f"kernel {spec.name}: grid {tuple(grid)} is not within 1 to {limits}")
     return sizes
-
-
-def lower_interpret(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
-    """Run the kernel in Triton's interpreter, on a CPU, as `lower_gpu` does on a GPU.
-
-    Outputs of floating type are filled with NaN first, so that an element that the kernel fails to
-    write is seen. Those of float64 leave the callback as pairs of int32, which JAX does not narrow:
-    it may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not hold.
-    """
-    spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
-    avals_in, avals_out = list(ctx.avals_in), list(ctx.avals_out)
-
-    def call(*inputs):
-        outputs = [_poisoned(aval) for aval in avals_out]
-        for i, o in aliases:
-            outputs[o][...] = inputs[i]
-        interpret(spec, [np.ascontiguousarray(a) for a in inputs], outputs, scalars, grid)
-        return [
-            a.view(np.int32).reshape(*a.shape, 2) if a.dtype == np.float64 else a for a in outputs
-        ]
-
-    returned = [
-        a.update(shape=(*a.shape, 2), dtype=np.dtype(np.int32)) if a.dtype == np.float64 else a
-        for a in avals_out
-    ]
-    ctx = ctx.replace(avals_out=returned)
-    results, _, keepalive = mlir.emit_python_callback(
-        ctx, call, None, list(operands), avals_in, returned, has_side_effect=False
-    )
-    if keepalive is not None:
-        ctx.module_context.add_keepalive(keepalive)
-
-    def whole(aval, value):
-        if aval.dtype != np.float64:
-            return value
-        return stablehlo.bitcast_convert(
-            ir.RankedTensorType.get(aval.shape, ir.F64Type.get()), value
-        )
-
-    return list(map(whole, avals_out, results))
-
-
-def _poisoned(aval):
-    array = np.empty(aval.shape, aval.dtype)
-    array.fill(np.nan if np.issubdtype(aval.dtype, np.inexact) or aval.dtype.kind == "V" else -1)
-    return array

@@ -15,8 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from eqfuse import _jax_compat
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.transforms.fuse.layers import without_masks
-from eqfuse.ops.transforms.fuse.match import as_rows
-from eqfuse.ops.transforms.fuse.reads import narrower
+from eqfuse.ops.transforms.fuse.match import add_rows, as_rows
 from eqfuse.ops.transforms.fuse.rows import (
     ROWS,
     ArrayFactor,
@@ -107,11 +106,6 @@ def _gather(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
     return array.at[index].get(mode=mode, fill_value=fill, wrap_negative_indices=False)
 
 
-def _add(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
-    mode = jax.lax.GatherScatterMode[mode]
-    return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
-
-
 # a Linear, before the gather and behind the sum
 
 
@@ -156,18 +150,13 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
     counts = [trace.avals[parts[0][0].value].shape[0] for parts in ends.values()]
     if not ends or sum(counts) > trace.avals[value].shape[0]:
         return None
-    if {trace.avals[g.value].dtype for p in ends.values() for g, *_ in p} != {
-        trace.avals[value].dtype
-    }:
-        return None
+    dtypes = {
+        trace.avals[v].dtype for v in (value, *(g.value for p in ends.values() for g, *_ in p))
+    }
     has_bias = any(t.x is None for t in form.terms)
-    if len(ends) > 1 and (has_bias or any(mode == "FILL_OR_DROP" for _, mode, _ in ends)):
+    fills = {fill for _, mode, fill in ends if mode == "FILL_OR_DROP"}
+    if len(dtypes) > 1 or fills - {0} or (has_bias and (fills or len(ends) > 1)):
         return None
-    [(_, mode, fill), parts] = next(iter(ends.items()))
-    if mode == "FILL_OR_DROP" and (fill != 0 or has_bias):
-        whole = len(parts) == 1 and (parts[0][1] >= 0).all()
-        if not (np.isnan(fill) and whole and _reads_all(form)):
-            return None
     arrays = [g.value for parts in ends.values() for g, *_ in parts]
 
     def function(*operands):
@@ -184,29 +173,6 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
         return out
 
     return Rewrite(node, (*arrays, *(index for index, *_ in ends), *weights), function)
-
-
-def linear_of_what_it_reads(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a Linear of a sum or a product as one of the blocks that it reads."""
-    node = trace.nodes[number]
-    if (found := narrower(trace, rows, number)) is None:
-        return None
-    form, blocks = found
-
-    def function(x, *own):
-        parts = [x[:, b.offset : b.offset + b.mul * b.dim] for b in blocks]
-        x = jnp.concatenate(parts, axis=1)
-        [z] = node.eqn.primitive.bind(x, *own, **node.params | {"form": form})
-        return z
-
-    return Rewrite(node, node.inputs, function)
-
-
-def _reads_all(form: LinearForm) -> bool:
-    """Return whether each element of the result has a term of all channels of a block."""
-    [out] = form.outputs
-    reached = {t.z.block for t in form.terms if t.x is not None}
-    return sum(out.blocks[n].mul * out.blocks[n].dim for n in reached) == out.size
 
 
 class _LinearRows(RowPolynomials):
@@ -248,7 +214,7 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
             by = as_rows(factor, array)[:, n : n + 1]
             is_mask = k >= len(others)
             x = jnp.where(by != masks[k - len(others)].zero, x, 0) if is_mask else x * by
-        x = _add(jnp.zeros((start.shape[0], x.shape[1]), x.dtype), index, x, scatter.mode)
+        x = add_rows(jnp.zeros((start.shape[0], x.shape[1]), x.dtype), index, x, scatter.mode)
         params = node.params | {"num_rows": x.shape[0]}
         [z] = node.eqn.primitive.bind(x, *rest[len(factors) :], **params)
         return start + _placed(z, columns, scales).reshape(start.shape)
@@ -260,117 +226,57 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
 # gathers and sums of a batch of graphs, as those of one graph
 
 
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """A gather or a sum of rows with leading axes, for each graph of a batch or for all alike."""
-
-    graphs: tuple[int, ...]  # axes of nodes before the one that is indexed
-    apart: tuple[int | None, ...]  # which axis of the indices has those of each graph
-    count: int  # of graphs
-    nodes: int  # of each
-    lead: tuple[int, ...]  # axes of the rows of a graph
-    order: tuple[int, ...]  # of the axes of rows [graphs..., lead..., features...] in the trace
-    mode: str
-
-    @classmethod
-    def of(cls, node: Node, x, index, window, apart) -> _Batch | None:
-        """Return the batch of a node, if it is one; None of one graph, or of parts of rows.
-
-        `window` are the axes of rows that are those of `x` before and behind the indexed one, and
-        `apart` pairs of axes of x and of the indices that count graphs together.
-        """
-        d = node.params["dimension_numbers"]
-        indexed = getattr(d, "start_index_map", None) or d.scatter_dims_to_operand_dims
-        removed = getattr(d, "collapsed_slice_dims", None) or d.inserted_window_dims
-        if len(indexed) != 1 or tuple(removed) != tuple(indexed) or index.shape[-1:] != (1,):
-            return None
-        graphs, of_index = tuple(range(indexed[0])), dict(apart)
-        if len(apart) > len(graphs) or (index.ndim == 2 and not graphs) or 0 in x.shape:
-            return None
-        lead = [n for n in range(index.ndim - 1) if n not in of_index.values()]
-        whole = [n for n in range(x.ndim) if n != indexed[0] and n not in of_index]
-        place = {("x", n): len(graphs) + len(lead) + n - indexed[0] - 1 for n in whole}
-        place |= {("x", n): n for n in graphs} | {("i", i): n for n, i in of_index.items()}
-        place |= {("i", n): len(graphs) + k for k, n in enumerate(lead)}
-        ndim = len(window) + index.ndim - 1
-        others = iter([n for n in range(ndim) if n not in window])
-        axes = dict(zip(window, (("x", n) for n in whole), strict=True))
-        axes |= {n: ("i", k) for k, n in enumerate(others)}
-        return cls(
-            graphs,
-            tuple(of_index.get(n) for n in graphs),
-            math.prod(x.shape[n] for n in graphs),
-            x.shape[indexed[0]],
-            tuple(lead),
-            tuple(place[axes[n]] for n in range(ndim)),
-            mode_of(node.params),
-        )
-
-    def index(self, index, x_shape):
-        """Return the indices of the nodes of all graphs, one behind the other, [rows]."""
-        shape = tuple(x_shape[n] for n in self.graphs) + tuple(index.shape[n] for n in self.lead)
-        apart = [n for n in self.apart if n is not None]
-        index = index[..., 0].transpose(*apart, *self.lead)
-        own = [n for n, of_index in enumerate(self.apart) if of_index is not None]
-        index = jax.lax.broadcast_in_dim(
-            index, shape, (*own, *range(len(self.graphs), len(shape)))
-        ).reshape(self.count, -1)
-        first = jax.lax.broadcasted_iota(index.dtype, index.shape, 0) * self.nodes
-        if self.mode == "CLIP":
-            index = jnp.clip(index, 0, self.nodes - 1) + first
-        elif self.mode == "FILL_OR_DROP":
-            is_own = (index >= 0) & (index < self.nodes)
-            index = jnp.where(is_own, index + first, self.count * self.nodes)
-        else:
-            index = index + first
-        return index.reshape(-1)
-
-
-def gather_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a gather of the rows of a batch of graphs as one of the rows of a graph."""
+def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+    """Return a gather or a sum of the rows of a batch of graphs as one of those of a graph."""
     node = trace.nodes[number]
-    d, x, index = node.params["dimension_numbers"], *(trace.avals[v] for v in node.inputs)
-    apart = zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True)
-    batch = _Batch.of(node, x, index, tuple(map(int, d.offset_dims)), tuple(apart))
-    if batch is None or x.dtype.name not in FLOATS or len(batch.graphs) == x.ndim - 1:
+    is_gather, d = node.name == "gather", node.params["dimension_numbers"]
+    if not is_gather:  # what is gathered where this adds
+        d = jax.lax.GatherDimensionNumbers(
+            offset_dims=d.update_window_dims,
+            collapsed_slice_dims=d.inserted_window_dims,
+            start_index_map=d.scatter_dims_to_operand_dims,
+            operand_batching_dims=d.operand_batching_dims,
+            start_indices_batching_dims=d.scatter_indices_batching_dims,
+        )
+    x, index = (trace.avals[v] for v in node.inputs[:2])
+    moved = trace.avals[node.outputs[0] if is_gather else node.inputs[2]].shape
+    before = 1 + max((*d.start_index_map, *d.operand_batching_dims), default=0)  # axes of nodes
+    removed = {*d.collapsed_slice_dims, *d.operand_batching_dims}
+    kept = [n for n in range(x.ndim) if n not in removed]
+    if (
+        x.dtype.name not in FLOATS
+        or (before == 1 and index.ndim == 2)  # of one graph
+        or tuple(d.start_index_map) != tuple(d.collapsed_slice_dims)
+        or len(d.start_index_map) != 1
+        or index.shape[-1:] != (1,)
+        or [moved[n] for n in d.offset_dims] != [x.shape[n] for n in kept]
+        or before == x.ndim
+        or 0 in x.shape
+    ):
         return None
     counts = {n.params["num_rows"] for n in trace.nodes if n.name == "eqfuse_form"}
-    if None in batch.apart and x.shape[0] in counts and trace.constant(node.inputs[1]) is not None:
+    shared = before - 1 > len(d.operand_batching_dims)
+    if is_gather and shared and x.shape[0] in counts and trace.constant(node.inputs[1]) is not None:
         return None  # channels of each row, in another order
-    kept = (*d.operand_batching_dims, *d.start_index_map)
-    sizes = zip(node.params["slice_sizes"], x.shape, strict=True)
-    if any(size != of for n, (size, of) in enumerate(sizes) if n not in kept):
-        return None
-    fill = node.params["fill_value"]
+    nodes, last = x.shape[:before], x.shape[before:]
+    of_last = [d.offset_dims[k] for k, n in enumerate(kept) if n >= before]
+    order = [*(n for n in range(len(moved)) if n not in of_last), *of_last]
+    sizes = tuple(1 if n >= before or n in removed else s for n, s in enumerate(x.shape))
+    mode, fill = mode_of(node.params), node.params.get("fill_value")
 
-    def function(x, index):
-        flat, last = batch.index(index, x.shape), x.shape[len(batch.graphs) + 1 :]
-        out = _gather(x.reshape(batch.count * batch.nodes, *last), flat, batch.mode, fill)
-        shape = (*x.shape[: len(batch.graphs)], *(index.shape[n] for n in batch.lead), *last)
-        return out.reshape(shape).transpose(batch.order)
+    def numbers(index):
+        """Return the number of each row among those of all graphs, [rows]."""
+        own = jnp.arange(math.prod(nodes), dtype=jnp.int32).reshape(*nodes, *[1] * len(last))
+        options = {"mode": jax.lax.GatherScatterMode[mode], "fill_value": math.prod(nodes)}
+        return jax.lax.gather(own, index, d, sizes, **options).reshape(-1)
 
-    return Rewrite(node, node.inputs, function)
-
-
-def sum_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a sum of the rows of a batch of graphs as one of the rows of a graph."""
-    node = trace.nodes[number]
-    d, x, index = node.params["dimension_numbers"], *(trace.avals[v] for v in node.inputs[:2])
-    apart = zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True)
-    batch = _Batch.of(node, x, index, tuple(map(int, d.update_window_dims)), tuple(apart))
-    updates = trace.avals[node.inputs[2]]
-    if batch is None or [updates.shape[n] for n in d.update_window_dims] != [
-        s
-        for n, s in enumerate(x.shape)
-        if n not in (*d.operand_batching_dims, *d.inserted_window_dims)
-    ]:
-        return None
-
-    def function(x, index, rows):
-        flat, last = batch.index(index, x.shape), x.shape[len(batch.graphs) + 1 :]
-        rows = rows.transpose(np.argsort(batch.order)).reshape(-1, *last)
-        start = x.reshape(batch.count * batch.nodes, *last)
-        return _add(start, flat, rows, batch.mode).reshape(x.shape)
+    def function(x, index, *updates):
+        flat = x.reshape(-1, *last)
+        if is_gather:
+            out = _gather(flat, numbers(index), mode, fill)
+            return out.reshape([moved[n] for n in order]).transpose(np.argsort(order))
+        rows = updates[0].transpose(order).reshape(-1, *last)
+        return add_rows(flat, numbers(index), rows, mode).reshape(x.shape)
 
     return Rewrite(node, node.inputs, function)
 
@@ -398,7 +304,7 @@ def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
 
     def function(x):
         start = jnp.zeros((math.prod(others), *shape[count:]), x.dtype)
-        added = _add(start, jnp.asarray(index), x.reshape(-1, *shape[count:]))
+        added = add_rows(start, jnp.asarray(index), x.reshape(-1, *shape[count:]))
         return added.reshape(*others, *shape[count:])
 
     return Rewrite(node, node.inputs, function, f"{MARK}{number}")
@@ -462,7 +368,7 @@ def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
         def function(x, index, is_sum=is_sum, side=side, count=count):
             if is_sum:
                 start = jnp.zeros((count, *x.shape[1:]), x.dtype)
-                out = _add(start, index, x, "FILL_OR_DROP")
+                out = add_rows(start, index, x, "FILL_OR_DROP")
             else:
                 out = _gather(x, index, "FILL_OR_DROP", 0)
             return out if side == 0 else jnp.moveaxis(out, 0, -1)
@@ -472,9 +378,9 @@ def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
 
 
 RULES = {
-    "eqfuse_linear_form": (linear_of_what_it_reads, linear_of_gathered),
-    "scatter-add": (sum_of_linear, sum_of_batch),
-    "gather": (gather_of_batch,),
+    "eqfuse_linear_form": (linear_of_gathered,),
+    "scatter-add": (sum_of_linear, rows_of_batch),
+    "gather": (rows_of_batch,),
 }
 MARKED = {
     "reduce_sum": (sum_along_axis,),

@@ -96,8 +96,8 @@ def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
         component = np.array([c[-1] for c, _ in path.terms])
         if (count[elements] != count[elements][:, :1]).any():
             raise Unfit(
-                "components of one irrep are treated differently",
-                "give each irrep one weight, as in messages * weights",
+                "components of one irrep are treated differently: give each irrep one weight, "
+                "as in messages * weights"
             )
         factors = _factors(form, path, inputs, product.group)
         for copy in range(int(count[elements].max(initial=0))):

@@ -27,22 +27,12 @@ ROUNDING = 1e-6
 """By how much a factor of one may be off, for e3nn multiplies by a Clebsch-Gordan coefficient."""
 
 
-@dataclasses.dataclass(frozen=True)
-class GateMatch:
-    """A gate, what is added before it, and the value of the trace that it gives."""
-
-    gate: Gate
-    skip: ArrayFactor | None  # an array of rows
-    columns: np.ndarray | None  # of the skip, in the order of the pre-activation; -1 for none
-    value: int
-
-
-def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
-    """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
+def gate_behind(trace: Trace, z: int, linear: Linear) -> tuple[int, Gate] | None:
+    """Return the gate of a pre-activation z, and the value of the trace that it gives, or None."""
     rows = _GateRows(trace, z)
     for value in rows.candidates():
         try:
-            return _gate(rows, value, linear)
+            return value, _gate(rows, value, linear)
         except (Unfit, TooLargeError):
             continue
     return None
@@ -129,45 +119,22 @@ class _GateRows(RowPolynomials):
         return sorted(rows, reverse=True)
 
 
-class _Preactivation:
-    """The elements of z, to which those of a skip are added, wherever they are read, alike."""
-
-    def __init__(self, z: int, size: int):
-        self.z = ArrayFactor(z, ROWS)
-        self.skip: ArrayFactor | None = None
-        self.columns = np.full(size, -2)  # of the skip; -2: not known yet, -1: nothing is added
-
-    def element(self, parts: dict) -> int:
-        """Return the element of z that something is made of, from its elements by array."""
-        others = [name for name in parts if name != self.z]
-        arrays = all(isinstance(n, ArrayFactor) and n.axes is not None for n in others)
-        if self.z not in parts or not arrays or not {self.skip, *others} <= {None, *others[:1]}:
-            raise Unfit("no gate")
-        own, column = parts[self.z], -1
-        if others:
-            [self.skip] = others
-            column = parts[self.skip]
-        if self.columns[own] not in (-2, column):
-            raise Unfit("no gate")
-        self.columns[own] = column
-        return own
-
-
 def _by_element(row: Polynomial) -> list[dict]:
     """Return (scale, elements) of the terms of each element of a row, by their factors."""
     by_key = monomials(row)
     return [{k: m[n] for k, m in by_key.items() if m[n]} for n in range(row.size)]
 
 
-def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
+def _gate(rows: _GateRows, value: int, linear: Linear) -> Gate:
     """Return the gate that a value is, by what each of its elements is made of, or raise Unfit."""
     row = rows.of(value)
-    z = _Preactivation(rows.z, linear.size_out)
+    own = (ArrayFactor(rows.z, ROWS),)
 
     def element(terms: dict, scale: float = 1.0) -> int:
-        if any(len(key) != 1 or abs(s / scale - 1) > ROUNDING for key, (s, _) in terms.items()):
+        """Return the element of z that is all of these terms."""
+        if list(terms) != [own] or abs(terms[own][0] / scale - 1) > ROUNDING:
             raise Unfit("no gate")
-        return z.element({name: index[0] for [name], (_, index) in terms.items()})
+        return terms[own][1][0]
 
     @functools.cache
     def activated(act: ActivationFactor) -> list[int]:
@@ -206,8 +173,7 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> GateMatch:
     irreps = e3nn.Irreps(
         [(t.part.mul, (linear.blocks_out[t.part.block].dim // 2, 1)) for t in tiles]
     )
-    columns = None if z.skip is None else np.maximum(z.columns, -1)
-    return GateMatch(Gate(tiles, irreps), z.skip, columns, value)
+    return Gate(tiles, irreps)
 
 
 def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:

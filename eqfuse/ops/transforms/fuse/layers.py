@@ -6,46 +6,35 @@ import dataclasses
 import math
 
 import e3nn_jax as e3nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Role
-from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.fused import Fused, Gate
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
-from eqfuse.ops.transforms.fuse.gate import GateMatch, gate_behind
+from eqfuse.ops.transforms.fuse.gate import gate_behind
 from eqfuse.ops.transforms.fuse.match import (
     CONVERT,
-    WEIGHTS,
-    Joined,
+    Group,
     Match,
+    add_rows,
     as_rows,
+    columns_of,
     match_product,
-    parts_of,
 )
+from eqfuse.ops.transforms.fuse.reads import restricted
 from eqfuse.ops.transforms.fuse.rows import (
-    ARITHMETIC,
-    MOVES,
     ROWS,
     ArrayFactor,
     ProductFactor,
     RowPolynomials,
     Unfit,
-    behind,
 )
-from eqfuse.ops.transforms.fuse.trace import (
-    Gathered,
-    Polynomial,
-    Scatter,
-    Terms,
-    Trace,
-    merged,
-    summed,
-)
+from eqfuse.ops.transforms.fuse.trace import Gathered, Node, Polynomial, Scatter, Trace, summed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +44,17 @@ class Mask:
     value: ArrayFactor
     zero: bool
 
+    def kept(self, arrays: dict):
+        """Return which rows are not, [rows]."""
+        return as_rows(self.value, arrays[self.value.value])[:, 0] != self.zero
+
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
     """Which rows of nodes an edge reads and is added to, as the trace means its indices.
 
-    An `extended` graph has one more node, which rows that are out of range are read from and added
-    to. Without, edges that are added nowhere have operands of zeros.
+    An `extended` graph has one more node, which rows that are out of range are read from and rows
+    that are dropped or masked are added to.
     """
 
     senders: int  # a value of the trace, [rows]
@@ -72,7 +65,6 @@ class Ends:
     masks: tuple[Mask, ...]  # edges that add nothing
     num_sources: int  # nodes that rows are gathered from
     num_nodes: int  # nodes that rows are added to
-    extended: bool
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -80,28 +72,21 @@ class Ends:
 
     @property
     def count(self) -> int:
-        return max(self.num_sources, self.num_nodes) + self.extended
+        extended = self.gather == "FILL_OR_DROP" or self.scatter != "CLIP" or bool(self.masks)
+        return max(self.num_sources, self.num_nodes) + extended
 
-    def edges(self, arrays: dict) -> tuple[Edges, object]:
-        """Return the edges, and which of them are added to a node, [rows]; None for all."""
-        n, num_sources, last = self.num_nodes, self.num_sources, self.count - 1
+    def edges(self, arrays: dict) -> Edges:
+        def placed(index, count: int, is_clipped: bool):
+            if is_clipped:
+                return jnp.clip(index, 0, count - 1)
+            return jnp.where((index >= 0) & (index < count), index, self.count - 1)
+
         senders, receivers = jnp.asarray(arrays[self.senders]), jnp.asarray(arrays[self.receivers])
-        if self.gather == "FILL_OR_DROP":
-            senders = jnp.where((senders >= 0) & (senders < num_sources), senders, last)
-        else:
-            senders = jnp.clip(senders, 0, num_sources - 1)
-        valid = None
-        if self.scatter == "CLIP":
-            receivers = jnp.clip(receivers, 0, n - 1)
-        else:
-            valid = (receivers >= 0) & (receivers < n)
+        senders = placed(senders, self.num_sources, self.gather != "FILL_OR_DROP")
+        receivers = placed(receivers, self.num_nodes, self.scatter == "CLIP")
         for mask in self.masks:
-            added = as_rows(mask.value, arrays[mask.value.value])[:, 0] != mask.zero
-            valid = added if valid is None else valid & added
-        if valid is not None:  # to itself, where there is no other node: nothing spreads
-            receivers = jnp.where(valid, receivers, last if self.extended else senders)
-        edges = Edges.from_arrays(senders, receivers, self.count)
-        return edges, None if self.extended else valid
+            receivers = jnp.where(mask.kept(arrays), receivers, self.count - 1)
+        return Edges.from_arrays(senders, receivers, self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +99,6 @@ class GraphProduct:
 
     match: Match
     ends: Ends
-    masked: tuple  # operands that are zero for edges that are added nowhere, if no node is added
     start: int | None  # the value that it is added to; None if that is zero
     shape: tuple[int, ...]
 
@@ -123,26 +107,22 @@ class GraphProduct:
         start = () if self.start is None else (self.start,)
         return tuple(dict.fromkeys((*self.match.inputs, *self.ends.values, *start)))
 
-    def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
-        """Return the inputs of the form, and the edges, which products of the same ends share."""
-        if self.ends not in shared:
-            shared[self.ends] = self.ends.edges(arrays)
-        edges, valid = shared[self.ends]
-        operands = self.match.operands(arrays, edges.num_edges)
-        for name, gather in self.match.gathered.items():
-            added = self.ends.count - operands[name].shape[0]
-            if added:
-                fill = 0.0 if gather.fill is None else gather.fill
-                operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
-        if valid is not None:
-            for name in self.masked:
-                own = operands[name]
-                operands[name] = jnp.where(valid[:, None], own, jnp.zeros_like(own))
-        return [operands[name] for name in self.match.names], edges
+    def restricted(self, columns: set[int]) -> GraphProduct:
+        """Return the same with those paths alone that add to some of these columns."""
+        match = dataclasses.replace(self.match, form=restricted(self.match.form, columns))
+        return dataclasses.replace(self, match=match)
 
     def compute(self, arrays: dict, shared: dict):
-        operands, edges = self.operands(arrays, shared)
-        [out] = forms.evaluate(self.match.form, operands, edges, backend=self.match.backend)
+        if self.ends not in shared:  # layers of the same ends order the edges once
+            shared[self.ends] = self.ends.edges(arrays)
+        edges = shared[self.ends]
+        operands = self.match.operands(arrays, edges.num_edges)
+        for name, gather in self.match.gathered.items():
+            if added := self.ends.count - operands[name].shape[0]:
+                fill = 0.0 if gather.fill is None else gather.fill
+                operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
+        inputs = [operands[name] for name in self.match.names]
+        [out] = forms.evaluate(self.match.form, inputs, edges, backend=self.match.backend)
         out = out[: self.ends.num_nodes].reshape(self.shape)
         return out if self.start is None else arrays[self.start] + out
 
@@ -192,33 +172,30 @@ class AddedRows:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        names = [n for key in self.row.terms for n in key] + [m.value for m in self.masks]
-        values = [n.rows if isinstance(n, Gathered) else n.value for n in names]
-        return (self.scatter.start, self.scatter.index, *values)
+        names = [_array(n) for key in self.row.terms for n in key] + [m.value for m in self.masks]
+        return (self.scatter.start, self.scatter.index, *(n.value for n in names))
 
     def compute(self, arrays: dict):
         index, start = arrays[self.scatter.index], arrays[self.scatter.start]
-        kept = jnp.ones(len(index), start.dtype)
+        kept = jnp.ones((len(index), 1), start.dtype)
         for mask in self.masks:
-            kept *= as_rows(mask.value, arrays[mask.value.value])[:, 0] != mask.zero
+            kept *= mask.kept(arrays)[:, None]
         out = 0
         for key, terms in self.row.terms.items():
             columns = np.full(self.size, len(terms.place))
             columns[terms.place] = np.arange(len(terms.place))
-            rows = jnp.asarray(terms.scale, start.dtype)[None]
-            for n, name in enumerate(key):
-                if isinstance(name, Gathered):
-                    name = ArrayFactor(name.rows, ROWS)
-                rows = rows * as_rows(name, arrays[name.value])[:, terms.index[:, n]]
-            one_for_all = rows.shape[0] == 1
-            rows = kept[:, None] if one_for_all else rows * kept[:, None]
-            added = jnp.zeros((start.shape[0], rows.shape[1]), rows.dtype)
-            mode = jax.lax.GatherScatterMode[self.scatter.mode]
-            added = added.at[index].add(rows, mode=mode, wrap_negative_indices=False)
-            if one_for_all:
-                added = added * jnp.asarray(terms.scale, start.dtype)
+            group = Group(tuple(map(_array, key)), terms.index)
+            rows = columns_of(group, arrays) if key else jnp.ones((1, 1), start.dtype)
+            by_edge = len(rows) > 1  # or one row for all edges, which are counted
+            added = jnp.zeros((len(start), rows.shape[1] if by_edge else 1), start.dtype)
+            added = add_rows(added, index, rows * kept if by_edge else kept, self.scatter.mode)
+            added = added * jnp.asarray(terms.scale, start.dtype) * (1 if by_edge else rows)
             out = out + jnp.pad(added, ((0, 0), (0, 1)))[:, columns]
         return out.reshape(start.shape)
+
+
+def _array(name: ArrayFactor | Gathered) -> ArrayFactor:
+    return ArrayFactor(name.rows, ROWS) if isinstance(name, Gathered) else name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -230,6 +207,10 @@ class SumOfProducts:
     name = "graph_tensor_product"
     pattern = "gather, products, sum"
     inside = frozenset()
+
+    def restricted(self, columns: set[int]) -> SumOfProducts:
+        parts = tuple(p.restricted(columns) for p in self.parts)
+        return dataclasses.replace(self, parts=parts)
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -249,8 +230,8 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     aval = trace.avals[scatter.start]
     dtype = trace.avals[scatter.updates].dtype
     if dtype != aval.dtype:
-        raise Unfit("dtypes change in the sum", CONVERT)
-    product = match_product(trace, rows, row, Index.RECEIVER, dtype)
+        raise Unfit(f"dtypes change in the sum: {CONVERT}")
+    product = match_product(trace, rows, row, dtype)
     gathered = list(product.gathered.values())
     # features of the receivers alone are those of senders that are the receivers
     others = [g for g in gathered if g.index != scatter.index] or gathered
@@ -260,14 +241,9 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     if any(counts[g] != aval.shape[0] for g in gathered if g not in others):
         raise Unfit("rows are gathered from one number of nodes and added to another")
     if not gathered:
-        functions = _of_gathered(trace, rows, product)
         raise Unfit(
-            f"{functions} of gathered rows is multiplied"
-            if functions
-            else "no operand of the product is gathered from nodes",
-            f"apply {functions} to the nodes, before the gather"
-            if functions
-            else "gather the features of nodes inside of the function, as x[senders]",
+            "the product reads no rows as they are gathered: gather the features of nodes inside "
+            "of the function, as x[senders], and behind what is computed of them alone"
         )
     own = [g for g in gathered if g not in others]
     if scatter.mode == "CLIP" and any(g.mode == "FILL_OR_DROP" for g in own):
@@ -276,55 +252,11 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     if read_there:
         changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
         product = dataclasses.replace(product, form=product.form.indexed(changed))
-    # where indices are promised to be in range, nothing is promised of what others would hold
-    promised = scatter.mode == "PROMISE_IN_BOUNDS" and not masks
-    masked = _masked(product, promised)
-    extended = others[0].mode == "FILL_OR_DROP"
-    if masks or scatter.mode != "CLIP":
-        # on a CPU a pass over the operands of all edges costs more than one over the nodes; on a
-        # GPU padding and slicing are launches
-        slower = product.backend == "llvm" and not promised
-        extended = extended or slower or not _stopped(product, masked)
-    ends = Ends(
-        others[0].index,
-        scatter.index,
-        others[0].mode,
-        scatter.mode,
-        others[0].fill,
-        tuple(masks),
-        counts[others[0]],
-        aval.shape[0],
-        extended,
-    )
+    first = others[0]
+    modes = first.mode, scatter.mode, first.fill, tuple(masks)
+    ends = Ends(first.index, scatter.index, *modes, counts[first], aval.shape[0])
     zero = trace.uniform(scatter.start) == 0
-    return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
-
-
-def _of_gathered(trace: Trace, rows: RowPolynomials, product: Match) -> str:
-    """Return the primitives between gathers and the left operand of a product; "" for none."""
-    names: set[str] = set()
-    for name, operand in zip(product.names, product.form.inputs, strict=True):
-        if operand.role is Role.LEFT and name != WEIGHTS:
-            for value in (part.value for part in parts_of(name)):
-                if (made := trace.producer.get(value)) is None:
-                    continue
-                all_behind = [made[0], *behind(trace, made[0], lambda n: True)]
-                if not rows.gathers.keys().isdisjoint(all_behind):
-                    names |= {trace.nodes[n].name for n in all_behind if n > min(rows.gathers)}
-    return ", ".join(sorted(names - MOVES - ARITHMETIC - {"eqfuse_form", "convert_element_type"}))
-
-
-def _masked(product: Match, promised: bool) -> tuple:
-    """Return the operands that each edge has for itself; if promised, the right one alone."""
-    pairs = zip(product.names, product.form.inputs, strict=True)
-    rows = ((name, o.role) for name, o in pairs if o.index is Index.ROW)
-    return tuple(name for name, role in rows if not promised or role is Role.RIGHT)
-
-
-def _stopped(product: Match, masked: tuple) -> bool:
-    """Return whether zeros in these operands make all of the product zero."""
-    names = product.names
-    return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
+    return GraphProduct(product, ends, None if zero else scatter.start, tuple(aval.shape))
 
 
 def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[tuple, list[Mask]]:
@@ -367,69 +299,40 @@ def _of_rows(trace, rows: RowPolynomials, which: int, axes, shape) -> ArrayFacto
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A Linear of a product, to be computed by the fused op."""
+    """A Linear of a product of rows, to be computed by the fused op."""
 
-    product: Match | GraphProduct
+    product: Node
     linear: Linear
     parameters: tuple[int, ...]  # values of the trace
-    index: int | None  # which set of weights a row takes; None if there is one
-    num_rows: int  # of the result
-    inside: frozenset[int]  # values that it computes and keeps to itself: sum, pre-activation
-    gated: GateMatch | None  # with what is added before it
+    index: tuple[int, ...]  # which set of weights a row takes; empty if there is one
+    gate: Gate | None = None
+    inside: frozenset[int] = frozenset()  # the pre-activation, where a gate follows
 
     @property
     def name(self) -> str:
-        return "TensorProductLinear" if self.gated is None else "TensorProductLinearGate"
+        return "TensorProductLinear" + ("Gate" if self.gate else "")
 
     @property
     def pattern(self) -> str:
-        if self.gated is None:
-            return "product, Linear"
-        return f"product, Linear, {'skip, ' if self.gated.skip is not None else ''}gate"
+        return "product, Linear" + (", gate" if self.gate else "")
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        others = () if self.index is None else (self.index,)
-        if self.gated is not None and self.gated.skip is not None:
-            others += (self.gated.skip.value,)
-        return tuple(dict.fromkeys((*self.product.inputs, *self.parameters, *others)))
+        return (*self.product.inputs, *self.parameters, *self.index)
 
     def compute(self, arrays: dict, shared: dict):
-        if isinstance(self.product, GraphProduct):
-            product, (operands, edges) = self.product.match, self.product.operands(arrays, shared)
-            num_rows, num_nodes = edges.num_edges, edges.num_nodes
-        else:
-            product, edges, num_rows, num_nodes = self.product, None, self.num_rows, 0
-            named = product.operands(arrays, num_rows)
-            operands = [named[name] for name in product.names]
-        shared_by_all = [n for n, o in enumerate(product.form.inputs) if o.index is Index.SHARED]
-        for n in shared_by_all:  # a fused op has a row each
+        form, num_rows = self.product.params["form"], self.product.params["num_rows"]
+        operands = [arrays[v] for v in self.product.inputs]
+        one_for_all = [n for n, o in enumerate(form.inputs) if o.index is Index.SHARED]
+        for n in one_for_all:  # a fused op has a row each
             operands[n] = jnp.broadcast_to(operands[n], (num_rows, operands[n].shape[1]))
-        form = product.form.indexed(dict.fromkeys(shared_by_all, Index.ROW))
-        integers, count = [], self.num_rows if edges is None else num_nodes
-        if self.index is not None:
-            index = arrays[self.index]
-            integers.append(jnp.pad(index, (0, count - self.num_rows)))
-        if edges is not None:
-            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
-        added = [] if self.gated is None else _skip(self.gated, arrays, count)
-        gate = None if self.gated is None else self.gated.gate
-        fused = Fused.build(form, self.linear, gate, bool(added))
-        mode, dtype = resolve_fused(None), operands[0].dtype
-        chosen = choose(mode, fused, num_rows, num_nodes, product.backend, dtype)
-        call = _fused.Call(fused, num_rows, num_nodes, product.backend, chosen.kernels)
-        floats = [*operands, *(arrays[p] for p in self.parameters), *added]
-        return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
-
-
-def _skip(gated: GateMatch, arrays: dict, count: int) -> list:
-    """Return the skip that is added before a gate, if there is one, [count, size of the Linear]."""
-    if gated.skip is None:
-        return []
-    array, columns = as_rows(gated.skip, arrays[gated.skip.value]), gated.columns
-    if not np.array_equal(columns, np.arange(array.shape[1])):
-        array = jnp.where(columns < 0, jnp.zeros((), array.dtype), array[:, columns])
-    return [jnp.pad(array, ((0, count - array.shape[0]), (0, 0)))]
+        form = form.indexed(dict.fromkeys(one_for_all, Index.ROW))
+        backend, dtype = self.product.params["backend"], operands[0].dtype
+        fused = Fused.build(form, self.linear, self.gate, False)
+        chosen = choose(resolve_fused(None), fused, num_rows, 0, backend, dtype)
+        call = _fused.Call(fused, num_rows, 0, backend, chosen.kernels)
+        floats = [*operands, *(arrays[p] for p in self.parameters)]
+        return _fused.evaluate(call, floats, [arrays[v] for v in self.index])[0]
 
 
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
@@ -438,37 +341,25 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     Raises Unfit where the node computes something else.
     """
     node = trace.nodes[number]
-    linear_form: LinearForm = node.params["form"]
-    linear = _linear(linear_form)
-    dtypes = {trace.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
-    if len(dtypes) > 1:
-        raise Unfit("dtypes change before the Linear", CONVERT)
-    row = rows.of(node.inputs[0])
-    arrays = [name for key in row.terms for name in key if isinstance(name, ArrayFactor)]
-    made = {name.value: trace.producer[name.value][0] for name in arrays if trace.node(name.value)}
-    sums = {value: n for value, n in made.items() if summed(trace, n) is not None}
-    if sums:
-        product = _summed(trace, rows, row, sums)
-        form, backend = product.match.form, product.match.backend
-    else:
-        product = match_product(trace, rows, row, Index.ROW, dtypes.pop(), on_graph=False)
-        form, backend = product.form, product.backend
-        if product.groups or any(isinstance(n, Joined) and n.one for n in product.names):
-            raise Unfit("weights, or other rows, are with the product")
-    if backend != node.params["backend"]:
-        raise Unfit("the Linear has another backend")
-    _check_blocks(form, linear)
-    index = node.inputs[-1] if linear_form.needs_integers else None
-    parameters = node.inputs[1 : len(linear_form.inputs)]
-    z, count = node.outputs[0], node.params["num_rows"]
-    inside = frozenset(sums)
-    alone = Layer(product, linear, tuple(parameters), index, count, inside, None)
+    form: LinearForm = node.params["form"]
+    value = node.inputs[0]
+    while (product := trace.node(value)) is not None and product.name == "reshape":
+        [value] = product.inputs
+    if product is None or not rows.is_product(trace.producer[value][0]):
+        raise Unfit("something is between the product and the Linear")
+    if any(product.params[name] != node.params[name] for name in ("backend", "num_rows")):
+        raise Unfit("the Linear has another backend, or other rows")
+    if len({trace.avals[v].dtype for v in (*product.inputs, *node.inputs[: len(form.inputs)])}) > 1:
+        raise Unfit(f"dtypes change before the Linear: {CONVERT}")
+    linear = _linear(form)
+    _check_blocks(product.params["form"], linear)
+    [z], given = node.outputs, len(form.inputs)
+    layer = Layer(product, linear, node.inputs[1:given], node.inputs[given:])
     gated = gate_behind(trace, z, linear)
     if gated is None:
-        return [(z, alone)]
-    if gated.skip is not None and trace.avals[gated.skip.value].dtype != trace.avals[z].dtype:
-        return [(z, alone)]
-    return [(z, alone), (gated.value, dataclasses.replace(alone, gated=gated, inside=inside | {z}))]
+        return [(z, layer)]
+    value, gate = gated
+    return [(z, layer), (value, dataclasses.replace(layer, gate=gate, inside=frozenset([z])))]
 
 
 def _linear(linear_form: LinearForm) -> Linear:
@@ -485,24 +376,6 @@ def _linear(linear_form: LinearForm) -> Linear:
         Parameter(str(n), w.shape, 0.0) for n, w in enumerate(linear_form.inputs[1:])
     )
     return Linear(linear_form, parameters, irreps)
-
-
-def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums: dict) -> GraphProduct:
-    """Return the product on a graph that gives this row of the nodes."""
-    if len(row.terms) > 1 or any(len(key) != 1 for key in row.terms):
-        raise Unfit("more than a sum over edges goes into the Linear")
-    scatter = summed(trace, *sums.values())
-    if trace.uniform(scatter.start) != 0:
-        raise Unfit("the sum over edges does not start from zero")
-    updates, masks = without_masks(trace, rows, scatter.updates)
-    [outer] = row.terms.values()
-    inner = rows.of(*updates).take(outer.index[:, 0])
-    terms = {
-        key: merged(Terms(outer.place[t.place], t.scale * outer.scale[t.place], t.index))
-        for key, t in inner.terms.items()
-    }
-    whole = Polynomial(row.shape, terms)
-    return _of_row(trace, rows, scatter, whole, masks)
 
 
 def _check_blocks(form: Form, linear: Linear):

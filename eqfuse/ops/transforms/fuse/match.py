@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,6 +42,12 @@ def as_rows(name, array):
         return array.reshape(1, -1)
     count = math.prod(array.shape[a] for a in name.axes)
     return jnp.moveaxis(array, name.axes, range(len(name.axes))).reshape(count, -1)
+
+
+def add_rows(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
+    """Return an array with rows added to those that the index names."""
+    mode = jax.lax.GatherScatterMode[mode]
+    return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
 
 
 def columns_of(group: Group, arrays: dict):
@@ -142,18 +149,13 @@ def parts_of(name) -> tuple[ArrayFactor | Gathered, ...]:
     return name.parts if isinstance(name, Joined) else (name,)
 
 
-def match_product(
-    trace: Trace, rows: RowPolynomials, row: Polynomial, output: Index, dtype, on_graph: bool = True
-) -> Match:
-    """Return the form that gives a row from arrays of a dtype, or raise Unfit.
-
-    On a graph the form gathers rows of nodes; else it gets them gathered.
-    """
+def match_product(trace: Trace, rows: RowPolynomials, row: Polynomial, dtype) -> Match:
+    """Return the form on a graph that gives a row from arrays of a dtype, or raise Unfit."""
     products = {name for key in row.terms for name in key if isinstance(name, ProductFactor)}
     if not products:
         raise Unfit("no product is summed")
     if len(products) > 1:
-        raise Unfit("several products are added", "apply a Linear to each, and add the results")
+        raise Unfit("several products are added")
     [product] = products
     node = trace.nodes[product.node]
     form, backend = node.params["form"], node.params["backend"]
@@ -166,23 +168,23 @@ def match_product(
     if None in operands:
         raise Unfit("an operand of the product has channels on an axis in an unknown order")
     drafts = drafts_of(row, product, form, operands)
-    drafts = [_as_arrays(d, trace, on_graph) for d in drafts]
+    drafts = [_as_arrays(d, trace) for d in drafts]
     roles = {}
     for operand, polynomial in zip(form.inputs, operands, strict=True):
         for key in polynomial.terms:
             main = [n for n in key if isinstance(n, Gathered)] or list(key[:1])
             for name in main[:1]:
-                roles.setdefault(_plain(name, trace, on_graph), operand.role)
+                roles.setdefault(_plain(name, trace), operand.role)
     for name in names_beside(drafts):
         roles.setdefault(name, Role.LEFT)
     own = {trace.avals[n.value].dtype for n in _names(drafts) if n != ONE}
     if any(d.name not in FLOATS or jnp.promote_types(d, dtype) != dtype for d in own):
-        raise Unfit("dtypes change between the arrays and the sum", CONVERT)
+        raise Unfit(f"dtypes change between the arrays and the sum: {CONVERT}")
     extra = [n for n in _names(drafts) if n not in roles and n != ONE]
     if any(isinstance(n, Gathered) for n in extra):
         raise Unfit(
-            "weights are gathered from nodes",
-            "multiply the features of nodes with them before the gather",
+            "weights are gathered from nodes: multiply the features of nodes with them before the "
+            "gather"
         )
     drafts, groups = with_weights(drafts, set(extra))
     drafts, ordered = _joined_operands(drafts, roles, trace)
@@ -194,7 +196,7 @@ def match_product(
         shared = all(a.axes is None for g in groups for a in g.arrays)
         size = sum(len(g.columns) for g in groups)
         used[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
-    new = form_of(drafts, used, (row.size, output))
+    new = form_of(drafts, used, (row.size, Index.RECEIVER))
     return Match(new, tuple(used), tuple(groups), dtype, backend)
 
 
@@ -226,17 +228,15 @@ def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):
     return [_placed(d, places) for d in drafts], ordered
 
 
-def _plain(name, trace: Trace, on_graph: bool):
+def _plain(name, trace: Trace):
     """Return a name of an array: products that are operands are arrays."""
     if isinstance(name, ProductFactor):
         return ArrayFactor(trace.nodes[name.node].outputs[0], ROWS)
-    if isinstance(name, Gathered) and not on_graph:
-        return ArrayFactor(name.rows, ROWS)
     return name
 
 
-def _as_arrays(draft: Draft, trace: Trace, on_graph: bool) -> Draft:
-    slots = tuple(dataclasses.replace(s, name=_plain(s.name, trace, on_graph)) for s in draft.slots)
+def _as_arrays(draft: Draft, trace: Trace) -> Draft:
+    slots = tuple(dataclasses.replace(s, name=_plain(s.name, trace)) for s in draft.slots)
     return dataclasses.replace(draft, slots=slots)
 
 

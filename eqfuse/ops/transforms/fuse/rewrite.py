@@ -15,8 +15,7 @@ from jax.extend.core import ClosedJaxpr
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import layers
 from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
-from eqfuse.ops.transforms.fuse.match import CONVERT
-from eqfuse.ops.transforms.fuse.reads import read_rows
+from eqfuse.ops.transforms.fuse.reads import ReadRows, columns_read, readers
 from eqfuse.ops.transforms.fuse.rows import (
     ARITHMETIC,
     MOVES,
@@ -49,20 +48,14 @@ class Entry:
     where: str  # file and line of the code
     pattern: str  # what stands there
     op: str  # what computes it now; "" if it is as it was
-    reason: str  # why nothing took its place, or no more than this op
-    advice: str  # what to do about the reason, or ""
-
-
-NOTHING = "nothing"
+    reason: str = "all of it is"  # why nothing took its place, and what to do about it
 
 
 def table(entries: list[Entry], closed: ClosedJaxpr) -> str:
     if not entries:
         return _instead(Trace(closed, {}))
-    lines = [("where", "pattern", "computed by", "why not", "what to do")]
-    for e in entries:
-        why_not = e.reason or "all of it is"
-        lines.append((e.where, e.pattern, e.op or "as written", why_not, e.advice or NOTHING))
+    lines = [("where", "pattern", "computed by", "why not, and what to do")]
+    lines += [(e.where, e.pattern, e.op or "as written", e.reason) for e in entries]
     return aligned(lines)
 
 
@@ -83,16 +76,10 @@ def _instead(trace: Trace) -> str:
 
 OF_E3NN = ("tensor_product", "_left_right", "_block_left_right")
 """Functions of e3nn-jax that write products out."""
-NO_LINEAR = (
-    "no Linear of ops is behind the sum",
-    "take the Linear behind the sum from ops, ops.haiku or ops.equinox, or use patch=True",
-)
-READ_ELSEWHERE = "its rows are read elsewhere too", NOTHING
 GRADIENT = (
-    "the gradient is taken inside of the function",
-    "wrap the energy by ops.fuse, and differentiate what it returns",
+    "the gradient is taken inside of the function: wrap the energy by ops.fuse, and differentiate "
+    "what it returns"
 )
-"""Reasons of the report, and what to do about them."""
 
 
 def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
@@ -124,7 +111,7 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
     if not products:
         return {}
     ops: dict[int, object] = {}
-    reasons: dict[int, tuple[str, str]] = {}
+    reasons: dict[int, str] = {}
     behind_of: dict[int, set[int]] = {}
     for number, node in enumerate(trace.nodes):
         if node.name not in MATCHERS:
@@ -133,34 +120,34 @@ def _ops(trace: Trace, entries: list[Entry]) -> dict[int, object]:
         try:
             ops |= dict(MATCHERS[node.name](trace, rows, number))
         except (Unfit, TooLargeError) as error:
-            advice = getattr(error, "advice", "")
-            if between := _between(trace, rows, number):
-                advice = CONVERT if between == "convert_element_type" else advice
-                between = f" ({between} between them)"
-            reasons |= dict.fromkeys(found, (f"{error}{between}", advice))
+            reasons |= dict.fromkeys(found, f"{error}{_between(trace, rows, number)}")
     values, nodes = _without_twice(trace, ops)
+    ops = {value: op for value, op in ops.items() if value in values}
+    read = {v for op in ops.values() for v in op.inputs}.union(trace.outputs)
     fused: set[int] = set()
     for value, op in ops.items():
-        if value in values:
-            reason = NO_LINEAR if _goes_into_matmul(trace, value) else ("", "")
-            entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, *reason))
-            fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
+        entries.append(Entry(_where(trace.node(value)), op.pattern, op.name))
+        fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
+        if isinstance(op, layers.Layer):
+            continue
+        if columns := columns_read(trace, rows, value, nodes, read):
+            ops[value] = op.restricted(columns)
     for number in sorted(nodes.intersection(products)):
-        reason = READ_ELSEWHERE if number in fused else reasons.get(number)
-        reason = reason or (
-            f"its rows go to {_readers(trace, number, nodes)}, not to a sum",
-            NOTHING,
-        )
-        entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", *reason))
-        read = {v for value, op in ops.items() if value in values for v in op.inputs}
-        read.update(trace.outputs)
-        if (part := read_rows(trace, rows, number, nodes, read)) is not None:
-            ops[trace.nodes[number].outputs[0]] = part
+        node = trace.nodes[number]
+        [value] = node.outputs
+        reason = "its rows are read elsewhere too" if number in fused else reasons.get(number)
+        if reason is None:
+            names = {n.name for n in readers(trace, value, nodes)[1]}
+            names = ", ".join(sorted(names)) or "the result"
+            reason = f"its rows go to {names}, not to a sum"
+        entries.append(Entry(_where(node), "product of rows", "", reason))
+        if columns := columns_read(trace, rows, value, nodes, read):
+            ops[value] = ReadRows(node, columns)
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)
         pattern = f"{many} product{'s' * (many > 1)} of a gradient"
-        entries.append(Entry(where, pattern, "", *GRADIENT))
+        entries.append(Entry(where, pattern, "", GRADIENT))
     return ops
 
 
@@ -178,34 +165,6 @@ def _without_twice(trace: Trace, ops: dict[int, object]) -> tuple[set[int], set[
     return values, nodes
 
 
-def _goes_into_matmul(trace: Trace, value: int) -> bool:
-    """Return whether a sum over edges goes into a Linear that JAX computes."""
-    if trace.node(value).name != "scatter-add":
-        return False
-    seen = {value}
-    for node in trace.nodes:
-        if not seen.intersection(node.inputs):
-            continue
-        if node.name == "dot_general" and all(trace.constant(v) is None for v in node.inputs):
-            return True
-        if node.name in MOVES | {"mul", "div"}:
-            seen.update(node.outputs)
-    return False
-
-
-def _readers(trace: Trace, number: int, needed_nodes: set[int]) -> str:
-    """Return the primitives that read what a node makes, behind moves and arithmetic."""
-    seen, names = set(trace.nodes[number].outputs), set()
-    for node in (trace.nodes[n] for n in sorted(needed_nodes)):
-        if seen.isdisjoint(node.inputs):
-            continue
-        if node.name in MOVES | ARITHMETIC:
-            seen.update(node.outputs)
-        else:
-            names.add(node.name)
-    return ", ".join(sorted(names)) or "the result"
-
-
 MATCHERS = {"scatter-add": layers.graph_products, "eqfuse_linear_form": layers.layers}
 """By primitive: what matches the patterns that begin with it: [(value, op that computes it)]."""
 
@@ -218,7 +177,7 @@ def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
 
     names = {trace.nodes[n].name for n in behind(trace, number, follow) if follow(n)}
     names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
-    return ", ".join(names)
+    return f" ({', '.join(names)} between them)" if names else ""
 
 
 def _where(node: Node) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 
@@ -14,9 +13,7 @@ from eqfuse.ops.ir.form import Role
 from eqfuse.ops.transforms.fuse.trace import (
     FLOATS,
     MOST_TERMS,
-    Gathered,
     Polynomial,
-    TooLargeError,
     Trace,
     computed,
     constant,
@@ -33,10 +30,6 @@ MOVES |= frozenset(["split", "squeeze", "copy", "rev", "gather"])
 
 class Unfit(ValueError):
     """What is between a product and a sum is not of the kind that a form has."""
-
-    def __init__(self, reason: str, advice: str = ""):
-        super().__init__(reason)
-        self.advice = advice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +48,37 @@ def row_shape(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int
 ROWS = (0,)
 """The axes of an array [rows, ...]; those of a batch of graphs [graphs, edges, ...] are (0, 1)."""
 
+ARITHMETIC = frozenset(["mul", "div", "neg", "add", "add_any", "sub", "dot_general", "reduce_sum"])
+"""Primitives of whose operands polynomials can be multiplied out."""
+FOLLOWED = MOVES | ARITHMETIC | {"convert_element_type"}
 
-class MovedRows:
-    """The polynomials of the rows of a trace's values, followed through moves."""
+
+@dataclasses.dataclass(frozen=True)
+class ProductFactor:
+    """The output of a form over rows: the node of this number."""
+
+    node: int
+    group: int = 1  # how many rows of the form, one after the other, are one row
+
+
+class RowPolynomials:
+    """The polynomials of the rows of a trace's values: of moves, gathers, products and sums."""
 
     def __init__(self, trace: Trace):
         self.trace = trace
         self._rows: dict = {}
+        # products, gathers or sums go into these values, and their arithmetic is followed; of all
+        # others only moves are: what is computed of them is an operand as it is
+        self._multiplied: set[int] = set()
+        for number, node in enumerate(trace.nodes):
+            follows = node.name in FOLLOWED and not self._multiplied.isdisjoint(node.inputs)
+            if follows or self.starts(number):
+                self._multiplied.update(node.outputs)
+
+    def starts(self, number: int) -> bool:
+        """Return whether the rows of a node are followed through arithmetic."""
+        is_moved = gathered(self.trace, number) or summed(self.trace, number)
+        return self.is_product(number) or is_moved is not None
 
     def of(self, value: int, axes: tuple[int, ...] | None = ROWS) -> Polynomial:
         """Return the rows of a value, which `axes` count; None: one row for all."""
@@ -92,15 +109,22 @@ class MovedRows:
     def _row_of_node(self, number: int, place: int, axes: tuple[int, ...]) -> Polynomial | None:
         """Return the rows of an output of a node; None if they are elements of their own."""
         node = self.trace.nodes[number]
+        shape = self._shape(node.outputs[place])
+        row = row_shape(shape, axes)
+        if axes == ROWS and self.is_product(number) and shape[0] == node.params["num_rows"]:
+            return variable(ProductFactor(number), row)
+        if axes == ROWS and (rows := gathered(self.trace, number)) is not None:
+            return variable(rows, row)
+        if (group := self._group_of_product(node, axes)) is not None:
+            return variable(group, row)
         if node.name == "concatenate":
             return self._concatenated(node, axes)
-        if node.name not in MOVES:
-            return None
-        moved = getattr(self, f"_{node.name}")(node, place, axes)
-        if moved is None:
-            return None
-        operand, move = moved
-        return operand.take(move(operand.labels))
+        if node.name in MOVES:
+            moved = getattr(self, f"_{node.name}")(node, place, axes)
+            return moved and moved[0].take(moved[1](moved[0].labels))
+        if node.name in FOLLOWED and not self._multiplied.isdisjoint(node.outputs):
+            return getattr(self, f"_{node.name}")(node, axes)
+        return None
 
     # moves of one array: its rows, and where the numbers of their elements go; None if unknown
 
@@ -208,103 +232,6 @@ class MovedRows:
             whole = part if whole is None else whole + part
             start += size
         return whole
-
-
-def gathers_of(trace: Trace) -> dict[int, tuple[Gathered, np.ndarray]]:
-    """Return of each node that gathers rows of nodes whose, and which of their elements.
-
-    Slices, chunks and filters of an array that are gathered by the same indices as the array itself
-    are elements of its rows.
-    """
-    moves = MovedRows(trace)
-    alike: dict[tuple, list[tuple[int, Gathered, int]]] = {}
-    for number in range(len(trace.nodes)):
-        if (rows := gathered(trace, number)) is not None:
-            aval = trace.avals[rows.value]
-            key = rows.index, rows.mode, rows.fill, aval.shape[0], aval.dtype
-            size = math.prod(aval.shape[1:])
-            alike.setdefault(key, []).append((number, rows, size))
-    found = {}
-    for group in alike.values():
-        places: dict[tuple, tuple[Gathered, int]] = {}  # the largest array has the elements
-        for number, rows, size in sorted(group, key=lambda item: -item[2]):
-            elements = _elements_of_arrays(moves, rows.value, size) if len(group) > 1 else {}
-            known = [places.get(elements.get(n)) for n in range(size)]
-            bases = {place[0] for place in known if place is not None}
-            if len(bases) == 1 and None not in known:
-                found[number] = bases.pop(), np.array([place for _, place in known])
-                continue
-            found[number] = rows, np.arange(size)
-            for n, element in elements.items():
-                places.setdefault(element, (rows, n))
-    return found
-
-
-def _elements_of_arrays(moves: MovedRows, value: int, size: int) -> dict[int, tuple]:
-    """Return those elements of a row that are elements of an array's row, and which."""
-    try:
-        row = moves.of(value)
-    except TooLargeError:
-        return {}
-    elements = {}
-    for key, terms in row.terms.items():
-        if key and isinstance(key[0], ArrayFactor) and key[0].axes is not None:
-            pairs = zip(terms.place.tolist(), terms.index[:, 0].tolist(), strict=True)
-            elements |= {place: (key[0], element) for place, element in pairs}
-    return elements
-
-
-ARITHMETIC = frozenset(["mul", "div", "neg", "add", "add_any", "sub", "dot_general", "reduce_sum"])
-"""Primitives of whose operands polynomials can be multiplied out."""
-FOLLOWED = MOVES | ARITHMETIC | {"convert_element_type"}
-
-
-@dataclasses.dataclass(frozen=True)
-class ProductFactor:
-    """The output of a form over rows: the node of this number."""
-
-    node: int
-    group: int = 1  # how many rows of the form, one after the other, are one row
-
-
-class RowPolynomials(MovedRows):
-    """The polynomials of the rows of a trace's values, of gathers, products and sums."""
-
-    def __init__(self, trace: Trace):
-        super().__init__(trace)
-        # products, gathers or sums go into these values, and their arithmetic is followed; of all
-        # others only moves are: what is computed of them is an operand as it is
-        self._multiplied: set[int] = set()
-        for number, node in enumerate(trace.nodes):
-            follows = node.name in FOLLOWED and not self._multiplied.isdisjoint(node.inputs)
-            if follows or self.starts(number):
-                self._multiplied.update(node.outputs)
-
-    @functools.cached_property
-    def gathers(self) -> dict[int, tuple[Gathered, np.ndarray]]:
-        return gathers_of(self.trace)
-
-    def starts(self, number: int) -> bool:
-        """Return whether the rows of a node are followed through arithmetic."""
-        is_factor = self.is_product(number) or number in self.gathers
-        return is_factor or summed(self.trace, number) is not None
-
-    def _row_of_node(self, number: int, place: int, axes: tuple[int, ...]) -> Polynomial | None:
-        node = self.trace.nodes[number]
-        shape = self._shape(node.outputs[place])
-        if axes == ROWS and self.is_product(number) and shape[0] == node.params["num_rows"]:
-            return variable(ProductFactor(number), row_shape(shape, axes))
-        if axes == ROWS and number in self.gathers:
-            rows, elements = self.gathers[number]
-            whole = variable(rows, (1, math.prod(self._shape(rows.rows)[1:])))
-            return whole.take(elements.reshape(row_shape(shape, axes)))
-        if (group := self._group_of_product(node, axes)) is not None:
-            return variable(group, row_shape(shape, axes))
-        if node.name in MOVES:
-            return super()._row_of_node(number, place, axes)
-        if node.name in FOLLOWED and not self._multiplied.isdisjoint(node.outputs):
-            return getattr(self, f"_{node.name}")(node, axes)
-        return None
 
     def _group_of_product(self, node, axes) -> ProductFactor | None:
         """Return a product whose channels are on axes of their own, and taken one by one."""

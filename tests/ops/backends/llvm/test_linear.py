@@ -8,9 +8,9 @@ import pytest
 from eqfuse.ops.backends import xla as definition
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
+from eqfuse.ops.ir.form import derivatives
 from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.show import derivatives
 from tests.ops.backends.llvm.test_llvm import assert_same_for_any_threads
 from tests.ops.parity import along_random_directions, only
 

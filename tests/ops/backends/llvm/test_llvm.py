@@ -13,11 +13,10 @@ from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives
 from eqfuse.ops.primitives.forms import evaluate
 from tests.ops import tiers
 from tests.ops.ir.test_form import evaluate as definition
-from tests.ops.ir.test_form import gradients
 from tests.ops.parity import only
 
 NODES, EDGES = 9, 40
@@ -85,7 +84,7 @@ def test_random_forms_and_their_gradients(seed, monkeypatch, x64):
     on_graph = bool(seed % 2)
     form = random_form(rng, on_graph)
     edges = random_edges(rng) if on_graph else None
-    for part in (form, gradients(form)):
+    for part in (form, derivatives(form)["backward"]):
         used = part.used_inputs()
         part = part.drop_inputs(used)
         arrays = {}
@@ -180,7 +179,7 @@ class Call:
     def __init__(self):
         irreps = e3nn.Irreps("3x0e+3x1o"), e3nn.Irreps("0e+1o")
         product = products.tensor_product(*irreps, None, "component", weighted=True, on_graph=True)
-        self.form = gradients(gradients(product.form))  # by row, by sender and by receiver
+        self.form = derivatives(product.form)["double"]  # by row, by sender and by receiver
         self.module = generate(self.form, "float32", machine.machine())
         machine.register(self.module.name, self.module.text)
         edges = random_edges(np.random.default_rng(4))

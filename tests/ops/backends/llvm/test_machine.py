@@ -1,13 +1,11 @@
 """Native kernels and their machine: the threads they may use, the cache, processes, versions."""
 
-import concurrent.futures
 import multiprocessing
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import threading
 import warnings
 
 import e3nn_jax as e3nn
@@ -18,7 +16,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import _backend
-from eqfuse.ops.backends.llvm import machine, runtime
+from eqfuse.ops.backends.llvm import machine
 
 PRODUCT = """
 import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
@@ -159,15 +157,6 @@ def test_kernels_are_found_by_later_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_kernels_compile_while_the_interpreter_ends():
-    body = "\n".join(f"    {line}" for line in PRODUCT.strip().splitlines())
-    assert (
-        run(f"import atexit\ndef last():\n{body}\n    print('done')\natexit.register(last)")
-        == "done"
-    )
-
-
-@pytest.mark.slow
 def test_processes_that_fill_the_cache_at_once(tmp_path):
     environment = {**os.environ, "EQFUSE_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     started = [subprocess.Popen([sys.executable, "-c", PRODUCT], env=environment) for _ in range(3)]
@@ -254,85 +243,10 @@ def test_under_a_data_loader_that_forks():
             np.testing.assert_array_equal(np.asarray(found), expected)
 
 
-@pytest.fixture
-def held(monkeypatch):
-    """Return kernels are compiled only once this event is set; gives it, and what was asked for."""
-    go, asked, link = threading.Event(), [], machine._link
-
-    def later(library, *args):
-        asked.append(library)
-        assert go.wait(timeout=60)
-        return link(library, *args)
-
-    # What all kernels share is there, and a free handler: a page of more is linked by who asks.
-    machine._slots.append(machine._free_slot())
-    monkeypatch.setattr(machine, "_link", later)
-    yield go, asked
-    go.set()
-    machine.finish()
-
-
-def unseen(multiplicity: int):
-    """Return a product whose kernel this process has not had, and its operand."""
-    irreps = e3nn.Irreps(f"{multiplicity}x0e+{multiplicity}x1o+3x2e")
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(7, irreps.dim)), jnp.float32)
-
-    def product(x, backend):
-        x = e3nn.IrrepsArray(irreps, x)
-        return ops.tensor_product(x, x, backend=backend).array
-
-    return product, x
-
-
-@pytest.mark.slow
-def test_jax_goes_on_while_kernels_compile_and_calls_wait(held):
-    go, asked = held
-    product, x = unseen(13)
-    compiled = jax.jit(product, static_argnums=1).lower(x, "llvm").compile()
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        found = pool.submit(lambda: np.asarray(compiled(x)))
-        assert not concurrent.futures.wait([found], timeout=0.5).done
-        assert len(asked) == 1
-        go.set()
-        np.testing.assert_allclose(found.result(60), product(x, "e3nn"), rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
-def test_a_fork_waits_for_kernels(held):
-    go, asked = held
-    product, x = unseen(17)
-    jax.jit(product, static_argnums=1).lower(x, "llvm").compile()
-    threading.Timer(0.3, go.set).start()
-    child = os.fork()
-    if not child:
-        done = all(kernel.done() for kernel in machine._kernels.values())
-        os._exit(0 if done else 1)
-    assert asked
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_kernel_that_does_not_compile_is_an_error_of_its_call():
-    machine.register("eqfuse_broken", "define ptr @eqfuse_broken(ptr %frame) { nonsense }")
-    call = jax.ffi.ffi_call("eqfuse_broken", jax.ShapeDtypeStruct((3,), jnp.float32))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="eqfuse_broken did not compile: LLVM IR"):
-        jax.block_until_ready(jax.jit(call)(jnp.ones(3, jnp.float32)))
+def test_a_kernel_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="expected instruction opcode"):
-        machine.register("eqfuse_broken", "")
-    del machine._kernels["eqfuse_broken"]
-
-
-@pytest.mark.slow
-def test_more_kernels_than_a_module_of_handlers_has(monkeypatch):
-    monkeypatch.setattr(runtime, "PAGE", 2)
-    monkeypatch.setattr(machine, "_slots", [])
-    before = len(machine._kernels)
-    for multiplicity in (19, 20, 21, 22, 23):
-        product, x = unseen(multiplicity)
-        found = jax.jit(product, static_argnums=1)(x, "llvm")
-        np.testing.assert_allclose(found, product(x, "e3nn"), rtol=2e-5, atol=2e-5)
-    assert len(machine._kernels) == before + 5
+        machine.register("eqfuse_broken", "define ptr @eqfuse_broken(ptr %frame) { nonsense }")
+    assert "eqfuse_broken" not in machine._registered
 
 
 def test_the_cache_is_apart_from_that_of_other_processors(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""How kernels of forms use memory: parts, blocks, prefetches, streams; results do not change."""
+"""How kernels of forms use memory: blocks, prefetches, streams; results do not change."""
 
 import dataclasses
 import re
@@ -12,14 +12,12 @@ from eqfuse import ops
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import form as codegen
 from eqfuse.ops.backends.llvm import machine
-from eqfuse.ops.backends.llvm.form import is_cut
-from eqfuse.ops.backends.llvm.layout import PARTS, Machine
+from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir import products
-from eqfuse.ops.primitives import native
+from eqfuse.ops.ir.form import derivatives
 from eqfuse.ops.primitives.forms import evaluate
-from tests.ops.backends.llvm.test_llvm import assert_bitwise, assert_same_for_any_threads
+from tests.ops.backends.llvm.test_llvm import assert_bitwise
 from tests.ops.ir.test_form import evaluate as definition
-from tests.ops.ir.test_form import gradients
 
 MIB = 1 << 20
 LARGE, SMALL = Machine(64, 32, 2 * MIB, 480 * MIB), Machine(64, 32, MIB // 2, 8 * MIB)
@@ -89,85 +87,13 @@ def patched(monkeypatch):
 
 @pytest.mark.parametrize("x", ["32x0e+32x1o+32x1e+32x2e", "5x0e+5x1o+5x1e"])  # long, short
 def test_double_backward_of_rows(x):
-    assert_is_definition(gradients(gradients(product_form(x, "0e+1o+2e", on_graph=False))))
+    assert_is_definition(derivatives(product_form(x, "0e+1o+2e", on_graph=False))["double"])
 
 
 def test_more_products_of_components_than_registers():
     form = product_form("64x3o", "2e", keep=(e3nn.Irrep("3o"),))
     graph = (*np.random.default_rng(0).integers(0, 5, (2, 40)), 5)
-    assert_is_definition(gradients(gradients(form)), graph)
-
-
-# Gradients by sender of a pass over parts of the receivers.
-
-GRAPHS = {
-    "more nodes than parts": (*RNG.integers(0, 25, (2, 90)), 25),
-    "fewer nodes than parts": (*RNG.integers(0, 3, (2, 40)), 3),
-    "one edge": (np.array([4]), np.array([1]), 6),
-    "one receiver": (RNG.integers(0, 9, 50), np.full(50, 5), 9),
-}
-
-
-@pytest.fixture
-def texts(monkeypatch):
-    """Cut receivers into parts always; return the texts of the kernels that were asked for."""
-    found = []
-
-    def generate(*args):
-        module = codegen.generate(*args)
-        found.append(module.text)
-        return module
-
-    monkeypatch.setattr(Machine, "num_parts", lambda self, num_bytes: PARTS)
-    monkeypatch.setattr(native, "generate", generate)
-    jax.clear_caches()
-    yield found
-    jax.clear_caches()
-
-
-@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
-def test_double_backward_in_parts(graph, texts):
-    """Also where a segment of x has no gradient."""
-    form = gradients(gradients(product_form("16x0e+16x1o")))
-    paths = tuple(p for p in form.paths if (p.output.operand, p.output.segment) != (0, 0))
-    for part in (form, dataclasses.replace(form, paths=paths)):
-        assert_is_definition(part, graph)
-    assert all("define internal void @pass_sum_0" in text for text in texts)
-    assert len(texts) == 2
-
-
-def test_sums_of_parts_are_the_same_for_any_number_of_threads(texts):
-    """Bit by bit; there is enough work for all of them."""
-    graph = (*np.random.default_rng(2).integers(0, 61, (2, 3000)), 61)
-    form = gradients(gradients(product_form()))
-    function, arrays = call_of(form, graph)
-    assert_same_for_any_threads(jax.jit(function), *arrays.values())
-    assert "pass_sum_0" in texts[0]
-
-
-def test_what_is_cut_into_parts():
-    """Gradients of long rows on a graph, where receivers gather more than senders."""
-
-    def is_long(mul):
-        return HERE.is_long(-(-mul // 16))
-
-    backward = gradients(product_form(LONG))
-    assert is_cut(backward, is_long)
-    assert is_cut(gradients(backward), is_long)
-    assert not is_cut(product_form(LONG), is_long)
-    assert not is_cut(gradients(product_form("16x0e+16x1o")), is_long)
-    assert not is_cut(gradients(product_form(LONG, on_graph=False)), is_long)
-    passes = [p.name for p in codegen.write(gradients(backward), "float32", HERE, PARTS).passes]
-    assert passes == ["pass_copy", "pass_receiver", "pass_sum_0"]
-
-
-@pytest.mark.parametrize(("level2", "cut"), [(2 * MIB, False), (MIB // 4, True)])
-def test_parts_are_for_edges_that_the_caches_do_not_hold(monkeypatch, level2, cut):
-    made_up = Machine(64, 32, level2, 480 * MIB)
-    monkeypatch.setattr("os.cpu_count", lambda: PARTS)
-    assert made_up.num_parts(8 * MIB) == (PARTS if cut else 0)
-    monkeypatch.setattr("os.cpu_count", lambda: PARTS + 1)
-    assert made_up.num_parts(8 * MIB) == 0
+    assert_is_definition(derivatives(form)["double"], graph)
 
 
 # Rows that index arrays choose are prefetched one block ahead.
@@ -191,11 +117,11 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
     components_of_x, components_out, paths = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
     forward = prefetches(product_form(), machine)
     assert forward == {"pass_copy": 0, "pass_receiver": 1 + components_of_x + paths}
-    backward = gradients(product_form())
+    backward = derivatives(product_form())["backward"]
     of_x = backward.restrict(tuple(o.index.is_node for o in backward.outputs))
     assert prefetches(of_x, machine)["pass_sender"] == 1 + components_out + paths
     in_order = product_form(on_graph=False)  # rows in order need none
-    for form in (in_order, gradients(in_order)):
+    for form in (in_order, derivatives(in_order)["backward"]):
         assert not any(prefetches(form, machine).values())
 
 
@@ -203,17 +129,16 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
 
 
 @pytest.mark.parametrize(
-    ("x", "graph", "rows", "parts"),
+    ("x", "graph", "rows"),
     [
-        *(("32x0e+16x1o+16x2e", None, rows, 0) for rows in (1, 15, 16, 257)),
-        # the rows of edges are written among sums over the edges of nodes, in parts or not
-        *(("64x0e+64x1o", (*RNG.integers(0, 7, (2, 50)), 7), 50, parts) for parts in (0, PARTS)),
+        *(("32x0e+16x1o+16x2e", None, rows) for rows in (1, 15, 16, 257)),
+        # the rows of edges are written among sums over the edges of nodes
+        ("64x0e+64x1o", (*RNG.integers(0, 7, (2, 50)), 7), 50),
     ],
 )
-def test_streamed_rows_are_the_stored_ones(patched, x, graph, rows, parts):
+def test_streamed_rows_are_the_stored_ones(patched, x, graph, rows):
     form = product_form(x, on_graph=graph is not None)
-    patched(Machine, "num_parts", lambda self, num_bytes: parts)
-    for of in (form, gradients(form)):
+    for of in (form, derivatives(form)["backward"]):
         found = []
         for size in (0, 1 << 60):
             patched(Machine, "streamed_bytes", size)
@@ -231,7 +156,7 @@ def test_only_whole_vectors_are_streamed():
 
     long, short = (product_form(x, on_graph=False) for x in (LONG, "16x0e+8x1o"))
     assert is_streamed(long)
-    assert is_streamed(gradients(product_form("64x0e+64x1o")))
+    assert is_streamed(derivatives(product_form("64x0e+64x1o"))["backward"])
     assert not is_streamed(short)
     assert not is_streamed(product_form(LONG))
 
@@ -287,7 +212,7 @@ def test_results_are_the_same_for_any_caches(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(machine, "machine", lambda here=here: here)
             jax.clear_caches()
-            form = gradients(product_form("100x0e+100x1o", on_graph=False))
+            form = derivatives(product_form("100x0e+100x1o", on_graph=False))["backward"]
             found.append(run(form, num_rows=40, dtype=np.float32)[0])
     jax.clear_caches()
     assert_same_bits(found)

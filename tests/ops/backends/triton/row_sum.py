@@ -7,8 +7,9 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops.backends.triton.runtime import lower_gpu, lower_interpret
+from eqfuse.ops.backends.triton.runtime import lower_gpu
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
+from tests.interpreter import lower_interpret
 
 SOURCE = '''import triton
 import triton.language as tl

@@ -7,10 +7,10 @@ import pytest
 from eqfuse.bench.cases import CASES as BENCHMARKS
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives
+from tests.interpreter import interpret
 from tests.ops import tiers
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
-from tests.ops.ir.test_form import gradients
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
 
@@ -43,22 +43,11 @@ def product(case: Case) -> Form:
     ).form
 
 
-def orders(form: Form) -> dict[str, Form]:
-    """Return the form and the backward passes of it and of that, for all inputs."""
-    return {
-        "forward": form,
-        "backward": gradients(form),
-        "double backward": gradients(gradients(form)),
-    }
-
-
 NUM_ROWS = len(SMALL.pairs)
 
 
 def run(form: Form, inputs, edge_lanes: int = 1) -> list[np.ndarray]:
     """Return the outputs of the form's kernels, each of which finds NaN where it is to write."""
-    from eqfuse.ops.backends.triton.interpret import interpret
-
     edges = SMALL.edges()
     scalars = {"num_rows": NUM_ROWS, "num_nodes": SMALL.num_nodes}
     results = {}
@@ -85,7 +74,7 @@ def run(form: Form, inputs, edge_lanes: int = 1) -> list[np.ndarray]:
     return [results[o] for o in range(len(form.outputs))]
 
 
-@pytest.mark.parametrize("order", ["forward", "backward", "double backward"])
+@pytest.mark.parametrize("order", ["forward", "backward", "double"])
 @pytest.mark.parametrize(
     "name",
     tiers.slow_unless(
@@ -94,7 +83,7 @@ def run(form: Form, inputs, edge_lanes: int = 1) -> list[np.ndarray]:
 )
 def test_every_element_is_written_and_the_same_twice(name, order):
     """A program that has 4 edges of its node at a time differs from one that has 1 by rounding."""
-    form = orders(product(CASES[name]))[order]
+    form = derivatives(product(CASES[name]))[order]
     rng = np.random.default_rng(0)
     sizes = [(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size) for o in form.inputs]
     inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]
@@ -146,7 +135,7 @@ def test_large_kernels_have_one_edge_at_a_time():
 
 def test_a_form_in_several_kernels_is_written_too(monkeypatch):
     """Cut finely: later kernels add to the outputs of earlier ones, and fill what has no path."""
-    whole = orders(product(CASES["graph, filtered"]))["backward"]
+    whole = derivatives(product(CASES["graph, filtered"]))["backward"]
     rng = np.random.default_rng(0)
     sizes = [(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size) for o in whole.inputs]
     inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]

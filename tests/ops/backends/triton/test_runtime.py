@@ -14,8 +14,8 @@ from triton._C.libtriton import passes
 
 from eqfuse.ops.backends.triton import compile
 from eqfuse.ops.backends.triton.compile import compile_kernel, compile_many, source_file
-from eqfuse.ops.backends.triton.interpret import interpret, interpret_count
 from eqfuse.ops.backends.triton.spec import KernelSpec
+from tests.interpreter import interpret, interpret_count
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
 spec, values, expected, ROW_START = (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse.ops import Edges
+from tests.interpreter import interpret_count
 
 pytest.importorskip("triton")
 
@@ -22,8 +23,6 @@ pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def test_jitted_on_a_cpu_it_is_interpreted():
-    from eqfuse.ops.backends.triton.interpret import interpret_count
-
     before = interpret_count()
     out = jax.jit(case["row_sum_between"])(case["values"](), case["ROW_START"])
     assert out.dtype == np.float32

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="triton, which compiles the kernels, is not
 from eqfuse.ops._linear import _linear_form
 from eqfuse.ops.backends.triton import compile, linear
 from eqfuse.ops.backends.triton import compile as compiler
-from eqfuse.ops.show import derivatives
+from eqfuse.ops.ir.form import derivatives
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

@@ -13,7 +13,7 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.parity import PORTABLE, UNOPTIMIZED, along_random_directions
+from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions
 from tests.ops.transforms.fuse.test_fuse import EDGES, NODES, RECEIVERS, SENDERS
 
 X, Y = e3nn.Irreps("4x0e+4x1o"), e3nn.Irreps("0e+1o")
@@ -148,7 +148,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE))
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("pattern", tiers.slow_unless(QUICK, *PATTERNS))
 def test_patterns_of_clients_are_fused(pattern, backend, monkeypatch, capsys):
     """Against e3nn-jax to rounding in float64, on the backend that is asked for."""
@@ -229,9 +229,7 @@ def test_a_product_of_bfloat16_that_is_summed_in_float32(capsys):
 
 
 @pytest.mark.parametrize("read", ["sum", "pre-activation"])
-def test_what_is_read_elsewhere_too_is_computed_once(read, monkeypatch):
-    monkeypatch.setenv("EQFUSE_FUSED", "always")
-
+def test_what_is_read_elsewhere_too_is_computed_once(read, one_op):
     def function(x, y, w):
         nodes = scalars_only(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, ops.tensor_product)
         z = ops.linear(nodes, {"w[0,0] 8x0e,4x0e": w[:4, :8].T}, "4x0e")
@@ -340,9 +338,8 @@ OTHER_NETWORK = ("give each irrep", "trace it", "convert")
 
 
 @pytest.mark.parametrize("advice", ADVICE)
-def test_advice_helps_where_it_is_followed(advice, capsys, monkeypatch):
+def test_advice_helps_where_it_is_followed(advice, capsys, one_op):
     """The advice is in the report, and without it once it is followed; values stay."""
-    monkeypatch.setenv("EQFUSE_FUSED", "always")
     operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
     function, followed = ADVICE[advice]
     expected = ops.fuse(function, report=True)(*operands)

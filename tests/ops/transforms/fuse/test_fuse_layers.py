@@ -102,10 +102,7 @@ def assert_fused(function, operands, parameters, second=True, **counts):
     return after
 
 
-@pytest.fixture(autouse=True)
-def whole(monkeypatch):
-    """Layers of any size are one op; by "auto" small ones are two, see `primitives.choice`."""
-    monkeypatch.setenv("EQFUSE_FUSED", "always")
+pytestmark = pytest.mark.usefixtures("one_op")
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,18 +1,24 @@
-"""Run a kernel in Triton's interpreter on numpy arrays: a check of results without a GPU.
+"""Run kernels in Triton's interpreter on numpy arrays: a check of results without a GPU.
 
-It is thousands of times slower than a GPU. It patches `triton.language` for the process while it
-runs and restores it after, so that the same process can compile the same kernel.
+Where this module is imported, the backend "triton" runs on a CPU, thousands of times slower than on
+a GPU. `triton.language` is patched for the process while a kernel runs and restored after, so that
+the same process can compile the same kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 
 import ml_dtypes
 import numpy as np
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
 
 from eqfuse.ops.backends.triton.compile import LANGUAGE_LOCK, load
+from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 
 _FUNCTIONS: dict[object, object] = {}
@@ -30,11 +36,14 @@ def interpret(spec: KernelSpec, inputs, outputs, scalars=(), grid=(1,)) -> None:
     spec.check_call(inputs, outputs, scalars)
     if not all(a.flags.c_contiguous for a in (*inputs, *outputs)):
         raise ValueError(f"kernel {spec.name}: arrays must be C-contiguous")
-    kernel = load(spec, purpose="interpret")
+    kernel = _loaded(spec)  # of its own, since the interpreter writes into its globals
     arguments = (*map(_Buffer, inputs), *map(int, scalars), *map(_Buffer, outputs))
     with LANGUAGE_LOCK, _interpreting():
         _interpreted(kernel)[tuple(map(int, grid))](*arguments)
         _count += 1
+
+
+_loaded = functools.cache(load)
 
 
 class _Buffer:
@@ -156,3 +165,56 @@ def _interpreting():
         finally:
             for scope in reversed(scopes.values()):
                 scope.restore()
+
+
+def lower_interpret(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
+    """Run the kernel in Triton's interpreter, on a CPU, as `lower_gpu` does on a GPU.
+
+    Outputs of floating type are filled with NaN first, so that an element that the kernel fails to
+    write is seen. Those of float64 leave the callback as pairs of int32, which JAX does not narrow:
+    it may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not hold.
+    """
+    spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
+    avals_in, avals_out = list(ctx.avals_in), list(ctx.avals_out)
+
+    def call(*inputs):
+        outputs = [_poisoned(aval) for aval in avals_out]
+        for i, o in aliases:
+            outputs[o][...] = inputs[i]
+        interpret(spec, [np.ascontiguousarray(a) for a in inputs], outputs, scalars, grid)
+        return [
+            a.view(np.int32).reshape(*a.shape, 2) if a.dtype == np.float64 else a for a in outputs
+        ]
+
+    returned = [
+        a.update(shape=(*a.shape, 2), dtype=np.dtype(np.int32)) if a.dtype == np.float64 else a
+        for a in avals_out
+    ]
+    ctx = ctx.replace(avals_out=returned)
+    results, _, keepalive = mlir.emit_python_callback(
+        ctx, call, None, list(operands), avals_in, returned, has_side_effect=False
+    )
+    if keepalive is not None:
+        ctx.module_context.add_keepalive(keepalive)
+
+    def whole(aval, value):
+        if aval.dtype != np.float64:
+            return value
+        return stablehlo.bitcast_convert(
+            ir.RankedTensorType.get(aval.shape, ir.F64Type.get()), value
+        )
+
+    return list(map(whole, avals_out, results))
+
+
+def _poisoned(aval):
+    array = np.empty(aval.shape, aval.dtype)
+    array.fill(np.nan if np.issubdtype(aval.dtype, np.inexact) or aval.dtype.kind == "V" else -1)
+    return array
+
+
+def _lower(ctx, *operands, spec, shapes, scalars, grid, aliases):
+    return lower_interpret(ctx, spec, operands, scalars, grid, aliases)
+
+
+mlir.register_lowering(launch_p, _lower, platform="cpu")

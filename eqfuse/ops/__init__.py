@@ -20,6 +20,8 @@ from eqfuse.ops._layer import (
     TensorProductLinear,
     TensorProductLinearGate,
     linear,
+    tensor_product_linear,
+    tensor_product_linear_gate,
 )
 from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
@@ -30,7 +32,7 @@ from eqfuse.ops._tensor_product import (
     tensor_square,
     weighted_channels,
 )
-from eqfuse.ops.primitives.choice import fused_table, resolve_fused
+from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.transforms.fuse.rewrite import fuse
 from eqfuse.ops.transforms.patch import patched
@@ -52,7 +54,6 @@ __all__ = [
     "compile_ahead",
     "elementwise_tensor_product",
     "fuse",
-    "fused_table",
     "graph_tensor_product",
     "group_by_interval",
     "grouped_dense",
@@ -68,6 +69,8 @@ __all__ = [
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
+    "tensor_product_linear",
+    "tensor_product_linear_gate",
     "tensor_square",
     "weighted_channels",
 ]

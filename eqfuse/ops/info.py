@@ -12,7 +12,7 @@ import jax
 from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._host import cache_folder
 from eqfuse.ops.backends.triton import runtime
-from eqfuse.ops.primitives.choice import fused_table, resolve_fused
+from eqfuse.ops.primitives.choice import resolve_fused
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 
@@ -28,7 +28,6 @@ def info() -> str:
     for name, (available, reason) in availability().items():
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
     lines.append(f"fused       None is {resolve_fused(None)!r}")
-    lines += [f"  auto: {line}" for line in fused_table()]
     return "\n".join([*lines, f"launch      {_launch()}"])
 
 

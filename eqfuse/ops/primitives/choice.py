@@ -62,8 +62,8 @@ def resolve_fused(fused: str | None) -> str:
       fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
         and the gate, or an error that says why there is none. On a GPU one or two more compute
         the gradients of parameters, and on a graph the backward is two. "never" is a kernel for
-        each of them. "auto" is what is measured or predicted to be faster, see `fused_table`. None
-        is what the environment variable EQFUSE_FUSED says, or "auto".
+        each of them. "auto" is what is measured or predicted to be faster (the page "What runs").
+        None is what the environment variable EQFUSE_FUSED says, or "auto".
     Raises:
       ValueError: an unknown name.
     """
@@ -79,18 +79,6 @@ def refuse(mode: str, reason: str) -> None:
     """Refuse "always" where there is a reason against it."""
     if mode == "always" and reason:
         raise ValueError(f"fused='always' cannot be done here: {reason}")
-
-
-def fused_table() -> list[str]:
-    """Return the choices of "auto", a line for each backend and kind of op."""
-    return [
-        f"llvm, rows: from {FEWEST_ROWS} rows on, one kernel each way",
-        "llvm, a graph: a kernel for each part",
-        f"triton, rows: a kernel for each part; where the product of all rows would have "
-        f"{LARGE >> 30} GiB, {BLOCK} rows at a time",
-        f"triton, a graph: a kernel for each part; with a gate, in float32, up to {FEW_NODES} "
-        f"nodes and {LIGHT >> 20} MiB of weights read by them together, one kernel for the value",
-    ]
 
 
 def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:

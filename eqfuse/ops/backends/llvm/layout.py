@@ -24,11 +24,6 @@ def padded(mul: int, widest: int) -> int:
     return -(-mul // n) * n
 
 
-def vectors(mul: int, widest: int) -> int:
-    """Return the vectors that hold `mul` channels."""
-    return padded(mul, widest) // lanes(mul, widest)
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The places of the components of an operand with channels, in elements from its row."""
@@ -195,24 +190,9 @@ class Machine:
     level3: int = DEFAULT_CACHES[1]
 
     @property
-    def block_bytes(self) -> int:
-        """Return bytes of copies of rows that a block may hold, unless it is one row."""
-        return self.level2 // 8
-
-    @property
-    def sequence_bytes(self) -> int:
-        """Return bytes of all that lies between the steps of rows that go through together."""
-        return self.level2 // 2
-
-    @property
     def streamed_bytes(self) -> int:
         """Return bytes of an output from which on the next kernel will not find it in a cache."""
         return min(8 * self.level2, self.level3 // 2)
-
-    @staticmethod
-    def is_long(num_vectors: int) -> bool:
-        """Return whether a row of so many vectors is taken from one end to the other."""
-        return num_vectors >= LONG
 
 
 Component = tuple[int, int, int]
@@ -353,7 +333,9 @@ class Plan:
             operand, size = self.operand(side, n), self.scratch_size(side, n)
             if size:
                 (own if operand.index is self.reduce_over is not Index.ROW else row)[side, n] = size
-        self.block = max(1, min(self.widest, self.machine.block_bytes // max(1, sum(row.values()))))
+        # copies of rows take an eighth of the cache, unless they are one row
+        most = self.machine.level2 // 8 // max(1, sum(row.values()))
+        self.block = max(1, min(self.widest, most))
         self.own_place = {key: self._allocate(size) for key, size in own.items()}
         self.row_place = {key: self._allocate(size * self.block) for key, size in row.items()}
         self.row_size = row
@@ -419,8 +401,8 @@ class Plan:
         return not all(self.is_owned(("out", o)) for o in self.outputs)
 
     def is_long(self, mul: int) -> bool:
-        """Return whether a row of so many channels is long."""
-        return self.machine.is_long(vectors(mul, self.widest))
+        """Return whether a row of so many channels is taken from one end to the other."""
+        return padded(mul, self.widest) >= LONG * lanes(mul, self.widest)
 
     def _gathered(self) -> list[Key]:
         """Return inputs whose rows may be far apart and are read in place.

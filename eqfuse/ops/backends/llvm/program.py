@@ -12,7 +12,6 @@ import functools
 import hashlib
 
 from eqfuse.ops.backends.llvm import form as native_form
-from eqfuse.ops.backends.llvm import functions
 from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm.functions import FunctionEmitter
 from eqfuse.ops.backends.llvm.layout import Machine
@@ -21,9 +20,9 @@ from eqfuse.ops.backends.llvm.text import (
     BYTES,
     DATA,
     DTYPES,
+    ROWS,
     STORED,
     Arguments,
-    Axis,
     Entry,
     Function,
     KernelPasses,
@@ -34,7 +33,6 @@ from eqfuse.ops.backends.llvm.text import (
     literal,
 )
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import (
     Array,
@@ -240,7 +238,7 @@ WORK_OF_A_THREAD = 300_000
 That is more than in `runtime`. There a pass is a call, and what it reads was written by all
 threads; here the next step, on one thread, would have to fetch what another has written.
 """
-WHOLE = Units(Axis.ROWS, count=1)
+WHOLE = Units(ROWS, count=1)
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
@@ -264,8 +262,8 @@ def cost(program: Program, dtype: str, machine: Machine) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(form: Form | LinearForm | Activated, dtype: str, machine: Machine) -> KernelPasses:
-    by_kind = {Form: native_form, LinearForm: native_linear, Activated: functions}
+def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> KernelPasses:
+    by_kind = {Form: native_form, LinearForm: native_linear}
     return by_kind[type(form)].write(form, dtype, machine)
 
 
@@ -315,7 +313,7 @@ class _ProgramEmitter:
         self.widest = machine.vector_bytes // BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
-        self.kernels: dict[Form | LinearForm | Activated, str] = {}
+        self.kernels: dict[Form | LinearForm, str] = {}
         self.passes: list[Pass] = []
         self.places, self.scratch = self.program.places()
         self.arguments = self._arguments()
@@ -399,7 +397,7 @@ class _ProgramEmitter:
         self.main.do(f"call void @{name}({arguments})")
 
     def _form_step(self, step: FormStep):
-        """Call the passes of a form, a linear form or activations, with a table of its arrays."""
+        """Call the passes of a form or a linear form, with a table of its arrays."""
         form, main = step.form, self.main
         written = _written(form, self.dtype, self.machine)
         if form not in self.kernels:
@@ -427,7 +425,7 @@ class _ProgramEmitter:
             values = f"i64 {begin}, i64 {end}, i64 {step.num_rows}"
             self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
             if is_shared:
-                self._end(Units(Axis.ROWS, count=units), work)
+                self._end(Units(ROWS, count=units), work)
                 self._begin()
 
 

@@ -54,22 +54,29 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     figure.savefig(target, dpi=150)
 
 
-def parity(energies, forces, target: Path, stress=(), title: str = ""):
+def parity(pairs, target: Path, title: str = ""):
     """Plot predicted against reference energies per atom, force and stress components.
 
-    Each is (reference, predicted): [n_frames] eV/atom, with reference atoms subtracted, [n_atoms,
-    3] eV/Å and [n_frames, 3, 3] eV/Å^3. Any may be empty, if no frame has that label, but not all.
+    Pairs are of a structure and what is predicted for it, both with `energy`, eV relative to
+    reference atoms, `forces`, eV/Å, and `stress`, eV/Å^3; labels may be None, but not all.
     """
+    pairs = list(pairs)
+    energies = [(s, p) for s, p in pairs if s.energy is not None]
+    energies = [(s.energy / s.num_atoms, p.energy / s.num_atoms) for s, p in energies]
+    forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
+    stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
     panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
         (forces, "force component", "eV/Å", "meV/Å"),
         (stress, "stress component", "eV/Å³", "meV/Å³"),
     ]
-    panels = [panel for panel in panels if len(panel[0])]
+    panels = [panel for panel in panels if panel[0]]
     figure = _figure(len(panels))
-    for axes, ((reference, predicted), name, unit, milli) in zip(figure.axes, panels, strict=True):
-        known = ~np.isnan(np.ravel(reference))  # forces of some atoms may be unknown
-        reference, predicted = np.ravel(reference)[known], np.ravel(predicted)[known]
+    for axes, (known, name, unit, milli) in zip(figure.axes, panels, strict=True):
+        both = [np.concatenate([np.ravel(v) for v in side]) for side in zip(*known, strict=True)]
+        reference, predicted = both
+        given = ~np.isnan(reference)  # forces of some atoms may be unknown
+        reference, predicted = reference[given], predicted[given]
         error = predicted - reference
         low, high = np.min([reference, predicted]), np.max([reference, predicted])
         margin = 0.05 * (high - low) or 0.01
@@ -126,17 +133,17 @@ def dynamics(table: Path, distances: Path, target: Path):
     energy.set(ylabel="change of energy (eV)")
     energy.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize="small")
     kelvin = columns["temperature_k"]
-    temperature.plot(times, kelvin, color=_COLOURS[0])
     temperature.set(ylabel="temperature (K)", title=f"mean {kelvin.mean():.1f} K")
     if np.isnan(conserved).all():
-        volume, pressure = columns["volume_a3"], columns["pressure_gpa"]
-        drift.plot(times, volume, color=_COLOURS[0])
-        title = f"mean {volume.mean():.1f} Å³, {pressure.mean():.3g} GPa"
+        values, pressure = columns["volume_a3"], columns["pressure_gpa"]
+        title = f"mean {values.mean():.1f} Å³, {pressure.mean():.3g} GPa"
         drift.set(ylabel="volume (Å³)", title=title)
     else:
-        drift.plot(times, 1000 * (conserved - conserved[0]), color=_COLOURS[0])
-        last = 1000 * (conserved[-1] - conserved[0])
-        drift.set(ylabel="change of conserved energy (meV)", title=f"{last:.3g} meV at the end")
+        values = 1000 * (conserved - conserved[0])
+        title = f"{values[-1]:.3g} meV at the end"
+        drift.set(ylabel="change of conserved energy (meV)", title=title)
+    for axes, numbers in ((temperature, kelvin), (drift, values)):
+        axes.plot(times, numbers, color=_COLOURS[0])
     for axes in (energy, temperature, drift):
         axes.set_xlabel("time (ps)")
     distance, density = radial

@@ -40,15 +40,6 @@ class Position:
     elapsed: float = 0.0  # s
     learning_rate: dict = dataclasses.field(default_factory=dict)  # see `LearningRate.to_plain`
 
-    def validated(self, ends_epoch: bool) -> "Position":
-        """Return the position after a validation that was due; maybe that of the next epoch."""
-        after = dataclasses.replace(self, unvalidated=0, error_sums={}, loss_sum=0.0)
-        return after.next_epoch() if ends_epoch else after
-
-    def next_epoch(self) -> "Position":
-        """Return the position at the beginning of the next epoch."""
-        return dataclasses.replace(self, epoch=self.epoch + 1, batch=0)
-
 
 class Fit:
     """Trains a potential; a `pretrained` network is validated first, as epoch 0."""
@@ -126,7 +117,7 @@ class Fit:
                 if at.unvalidated and (last or self._validation_is_due(step, at)):
                     at = self._validate(state, at, times, progress)
                 elif at.batch == len(self._train):
-                    at = at.next_epoch()
+                    at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
                 self._signal(stop)
                 reason = self._reason_to_stop(step)
             progress.log(
@@ -307,7 +298,9 @@ class Fit:
         # A limit before a validation is due ends the run; made longer, it goes on where it was.
         if self._validation_is_due(step, at):
             self._learning_rate.epoch_ended(criterion)
-            after = after.validated(at.epoch == 0 or at.batch == len(self._train))
+            after = dataclasses.replace(after, unvalidated=0, error_sums={}, loss_sum=0.0)
+            if at.epoch == 0 or at.batch == len(self._train):
+                after = dataclasses.replace(after, epoch=at.epoch + 1, batch=0)
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)

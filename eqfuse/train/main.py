@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eqfuse import __version__
 from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_programs
 from eqfuse.train.run.files import require_free
 from eqfuse.train.run.log import Log
@@ -26,15 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(help_text())
         return 0
-    if "--version" in arguments:
-        print(f"eqfuse {__version__}")
-        return 0
     try:
         if arguments[:1] == ["--from-mace"]:
             print(translated(" ".join(arguments[1:])))
             return 0
-        settings = [argument for argument in arguments if argument != "--cfg"]
-        configs = _configs(settings)
+        configs = _configs([argument for argument in arguments if argument != "--cfg"])
     except ConfigError as error:
         return fail(2, error)
     if "--cfg" in arguments:

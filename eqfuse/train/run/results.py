@@ -6,7 +6,6 @@ import math
 import os
 import string
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,14 +17,14 @@ import yaml
 from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
 from eqfuse.data.checks_of_stress import stress_hint
-from eqfuse.data.error_table import error_table
+from eqfuse.data.error_table import UNITS, error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.metrics import Predicted, predictions
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder, write_table
 from eqfuse.train.run.log import warnings_of
-from eqfuse.train.run.terminal import duration
+from eqfuse.train.run.terminal import QUANTITIES, duration
 from eqfuse.train.settings.schema import ConfigError, one_of
 
 MAX_TRAINING = 1000
@@ -33,12 +32,9 @@ MAX_TRAINING = 1000
 
 _MOST_ROWS = 30
 _COLUMNS = {
-    "energy_mae_mev_per_atom": ("E MAE", "meV/atom"),
-    "energy_rmse_mev_per_atom": ("E RMSE", "meV/atom"),
-    "forces_mae_mev_per_a": ("F MAE", "meV/Å"),
-    "forces_rmse_mev_per_a": ("F RMSE", "meV/Å"),
-    "stress_mae_mev_per_a3": ("S MAE", "meV/Å³"),
-    "stress_rmse_mev_per_a3": ("S RMSE", "meV/Å³"),
+    f"{name}_{kind}_{UNITS[name]}": (f"{QUANTITIES[name][0]} {kind.upper()}", QUANTITIES[name][1])
+    for name in LABELS
+    for kind in ("mae", "rmse")
 }
 """Of errors.csv: short titles and units."""
 
@@ -83,7 +79,7 @@ def write_results(
                 target = folder.path / ("parity.png" if name == "validation" else "parity_test.png")
                 frames = counted(len(part), f"{name} frame")
                 title = f"{folder.path.name}, epoch {metadata['epoch']}: {frames}"
-                plots.parity(**_pairs(samples, part), target=target, title=title)
+                plots.parity(zip(samples, part, strict=True), target, title)
             if name == "validation" and (hint := stress_hint(samples, part)):
                 print(f"warning: {hint}", file=sys.stderr, flush=True)
         if ended:
@@ -120,23 +116,6 @@ def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
     head = None if sample.head is None else list(dataset.heads)[sample.head]
     numbers = np.array(dataset.species)[sample.species]
     return SimpleNamespace(**labels, numbers=numbers, head=head)
-
-
-def _pairs(samples: Sequence[Sample], predicted: Sequence[Predicted]) -> dict:
-    """Return the (reference, predicted) values of each known label; energies are per atom."""
-    pairs = {}
-    for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
-        known = [
-            (np.array(getattr(s, name)), np.array(getattr(p, name)))
-            for s, p in zip(samples, predicted, strict=True)
-            if getattr(s, name) is not None
-        ]
-        if name == "energy":
-            atoms = [s.num_atoms for s in samples if s.energy is not None]
-            known = [(s / n, p / n) for (s, p), n in zip(known, atoms, strict=True)]
-        join = np.concatenate if name == "forces" else np.stack
-        pairs[title] = tuple(map(join, zip(*known, strict=True)))
-    return pairs
 
 
 def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:

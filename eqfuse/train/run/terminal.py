@@ -166,7 +166,7 @@ def _labels(training, dataset: Dataset) -> dict[str, str]:
     return rows
 
 
-_QUANTITIES = {
+QUANTITIES = {
     "energy": ("E", "meV/atom", ".2f"),
     "forces": ("F", "meV/Å", ".1f"),
     "stress": ("S", "meV/Å^3", ".3f"),
@@ -206,7 +206,7 @@ class Progress:
     """
 
     def __init__(self, steps_per_epoch: int, quantities: Sequence[str], by: str = "epoch"):
-        errors = [(*_QUANTITIES[name], name) for name in quantities]
+        errors = [(*QUANTITIES[name], name) for name in quantities]
         # title, width, name in metrics.csv and format
         self._columns = [("loss", 10, "train_loss", ".4g")]
         for letter, _, spec, name in errors:

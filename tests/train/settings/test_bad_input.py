@@ -57,7 +57,6 @@ IMPOSSIBLE = [
         (settings, f"{LONG}.*File name too long")
         for settings in (
             ["data=ethanol", f"run={LONG}"],
-            ["start_from=" + LONG, "data=ethanol"],
             ["data=ethanol", f"data.reference_energies={LONG}"],
             ["data=extxyz", f"data.path={LONG}"],
             [f"resume={LONG}"],
@@ -147,10 +146,9 @@ def test_a_config_that_was_edited_by_hand(tmp_path, capsys, before, after, messa
     text = to_yaml(parse(["data=ethanol", *TINY]))
     assert before in text
     (tmp_path / "config.yaml").write_text(text.replace(before, after, 1), encoding="utf-8")
-    for settings in ([f"resume={tmp_path}"], [f"start_from={tmp_path}", "data=ethanol"]):
-        error = refused(settings, capsys)
-        assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
-        assert message in error
+    error = refused([f"resume={tmp_path}"], capsys)
+    assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
+    assert message in error
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 

@@ -13,7 +13,6 @@ from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.models import MODELS
 from eqfuse.train.main import _config, main
 from eqfuse.train.molecule import build_potential
-from eqfuse.train.run.resume import read_config
 from eqfuse.train.settings import options
 from eqfuse.train.settings.config import MODELS as NETWORKS
 from eqfuse.train.settings.config import PotentialSettings, known
@@ -23,6 +22,8 @@ from eqfuse.train.settings.options import (
     PARAMETERS,
     PRESETS,
     SHORTHANDS,
+    from_plain,
+    read_yaml,
     seeds_of,
     to_yaml,
 )
@@ -343,7 +344,8 @@ def test_a_text_is_what_was_typed(tmp_path, name):
     config = parse([f"run={name}", *MOLECULE, f"data.energy_key={name}"])
     assert (config.run, config.data.energy_key) == (name, name)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert read_config(tmp_path) == config
+    path = tmp_path / "config.yaml"
+    assert from_plain(read_yaml(path), path) == config
     assert parse(["run=null"]).run is None
     assert parse(["run=it is"]).run == "it is"
 

@@ -29,7 +29,6 @@ PACKAGES = (
     "numpy",
     "llvmlite",
     "triton",
-    "jax-triton",
     "jax-cuda12-plugin",
     "jax-cuda13-plugin",
     "cuequivariance-jax",

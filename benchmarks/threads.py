@@ -68,8 +68,7 @@ def record(run, atoms, **options) -> list[Counted]:
         found[module.name] = [
             Counted(
                 one.units.count or one.units.number(rows, nodes),
-                one.row_cost * (rows or 1)
-                + one.node_cost * nodes * (one.units.axis is text.Axis.NODES),
+                one.row_cost * (rows or 1) + one.node_cost * nodes * (one.units.axis == text.NODES),
             )
             for one in kernel.passes
         ]

@@ -22,8 +22,8 @@ impossible is refused, with the nearest names. `eqfuse train --help` prints the 
 `eqfuse train --cfg ...` prints what a run would use.
 
 `config=FILE` takes the settings of a YAML file, such as `config.yaml` of a run: those of the
-command line override them. `seeds=4` trains four runs, and `training.lr=1e-2,1e-3 -m` a run for
-each value, in folders such as `RUN/seed=0`. Names of mace and nequip, such as `r_max`, are answered
+command line override them. `seeds=4` trains four runs in the folders
+`RUN/seed=0` and so on. Names of mace and nequip, such as `r_max`, are answered
 with those here.
 
 Some settings have a short name: {shorthands}.

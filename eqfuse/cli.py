@@ -5,33 +5,9 @@ import difflib
 import importlib
 import os
 import sys
+from pathlib import Path
 
 from eqfuse import __version__
-
-_HELP = """\
-usage: eqfuse COMMAND ...
-
-Equivariant interatomic potentials in JAX with fused tensor products.
-
-  eqfuse train [name=value ...]   train a network
-  eqfuse predict RUN FILE [OUT]   write energies, forces and stress of the frames of a file
-  eqfuse evaluate RUN FILE        print the errors of a trained run on a file
-  eqfuse uncertainty RUN          fit the spread of one network, which predict then writes
-  eqfuse select RUNS FILE [OUT]   write the frames of the largest spread
-  eqfuse md RUN START [name=value ...]
-                                  run molecular dynamics with a trained run
-  eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
-  eqfuse check CALCULATOR [FILE]  check forces, symmetries, smoothness and more of any potential
-  eqfuse compare A B FILE         compare two potentials, or one with two sets of options
-  eqfuse relax RUN FILE [OUT]     relax structures by ASE's FIRE
-  eqfuse export RUN FILE          write a trained run as one program (StableHLO) with its weights
-  eqfuse convert mace FILE RUN    convert a network trained with mace to a run
-  eqfuse info [RUN]               print the backends, devices and versions on this machine,
-                                  or what a run trained
-  eqfuse bench                    check and time the kernels on the GPU of this machine
-
-eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
-
 
 COMMANDS = {
     "train": "eqfuse.train.main",
@@ -73,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str] | None) -> int:
     name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("--help", "-h"):
-        print(_HELP)
+        print(Path(__file__).with_name("help.txt").read_text(encoding="utf-8"), end="")
         return 0
     if name == "--version":
         print(f"eqfuse {__version__}")

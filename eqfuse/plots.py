@@ -25,40 +25,26 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
         "energy_rmse_mev_per_atom": ("energy RMSE", "meV/atom"),
         "stress_rmse_mev_per_a3": ("stress RMSE", "meV/Å³"),
     }
-    count = len(columns["epoch"])
-    by = "epoch" if len(set(columns["epoch"])) == count else "step"
-    # not of labels that no frame has
-    panels = {
-        name: label
-        for name, label in panels.items()
-        if f"val_{name}" in columns
-        and not all(np.isnan(columns[f"{part}_{name}"]).all() for part in ("train", "val"))
-    }
+    nothing, parts = np.full(1, np.nan), {"train": "training", "val": "validation"}
+    known = {n: [columns.get(f"{part}_{n}", nothing) for part in parts] for n in panels}
+    known = {n: both for n, both in known.items() if not np.isnan(np.concatenate(both)).all()}
+    by = "epoch" if len(set(columns["epoch"])) == len(columns["epoch"]) else "step"
     later = [] if stage is None else columns[by][columns["step"] > stage]
-    figure = _figure(len(panels))
-    for axes, (name, (label, unit)) in zip(figure.axes, panels.items(), strict=True):
-        positive = False
-        titles = {"train": "training", "val": "validation"}
-        for (part, title), colour in zip(titles.items(), _COLOURS, strict=True):
-            values = columns[f"{part}_{name}"]
-            positive |= bool((values > 0).any())
-            axes.plot(
-                columns[by],
-                values,
-                color=colour,
-                marker="o" if len(values) < 30 else None,
-                markersize=3,
-                label=f"{title}: {values[-1]:.4g} {unit}",
-            )
+    figure = _figure(len(known))
+    for axes, (name, both) in zip(figure.axes, known.items(), strict=True):
+        label, unit = panels[name]
+        for values, title, colour in zip(both, parts.values(), _COLOURS, strict=True):
+            text, marker = f"{title}: {values[-1]:.4g} {unit}", "o" if len(values) < 30 else None
+            axes.plot(columns[by], values, color=colour, marker=marker, markersize=3, label=text)
         if len(later):
             begin = later[0] - 0.5 if by == "epoch" else stage
             axes.axvline(begin, color="0.4", ls="--", lw=1, label="second stage")
         axes.set(xlabel=by, ylabel=f"{label} ({unit})" if unit else label)
-        axes.set_yscale("log" if positive else "linear")
-        if positive:
+        if any((values > 0).any() for values in both):
+            axes.set_yscale("log")
             _few_labels(axes.yaxis)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        if count == 1:  # a point, and no fractions of an epoch around it
+        if len(columns[by]) == 1:  # a point, and no fractions of an epoch around it
             axes.set_xlim(columns[by][0] - 1, columns[by][0] + 1)
         axes.legend(frameon=True, framealpha=0.9, edgecolor="none")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
@@ -68,39 +54,39 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     figure.savefig(target, dpi=150)
 
 
-def parity(energies, forces, target: Path, stress=(), title: str = ""):
+def parity(pairs, target: Path, title: str = ""):
     """Plot predicted against reference energies per atom, force and stress components.
 
-    Each is (reference, predicted): [n_frames] eV/atom, with reference atoms subtracted, [n_atoms,
-    3] eV/Å and [n_frames, 3, 3] eV/Å^3. Any may be empty, if no frame has that label, but not all.
+    Pairs are of a structure and what is predicted for it, both with `energy`, eV relative to
+    reference atoms, `forces`, eV/Å, and `stress`, eV/Å^3; labels may be None, but not all.
     """
+    pairs = list(pairs)
+    energies = [(s, p) for s, p in pairs if s.energy is not None]
+    energies = [(s.energy / s.num_atoms, p.energy / s.num_atoms) for s, p in energies]
+    forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
+    stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
     panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
         (forces, "force component", "eV/Å", "meV/Å"),
         (stress, "stress component", "eV/Å³", "meV/Å³"),
     ]
-    panels = [panel for panel in panels if len(panel[0])]
+    panels = [panel for panel in panels if panel[0]]
     figure = _figure(len(panels))
-    for axes, ((reference, predicted), name, unit, milli) in zip(figure.axes, panels, strict=True):
-        known = ~np.isnan(np.ravel(reference))  # forces of some atoms may be unknown
-        reference, predicted = np.ravel(reference)[known], np.ravel(predicted)[known]
+    for axes, (known, name, unit, milli) in zip(figure.axes, panels, strict=True):
+        both = [np.concatenate([np.ravel(v) for v in side]) for side in zip(*known, strict=True)]
+        reference, predicted = both
+        given = ~np.isnan(reference)  # forces of some atoms may be unknown
+        reference, predicted = reference[given], predicted[given]
         error = predicted - reference
         low, high = np.min([reference, predicted]), np.max([reference, predicted])
         margin = 0.05 * (high - low) or 0.01
         limits = (low - margin, high + margin)
         axes.plot(limits, limits, color="0.5", linewidth=0.8, zorder=0)
-        step = -(-len(reference) // _MAX_POINTS)
-        size = 10 if len(reference) < 2000 else 3
-        axes.scatter(
-            reference[::step], predicted[::step], s=size, color=_COLOURS[0], alpha=0.4, linewidths=0
-        )
-        axes.set(
-            xlabel=f"reference {name} ({unit})",
-            ylabel=f"predicted {name} ({unit})",
-            xlim=limits,
-            ylim=limits,
-            aspect="equal",
-        )
+        step, size = -(-len(reference) // _MAX_POINTS), 10 if len(reference) < 2000 else 3
+        points = {"s": size, "color": _COLOURS[0], "alpha": 0.4, "linewidths": 0}
+        axes.scatter(reference[::step], predicted[::step], **points)
+        labels = {"xlabel": f"reference {name} ({unit})", "ylabel": f"predicted {name} ({unit})"}
+        axes.set(xlim=limits, ylim=limits, aspect="equal", **labels)
         mae, rmse = 1e3 * np.abs(error).mean(), 1e3 * np.sqrt((error**2).mean())
         axes.set_title(f"MAE {mae:.4g}, RMSE {rmse:.4g} {milli}", fontsize="medium")
         for axis in (axes.xaxis, axes.yaxis):
@@ -147,17 +133,17 @@ def dynamics(table: Path, distances: Path, target: Path):
     energy.set(ylabel="change of energy (eV)")
     energy.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize="small")
     kelvin = columns["temperature_k"]
-    temperature.plot(times, kelvin, color=_COLOURS[0])
     temperature.set(ylabel="temperature (K)", title=f"mean {kelvin.mean():.1f} K")
     if np.isnan(conserved).all():
-        volume, pressure = columns["volume_a3"], columns["pressure_gpa"]
-        drift.plot(times, volume, color=_COLOURS[0])
-        title = f"mean {volume.mean():.1f} Å³, {pressure.mean():.3g} GPa"
+        values, pressure = columns["volume_a3"], columns["pressure_gpa"]
+        title = f"mean {values.mean():.1f} Å³, {pressure.mean():.3g} GPa"
         drift.set(ylabel="volume (Å³)", title=title)
     else:
-        drift.plot(times, 1000 * (conserved - conserved[0]), color=_COLOURS[0])
-        last = 1000 * (conserved[-1] - conserved[0])
-        drift.set(ylabel="change of conserved energy (meV)", title=f"{last:.3g} meV at the end")
+        values = 1000 * (conserved - conserved[0])
+        title = f"{values[-1]:.3g} meV at the end"
+        drift.set(ylabel="change of conserved energy (meV)", title=title)
+    for axes, numbers in ((temperature, kelvin), (drift, values)):
+        axes.plot(times, numbers, color=_COLOURS[0])
     for axes in (energy, temperature, drift):
         axes.set_xlabel("time (ps)")
     distance, density = radial

@@ -9,7 +9,6 @@ import numpy as np
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.data import Batcher
 from eqfuse.train.datasets import load_dataset
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.main import _config, main
@@ -67,8 +66,7 @@ def prepared(*settings: str, tiny=TINY):
     config = _config([*tiny, *settings])
     start = Start.read(config)
     dataset, _ = load_dataset(config, start)
-    batcher = Batcher(dataset.train, config.data.batch_size)
-    return dataset, lines(report(config, dataset, batcher, SimpleNamespace(path="RUN"), Devices()))
+    return dataset, lines(report(config, dataset, SimpleNamespace(path="RUN"), Devices()))
 
 
 def labelled(atoms, names=("energy", "forces")):

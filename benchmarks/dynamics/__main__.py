@@ -89,13 +89,15 @@ def ase_alone(atoms, calculator, timestep: float):
     return take
 
 
-def on_device(network: Network, atoms, timestep: float, skin: float | None):
+def on_device(network: Network, atoms, timestep: float, skin: float):
     """Return what takes steps on the device."""
     species = species_index(atoms.numbers, network.species)
     settings = Settings(timestep=timestep, skin=skin, max_force=1e6, max_temperature=1e6)
-    stepper = Stepper(network, [species], [atoms.get_masses()], [atoms.pbc], settings)
-    state = [stepper.state([atoms.positions], [atoms.get_velocities()], [atoms.cell.array])]
-    stepper.begin(state[0].positions, state[0].cell)
+    stepper = Stepper(network, [species], [atoms.get_masses()], atoms.pbc, settings)
+    cell = atoms.cell.array
+    with jax.enable_x64(True):
+        stepper.begin([atoms.positions], [cell])
+    state = [stepper.state([atoms.positions], [atoms.get_velocities()], [cell])]
 
     def take(count: int):
         goal = int(state[0].step[0]) + count
@@ -125,7 +127,8 @@ def main():
     thermalize_momenta(atoms, temperature_K=300, rng=rng)
     network = Network(arguments.run)
     evaluate, edges = bare(network, atoms)
-    take, stepper = on_device(network, atoms, arguments.timestep, arguments.skin)
+    skin = Settings.skin if arguments.skin is None else arguments.skin
+    take, stepper = on_device(network, atoms, arguments.timestep, skin)
     calculator = eqfuse.Calculator(arguments.run, skin=arguments.skin)
     run, inside = through_ase(atoms, calculator, arguments.timestep)
     run(1)

@@ -3,7 +3,8 @@
     python -m benchmarks.products [--threads 2 4] [--only TEXT] [--json FILE]
 
 The products are those of NequIP and MACE with 64 and 128 channels, on a graph of the size of five
-molecules of 3BPA with a cutoff of 5 Å. Options and columns: `benchmarks.cpu_timing`.
+molecules of 3BPA with a cutoff of 5 Å, and that of MACE-MP-0 small for 25 and 100 atoms of a
+crystal, with edges in the order of receivers. Options and columns: `benchmarks.cpu_timing`.
 """
 
 import jax
@@ -48,6 +49,14 @@ CASES = {
     )
     for mul in (64, 128)
     for name, case in _products(mul).items()
+    for order in ("forward", "forward + backward")
+} | {
+    f"MP-0 small, {nodes} atoms, {order}": (
+        lambda nodes=nodes, order=order: timed(
+            graph_product(Case("128x0e", SH3, SH3), nodes, 74 * nodes), order != "forward"
+        )
+    )
+    for nodes in (25, 100)
     for order in ("forward", "forward + backward")
 }
 

@@ -48,7 +48,7 @@ LARGER = (
 gradients of parameters are sums of parts."""
 PARITY = (
     *(*LARGER, "nequip-32-l2", "nequip-benzene-64-l3", "mixed", "fused-linear-128"),
-    *("tetris-1", "tetris-2", "product-rows", "elementwise-rows", "weighted-channels-64-l2"),
+    *("tetris-1", "tetris-2", "product-rows", "elementwise-rows"),
     *("grouped-dense-64", "mace-contraction-l0", "allegro-128-l3"),
 )
 MATMULS = (*FUSED, "linear-64-l2", "grouped-dense-64")

@@ -168,17 +168,6 @@ def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int)
     return Problem(_of_arrays(product, *irreps), tuple((edges, i.dim) for i in irreps))
 
 
-def weighted_channels(nodes: int, edges: int) -> Problem:
-    """Return the first features of Allegro of each edge."""
-    irreps = e3nn.Irreps(SH2)
-
-    def channels(backend, _, y, weights):
-        return ops.weighted_channels(y, weights, backend=backend)
-
-    shapes = ((edges, irreps.dim), (edges, 64 * len(irreps)))
-    return Problem(_of_arrays(channels, irreps, None), shapes, summands=64)
-
-
 def grouped_dense(nodes: int, edges: int) -> Problem:
     """Return a hidden layer of three radial networks, `ops.grouped_dense` of each edge."""
 
@@ -271,6 +260,5 @@ PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
     "elementwise-rows": functools.partial(
         row_product, "elementwise_tensor_product", times(32, BOTH2), times(32, BOTH2)
     ),
-    "weighted-channels-64-l2": weighted_channels,
     "grouped-dense-64": grouped_dense,
 }

@@ -14,7 +14,6 @@ from pathlib import Path
 import yaml
 
 from eqfuse.convert.converted import ConvertError
-from eqfuse.data.readers.public import default_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,8 @@ class Published:
     def copy(self) -> Path:
         """Return the place of our copy of the file."""
         suffix = Path(self.file or self.url).suffix
-        return default_folder() / self.program / f"{self.name}{suffix}"
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(cache) / "eqfuse" / self.program / f"{self.name}{suffix}"
 
     def places(self) -> list[Path]:
         """Return where the file may be: in its package, in our folder, in that of the program."""

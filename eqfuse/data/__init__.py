@@ -4,10 +4,8 @@ from eqfuse.data.batching import Batch, Batcher, Labels, Shape, collate
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import prefetched
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.readers import Keys, Units, read_extxyz, read_structures
+from eqfuse.data.readers import Keys, Units, read_structures
 from eqfuse.data.readers.embedded import read_embedded
-from eqfuse.data.readers.public import fetch_public
-from eqfuse.data.readers.rmd17 import read_rmd17
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.samples import Sample
 from eqfuse.data.structures import DataError, Structure
@@ -24,14 +22,11 @@ __all__ = [
     "Structure",
     "Units",
     "collate",
-    "fetch_public",
     "fit_reference_energies",
     "isolated_atom_energies",
     "neighbor_list",
     "prefetched",
     "read_embedded",
-    "read_extxyz",
-    "read_rmd17",
     "read_structures",
 ]
 

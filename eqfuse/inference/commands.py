@@ -249,7 +249,7 @@ def add_keys(parser: argparse.ArgumentParser):
 
 
 def add_backend(parser: argparse.ArgumentParser):
-    what = "implementation of the ops, such as xla or triton,linear=xla; by device if not given"
+    what = "implementation of the ops, such as xla; by device if not given"
     parser.add_argument("--backend", help=what)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-import csv
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.inference.commands import add_backend, add_keys, atoms_of, label_keys, run
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
+from eqfuse.train.metrics import Predicted as Relative
+from eqfuse.train.run.files import write_table
 
 SOURCE = "file.txt"  # names the file that the results of a folder are of
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
@@ -69,10 +71,7 @@ def _write_errors(options):
         raise
     rows = error_table(structures, predicted)
     (folder / SOURCE).write_text(f"{options.file.resolve()}\n", encoding="utf-8")
-    with open(folder / "errors.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(folder / "errors.csv", rows)
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
     _draw_parity(structures, predicted, folder / "parity.png")
@@ -121,21 +120,12 @@ def _folder(options) -> Path:
 
 def _draw_parity(structures, predicted: list[Predicted], target: Path):
     """Draw the parity plot, energies relative to the reference energies of the run."""
-    pairs = list(zip(structures, predicted, strict=True))
-    energies = []
-    for s, p in pairs:
+    pairs = []
+    for s, p in zip(structures, predicted, strict=True):
         if s.energy is not None:
-            relative = s.energy - (p.energy - p.relative_energy)
-            energies.append((relative / s.num_atoms, p.relative_energy / s.num_atoms))
-    with_forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
-    stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
-    pictures.parity(
-        tuple(zip(*energies, strict=True)),
-        tuple(map(np.concatenate, zip(*with_forces, strict=True))),
-        target,
-        tuple(zip(*stress, strict=True)),
-        counted(len(pairs), "frame"),
-    )
+            s = dataclasses.replace(s, energy=s.energy - (p.energy - p.relative_energy))
+        pairs.append((s, Relative(p.relative_energy, p.forces, p.stress)))
+    pictures.parity(pairs, target, counted(len(pairs), "frame"))
 
 
 def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | None:

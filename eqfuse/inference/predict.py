@@ -107,27 +107,22 @@ def predict(
     evaluators = [Evaluator(network) for network in networks]
     single = networks[0] if len(networks) == 1 else None
     spreads = SpreadOf(single) if single is not None and single.uncertainty else None
-    listing = {(e.network.cutoff, e.network.species): e for e in evaluators}
 
-    def lists(group) -> dict[tuple, Listed]:
+    def lists(group) -> list[Listed]:
         given = [structures[k] for k in group], [names[k] for k in group]
-        return {key: evaluator.list(*given) for key, evaluator in listing.items()}
+        return [evaluator.list(*given) for evaluator in evaluators]
 
     predicted = [None] * len(structures)
     for group, listed in zip(groups, prefetched(map(lists, groups)), strict=True):
-        members = []
-        for evaluator in evaluators:
-            network = evaluator.network
-            own = listed[network.cutoff, network.species]
-            of_group, results = [structures[k] for k in group], evaluator.run(own)
+        of_group, members = [structures[k] for k in group], []
+        for evaluator, own in zip(evaluators, listed, strict=True):
+            results = evaluator.run(own)
             results = results if d3 is None else d3.added(results, of_group)
             members.append(_split(of_group, results))
         for k, of_members in zip(group, zip(*members, strict=True), strict=True):
             predicted[k] = mean_of(of_members)
         if spreads is not None:
-            [own] = listed.values()
-            of_group = spreads(own, [structures[k] for k in group])
-            for k, spread in zip(group, of_group, strict=True):
+            for k, spread in zip(group, spreads(*listed, of_group), strict=True):
                 predicted[k] = dataclasses.replace(predicted[k], spread=spread)
     return predicted
 

@@ -26,7 +26,7 @@ from eqfuse.ops.backends.llvm import machine
 
 _PACKAGES = ("jax", "jaxlib", "e3nn-jax", "flax", "llvmlite")
 _LOCK = threading.Lock()
-_VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+_VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS")
 
 
 class Kept:

@@ -2,7 +2,7 @@
 
 import importlib
 
-_MODULES = {"relax": ("Outcome", "relax"), "settings": ("RelaxSettings", "Settings")}
+_MODULES = {"relaxation": ("Outcome", "relax"), "settings": ("RelaxSettings", "Settings")}
 _MODULES |= {"simulation": ("resume", "run")}
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 
@@ -12,7 +12,7 @@ def __getattr__(name: str):
     for module, names in _MODULES.items():
         if name in names:
             imported = importlib.import_module(f"eqfuse.md.{module}")
-            globals().update({n: getattr(imported, n) for n in names})  # `relax` is also a module
+            globals().update({n: getattr(imported, n) for n in names})
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -71,7 +71,7 @@ def _relax(arguments: list[str]):
         raise ConfigError(f"{target} exists; remove it, or give another file")
     import ase.io
 
-    from eqfuse.md.relax import relax
+    from eqfuse.md.relaxation import relax
     from eqfuse.md.structures import read_frames
 
     outcomes = relax(network, read_frames(source), settings)

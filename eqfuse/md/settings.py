@@ -72,12 +72,9 @@ class Settings:
     frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
+    trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
     log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)
-    skin: float | None = setting(
-        None,
-        "Å, by which the neighbour list goes beyond the cutoff; null: 1.5 up to 32 atoms, then 0.7",
-        POSITIVE,
-    )
+    skin: float = setting(0.7, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
     max_force: float = setting(100.0, "eV/Å, on an atom; a larger one stops", POSITIVE)
     max_temperature: float = setting(10000.0, "K; a higher one stops", POSITIVE)
     max_spread: float | None = setting(

@@ -12,12 +12,12 @@ from ase import units
 from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
-from eqfuse.inference.lists import naming
+from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
-from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Stepper, side_by_side
+from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.files import encode, read_file, write_whole
@@ -25,7 +25,7 @@ from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
 
-_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 5
+_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 4
 _FRICTION = 10.0  # 1/ps, at least, of equilibrate=
 _AT_REST = 0.02
 """eV/Å, of the largest force of a structure in a minimum."""
@@ -49,8 +49,8 @@ def run(network, start, settings: Settings | None = None, **changes):
       the last frame, with velocities; a list of them where there are several structures.
     Raises:
       ConfigError: impossible settings, or a folder that exists.
-      DataError: atoms that cannot be simulated: overlapping, not finite, of unknown elements, or
-        periodic without a cell.
+      DataError: atoms that cannot be simulated: overlapping, not finite, of unknown elements,
+        periodic without a cell, or not periodic in the same directions in a batch.
       CheckpointError: no readable network, or none with a spread for max_spread.
       TrainingFailed: a force, the temperature or the spread passed its limit, or atoms moved too
         far in a step; the folder holds the last good frame.
@@ -107,7 +107,7 @@ def resume(folder, steps: int | None = None):
     for k, count in enumerate(arrays["sizes"]):
         names = ("numbers", "state.positions", "masses")
         numbers, positions, masses = (arrays[name][k, :count] for name in names)
-        periodic = {"cell": arrays["state.cell"][k], "pbc": arrays["pbc"][k].tolist()}
+        periodic = {"cell": arrays["state.cell"][k], "pbc": arrays["pbc"].tolist()}
         frames.append(ase.Atoms(numbers, positions, masses=masses, **periodic))
     simulation = _Simulation(metadata["network"], frames, settings)
     if simulation.digest != metadata["digest"]:
@@ -136,7 +136,13 @@ class _Simulation:
         for number, atoms in enumerate(frames):
             with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
-        pbc = [member.atoms.pbc for member in self._members]
+        pbc = self._members[0].atoms.pbc
+        for number, member in enumerate(self._members):
+            if (member.atoms.pbc != pbc).any():
+                raise DataError(
+                    f"structures 0 and {number} are not periodic in the same directions; those of "
+                    "one batch must be: simulate them apart"
+                )
         species, masses = zip(*((m.species, m.masses) for m in self._members), strict=True)
         self._stepper = Stepper(self._network, species, masses, pbc, settings)
         self.state = None
@@ -151,10 +157,9 @@ class _Simulation:
             for k, atoms in enumerate(self._frames)
         ]
         stepper = self._stepper
-        state = stepper.state(positions, velocities, cells)
-        stepper.begin(state.positions, state.cell)
+        stepper.begin(positions, cells)
         # a step of no length computes the forces with the program of all steps
-        done = stepper.take(state, 1, 0.0)
+        done = stepper.take(stepper.state(positions, velocities, cells), 1, 0.0)
         while not done.state.step[0] and done.reason != LIMIT:
             done = stepper.take(done.state, 1, 0.0)
         if done.reason == LIMIT:
@@ -202,8 +207,10 @@ class _Simulation:
 
     def go_on(self, arrays: dict, metadata: dict):
         """Take up the state of a checkpoint."""
-        sizes = Sizes(pairs=metadata["pairs"], edges=metadata["edges"])
-        self._stepper.begin(arrays["listed"], arrays["listed_cell"], sizes)
+        grid = Grid(*(tuple(v) if isinstance(v, list) else v for v in metadata["grid"]))
+        grid = grid._replace(axes=tuple(map(tuple, grid.axes)))
+        room = Room(grid, Sizes(pairs=metadata["pairs"], edges=metadata["edges"]))
+        self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
         self._folder = Path(self._settings.run)
         written = zip(metadata["files"], arrays["distances"], arrays["last"], strict=True)
@@ -219,11 +226,7 @@ class _Simulation:
             while (step := self._step) < self._settings.steps:
                 every = self._settings.save_every
                 wanted = min(every - step % every, MOST_STEPS, self._settings.steps - step)
-                timestep = self._settings.timestep * units.fs
-                try:
-                    done = self._stepper.take(self.state, wanted, timestep)
-                except DataError as error:  # no list can be made
-                    self._stop(str(error))
+                done = self._stepper.take(self.state, wanted, self._settings.timestep * units.fs)
                 self.state = done.state
                 taken = self._step - step
                 self._record(done.rows, step + 1, taken)
@@ -296,12 +299,13 @@ class _Simulation:
             "sizes": np.array([len(member.atoms) for member in members]),
             "numbers": side_by_side([member.atoms.numbers for member in members], np.int64),
             "masses": side_by_side([member.masses for member in members]),
-            "pbc": np.stack([member.atoms.pbc for member in members]),
+            "pbc": members[0].atoms.pbc,
             "distances": np.stack([member.distances for member in members]),
             "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
         arrays["listed"], arrays["listed_cell"] = self._stepper.listed
+        room = self._stepper.room
         metadata = {
             "kind": "md",
             "simulation_format": _FORMAT,
@@ -310,8 +314,9 @@ class _Simulation:
             "network": self._path,
             "digest": self.digest,
             "step": self._step,
-            "pairs": self._stepper.sizes.pairs,
-            "edges": self._stepper.sizes.edges,
+            "grid": room.grid,
+            "pairs": room.sizes.pairs,
+            "edges": room.sizes.edges,
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         write_whole(self._folder / _CHECKPOINT, encode(arrays, metadata))

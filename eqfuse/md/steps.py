@@ -1,4 +1,4 @@
-"""Steps of dynamics on the device, with neighbour lists that the host makes when they are due."""
+"""Steps of dynamics on the device, with neighbour lists that are made there when they are due."""
 
 import functools
 from typing import NamedTuple
@@ -8,18 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 from ase import units
 
-from eqfuse.inference.calculator import skin_of
 from eqfuse.inference.evaluator import Geometry, Sizes, evaluate, strain_derivatives
-from eqfuse.inference.lists import Pairs, list_side_by_side, padded_pairs
+from eqfuse.inference.lists import (
+    Grid,
+    Needed,
+    Pairs,
+    grid_of,
+    list_side_by_side,
+    make_pairs,
+    room_in_boxes,
+)
 from eqfuse.inference.network import Module, Network
 from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
 
+_SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
 MOST_STEPS = 100
 """Steps that one call can take."""
-RUNNING, LIMIT, STALE, OVERFLOW = range(4)
-"""Why a call returned: all steps are done, a limit was passed, a list is due, or has more edges."""
+_NOTHING = Needed(np.int32(0), np.int32(0), np.bool_(False))
+RUNNING, LIMIT, OVERFLOW = range(3)
+"""Why a call returned: all steps are done, a limit was passed, or arrays are too small."""
 COLUMNS = (
     "potential",
     "kinetic",
@@ -45,80 +54,111 @@ class Constants(NamedTuple):
     seeds: jax.Array  # [n_structures] of the noise
 
 
+class Room(NamedTuple):
+    """The sizes that a program is compiled for."""
+
+    grid: Grid
+    sizes: Sizes  # pairs of a structure, edges within the cutoff of all
+
+
 class Listing(NamedTuple):
-    """The neighbour list of all structures, and the positions and cells for which it was made."""
+    """The neighbour list of all structures, and the positions and cells for which it was made.
+
+    Positions that are infinite mean that a list has still to be made.
+    """
 
     pairs: Pairs
     positions: jax.Array
     cell: jax.Array
 
 
+class Most(NamedTuple):
+    """The most that was needed."""
+
+    needed: Needed
+    edges: jax.Array  # of all structures
+    lists: jax.Array  # that were made
+
+
 class Advanced(NamedTuple):
     """Results of a call."""
 
     state: State  # the last good state
-    begun: State  # of the next step, whose positions have no forces yet
-    reason: jax.Array  # RUNNING, LIMIT, STALE or OVERFLOW
+    listing: Listing  # to be passed to the next call
+    reason: jax.Array  # RUNNING, LIMIT or OVERFLOW
     rows: jax.Array  # [MOST_STEPS, n_structures, len(COLUMNS)], without reference energies
-    edges: jax.Array  # the most that were within the cutoff, of all structures
+    most: Most  # that was needed in this call
 
 
-def _compile_steps(module: Module, settings: Settings, skin: float):
+def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
+    """Return a listing which means that a list has to be made."""
+    positions, cells = np.zeros((structures, atoms, 3)), np.zeros((structures, 3, 3))
+    arrays = positions, cells, np.ones((structures, atoms), bool)
+    shapes = jax.eval_shape(lambda *a: make_pairs(room.grid, room.sizes.pairs, *a)[0], *arrays)
+    pairs = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    return Listing(pairs, np.full_like(positions, np.inf), cells + np.eye(3))
+
+
+def _compile_steps(module: Module, room: Room, settings: Settings):
     """Compile a function that takes steps, and returns `Advanced`.
 
-    No forces are computed with a list that is too short: the call ends where one is due. A step of
-    more edges than the arrays hold is not taken. The row of a step that a limit refused for one of
-    the structures comes last.
+    No forces are computed with a list that is too short: before them, a new one is made if atoms,
+    with the cell, have moved too far in one of the structures. A step for which the arrays are too
+    small is not taken; the caller enlarges them, and takes it then. The row of a step that a limit
+    refused for one of the structures comes last.
     """
+    take = functools.partial(_take, module, room, settings)
 
-    def advance(
-        params, structures: Constants, state: State, listing: Listing, steps, step, *, size
-    ):
-        finish = functools.partial(_finish, module, settings, params, structures, listing)
-        each = functools.partial(_each, settings, structures)
-
-        def begun(state, reason) -> tuple[State, jax.Array]:
-            state = each(lambda integrator, state: integrator.begin(state, step), state)
-            valid = _are_valid(listing, state, module.cutoff, skin, settings.ensemble == "npt")
-            stale = (reason == RUNNING) & ~jnp.all(valid)
-            return state, jnp.where(stale, STALE, reason).astype(jnp.int32)
-
+    def advance(params, structures: Constants, state: State, listing: Listing, steps, timestep):
         def body(carry):
-            number, before = carry
-            state, reason, row, edges = finish(before.begun, step, size)
-            taken = reason == RUNNING
-            state = jax.tree.map(lambda new, old: jnp.where(taken, new, old), state, before.state)
-            rows, edges = before.rows.at[number].set(row), jnp.maximum(edges, before.edges)
-            return number + 1, Advanced(state, *begun(state, reason), rows, edges)
+            state, listing, done, _, rows, most = carry
+            state, listing, reason, row, now = take(params, structures, state, listing, timestep)
+            needed, edges = jax.tree.map(jnp.maximum, most[:2], now[:2])
+            most = Most(needed, edges, most.lists + now.lists)
+            return state, listing, done + 1, reason, rows.at[done].set(row), most
 
         def goes_on(carry):
-            return (carry[0] < steps) & (carry[1].reason == RUNNING)
+            return (carry[2] < steps) & (carry[3] == RUNNING)
 
-        rows = jnp.zeros((MOST_STEPS, len(state.step), len(COLUMNS)), jnp.float64)
         zero = jnp.int32(0)
-        start = Advanced(state, *begun(state, jnp.int32(RUNNING)), rows, zero)
-        return jax.lax.while_loop(goes_on, body, (zero, start))[1]
+        most = Most(_NOTHING, zero, zero)
+        rows = jnp.zeros((MOST_STEPS, len(state.step), len(COLUMNS)), jnp.float64)
+        start = state, listing, zero, jnp.int32(RUNNING), rows, most
+        state, listing, _, reason, rows, most = jax.lax.while_loop(goes_on, body, start)
+        return Advanced(state, listing, reason, rows, most)
 
-    return jax.jit(advance, static_argnames="size", donate_argnums=2)
-
-
-def _each(settings, structures: Constants, function, *arrays):
-    """Map a function of an integrator and the arrays of a structure over all."""
-    own = structures.masses, structures.freedoms, structures.seeds
-    return jax.vmap(lambda own, *a: function(Integrator(settings, *own), *a))(own, *arrays)
+    return jax.jit(advance, donate_argnums=(2, 3))
 
 
-def _finish(module: Module, settings, params, structures, listing, begun: State, step, size):
-    """Finish a step of all structures; return state, reason, row and number of edges."""
-    is_atom, each = structures.masses > 0, functools.partial(_each, settings, structures)
+def _take(module: Module, room: Room, settings, params, structures, before, listing, step):
+    """Take one step of all structures; return state, listing, reason, row and `Most`."""
+
+    def each(function, *arrays):
+        """Map a function of an integrator and the arrays of a structure over all."""
+        own = structures.masses, structures.freedoms, structures.seeds
+        return jax.vmap(lambda own, *a: function(Integrator(settings, *own), *a))(own, *arrays)
+
+    is_atom = structures.masses > 0
+    state = each(lambda integrator, state: integrator.begin(state, step), before)
+    rescaled = settings.ensemble == "npt"
+
+    def made() -> tuple[Listing, Needed]:
+        placed = state.positions, state.cell
+        pairs, needed = make_pairs(room.grid, room.sizes.pairs, *placed, is_atom)
+        return Listing(pairs, *placed), needed
+
+    valid = jnp.all(_are_valid(listing, state, module.cutoff, settings.skin, rescaled))
+    listing, needed = jax.lax.cond(valid, lambda: (listing, _NOTHING), made)
+    count = is_atom.size
     index = jnp.repeat(jnp.arange(len(is_atom), dtype=jnp.int32), is_atom.shape[1])
-    placed, species = begun.positions.reshape(-1, 3), structures.species.reshape(-1)
-    geometry = Geometry(placed, begun.cell, index, species, is_atom.size)
-    done = evaluate(module, params, listing.pairs, geometry, size=size)
-    energies = done.node_energy.reshape(is_atom.shape)
+    geometry = Geometry(
+        state.positions.reshape(-1, 3), state.cell, index, structures.species.reshape(-1), count
+    )
+    done = evaluate(module, params, listing.pairs, geometry, size=room.sizes.edges)
+    edges, energies = done.near.num_edges, done.node_energy.reshape(is_atom.shape)
     potential = jnp.sum(jnp.where(is_atom, energies, 0), axis=1)
-    forces, strain = done.forces.reshape(begun.positions.shape), strain_derivatives(done, geometry)
-    state = begun._replace(forces=forces, strain=strain)
+    forces, strain = done.forces.reshape(state.positions.shape), strain_derivatives(done, geometry)
+    state = state._replace(forces=forces, strain=strain)
     state = each(lambda integrator, state: integrator.finish(state, step), state)
     spread = jnp.full(len(is_atom), jnp.nan)
     if settings.max_spread is not None:
@@ -130,9 +170,12 @@ def _finish(module: Module, settings, params, structures, listing, begun: State,
     if settings.max_spread is not None:
         good &= jnp.all(spread <= settings.max_spread)
     good &= jnp.all(jnp.isfinite(potential))
-    edges = done.near.num_edges
-    reason = jnp.where(edges <= min(size, len(listing.pairs.images)), RUNNING, OVERFLOW)
-    return state, jnp.where((reason == RUNNING) & ~good, LIMIT, reason), rows, edges
+    fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
+    fits &= ~needed.is_narrow & (edges <= room.sizes.edges)
+    reason = jnp.where(fits, jnp.where(good, RUNNING, LIMIT), OVERFLOW).astype(jnp.int32)
+    state = jax.tree.map(lambda new, old: jnp.where(fits & good, new, old), state, before)
+    most = Most(needed, edges, (~valid).astype(jnp.int32))
+    return state, listing, reason, rows, most
 
 
 def _are_valid(listing: Listing, state: State, cutoff: float, skin: float, rescaled: bool):
@@ -167,53 +210,53 @@ def side_by_side(arrays, dtype=np.float64) -> np.ndarray:
 class Stepper:
     """Steps of a simulation on the device, of all structures of a batch together.
 
-    Species, masses and periodic directions are lists with an array for each structure; the noise of
-    structure k has the seed `settings.seed + k`.
+    Species and masses are lists with an array for each structure; the noise of structure k has the
+    seed `settings.seed + k`. `room` is None before the first step.
     """
 
     def __init__(self, network: Network, species, masses, pbc, settings: Settings):
-        self._network, self._pbc = network, pbc
-        self._count = np.array([len(one) for one in species])
+        self._network, self._settings, self._pbc = network, settings, pbc
+        self._sizes = np.array([len(one) for one in species])
         # noise acts on the total momentum too; without it the momentum is conserved
-        conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._count > 1)
+        conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)
         self._structures = Constants(
             species=side_by_side(species, np.int32),
             masses=side_by_side(masses),
-            freedoms=3.0 * self._count - np.where(conserves, 3, 0),
+            freedoms=3.0 * self._sizes - np.where(conserves, 3, 0),
             seeds=settings.seed + np.arange(len(species), dtype=np.int64),
         )
-        given = settings.skin
-        self._skin = skin_of(max(self._count)) if given is None else given
-        self._advance = _compile_steps(network.module, settings, self._skin)
-        self.sizes, self.num_lists = Sizes(), 0
-        self.listed: tuple[np.ndarray, np.ndarray] | None = None
-        self._listing: Listing | None = None
+        self._reach = network.cutoff + settings.skin
+        self.room, self._advance, self._listing = None, None, None
+        self.num_lists = self.num_programs = 0
 
-    def begin(self, positions, cells, sizes: Sizes | None = None):
-        """Have the next step make a list of positions and cells, as in `State`.
+    def begin(self, positions, cells):
+        """Choose the sizes for structures, of lists with an array for each."""
+        structures = list(zip(positions, cells, strict=True))
+        reach, most, total = (self._network.cutoff, self._settings.skin), 0, 0
+        for structure in structures:
+            senders, _, _, near = list_side_by_side([structure], [self._pbc], *reach)
+            most, total = max(most, len(senders)), total + near
+        self._use(Room(self._grid(structures), Sizes().grown(Sizes(pairs=most, edges=total))))
 
-        `sizes` are those of a checkpoint.
-        """
-        self.listed, self._listing = (np.array(positions), np.array(cells)), None
-        self.sizes = sizes or self.sizes
+    def go_on(self, room: Room, listed):
+        """Take up the sizes of a checkpoint, and the (positions, cells) of its list."""
+        self._use(room)
+        if np.isfinite(listed[0]).all():
+            make = jax.jit(make_pairs, static_argnums=(0, 1))
+            is_atom = self._structures.masses > 0
+            self._listing = Listing(make(room.grid, room.sizes.pairs, *listed, is_atom)[0], *listed)
 
-    def _list(self) -> Listing:
-        positions, cells = self.listed
-        parts = zip(positions, self._count, cells, strict=True)
-        structures = [(one[:count], cell) for one, count, cell in parts]
-        reach = self._network.cutoff, self._skin
-        *ends, images, near = list_side_by_side(structures, self._pbc, *reach)
-        self.sizes = self.sizes.grown(Sizes(pairs=len(images), edges=near))
-        is_atom = self._structures.masses > 0
-        number = np.flatnonzero(is_atom)  # of each atom among those of all, with padding
-        ends = (number[end] for end in ends)
-        pairs = padded_pairs(*ends, images, is_atom.size, self.sizes.pairs)
-        self.num_lists += 1
-        return jax.device_put(Listing(pairs, *self.listed))
+    @property
+    def listed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions and cells for which the list was made; infinite if there is none."""
+        return np.asarray(self._listing.positions), np.asarray(self._listing.cell)
 
     def state(self, positions, velocities, cells) -> State:
         """Return the state before the first step, from lists with an array for each structure."""
-        count, positions = len(self._count), side_by_side(positions)
+        count = len(self._sizes)
+        positions = side_by_side(positions)
+        # padding is where an atom is, and extends no structure
+        positions = np.where(self._structures.masses[..., None] > 0, positions, positions[:, :1])
         return State(
             positions=positions,
             velocities=side_by_side(velocities),
@@ -226,21 +269,38 @@ class Stepper:
         )
 
     def take(self, state: State, steps: int, timestep: float) -> Advanced:
-        """Take at most MOST_STEPS; fewer if a list is due, or arrays were too small.
+        """Take at most MOST_STEPS; fewer if arrays were too small, which then are larger.
 
-        The timestep is in ASE's units. The device may use the memory of the state. All results are
-        on the host.
-
-        Raises:
-          DataError: atoms for which no list can be made, see `eqfuse.data.neighbor_list`.
+        The timestep is in ASE's units. The device may use the memory of the state. All results but
+        the listing are on the host.
         """
-        if self._listing is None:
-            self._listing = self._list()
         arguments = self._structures, state, self._listing, np.int32(steps), np.float64(timestep)
-        done = self._advance(self._network.params, *arguments, size=self.sizes.edges)
-        done = jax.device_get(done)
-        if done.reason == STALE:
-            self.begin(done.begun.positions, done.begun.cell)
-        elif done.reason == OVERFLOW:
-            self.sizes = self.sizes.grown(Sizes(edges=int(done.edges)))
+        done = self._advance(self._network.params, *arguments)
+        self._listing = done.listing
+        done = jax.device_get(done._replace(listing=None))
+        self.num_lists += int(done.most.lists)
+        if done.reason == OVERFLOW:
+            self._enlarge(done)
         return done
+
+    def _enlarge(self, done: Advanced):
+        room, needed = self.room, done.most.needed
+        grid = room.grid
+        if needed.is_narrow:
+            parts = zip(done.state.positions, self._sizes, done.state.cell, strict=True)
+            grid = self._grid([(at[:count], cell) for at, count, cell in parts])
+        elif needed.occupancy > grid.occupancy:
+            most = room_in_boxes(int(needed.occupancy), int(self._sizes.max()))
+            grid = grid._replace(occupancy=most)
+        more = Sizes(pairs=int(needed.pairs), edges=int(done.most.edges))
+        self._use(Room(grid, room.sizes.grown(more)))
+
+    def _grid(self, structures):
+        shrinking = _SHRINKING if self._settings.ensemble == "npt" else 1.0
+        return grid_of(structures, self._pbc, self._reach, shrinking)
+
+    def _use(self, room: Room):
+        self.room = room
+        self._advance = _compile_steps(self._network.module, room, self._settings)
+        self._listing = _no_listing(room, *self._structures.species.shape)
+        self.num_programs += 1

@@ -1,6 +1,7 @@
 """The structures of a simulation: how they start, and the files of each."""
 
 import csv
+import gzip
 import io
 import math
 import os
@@ -22,8 +23,7 @@ from eqfuse.plots import dynamics
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
 
-TRAJECTORY, TABLE = "trajectory.xyz", "thermo.csv"
-PICTURE, DISTANCES = "thermo.png", "distances.csv"
+TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 REACH, WIDTH = 8.0, 0.05
 """Å: the largest distance, and the width of a bin."""
 _HEAD = (
@@ -123,11 +123,12 @@ class Member:
         self.last: np.ndarray | None = None
         self.sizes: dict[str, int] = {}
         self.distances = np.zeros((2, round(REACH / WIDTH)))
+        self._trajectory = f"trajectory.{settings.trajectory}"
 
     def begin(self, path: Path):
         """Begin the files in a folder, which is made if it is not there."""
         path.mkdir(exist_ok=True)
-        self._path, self.sizes[TRAJECTORY] = path, 0
+        self._path, self.sizes[self._trajectory] = path, 0
         self._append(TABLE, _HEAD.encode())
 
     def reopen(self, path: Path, sizes: dict[str, int], distances, last):
@@ -174,7 +175,10 @@ class Member:
         atoms.info |= {"step": step, "time_fs": step * self._settings.timestep}
         text = io.StringIO()
         ase.io.write(text, atoms, format="extxyz")
-        self._append(TRAJECTORY, text.getvalue().encode())
+        data = text.getvalue().encode()
+        if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
+            data = gzip.compress(data, mtime=0)
+        self._append(self._trajectory, data)
         self._add_distances(atoms)
 
     def _add_distances(self, atoms: ase.Atoms):

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse import ops
 from eqfuse.models.allegro_layers import (
     AllegroLayer,
     DenseLayer,
     EnvironmentProduct,
     Paths,
     times,
+    weighted_channels,
 )
 from eqfuse.models.irreps import (
     SCALAR,
@@ -217,7 +217,7 @@ class Allegro(nn.Module):
         weights = MLP(widths, None, self.backend, name="first_features")(x)
         harmonics_read = sh.filter(keep=first.inputs)
         # [n_edges, channels x first.inputs]
-        v = ops.weighted_channels(harmonics_read, weights, backend=self.backend)
+        v = weighted_channels(harmonics_read, weights)
         around, divisor = self._normalized(sh, species, edges)
         if self.dense:
             x, v = self._dense_layers(x, v, around, edges)

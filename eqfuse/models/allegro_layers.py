@@ -35,6 +35,18 @@ def times(channels: int, irs) -> e3nn.Irreps:
     return e3nn.Irreps([(channels, ir) for ir in irs])
 
 
+def weighted_channels(y: e3nn.IrrepsArray, weights) -> e3nn.IrrepsArray:
+    """Return channels of each irrep of y [n_edges, irreps], each with a weight of its own.
+
+    The weights are [n_edges, irreps x channels], those of the first irrep first.
+    """
+    weights = jnp.split(weights, len(y.irreps), axis=1)  # [n_edges, channels] for each irrep
+    columns = zip(weights, y.irreps.slices(), strict=True)
+    chunks = [w[:, :, None] * y.array[:, None, place] for w, place in columns]
+    irreps = times(weights[0].shape[1], [ir for _, ir in y.irreps])
+    return e3nn.from_chunks(irreps, chunks, y.shape[:-1], y.dtype)
+
+
 class EnvironmentProduct(nn.Module):
     """Edge features times the environment of their centre, channel by channel, and a Linear.
 

@@ -5,12 +5,10 @@ import importlib
 from eqfuse import _e3nn_jax  # noqa: F401  (before e3nn-jax itself)
 from eqfuse.ops._backend import (
     BACKENDS,
-    OPS,
     TF32X3,
     availability,
     recorded,
     resolve,
-    resolve_apart,
     resolve_here,
 )
 from eqfuse.ops._edges import Edges
@@ -20,6 +18,8 @@ from eqfuse.ops._layer import (
     TensorProductLinear,
     TensorProductLinearGate,
     linear,
+    tensor_product_linear,
+    tensor_product_linear_gate,
 )
 from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
@@ -28,9 +28,8 @@ from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     tensor_product,
     tensor_square,
-    weighted_channels,
 )
-from eqfuse.ops.primitives.choice import fused_table, resolve_fused
+from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.transforms.fuse.rewrite import fuse
 from eqfuse.ops.transforms.patch import patched
@@ -38,7 +37,6 @@ from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [
     "BACKENDS",
-    "OPS",
     "TF32X3",
     "Edges",
     "FunctionalFullyConnectedTensorProduct",
@@ -52,7 +50,6 @@ __all__ = [
     "compile_ahead",
     "elementwise_tensor_product",
     "fuse",
-    "fused_table",
     "graph_tensor_product",
     "group_by_interval",
     "grouped_dense",
@@ -61,15 +58,15 @@ __all__ = [
     "patched",
     "recorded",
     "resolve",
-    "resolve_apart",
     "resolve_fused",
     "resolve_here",
     "sequence",
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
+    "tensor_product_linear",
+    "tensor_product_linear_gate",
     "tensor_square",
-    "weighted_channels",
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}

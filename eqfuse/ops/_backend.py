@@ -21,22 +21,6 @@ _RUNS = {
 }
 BACKENDS = tuple(_RUNS)
 
-OPS = (
-    "tensor_product",
-    "elementwise_tensor_product",
-    "tensor_square",
-    "channelwise_tensor_product",
-    "graph_tensor_product",
-    "weighted_channels",
-    "symmetric_contraction",
-    "linear",
-    "tensor_product_linear",
-    "tensor_product_linear_gate",
-    "grouped_dense",
-    "interpolate",
-)
-"""The ops that can have a backend of their own; "linear" is `Linear` and `LinearSum`."""
-
 # what None tries, best first
 PREFERRED = ("triton", "llvm", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
@@ -50,7 +34,7 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    kind: str  # one of `OPS`
+    kind: str  # its name, "linear" for `Linear` and `LinearSum`
     backend: str
     why: str  # why it is not what is best here, or ""
     fused: str = ""  # of an op that may be one kernel or several, which, and why
@@ -96,25 +80,25 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
     """Return the name of the backend that runs, given what was asked for.
 
     Args:
-      backend: the name of a backend; or several, separated by commas, each for the op before its
-        "=", and at most one, for the other ops, without: "triton,linear=xla". An op that it does
-        not name has the backend of the environment variable EQFUSE_BACKEND, which is written alike;
-        one that neither names has "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this
-        choice may fall back, with one warning; a backend asked for by name runs or is an error.
-        Whether a GPU is there for "triton", or a CPU for "llvm", is known only when the op is
-        compiled: another device then refuses it, and an ahead-of-time compilation needs none.
-      op: one of `OPS`; "" for what runs ops that have no backend of their own.
+      backend: the name of a backend; None for that of the environment variable EQFUSE_BACKEND, or
+        else "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this choice may fall back,
+        with one warning; a backend asked for by name runs or is an error. Whether a GPU is there
+        for "triton", or a CPU for "llvm", is known only when the op is compiled: another device
+        then refuses it, and an ahead-of-time compilation needs none.
+      op: its name.
       arrays: operands of the op, which is then noted for those who have it `recorded`. "e3nn" alone
         computes complex ones, and is chosen for them.
       of_e3nn: why "e3nn" computes the op whatever the backend.
     Raises:
-      ValueError: an unknown backend or op, listing those there are; a backend that cannot run here,
-        or not with these operands, saying why.
+      ValueError: an unknown backend, listing those there are; a backend that cannot run here, or
+        not with these operands, saying why.
     """
-    if op and op not in OPS:
-        raise ValueError(f"op {op!r} is unknown; choose one of {', '.join(OPS)}")
     is_complex = bool(op) and any(jnp.iscomplexobj(getattr(a, "array", a)) for a in arrays)
-    name, asked = _asked(backend, op)
+    given = os.environ.get(_VARIABLE) or None if backend is None else str(backend)
+    asked = f"{_VARIABLE if backend is None else 'backend'} {given!r}"
+    if given is not None and given not in BACKENDS:
+        raise ValueError(f"{asked} is unknown; choose one of {', '.join(BACKENDS)}")
+    name = given
     if of_e3nn:
         name, why = "e3nn", of_e3nn
     elif name is None:
@@ -131,51 +115,11 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
 
 
 def resolve_here(backend: str | None) -> str:
-    """Resolve for all ops; refuse what JAX's default device does not run."""
+    """Resolve, and refuse what JAX's default device does not run."""
     name = resolve(backend)
-    for used in {name, *resolve_apart(backend).values()}:
-        if reason := _no_device(used):
-            raise ValueError(f"backend {used!r} cannot run here: {reason}")
+    if reason := _no_device(name):
+        raise ValueError(f"backend {name!r} cannot run here: {reason}")
     return name
-
-
-def resolve_apart(backend: str | None) -> dict[str, str]:
-    """Return the backend of each op that has another one than `resolve(backend)` returns."""
-    name = resolve(backend)
-    return {op: other for op in OPS if (other := resolve(backend, op)) != name}
-
-
-def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
-    """Return the backend that is asked for by name, if any, and what asks for it."""
-    for text, asked in ((backend, "backend"), (os.environ.get(_VARIABLE) or None, _VARIABLE)):
-        if text is not None:
-            named = _named(str(text), asked)
-            if name := named.get(op, named.get("")):
-                return name, _part(asked, text, name)
-    return None, ""
-
-
-def _part(asked: str, text: str, name: str) -> str:
-    return f"{asked} {name!r}" if name == text else f"{asked} {text!r}: {name!r}"
-
-
-@functools.lru_cache(maxsize=1024)
-def _named(text: str, asked: str) -> dict[str, str]:
-    """Return the backend of each op that is named, and under "" that of the others."""
-    backends: dict[str, str] = {}
-    for part in text.split(","):
-        op, equals, name = (word.strip() for word in part.rpartition("="))
-        if equals and op not in OPS:
-            known = ", ".join(OPS)
-            raise ValueError(f"{asked} {text!r}: op {op!r} is unknown; choose one of {known}")
-        if name not in BACKENDS:
-            known = ", ".join(BACKENDS)
-            raise ValueError(f"{_part(asked, text, name)} is unknown; choose one of {known}")
-        if op in backends:
-            whose = op or "the other ops"
-            raise ValueError(f"{asked} {text!r} names two backends for {whose}; give one")
-        backends[op] = name
-    return backends
 
 
 def availability() -> dict[str, tuple[bool, str]]:

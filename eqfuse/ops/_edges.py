@@ -8,8 +8,6 @@ import numpy as np
 
 LEAST, MOST = -(2**31), 2**31 - 1
 """What an int32 holds."""
-_WAYS = 16
-"""In so many parts a step of `_count_below` divides what is left."""
 
 
 @jax.tree_util.register_dataclass
@@ -125,58 +123,27 @@ def orders(ends, num_nodes: int) -> list:
 
     They are [n_edges] and [num_nodes + 1], int32.
     """
-    count = ends[0].shape[0]
-    if not isinstance(count, int):
-        return [array for index in ends for array in _of_any_number(index, num_nodes)]
-    if any(isinstance(index, np.ndarray) for index in ends) or (num_nodes + _WAYS) * count > MOST:
-        return [array for index in ends for array in _grouped(index, num_nodes)]
-    # XLA sorts numbers several times as fast as pairs, and both ends in the launches of one; ends
-    # out of range go before or behind all
+    if any(isinstance(index, np.ndarray) for index in ends):
+        return [array for index in ends for array in _on_host(np.asarray(index), num_nodes)]
+    count = ends[0].shape[0]  # symbolic in `jax.export`
+    numbers = jax.lax.iota(jnp.int32, count)
+    # ends out of range go before or behind all
     groups = jnp.clip(jnp.stack(ends), -1, num_nodes) + 1
-    keys = jnp.sort(groups * count + jnp.arange(count, dtype=jnp.int32), axis=1)
-    starts = jnp.arange(1, num_nodes + 2, dtype=jnp.int32) * count
-    ptr = _count_below(keys, starts)
-    order = keys % max(count, 1)
+    if isinstance(count, int) and (num_nodes + 2) * count <= MOST:
+        # XLA sorts numbers several times as fast as pairs, and both ends in the launches of one
+        order = jnp.sort(groups * count + numbers, axis=1) % max(count, 1)
+    else:
+        pairs = groups, jnp.broadcast_to(numbers, groups.shape)
+        order = jax.lax.sort(pairs, dimension=1, num_keys=1, is_stable=True)[1]
+    counts = jnp.zeros((len(ends), num_nodes + 2), jnp.int32)
+    counts = jax.vmap(lambda sums, of: sums.at[of].add(1))(counts, groups)
+    ptr = jnp.cumsum(counts, axis=1, dtype=jnp.int32)[:, :-1]
     return [array for both in zip(order, ptr, strict=True) for array in both]
 
 
-def _count_below(keys, starts) -> jax.Array:  # [n_rows, n_keys], [n_starts]
-    """Count the keys of each sorted row that are below each of the starts; all are int32.
-
-    This is a search with 15 comparisons in each of few steps, of a launch each on a GPU. With those
-    of `jnp.searchsorted`, "scan_unrolled" takes minutes to compile on a CPU from JAX 0.12 on, and
-    "scan" is a loop of launches.
-    """
-    rows, count = keys.shape
-    # one more key is above all starts, and stands for those that there are not
-    padded = jnp.pad(keys, ((0, 0), (0, 1)), constant_values=MOST).reshape(-1)
-    first = (count + 1) * jnp.arange(rows, dtype=jnp.int32)[:, None, None]
-    ahead = jnp.arange(1, _WAYS, dtype=jnp.int32)
-    place = jnp.zeros((rows, len(starts)), jnp.int32)
-    step = 1
-    while step <= count:
-        step *= _WAYS
-    while step := step // _WAYS:
-        at = jnp.minimum(place[..., None] + (ahead * step - 1), count)
-        key = padded.at[first + at].get(mode="promise_in_bounds")
-        place += step * jnp.sum(key < starts[:, None], axis=2, dtype=jnp.int32)
-    return place
-
-
-def _grouped(index, num_nodes: int) -> list:
-    """Return the order that groups the edges by an end of theirs, and where each group begins."""
-    xp = np if isinstance(index, np.ndarray) else jnp
-    order = xp.argsort(index, stable=True).astype(np.int32)
-    return [order, xp.searchsorted(index[order], xp.arange(num_nodes + 1)).astype(np.int32)]
-
-
-def _of_any_number(index, num_nodes) -> list:
-    """Return the result of `_grouped` for a symbolic number of edges, which `jax.export` has."""
-    numbers = jax.lax.iota(jnp.int32, index.shape[0])
-    order = jax.lax.sort((index, numbers), num_keys=1, is_stable=True)[1]
-    counts = jnp.zeros(num_nodes, jnp.int32).at[index].add(1)
-    ends = jnp.cumsum(counts, dtype=jnp.int32)
-    return [order, jnp.concatenate([jnp.zeros(1, jnp.int32), ends])]
+def _on_host(index: np.ndarray, num_nodes: int) -> list[np.ndarray]:
+    order = np.argsort(index, stable=True).astype(np.int32)
+    return [order, np.searchsorted(index[order], np.arange(num_nodes + 1)).astype(np.int32)]
 
 
 def _array(index) -> np.ndarray | jax.Array:

@@ -13,6 +13,7 @@ from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._linear import (
     OF_FUSED,
+    E3nnLinear,
     Linear,
     check_index,
     declare,
@@ -267,7 +268,7 @@ class TensorProductLinear(nn.Module):
                 weights = _reference.spread(weights, whole, computed)
             options["scalar_first"] = self.scalar_first
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
-        linear = e3nn.flax.Linear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
+        linear = E3nnLinear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
         nn.share_scope(self, linear)
         z = linear(product) if index is None else linear(index, product)
         return gate(z if skip is None else z + skip)
@@ -387,3 +388,37 @@ def linear_of(module, index, x, parameters):
     names = (*OF_FUSED, "irreps_in", "input_precision", "backend")
     options = {n: getattr(module, n) for n in names}
     return linear(x, parameters, module.irreps_out, index=index, **options)
+
+
+def tensor_product_linear(
+    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
+):
+    """Apply `TensorProductLinear` with these parameters, as a function.
+
+    Args:
+      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
+      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
+      irreps_out: of the Linear.
+      options: attributes of `TensorProductLinear`.
+    Returns:
+      IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
+    Raises:
+      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
+    """
+    module = TensorProductLinear(irreps_out, **options)
+    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)
+
+
+def tensor_product_linear_gate(
+    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
+):
+    """Apply `TensorProductLinearGate` with these parameters, as a function.
+
+    Arguments and errors are those of `tensor_product_linear`, and options the attributes of
+    `TensorProductLinearGate`.
+
+    Returns:
+      IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
+    """
+    module = TensorProductLinearGate(irreps_out, **options)
+    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)

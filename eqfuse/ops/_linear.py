@@ -1,5 +1,6 @@
 """`Linear` and `LinearSum`: e3nn's Linear of node features, all its matrices in one kernel."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weight
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
+E3nnLinear = e3nn.flax.Linear  # also where a program has put ours in its place
+E3NN_FIELDS = {f.name: f.default for f in dataclasses.fields(E3nnLinear)}
 OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
 OF_FUSED += ("num_indexed_weights",)
 """The options of `e3nn.flax.Linear` that fused ops have too."""
@@ -46,8 +49,8 @@ def split_operands(first, x, num_indexed_weights: int | None):
 
 def computed_by_e3nn(module, weights=None) -> str:
     """Return why e3nn's Linear computes a call, whatever the backend, or ""."""
-    fields = e3nn.flax.Linear.__dataclass_fields__
-    used = [n for n in OF_LINEAR if getattr(module, n, fields[n].default) != fields[n].default]
+    defaults = {n: E3NN_FIELDS[n] for n in OF_LINEAR}
+    used = [n for n, default in defaults.items() if getattr(module, n, default) != default]
     used += ["weights as an operand"] if weights is not None else []
     return f"e3nn's Linear has {', '.join(used)}" if used else ""
 
@@ -126,9 +129,9 @@ class Linear(nn.Module):
         out = _evaluate([linear], [x], parameters, index, backend, linear.zero_flags)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
-    def _reference(self) -> e3nn.flax.Linear:
-        names = e3nn.flax.Linear.__dataclass_fields__.keys() - {"parent", "name"}
-        return e3nn.flax.Linear(**{name: getattr(self, name) for name in names})
+    def _reference(self) -> E3nnLinear:
+        names = E3NN_FIELDS.keys() - {"parent", "name"}
+        return E3nnLinear(**{name: getattr(self, name) for name in names})
 
 
 class LinearSum(nn.Module):
@@ -170,7 +173,7 @@ class LinearSum(nn.Module):
         backend = resolve(self.backend, "linear", *inputs, *parameters)
         if backend == "e3nn":
             options.pop("input_precision")
-            of_names = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
+            of_names = [E3nnLinear(self.irreps_out, name=n, **options) for n in self.names]
             first, *rest = (linear(x) for linear, x in zip(of_names, inputs, strict=True))
             return sum(rest, first)
         prepared = [_prepared(x, self.irreps_out, options) for x in inputs]

@@ -12,12 +12,13 @@ from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
+E3NN_SQUARE = e3nn.tensor_square  # also where a program has put ours in its place
 
 
 def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
@@ -78,8 +79,8 @@ def tensor_product(
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
       regroup_output: sort and merge irreps of the inputs and the output.
-      backend: "triton", "llvm", "xla", "e3nn", or None: by device. Of single ops
-        "triton,linear=xla", as `eqfuse.ops.resolve` reads it; so in all ops.
+      backend: "triton", "llvm", "xla", "e3nn", or None: by device, see `eqfuse.ops.resolve`; so in
+        all ops.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
       Irreps of the product if irreps were given.
@@ -283,7 +284,7 @@ def tensor_square(
             "choose 'component', 'norm' or 'none'"
         )
     if backend == "e3nn" or are_irreps(input):
-        return e3nn.tensor_square(
+        return E3NN_SQUARE(
             input,
             irrep_normalization=irrep_normalization,
             normalized_input=normalized_input,
@@ -426,69 +427,3 @@ def check_receivers(x, y, edges: Edges):
         raise ValueError(f"x must be [{edges.num_edges} edges, {x.irreps}], got shape {x.shape}")
     if y.shape[:-1] != (edges.num_nodes,):
         raise ValueError(f"y must be [{edges.num_nodes} nodes, {y.irreps}], got shape {y.shape}")
-
-
-def weighted_channels(y, weights, *, backend: str | None = None):
-    """Return channels of each irrep, each with a weight of its own.
-
-        out[..., u, (l, k)] = weights[..., l, u] * y[..., (l, k)]
-
-    Args:
-      y: IrrepsArray [..., irreps_y], each irrep once: a multiplicity of 1.
-      weights: [..., number of irreps times channels], those of the first irrep first; the leading
-        axes of y.
-      backend: as in `tensor_product`.
-    Returns:
-      IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
-    Raises:
-      ValueError: multiplicities other than 1, shapes that do not fit, or a backend that cannot
-        run here.
-    References: Musaelian et al. 2023 (the first features of Allegro).
-    """
-    backend = resolve(backend, "weighted_channels", y, weights)
-    scalars = e3nn.Irreps([(jnp.shape(weights)[-1], "0e")])
-    y, weights = operands("weighted_channels", y, e3nn.IrrepsArray(scalars, jnp.asarray(weights)))
-    count = len(y.irreps)
-    if any(mul != 1 for mul, _ in y.irreps):
-        raise ValueError(f"each irrep of y must have a multiplicity of 1, got {y.irreps}")
-    channels = weights.shape[-1] // max(count, 1)
-    if weights.shape != (*y.shape[:-1], count * channels):
-        raise ValueError(
-            f"weights must be [..., {count} irreps of {y.irreps} x channels] with "
-            f"the leading axes {y.shape[:-1]} of y, got shape {weights.shape}"
-        )
-    irreps_out = e3nn.Irreps([(channels, ir) for _, ir in y.irreps])
-    if not irreps_out.dim:
-        return e3nn.IrrepsArray(irreps_out, jnp.zeros((*y.shape[:-1], 0), y.dtype))
-    if backend == "e3nn":
-        of_irreps = weights.array.reshape(*y.shape[:-1], count, channels, 1)
-        chunks = [
-            None if chunk is None else of_irreps[..., k, :, :] * chunk
-            for k, chunk in enumerate(y.chunks)
-        ]
-        return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
-    batch_axes = BatchAxes(y.shape[:-1])
-    arrays = [batch_axes.rows(a.array) for a in (weights, y)]
-    [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out), zero_flags=y.zero_flags)
-
-
-@functools.cache
-def _form(irreps: e3nn.Irreps, channels: int) -> Form:
-    """Return a path for each irrep, which joins its weights with it."""
-    weights, y, out, paths, offset = [], [], [], [], 0
-    for k, (_, ir) in enumerate(irreps):
-        weights.append(Segment(k * channels, channels, 1, 1))
-        y.append(Segment(offset, 1, ir.dim, ir.dim))
-        out.append(Segment(offset * channels, channels, ir.dim, ir.dim))
-        terms = tuple(((0, i, i), 1.0) for i in range(ir.dim))
-        paths.append(Path((SegmentRef(0, k), SegmentRef(1, k)), SegmentRef(0, k), terms))
-        offset += ir.dim
-    return Form(
-        (
-            Operand("weights", len(irreps) * channels, tuple(weights), channels=True),
-            Operand("y", offset, tuple(y), channels=False, role=Role.RIGHT),
-        ),
-        (Operand("out", offset * channels, tuple(out), channels=True, role=Role.OUTPUT),),
-        tuple(paths),
-    )

@@ -1,4 +1,4 @@
-"""e3nn's modules of Haiku, by our kernels; the package dm-haiku is needed."""
+"""The ops with parameters as modules of Haiku, which needs the package dm-haiku."""
 
 import functools
 
@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
+from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
+from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
 from eqfuse.ops._layer import linear_of
 from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct
 from eqfuse.ops._linear import computed_by_e3nn, split_operands
@@ -93,3 +95,39 @@ class FullyConnectedTensorProduct(e3nn.haiku.FullyConnectedTensorProduct):
         for _ in shape:
             product = e3nn.utils.vmap(product)
         return product(x, y).rechunk(self.irreps_out)
+
+
+class TensorProductLinear(hk.Module):
+    """`eqfuse.ops.TensorProductLinear`, whose parameters Haiku keeps, by e3nn's names.
+
+    Args:
+      irreps_out, options: those of `eqfuse.ops.TensorProductLinear`.
+      name: of the module in Haiku.
+    References: those of `eqfuse.ops.TensorProductLinear`.
+    """
+
+    op = _TensorProductLinear
+
+    def __init__(self, irreps_out, *, name: str | None = None, **options):
+        super().__init__(name)
+        self.module = self.op(irreps_out, **options)
+
+    def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
+        """Apply it; operands, result and errors are those of `eqfuse.ops.TensorProductLinear`."""
+
+        def initial(key):
+            return self.module.init(key, *operands, **by_name).get("params", {})
+
+        made = functools.cache(lambda: initial(hk.next_rng_key()))
+        shapes = jax.eval_shape(initial, jax.random.key(0))
+        parameters = {
+            name: hk.get_parameter(name, s.shape, s.dtype, lambda *_, name=name: made()[name])
+            for name, s in shapes.items()
+        }
+        return self.module.apply({"params": parameters}, *operands, **by_name)
+
+
+class TensorProductLinearGate(TensorProductLinear):
+    """`eqfuse.ops.TensorProductLinearGate`, with arguments as `TensorProductLinear` has here."""
+
+    op = _TensorProductLinearGate

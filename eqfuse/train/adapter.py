@@ -24,7 +24,7 @@ class Adapter:
     Attributes:
       base: the variables of the network before.
       initial: what is trained: a nested dict with `a` and `b`, or `change`, by parameter.
-      layout: of what is trained, in one array; see `laid_out`.
+      layout: of what is trained, in one array, once it is known.
 
     References: Hu et al. 2021, arXiv:2106.09685.
     """
@@ -57,10 +57,6 @@ class Adapter:
     def merged(self, trained: dict) -> dict:
         """Return the variables of the network with what was trained."""
         return _merged(self.base, trained)
-
-    def laid_out(self, layout: Flat) -> "Adapter":
-        """Return this adapter for arrays of such a layout, with the methods of `Flat`."""
-        return dataclasses.replace(self, layout=layout)
 
     def flatten(self, trained: dict) -> jax.Array:
         """Return what is trained as one array."""

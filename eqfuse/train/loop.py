@@ -40,15 +40,6 @@ class Position:
     elapsed: float = 0.0  # s
     learning_rate: dict = dataclasses.field(default_factory=dict)  # see `LearningRate.to_plain`
 
-    def validated(self, ends_epoch: bool) -> "Position":
-        """Return the position after a validation that was due; maybe that of the next epoch."""
-        after = dataclasses.replace(self, unvalidated=0, error_sums={}, loss_sum=0.0)
-        return after.next_epoch() if ends_epoch else after
-
-    def next_epoch(self) -> "Position":
-        """Return the position at the beginning of the next epoch."""
-        return dataclasses.replace(self, epoch=self.epoch + 1, batch=0)
-
 
 class Fit:
     """Trains a potential; a `pretrained` network is validated first, as epoch 0."""
@@ -99,8 +90,9 @@ class Fit:
             self._prepare(state, at)
             self._warn_of_rise(int(state.step), at)
         by = "epoch" if self._settings.validate_every is None else "step"
-        columns = self._settings.stress_weight > 0, by, self._settings.hessian_weight > 0
-        with Progress(len(self._train), *columns) as progress:
+        known = {"stress": self._settings.stress_weight, "hessian": self._settings.hessian_weight}
+        quantities = ["energy", "forces", *(name for name, weight in known.items() if weight)]
+        with Progress(len(self._train), quantities, by) as progress:
             self._signal(stop)
             reason = self._reason_to_stop(int(state.step))
             if resumed and (reason is None or due):
@@ -125,7 +117,7 @@ class Fit:
                 if at.unvalidated and (last or self._validation_is_due(step, at)):
                     at = self._validate(state, at, times, progress)
                 elif at.batch == len(self._train):
-                    at = at.next_epoch()
+                    at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
                 self._signal(stop)
                 reason = self._reason_to_stop(step)
             progress.log(
@@ -277,8 +269,7 @@ class Fit:
 
     def _validate(self, state, at: Position, times, progress) -> Position:
         """Validate, write metrics and checkpoints, print; return the position after it."""
-        start, limits = time.monotonic(), self._limits
-        validation = Errors()
+        limits, validation, start = self._limits, Errors(), time.monotonic()
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
             validation.add(self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
@@ -286,7 +277,6 @@ class Fit:
         val_loss = self._compiled.losses[at.second_since is not None](validation.sums)
         trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)
-        per_step = float(np.median(times)) if times else math.nan
         row = {
             "epoch": at.epoch,
             "step": step,
@@ -295,7 +285,7 @@ class Fit:
             "val_loss": val_loss,
             **{f"train_{name}": value for name, value in trained.items()},
             **{f"val_{name}": value for name, value in validation.table().items()},
-            "ms_per_step": 1e3 * per_step,
+            "ms_per_step": 1e3 * float(np.median(times)) if times else math.nan,
             "elapsed_s": limits.elapsed,
         }
         with self._devices.together():
@@ -308,14 +298,15 @@ class Fit:
         # A limit before a validation is due ends the run; made longer, it goes on where it was.
         if self._validation_is_due(step, at):
             self._learning_rate.epoch_ended(criterion)
-            after = after.validated(at.epoch == 0 or at.batch == len(self._train))
+            after = dataclasses.replace(after, unvalidated=0, error_sums={}, loss_sum=0.0)
+            if at.epoch == 0 or at.batch == len(self._train):
+                after = dataclasses.replace(after, epoch=at.epoch + 1, batch=0)
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)
             self._checkpoints.offer("best", step, params, record, adapter=adapter)
         self._keep(state, after, errors)
-        validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
-        progress.end_epoch(row, limits.left(step, per_step + validating))
+        progress.end_epoch(row, limits.left(step))
         if self._devices.is_main:
             self._hint(state, row, progress)
         return after

@@ -2,20 +2,20 @@
 
 import contextlib
 import datetime
-import os
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eqfuse import __version__
 from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_programs
 from eqfuse.train.run.files import require_free
+from eqfuse.train.run.log import Log
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.run.stopping import exit_code, fail
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
 from eqfuse.train.settings.mace import translated
-from eqfuse.train.settings.options import parse, sweep, to_yaml
+from eqfuse.train.settings.options import parse, seeds_of, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
 
@@ -25,15 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(help_text())
         return 0
-    if "--version" in arguments:
-        print(f"eqfuse {__version__}")
-        return 0
     try:
         if arguments[:1] == ["--from-mace"]:
             print(translated(" ".join(arguments[1:])))
             return 0
-        settings = [argument for argument in arguments if argument != "--cfg"]
-        configs = _configs(settings)
+        configs = _configs([argument for argument in arguments if argument != "--cfg"])
     except ConfigError as error:
         return fail(2, error)
     if "--cfg" in arguments:
@@ -51,15 +47,15 @@ def _described(config: Config) -> str:
 
 def _configs(arguments: list[str]) -> list[Config]:
     """Return the configurations of the runs that the arguments ask for, all checked."""
-    arguments, runs = sweep(arguments)
-    if not runs:
+    arguments, seeds = seeds_of(arguments)
+    if seeds is None:
         return [_config(arguments)]
     given = dict(argument.partition("=")[::2] for argument in arguments)
     if "resume" in given:
-        raise ConfigError("resume= goes on with one run; leave seeds= and -m out")
+        raise ConfigError("resume= goes on with one run; leave seeds= out")
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder = given.get("run", f"runs/{stamp}_sweep")
-    configs = [_config([*arguments, *own, f"run={folder}/{name}"]) for name, own in runs]
+    folder = given.get("run", f"runs/{stamp}_seeds")
+    configs = [_config([*arguments, f"seed={k}", f"run={folder}/seed={k}"]) for k in seeds]
     for config in configs:
         require_free(config.run)
     return configs
@@ -108,8 +104,8 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
     """
     plain = {True: "true", False: "false", None: "null"}
     typed = {n: plain[v] if v is None or isinstance(v, bool) else v for n, v in more.items()}
-    arguments, runs = sweep([*settings, *(f"{name}={value}" for name, value in typed.items())])
-    if runs:
+    arguments = [*settings, *(f"{name}={value}" for name, value in typed.items())]
+    if seeds_of(arguments)[1] is not None:
         raise ConfigError("fit trains one run; call it for each of seeds=")
     keep_memory()
     return _run(_config(arguments), callbacks)
@@ -131,17 +127,9 @@ def _run(config: Config, callbacks: Sequence = ()) -> Path:
         raise ConfigError(str(error)) from error
     precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
     x64 = jax.enable_x64(config.dtype == "float64")
-    with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
-        from eqfuse.train.molecule import run
+    from eqfuse.train.molecule import run
 
-        return run(config, devices, callbacks)
-
-
-@contextlib.contextmanager
-def _printing(wanted: bool):
-    """Return a context in which what is printed is seen, or not."""
-    if wanted:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
+    hidden = contextlib.redirect_stdout(io.StringIO())
+    printing = contextlib.nullcontext() if devices.is_main else hidden
+    with x64, jax.default_matmul_precision(precision), printing, Log() as log:
+        return run(config, devices, callbacks, log)

@@ -62,22 +62,18 @@ def build_potential(
     return potential, fields
 
 
-def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> Path:
+def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
     """Train a potential; print as it goes; return the folder of the run.
 
     Args:
       config: of the run.
       devices: which share every batch.
       callbacks: called as it goes, besides those of `config.loggers`.
+      log: keeps what is printed.
     Raises:
       data.DataError, ConfigError, TrainingFailed, Interrupted: see `exit_code`; the last good
         checkpoint stays.
     """
-    with Log() as log:
-        return _run(config, devices, callbacks, log)
-
-
-def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
     name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
     with devices.together():
         callbacks = [*loggers(config.loggers), *callbacks] if writes else []
@@ -107,7 +103,7 @@ def _run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: L
                 resume = interrupted_run(config, like, metadata, folder, limits, writes)
         if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
-        facts = report(config, dataset, batchers[0], folder, devices)
+        facts = report(config, dataset, folder, devices)
         facts |= {} if tuning is None else tuning.facts()
         print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))

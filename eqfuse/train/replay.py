@@ -31,7 +31,7 @@ from eqfuse.train.metrics import Predicted, predictions
 
 FILE = "replay.traj"
 """In the folder of a run: the frames, of which a resumed run reads the same numbers."""
-AUTO, NONE = "auto", "none"
+AUTO = "auto"
 _FROM = 8  # structures are made and labelled for each that is chosen
 _MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1
 """eV/Å and eV/Å^3 (16 GPa): structures with larger ones are left out, since they are so far from

@@ -12,7 +12,7 @@ from eqfuse.train.settings.schema import (
     Range,
     check_ranges,
     require,
-    setting,
+    value,
 )
 
 DEFAULT_EPOCHS = 100
@@ -23,64 +23,26 @@ _DECAY = Range(lambda value: 0 <= value < 1, "in [0, 1)")
 class MoleculeTraining:
     """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
 
-    lr: float = setting(0.01, "highest learning rate", POSITIVE)
-    schedule: Literal["cosine", "wsd", "plateau", "exponential", "constant"] = setting(
-        "cosine",
-        "how the learning rate changes after the warm-up; wsd (warm-up, stable, decay) falls only "
-        "when the second stage begins, or in the last quarter: such a run can be made longer",
-    )
-    warmup_steps: int = setting(50, "steps until the learning rate is highest", NOT_NEGATIVE)
-    min_lr: float = setting(1e-5, "lowest learning rate; a run with plateau ends there", POSITIVE)
-    patience: int = setting(
-        10, "plateau: validations without improvement before it falls", POSITIVE
-    )
-    factor: float | None = setting(
-        None,
-        "what the learning rate is multiplied by: for plateau, null is 0.5; for exponential after "
-        "each validation, and null is what ends at min_lr",
-        FRACTION,
-    )
-    early_stopping: int | None = setting(
-        None,
-        "end the run after this many validations without improvement, counted anew in the second "
-        "stage; null: never",
-        POSITIVE,
-    )
-    optimizer: Literal["muon", "adam", "adamw", "amsgrad"] = setting("muon", "the optimizer")
-    weight_decay: float | None = setting(
-        None, "decay of the weights, for muon and adamw; null: 0.01 for adamw, else 0", NOT_NEGATIVE
-    )
-    clip_norm: float | None = setting(
-        10.0, "largest norm of the gradient; null: no limit", POSITIVE
-    )
-    ema_decay: float = setting(0.99, "decay of the averaged parameters; 0: no average", _DECAY)
-    freeze: str | None = setting(
-        None,
-        "parameters that keep their values, by names and patterns: 'embedding,radial,layer_0/*'",
-    )
-    loss: Literal["mse", "huber", "universal"] = setting(
-        "mse",
-        "squared errors; huber: linear above huber_delta; universal: as huber, with a lower "
-        "threshold for large forces",
-    )
-    huber_delta: float = setting(
-        0.01, "threshold of huber and universal, eV/atom, eV/Å or eV/Å^3", POSITIVE
-    )
-    energy_weight: float = setting(1.0, "weight of errors of eV per atom in the loss", NOT_NEGATIVE)
-    forces_weight: float = setting(1.0, "weight of errors of forces in the loss", NOT_NEGATIVE)
-    stress_weight: float = setting(0.0, "weight of errors of the stress in the loss", NOT_NEGATIVE)
-    hessian_weight: float = setting(
-        0.0,
-        "weight of errors of Hessians, eV/Å^2, in the loss: a random row of each in each step",
-        NOT_NEGATIVE,
-    )
-    second_stage: float | None = setting(
-        0.75,
-        "fraction of the run after which energies are weighted by second_energy_weight, and the "
-        "parameters of all later steps are averaged; null: no second stage",
-        FRACTION,
-    )
-    second_energy_weight: float = setting(10.0, "energy_weight of the second stage", NOT_NEGATIVE)
+    lr: float = value(0.01, POSITIVE)
+    schedule: Literal["cosine", "wsd", "plateau", "exponential", "constant"] = value("cosine")
+    warmup_steps: int = value(50, NOT_NEGATIVE)
+    min_lr: float = value(1e-5, POSITIVE)
+    patience: int = value(10, POSITIVE)
+    factor: float | None = value(None, FRACTION)
+    early_stopping: int | None = value(None, POSITIVE)
+    optimizer: Literal["muon", "adam", "adamw", "amsgrad"] = value("muon")
+    weight_decay: float | None = value(None, NOT_NEGATIVE)
+    clip_norm: float | None = value(10.0, POSITIVE)
+    ema_decay: float = value(0.99, _DECAY)
+    freeze: str | None = value(None)
+    loss: Literal["mse", "huber", "universal"] = value("mse")
+    huber_delta: float = value(0.01, POSITIVE)
+    energy_weight: float = value(1.0, NOT_NEGATIVE)
+    forces_weight: float = value(1.0, NOT_NEGATIVE)
+    stress_weight: float = value(0.0, NOT_NEGATIVE)
+    hessian_weight: float = value(0.0, NOT_NEGATIVE)
+    second_stage: float | None = value(0.75, FRACTION)
+    second_energy_weight: float = value(10.0, NOT_NEGATIVE)
     best: Literal[
         "loss",
         "energy_mae",
@@ -91,13 +53,9 @@ class MoleculeTraining:
         "stress_rmse",
         "hessian_mae",
         "hessian_rmse",
-    ] = setting("loss", "error on the validation frames by which the best network is chosen")
-    validate_every: int | None = setting(
-        None,
-        "validate after this many steps, and at the end of the run; null: after each epoch",
-        POSITIVE,
-    )
-    checkpoint_seconds: float = setting(10.0, "least time between checkpoints, s", NOT_NEGATIVE)
+    ] = value("loss")
+    validate_every: int | None = value(None, POSITIVE)
+    checkpoint_seconds: float = value(10.0, NOT_NEGATIVE)
 
     def __post_init__(self):
         check_ranges(self, "training.")
@@ -232,9 +190,7 @@ class Limits:
         """Return the fraction of the run that is over, by steps or by time, whichever is more."""
         return max(step / self.steps, self.elapsed / (self.seconds - self.reserved))
 
-    def left(self, step: int, seconds_per_step: float) -> float:
+    def left(self, step: int) -> float:
         """Return an estimate of the time left, s; not finite where nothing is known of it."""
-        missing = self.steps - step
-        by_steps = missing * seconds_per_step if missing > 0 else 0.0
-        by_time = self.seconds - self.elapsed
-        return by_time if math.isnan(by_steps) else max(0.0, min(by_steps, by_time))
+        fraction = self.fraction(step)
+        return max(0.0, self.elapsed / fraction - self.elapsed) if fraction else math.nan

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import glob
-import itertools
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from eqfuse.train.settings.schema import (
     absolute,
     check_ranges,
     require,
-    setting,
+    value,
 )
 
 SETS = {
@@ -45,65 +44,21 @@ class DataSettings:
     """Structures with energies and forces, of one of `SETS`."""
 
     name: str = "extxyz"
-    path: str | None = setting(
-        None,
-        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it",
-        convert=absolute,
-    )
-    val_path: str | None = setting(
-        None,
-        "a file or pattern, of the same format, to validate with; null: frames of data.path "
-        "(data.val)",
-        convert=absolute,
-    )
-    test: str | None = setting(
-        None,
-        "a file or pattern, of the same format, whose errors of the best network are evaluated "
-        "once, at the end",
-        convert=absolute,
-    )
-    train: float | None = setting(
-        None, "training frames: fraction below 1, or number; null: rest", _SIZE
-    )
-    val: float = setting(
-        0.1, "validation frames: fraction below 1, or number; or a FILE, as data.val_path", _SIZE
-    )
-    batch_size: int = setting(5, "structures per step", POSITIVE)
-    reference_energies: str | None = setting(
-        None,
-        "energies of isolated atoms, eV: '{H: -13.6, 8: -2041.9}', an extxyz file of them, or "
-        "average, which fits one per element by least squares; null: frames of the data with "
-        "config_type=IsolatedAtom, or average without any; with start_from=, null: those of that "
-        "run, or fit: these, moved to the data by least squares",
-        convert=_references,
-    )
-    config_type_weights: str | None = setting(
-        None,
-        "weights of frames in the loss by their config_type: '{bulk: 1, surface: 2.5}', with "
-        "Default for frames without one; they multiply config_weight of a frame",
-    )
-    weight: float = setting(
-        1.0, "weight of all frames in the loss, which multiplies the others", POSITIVE
-    )
-    duplicates: Literal["warn", "drop", "error"] = setting(
-        "warn",
-        "copies of frames, also rotated or renumbered: warn of them, drop all but the first, or "
-        "error; those of one file never train and validate",
-    )
-    check: Literal["warn", "strict", "off"] = setting(
-        "warn",
-        "what to do with data of files that are probably wrong (units, signs, duplicates, "
-        "outliers, ...): warn, strict (refuse them) or off",
-    )
-    store: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "where frames and their neighbour lists are kept: on (on disk, in "
-        "~/.cache/eqfuse/store, made once by worker processes), off (in memory), or auto (on disk "
-        "for more than 64 MB of files)",
-    )
-    energy_key: str = setting("energy", "name of the energies in the file, eV")
-    forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
-    stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
+    path: str | None = value(None, convert=absolute)
+    val_path: str | None = value(None, convert=absolute)
+    test: str | None = value(None, convert=absolute)
+    train: float | None = value(None, _SIZE)
+    val: float = value(0.1, _SIZE)
+    batch_size: int = value(5, POSITIVE)
+    reference_energies: str | None = value(None, convert=_references)
+    config_type_weights: str | None = value(None)
+    weight: float = value(1.0, POSITIVE)
+    duplicates: Literal["warn", "drop", "error"] = value("warn")
+    check: Literal["warn", "strict", "off"] = value("warn")
+    store: Literal["auto", "on", "off"] = value("auto")
+    energy_key: str = value("energy")
+    forces_key: str = value("forces")
+    stress_key: str = value("stress")
 
     def __post_init__(self):
         need = f"left out with data={self.name}, which is embedded"
@@ -166,18 +121,12 @@ class DataSettings:
 
         Frames of files are kept on disk where `store` asks for it.
         """
-        from eqfuse.data import DataError, read_embedded, read_structures
+        from eqfuse.data import read_embedded, read_structures
 
         path = getattr(self, part)
-        if part == "path":
-            self._check_apart()
-            if path is None:
-                return read_embedded(self.name)
         if path is None:
-            return None
+            return read_embedded(self.name) if part == "path" else None
         files = matching(path)
-        if missing := [file for file in files if _is_missing(file)]:
-            raise DataError(f"no such file: {missing[0]}; check data.{part}")
         size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
         if self.store == "on" or (self.store == "auto" and size > _LARGE):
             from eqfuse.data.store import store_structures
@@ -186,25 +135,9 @@ class DataSettings:
         read = functools.partial(read_structures, keys=self.keys, require_labels=False)
         return [structure for file in files for structure in read(file)]
 
-    def _check_apart(self):
-        """Refuse a file that trains and validates, or one of these that tests."""
-        files = {
-            name: {os.path.realpath(file) for file in matching(path)}
-            for name in ("path", "val_path", "test")
-            if (path := getattr(self, name)) is not None
-        }
-        for first, second in itertools.combinations(files, 2):
-            if both := sorted(files[first] & files[second]):
-                from eqfuse.data import DataError
-
-                raise DataError(
-                    f"{both[0]} is among the files of data.{first} and of data.{second}: what is "
-                    "trained on does not validate or test; move it, or change the pattern"
-                )
-
     def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
-        from eqfuse.data import DataError, isolated_atom_energies
+        from eqfuse.data import isolated_atom_energies
 
         path = self.reference_energies
         if path == AVERAGE:
@@ -213,11 +146,6 @@ class DataSettings:
             return typed
         if path in (None, FIT):
             return None
-        if _is_missing(path):
-            raise DataError(
-                f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
-                "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
-            )
         return isolated_atom_energies(path, energy_key=self.energy_key, cutoff=cutoff)
 
     def _typed_references(self) -> dict[int, float]:
@@ -247,17 +175,6 @@ def matching(path: str) -> list[str]:
             f"no file matches {path}; check the pattern (data.path, data.val or data.test)"
         )
     return matches
-
-
-def _is_missing(path) -> bool:
-    """Return True for no such file; all else that is wrong with it, its reader says."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        pass
-    return False
 
 
 def _numbers(text: str | None, least: float) -> dict:

@@ -1,6 +1,5 @@
 """Fine-tuning: what a run that starts from a trained network keeps of it."""
 
-import csv
 import dataclasses
 import functools
 import sys
@@ -17,9 +16,9 @@ from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
-from eqfuse.train.replay import AUTO, FILE, NONE, Network, moved, moved_text, write_frames
+from eqfuse.train.replay import AUTO, FILE, Network, moved, moved_text, write_frames
 from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import CheckpointError, RunFolder
+from eqfuse.train.run.files import CheckpointError, RunFolder, write_table
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
@@ -49,25 +48,17 @@ class Tuning:
             try:
                 starts = [Start.read(dataclasses.replace(own, resume=None)) for own in configs]
             except CheckpointError as error:
-                if config.adapter is not None or (config.replay or NONE) != NONE:
+                if config.adapter is not None or config.replay:
                     raise
                 print(f"warning: what moves elsewhere will not be known: {error}", file=sys.stderr)
                 return None
             starts = [start.for_elements(dataset.species) for start in starts]
-        table, start = dataset.species, starts[-1]
-        elements = _elements(dataset)
-        references = dataset.references
-        if config.heads:  # the past is a head of its own
-            references = start.references(None)
-        network = Network(
-            start.potential()[0],
-            start.initial_params(),
-            table,
-            references,
-            config.dtype,
-            frozenset(elements),
-        )
-        return cls(config, starts, network, resumed)
+        start = starts[-1]
+        # with several heads, the past is one of its own
+        references = start.references(None) if config.heads else dataset.references
+        own = start.potential()[0], start.initial_params()
+        of_run = dataset.species, references, config.dtype, frozenset(_elements(dataset))
+        return cls(config, starts, Network(*own, *of_run), resumed)
 
     @property
     def origin(self) -> dict[str, str]:
@@ -85,21 +76,19 @@ class Tuning:
         """Return the weight of the penalty of `eqfuse.train.elastic`, 0 for none."""
         return _elastic(self.config, self.knows_more)
 
-    @property
-    def replay(self) -> str:
-        """Return where frames of its past come from: a file, auto or none."""
-        return self.config.replay or NONE
-
     @functools.cached_property
     def frames(self) -> list[Structure]:
         """Return the frames to remember; of a resumed run those that it has kept."""
         config = self.config
-        if self.replay == NONE:
+        if config.replay is None:
             return []
         if config.resume is not None:
             return read_structures(f"{config.resume}/{FILE}")
+        return self._made(config.replay)
+
+    def _made(self, source: str) -> list[Structure]:
         own = self.starts[-1].references(None)
-        return self.network.frames(self.replay, config.replay_frames, config.seed, own)
+        return self.network.frames(source, self.config.replay_frames, self.config.seed, own)
 
     def with_past(self, dataset: Dataset) -> Dataset:
         """Return the dataset of several heads, with one more for the frames to remember."""
@@ -117,8 +106,8 @@ class Tuning:
             return train
         if not isinstance(train, tuple | list):
             raise ConfigError(
-                f"replay={self.replay} is for data in memory, and these are read as they are "
-                "needed; put the frames to remember into the data, and give replay=none"
+                f"replay={self.config.replay} is for data in memory, and these are read as they "
+                "are needed; put the frames to remember into the data, and give replay=none"
             )
         remembered = self.network.remembered(self.frames, self.config.replay_weight)
         return Samples((*train, *remembered))
@@ -139,9 +128,8 @@ class Tuning:
             return nothing
         frames = self.frames
         if not frames:
-            own = self.starts[-1].references(None)
             try:
-                frames = self.network.frames(AUTO, config.replay_frames, config.seed, own)
+                frames = self._made(AUTO)
             except DataError:
                 if config.elastic is not None:  # asked for
                     raise
@@ -155,8 +143,8 @@ class Tuning:
             return {"elastic": f"weight {self.elastic:g}; elastic=0 lets the network forget more"}
         if not self.frames:
             return {}
-        kind = "made for its elements and labelled by it" if self.replay == AUTO else self.replay
-        weight = self.config.replay_weight
+        source, weight = self.config.replay, self.config.replay_weight
+        kind = "made for its elements and labelled by it" if source == AUTO else source
         return {"replay": f"{len(self.frames)} frames of weight {weight:g}, {kind}"}
 
     def report(self, folder: RunFolder, dataset: Dataset):
@@ -172,12 +160,8 @@ class Tuning:
             found = moved(before, own, self.config.seed)
             print(moved_text(found, head), flush=True)
             rows += [({} if head is None else {"head": head}) | row for row in found]
-        names = list(dict.fromkeys(name for row in rows for name in row))
         try:
-            with open(folder.path / "moved.csv", "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, names)
-                writer.writeheader()
-                writer.writerows(rows)
+            write_table(folder.path / "moved.csv", rows)
         except OSError as error:  # the training is done
             print(f"warning: moved.csv cannot be written: {error}", file=sys.stderr)
 
@@ -188,7 +172,7 @@ def _elements(dataset: Dataset) -> set[int]:
 
 
 def _elastic(config: Config, knows_more: bool) -> float:
-    others = config.adapter or config.heads or (config.replay or NONE) != NONE
+    others = config.adapter or config.heads or config.replay
     if config.elastic is None and knows_more and not others:
         return ELASTIC
     return config.elastic or 0.0
@@ -212,4 +196,4 @@ def trained_part(config: Config, dataset: Dataset, params: dict, tuning: Tuning 
         return params, (layout, optimizer)
     adapter = Adapter.of(tuning.network.params, config.rank, config.seed)
     layout, optimizer = flat_training(config.training, adapter.initial)
-    return adapter.initial, (adapter.laid_out(layout), optimizer)
+    return adapter.initial, (dataclasses.replace(adapter, layout=layout), optimizer)

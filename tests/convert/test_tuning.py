@@ -249,7 +249,7 @@ def test_an_adapter_alone_is_a_file_that_is_merged(run, water, tmp_path, capsys)
         load_run(adapter)
 
 
-@pytest.mark.parametrize("needs", [{}, {"replay": "none"}, {"adapter": "lora"}, {"replay": "auto"}])
+@pytest.mark.parametrize("needs", [{}, {"adapter": "lora"}, {"replay": "auto"}])
 def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
     run, water, tmp_path, capsys, needs
 ):

@@ -7,7 +7,6 @@ import ase.io
 import ase.units
 import numpy as np
 import pytest
-from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data import (
     DataError,
@@ -200,28 +199,22 @@ def test_copies(ethanol, rng):
     assert len(found) == 2
 
 
-def test_test_frames_that_are_trained_on_or_validate(ethanol, rng, tmp_path, capsys):
-    """In a run: the third frame is a copy of a training frame, the fifth of a validation frame."""
+def test_test_frames_that_are_trained_on_or_validate(ethanol, rng):
+    """The third frame is a copy of a training frame, the fifth of a validation frame."""
     frames = [*ethanol[60:62], moved(ethanol[0], rng), ethanol[62], moved(ethanol[50], rng)]
-    parts = {"train": ethanol[:50], "val": ethanol[50:60], "test": frames}
-    for name, structures in parts.items():
-        atoms = [ase.Atoms(s.numbers, s.positions) for s in structures]
-        for one, s in zip(atoms, structures, strict=True):
-            one.calc = SinglePointCalculator(one, energy=s.energy, forces=s.forces)
-        ase.io.write(tmp_path / f"{name}.xyz", atoms, format="extxyz")
-    files = [f"data={tmp_path}/train.xyz"]
-    files += [f"data.{name}={tmp_path}/{name}.xyz" for name in ("val", "test")]
-    files += ["data.reference_energies={H: 0, C: 0, O: 0}", "cutoff=4"]
-    config = parse(files)
-    load_dataset(config)
-    shown = capsys.readouterr().err
-    for kind, of in (("training", ("train", 0, 2)), ("validation", ("val", 0, 4))):
-        file, frame, copy = of
-        assert f"1 test frame is a {kind} frame, too, so that errors of test are too small" in shown
-        assert f"{file}.xyz, frame {frame} and {tmp_path}/test.xyz, frame {copy}" in shown
-    strict = parse([*files, "data.check=strict"])
-    with pytest.raises(DataError, match=r"data\.check=strict refuses data with 2 problems"):
-        load_dataset(strict)
+    frames = [dataclasses.replace(s, origin=f"test {k}") for k, s in enumerate(frames)]
+    parts = ethanol[:50], ethanol[50:60]
+    dataset = build(parts[0], validation=parts[1]).with_test(frames)
+    found = find_problems(dataset, *parts)
+    for kind, one, copy, problem in zip(
+        ("training", "validation"),
+        ("structure 0", "validation structure 0"),
+        (2, 4),
+        found,
+        strict=True,
+    ):
+        assert f"1 test frame is a {kind} frame, too, so that errors of test are too" in problem
+        assert f"{one} and test {copy}" in problem
 
 
 def test_outliers_name_frame_and_atom(ethanol):

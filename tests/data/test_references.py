@@ -10,7 +10,7 @@ from eqfuse.data import (
     Structure,
     fit_reference_energies,
     isolated_atom_energies,
-    read_extxyz,
+    read_structures,
 )
 from eqfuse.data.references import energies_of_atoms, subtract
 
@@ -76,7 +76,7 @@ def test_missing_reference_is_named():
 
 @pytest.mark.parametrize("kind", ["isolated atoms", "fit"])
 def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(shared_data, kind):
-    structures = read_extxyz(shared_data / "3bpa" / "train_300K.xyz")
+    structures = read_structures(shared_data / "3bpa" / "train_300K.xyz")
     isolated = isolated_atom_energies(shared_data / "3bpa" / "iso_atoms.xyz")
     data = Dataset.build(
         structures, cutoff=3.0, references=isolated if kind == "isolated atoms" else None
@@ -172,17 +172,17 @@ def test_an_isolated_atom_needs_no_forces(tmp_path):
     path = tmp_path / "atoms.xyz"
     text = ATOM.format(symbol="C", energy="-1029.5 config_type=IsolatedAtom")
     path.write_text(text)
-    (carbon,) = read_extxyz(path)
+    (carbon,) = read_structures(path)
     assert carbon.is_isolated_atom
     assert carbon.energy == -1029.5
     path.write_text(text.replace("IsolatedAtom", "isolated_atom"))  # of GAP
-    assert read_extxyz(path)[0].is_isolated_atom
+    assert read_structures(path)[0].is_isolated_atom
     path.write_text(text.replace("energy", "other"))
     with pytest.raises(DataError, match="none of 1 frame: no energy"):
-        read_extxyz(path)
+        read_structures(path)
     path.write_text(text.replace("IsolatedAtom", "Atom"))
     with pytest.raises(DataError, match="none of 1 frame: no forces"):
-        read_extxyz(path)
+        read_structures(path)
 
 
 def test_energies_of_an_atom_that_differ_by_rounding_are_one():

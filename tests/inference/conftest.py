@@ -6,7 +6,7 @@ import ase.io
 import pytest
 
 import eqfuse
-from tests.small_runs import train_on_copper
+from tests.lammps.untrained import untrained_run
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +23,9 @@ def atoms(run):
 
 
 @pytest.fixture(scope="session")
-def single(copper, tmp_path_factory):
-    """Trained until forces are more than the rounding of what they are sums of."""
-    return train_on_copper(copper, tmp_path_factory, "epochs=60", "training.optimizer=adam")
-
-
-@pytest.fixture(scope="session")
-def committee(copper, tmp_path_factory):
-    """Return a folder with two runs of one step each, as seeds=2 makes it."""
-    more = ["cutoff=3", "steps=1", "seeds=2", "dtype=float64"]
-    return train_on_copper(copper, tmp_path_factory, *more)
+def committee(tmp_path_factory):
+    """Return a folder with two runs, as seeds=2 makes it, of networks that nothing trained."""
+    folder = tmp_path_factory.mktemp("committee")
+    for seed in range(2):
+        untrained_run(folder, numbers=(29,), seed=seed).rename(folder / f"seed={seed}")
+    return folder

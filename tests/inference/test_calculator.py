@@ -133,25 +133,17 @@ def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):
 
     start, picture, trajectory = (tmp_path / name for name in ("start.xyz", "nve.png", "nve.xyz"))
     ase.io.write(start, atoms, format="extxyz")
-    for steps in (120, 100):
-        files = "--picture", picture, "--trajectory", trajectory
-        ended(run, start, *files, "--steps", steps)
-        assert picture.read_bytes().startswith(b"\x89PNG")
-    long, short = capsys.readouterr().out.splitlines()
-    drift = re.match(r"drift (-?[\d.]+) meV/atom/ps over 0.06 ps", long)[1]
+    ended(run, start, "--picture", picture, "--trajectory", trajectory, "--steps", 120)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    drift = re.match(r"drift (-?[\d.]+) meV/atom/ps over 0.06 ps", capsys.readouterr().out)[1]
     assert abs(float(drift)) < 1.0
-    assert short.startswith("0.05 ps are too short to fit a drift to")
     frames = ase.io.read(trajectory, ":")
-    assert len(frames) == 10
+    assert len(frames) == 12
     np.testing.assert_allclose(frames[0].positions, atoms.positions, atol=1e-7)
     assert np.abs(frames[1].get_forces() - frames[0].get_forces()).max() > 1e-4
-    for arguments, message in (
-        ((tmp_path, start), "no checkpoint"),
-        ((run, tmp_path / "none.xyz"), "none.xyz"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            ended(*arguments)
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        ended(tmp_path, start)
+    assert "no checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

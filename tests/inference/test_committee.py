@@ -8,6 +8,7 @@ import pytest
 
 import eqfuse
 from eqfuse.cli import main as eqfuse_command
+from eqfuse.inference.network import load_networks
 
 
 def test_a_calculator_of_mean_and_spread(committee, copper):
@@ -33,8 +34,11 @@ def test_a_calculator_of_mean_and_spread(committee, copper):
     expected = np.linalg.norm(f1 - f2, axis=1) / root
     np.testing.assert_allclose(results["forces_spread"], expected, rtol=1e-9)
     np.testing.assert_allclose(results["stress_spread"], abs(s1 - s2) / root, rtol=1e-7)
-    [predicted] = eqfuse.predict(committee, atoms)
-    np.testing.assert_allclose(predicted.spread.forces, expected, rtol=1e-9)
+    runs = [committee / "seed=0", committee / "seed=1"]
+    for name in (committee, f"{committee}/seed=*", runs, load_networks(runs)):
+        [predicted] = eqfuse.predict(name, atoms)
+        assert predicted.energy == pytest.approx(energy, abs=1e-9)
+        np.testing.assert_allclose(predicted.spread.forces, expected, rtol=1e-9)
     with pytest.raises(ValueError, match="a committee needs several runs"):
         eqfuse.Committee(committee / "seed=0")
 

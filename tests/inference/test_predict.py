@@ -65,23 +65,6 @@ def test_other_formats_are_chosen_by_the_suffix(committee, unlabelled, tmp_path,
     np.testing.assert_array_equal(found[2].forces, expected[2].forces)
 
 
-def test_a_committee_gives_mean_and_spread(committee, unlabelled, tmp_path, capsys):
-    """However its runs are named; the numbers are tested in `test_committee`."""
-    runs = [committee / "seed=0", committee / "seed=1"]
-    each = [eqfuse.predict(run, unlabelled) for run in runs]
-    for name in (committee, f"{committee}/seed=*", runs, load_networks(runs)):
-        *_, found = eqfuse.predict(name, unlabelled)
-        energies = [predicted[-1].energy for predicted in each]
-        assert found.energy == pytest.approx(np.mean(energies), abs=1e-12)
-        assert found.spread.energy == pytest.approx(np.std(energies, ddof=1), rel=1e-9)
-    out = tmp_path / "out.xyz"
-    assert eqfuse_command(["predict", str(committee), str(unlabelled), str(out)]) == 0
-    assert "a committee of 2 networks" in capsys.readouterr().out
-    atoms = ase.io.read(out, -1)
-    assert atoms.info["energy_spread"] == pytest.approx(found.spread.energy, rel=1e-12)
-    np.testing.assert_allclose(atoms.arrays["forces_spread"], found.spread.forces, atol=1e-8)
-
-
 def test_atoms_are_predicted_without_their_labels(committee, copper):
     """Also where these are of another calculator, or are not finite."""
     frames = ase.io.read(copper, ":3")

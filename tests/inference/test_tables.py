@@ -13,6 +13,8 @@ from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
 from tests.lammps.untrained import untrained_run
 
+MODELS = ["nequip", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mace", "allegro"))]
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
@@ -27,7 +29,7 @@ def forces(network, lengths):
     return np.array([p.forces[1] for p in predict(network, pairs, batch_size=100)])
 
 
-@pytest.mark.parametrize("model", ["nequip", "mace", "allegro"])
+@pytest.mark.parametrize("model", MODELS)
 def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
     """From far below bonds to the cutoff; and they are not with a coarse table that is let pass."""
     run = untrained_run(tmp_path, model)
@@ -95,7 +97,7 @@ def cluster(numbers):
     return ase.Atoms(numbers, [[0, 0, 0], [2.1, 0, 0.2], [0.3, 2.3, 0], [1.9, 1.8, 1.7]])
 
 
-@pytest.mark.parametrize("model", ["nequip", "mace", "allegro"])
+@pytest.mark.parametrize("model", MODELS)
 def test_results_are_those_of_the_whole_network(model, tmp_path, monkeypatch):
     run = untrained_run(tmp_path, model, NUMBERS)
     calculator = eqfuse.Calculator(run, radial="network")
@@ -126,6 +128,7 @@ def test_small_networks_and_unknown_elements_stay_whole(tmp_path):
         predict(large, cluster([1, 13, 13, 13]))
 
 
+@pytest.mark.slow
 def test_few_elements_have_tables_where_all_would_take_too_much(tmp_path, monkeypatch):
     """Allegro has tables of each pair of elements."""
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))

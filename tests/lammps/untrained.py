@@ -15,7 +15,9 @@ FIELDS = {
 }
 
 
-def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float64", **other):
+def untrained_run(
+    folder, model: str = "nequip", numbers=(13, 29), dtype="float64", seed: int = 3, **other
+):
     """Return the folder of a run of a network between elements, within 4 Å.
 
     Args:
@@ -23,6 +25,7 @@ def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float6
       model: a key of `FIELDS`.
       numbers: sorted atomic numbers.
       dtype: of the run.
+      seed: of the parameters.
       other: fields of the network.
     """
     fields = FIELDS[model] | other | {"cutoff": 4.0, "num_species": len(numbers)}
@@ -31,7 +34,7 @@ def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float6
     with jax.enable_x64(True):
         graph = collate([], Shape(2, 2, 1), "float64").graph
         arguments = graph.vectors, graph.species, graph.edges
-        params = jax.jit(network.init)(jax.random.key(3), *arguments)["params"]
+        params = jax.jit(network.init)(jax.random.key(seed), *arguments)["params"]
     names = range(len(numbers))
     converted = Converted(
         program="eqfuse",

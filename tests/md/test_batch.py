@@ -52,22 +52,15 @@ def test_structures_of_a_batch_move_as_alone(ensemble, run, frames, tmp_path):
     assert np.abs(ends[0].positions - ends[1].positions).max() > 0.05
 
 
-def test_a_molecule_and_a_crystal_are_one_batch(run, frames, tmp_path):
-    frames[1].pbc, frames[1].cell = False, None
-    settings = {"skin": 0.1, "temperature": 600.0, "steps": 30}
-    both = md.run(run, frames, run=str(tmp_path / "both"), **settings)
-    for k, end in enumerate(both):
-        alone = md.run(run, frames[k], seed=k, run=str(tmp_path / str(k)), **settings)
-        np.testing.assert_allclose(end.positions, alone.positions, rtol=0, atol=1e-9)
-        assert end.pbc.all() == (k == 0)
-
-
 def test_what_cannot_be_one_batch_is_refused(run, frames, tmp_path):
+    free = frames[1].copy()
+    free.pbc, free.cell = False, None
     moving = frames[1].copy()
     moving.set_velocities(np.full((4, 3), 0.01))
     apart = frames[1].copy()
     apart.positions[1] = apart.positions[0] + 0.1
     for start, changes, error, message in (
+        ([frames[0], free], {}, DataError, "0 and 1 are not periodic in the same directions"),
         ([frames[0], apart], {}, DataError, "structure 1: atoms 0 and 1 overlap"),
         (moving, {"replicas": 2}, ConfigError, "replicas=2 would all be the same"),
         (frames[1], {"replicas": 2, "temperature": 0.0}, ConfigError, "give a temperature"),

@@ -14,9 +14,10 @@ import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError
 from eqfuse.inference import evaluator
+from eqfuse.inference.evaluator import Sizes
 from eqfuse.md import simulation
 from eqfuse.md.simulation import read_checkpoint
-from eqfuse.md.steps import Stepper
+from eqfuse.md.steps import Room, Stepper
 from eqfuse.md.structures import Member
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.stopping import Interrupted, TrainingFailed
@@ -58,14 +59,15 @@ def steppers(monkeypatch):
 def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers, monkeypatch):
     """200 hot steps with a thin skin, so that many lists are made; also in too small arrays."""
     if small:
-        make = Stepper._list
+        begin = Stepper.begin
 
-        def shrunk(self):
-            listing = make(self)
-            self.sizes = self.sizes._replace(edges=self.sizes.edges // 2)
-            return listing
+        def shrunk(self, *args):
+            begin(self, *args)
+            grid = self.room.grid._replace(occupancy=1)
+            sizes = Sizes(pairs=self.room.sizes.pairs // 2, edges=self.room.sizes.edges // 2)
+            self._use(Room(grid, sizes))
 
-        monkeypatch.setattr(Stepper, "_list", shrunk)
+        monkeypatch.setattr(Stepper, "begin", shrunk)
     atoms = request.getfixturevalue(kind)
     rng = np.random.default_rng(0)
     atoms.set_velocities(rng.normal(scale=0.02, size=(4, 3)))
@@ -83,6 +85,7 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
     monkeypatch.setattr(Member, "add_frame", kept)
     md.run(run, atoms, steps=200, run=str(tmp_path / "md"), **settings)
     assert steppers[0].num_lists > 5
+    assert (steppers[0].num_programs > 2) == small
     rows = table(tmp_path / "md")
     assert rows["step"].tolist() == list(range(201))
     for step in range(201):
@@ -128,11 +131,12 @@ def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_
 
 def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, steppers, monkeypatch):
     """They are larger here than a new simulation would choose."""
-    chosen = ("pairs", "edges")
+    chosen = ("grid", "pairs", "edges")
     settings = {"save_every": 5, "run": str(tmp_path / "md")}
     with monkeypatch.context() as patch:
         patch.setattr(evaluator, "room_for_edges", lambda count: count + 96)
         patch.setattr(evaluator, "room_for_pairs", lambda count: count + 160)
+        patch.setattr("eqfuse.inference.lists.room_in_boxes", lambda most, atoms: most + 3)
         md.run(run, crystal, steps=5, **settings)
     before = read_checkpoint(tmp_path / "md")[1]
     md.resume(tmp_path / "md", 10)
@@ -140,10 +144,27 @@ def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, stepp
     assert after["step"] == 10
     assert [after[name] for name in chosen] == [before[name] for name in chosen]
     fresh, resumed = steppers
-    assert resumed.sizes == fresh.sizes
+    assert resumed.room == fresh.room
+    assert resumed.num_programs == 1
     md.run(run, crystal, steps=5, run=str(tmp_path / "other"))
     other = read_checkpoint(tmp_path / "other")[1]
     assert all(other[name] != before[name] for name in chosen)
+
+
+def test_a_compressed_trajectory_holds_the_same_frames(run, crystal, tmp_path):
+    settings = {"skin": 0.1, "temperature": 600, "save_every": 4}
+    md.run(run, crystal, steps=12, run=str(tmp_path / "plain"), **settings)
+    md.run(run, crystal, steps=6, run=str(tmp_path / "gz"), trajectory="xyz.gz", **settings)
+    with open(tmp_path / "gz" / "trajectory.xyz.gz", "ab") as file:
+        file.write(b"a killed process")
+    md.resume(tmp_path / "gz", 12)
+    plain = ase.io.read(tmp_path / "plain" / "trajectory.xyz", ":")
+    packed = ase.io.read(tmp_path / "gz" / "trajectory.xyz.gz", ":")
+    assert [frame.info["step"] for frame in packed] == [0, 4, 6, 8, 12]
+    del packed[2]
+    for one, other in zip(plain, packed, strict=True):
+        np.testing.assert_array_equal(one.positions, other.positions)
+        np.testing.assert_array_equal(one.get_velocities(), other.get_velocities())
 
 
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):

@@ -30,15 +30,10 @@ def everything(potential, variables, graph):
     return jax.grad(loss, has_aux=True)(variables)
 
 
-def computed(make, name, backend, dtype, variables, graph):
+def computed(make, name, backend, variables, graph):
     potential = make(name, **TINY[name], backend=backend)
-    variables, graph = jax.tree.map(
-        lambda a: np.asarray(a, dtype) if a.dtype == np.float64 else a, (variables, graph)
-    )
     run = jax.jit(lambda v, g: everything(potential, v, g))
-    found = jax.device_get(run(variables, graph))
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(dtype)}
-    return jax.tree.leaves(jax.tree.map(lambda a: a.astype(np.float64), found))
+    return jax.tree.leaves(jax.device_get(run(variables, graph)))
 
 
 @pytest.fixture(scope="module", params=ONE_OF_ALL)
@@ -50,37 +45,14 @@ def case(request, small_potential, make_graph, molecule):
     init = jax.jit(potential.init)
     variables = init(jax.random.key(0), graph.vectors, graph.species, graph.edges)
     variables = jax.device_get(variables)
-    exact = computed(small_potential, name, "e3nn", np.float64, variables, graph)
+    exact = computed(small_potential, name, "e3nn", variables, graph)
     return name, variables, graph, exact
-
-
-@pytest.fixture(scope="module")
-def rounded(case, small_potential):
-    """Return what e3nn-jax makes of a case in float32."""
-    name, variables, graph, _ = case
-    return computed(small_potential, name, "e3nn", np.float32, variables, graph)
 
 
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 def test_float64(case, small_potential, backend):
     name, variables, graph, exact = case
     with only(backend, forbidden=NOT_IN_GATES):
-        found = computed(small_potential, name, backend, np.float64, variables, graph)
+        found = computed(small_potential, name, backend, variables, graph)
     for a, b in zip(found, exact, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * max(1, np.abs(b).max()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_float32_is_as_good_as_that_of_e3nn(case, rounded, small_potential, backend):
-    """No array is off by more than twice what e3nn-jax is, or by a hundred roundings.
-
-    A layer is some ten products and sums after each other, and there are two, differentiated twice.
-    """
-    name, variables, graph, exact = case
-    with only(backend, forbidden=NOT_IN_GATES):
-        found = computed(small_potential, name, backend, np.float32, variables, graph)
-    unit = np.finfo(np.float32).eps / 2
-    for a, b, e3nn_result in zip(found, exact, rounded, strict=True):
-        allowed = max(2 * np.abs(e3nn_result - b).max(), 100 * unit * np.abs(b).max())
-        assert np.abs(a - b).max() <= allowed

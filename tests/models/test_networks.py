@@ -86,7 +86,7 @@ def test_unknown_models_are_refused(name, message):
     [
         ("nequip", ["7 linear", "3 tensor_product_linear_gate"]),
         # two layers, and the readout of the pseudoscalar
-        ("allegro", ["1 weighted_channels", "3 graph_tensor_product", "3 tensor_product_linear"]),
+        ("allegro", ["3 graph_tensor_product", "3 tensor_product_linear"]),
         ("mace", ["8 linear", "2 tensor_product_linear", "2 symmetric_contraction"]),
     ],
 )

@@ -46,8 +46,8 @@ def compiled(potential):
 def run(compiled, variables, make_graph):
     """Return a function of structures: their predictions, without those of the padding."""
 
-    def run(*structures, cutoff=CUTOFF):
-        graph = make_graph(structures, cutoff, SHAPE)
+    def run(*structures):
+        graph = make_graph(structures, CUTOFF, SHAPE)
         found = jax.device_get(compiled(variables, graph))._asdict()
         real = dict.fromkeys(("energy", "stress"), graph.graph_mask)
         return Prediction(**{k: found[k][real.get(k, graph.node_mask)] for k in FIELDS})
@@ -184,12 +184,6 @@ def test_energy_and_forces_are_smooth_at_the_cutoff(potential, run):
     for values, expected in ((energy, order), (force, order - 1)):
         orders = np.log2(np.divide(values[:-1], values[1:]))
         np.testing.assert_allclose(orders, expected, rtol=0, atol=0.25)
-
-
-def test_edges_beyond_the_cutoff_do_nothing(run, molecule):
-    near, far = (run(molecule(0), cutoff=cutoff) for cutoff in (CUTOFF, CUTOFF + 1))
-    np.testing.assert_allclose(far.energy, near.energy, rtol=0, atol=EXACT)
-    np.testing.assert_allclose(far.forces, near.forces, rtol=0, atol=EXACT)
 
 
 def test_periodic_is_the_same_as_a_supercell(run):

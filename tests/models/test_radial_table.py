@@ -17,7 +17,6 @@ from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 from tests.models.settings_variants import mace
 from tests.ops import tiers
-from tests.ops.parity import TRITON
 
 AGNESI = {
     "distance_transform": "agnesi",
@@ -131,22 +130,6 @@ def test_float32_is_as_close_to_float64_as_the_network_is(make, batch, case):
         )
     for name, error in table.items():  # what the network's luck makes smaller than rounding
         assert error < max(2 * network[name], 1e-6), (name, network, table)
-
-
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param("xla", marks=pytest.mark.slow),
-        pytest.param("e3nn", marks=pytest.mark.slow),
-        pytest.param("triton", marks=[pytest.mark.slow, *TRITON.marks]),
-    ],
-)
-def test_every_backend_computes_what_llvm_does(make, batch, backend):
-    potential, variables, _ = make("nequip")
-    exact = results(with_table(potential), variables, batch)
-    potential = potential.clone(model=potential.model.clone(backend=backend))
-    found = results(with_table(potential), variables, batch)
-    assert max(errors(found, exact).values()) < 1e-11
 
 
 def radial_functions(onset, knots=64):

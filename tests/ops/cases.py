@@ -276,35 +276,6 @@ class WeightedChannelwise(Channelwise):
 
 
 @dataclasses.dataclass(frozen=True)
-class Channels(Case):
-    """Scalars `irreps_x`, a block of weights for each irrep of `irreps_y`."""
-
-    @property
-    def on_graph(self) -> bool:
-        return False
-
-    @functools.cached_property
-    def irreps_out(self) -> e3nn.Irreps:
-        weights, y = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
-        return e3nn.Irreps([(w.mul, one.ir) for w, one in zip(weights, y, strict=True)])
-
-    def function(self, backend: str):
-        def function(weights, y):
-            y = e3nn.IrrepsArray(self.irreps_y, y)
-            return ops.weighted_channels(y, weights, backend=backend).array
-
-        return function
-
-    def reference(self, weights, y):
-        channels = e3nn.Irreps(self.irreps_x)[0].mul
-        chunks = e3nn.IrrepsArray(self.irreps_y, y).chunks
-        chunks = [jnp.repeat(chunk, channels, axis=-2) for chunk in chunks]
-        repeated = e3nn.from_chunks(self.irreps_out, chunks, y.shape[:-1], y.dtype)
-        weights = e3nn.IrrepsArray(self.irreps_x, weights)
-        return e3nn.elementwise_tensor_product(weights, repeated).array
-
-
-@dataclasses.dataclass(frozen=True)
 class Interpolation:
     """Tables of `widths`, read by rows of these intervals; results side by side.
 
@@ -442,7 +413,6 @@ _elementwise = functools.partial(Case, "elementwise_tensor_product")
 _graph = functools.partial(Case, "graph_tensor_product")
 _channelwise = functools.partial(Channelwise, "channelwise_tensor_product")
 _weighted = functools.partial(WeightedChannelwise, "channelwise_tensor_product", graph=SMALL)
-_channels = functools.partial(Channels, "weighted_channels")
 
 TENSOR_PRODUCT = {
     "l3-both-parities": _product("2x0o+2x1e+2x3o", "1o+3o", keep="0e+1e+1o+2o+3e"),
@@ -537,14 +507,6 @@ GRAPH = {
         "4x0e+4x1o+2x1o", "0e+1o", zero_x=(False, True, False), zero_y=(True, False)
     ),
     "nothing-left": _graph("8x0e+8x1o", "0e", keep="2e", weighted=False),
-}
-
-CHANNELS = {
-    "allegro": _channels("64x0e+64x0e+64x0e", "0e+1o+2e"),
-    "not-sorted": _channels("5x0e+5x0e", "3o+1e"),
-    "one-channel": _channels("0e+0e", "0e+1o"),
-    "axes": _channels("3x0e", "1o", shape_x=(2, 3), shape_y=(2, 3)),
-    "no-rows": _channels("3x0e", "1o", shape_x=(0,), shape_y=(0,)),
 }
 
 INTERPOLATE = {

@@ -81,8 +81,6 @@ def test_products(seed):
     rng = np.random.default_rng(seed)
     x, y = (with_zeros(rng, random_irreps(rng)) for _ in range(2))
     of_edges = with_zeros(rng, y.irreps, (EDGES.num_edges,))
-    single = with_zeros(rng, e3nn.Irreps([(1, ir) for _, ir in y.irreps]))
-    weights = jnp.ones((ROWS, 2 * len(single.irreps)))
 
     def on_graph():
         messages = e3nn.tensor_product(x[EDGES.senders], of_edges)
@@ -98,36 +96,20 @@ def test_products(seed):
             lambda: e3nn.elementwise_tensor_product(x, x),
         ),
         (lambda b: ops.graph_tensor_product(x, of_edges, None, EDGES, backend=b), on_graph),
-        (
-            lambda b: ops.weighted_channels(single, weights, backend=b),
-            lambda: ops.weighted_channels(single, weights, backend="e3nn"),
-        ),
     ):
         expected = result(theirs)
         for backend in BACKENDS:
             assert_same(result(lambda b=backend, ours=ours: ours(b)), expected)
 
 
-def options_of(rng):
-    """Return options of a Linear, what comes before x, and leading axes of x."""
-    kind = rng.integers(4)
-    options = {"force_irreps_out": bool(rng.random() < 0.7), "biases": bool(rng.integers(2))}
-    if kind == 1:
-        return options | {"num_indexed_weights": SETS}, (jnp.array([0, 1, 1]),), (ROWS,)
-    if kind == 2:
-        return options, (jnp.ones((ROWS, 2)),), (ROWS,)
-    if kind == 3:
-        return options | {"channel_out": 2}, (), (ROWS, 3)
-    return options, (), (ROWS,)
-
-
 @SEEDS
-@pytest.mark.parametrize("simplify", [True, False])
-def test_linears(seed, simplify):
+@pytest.mark.parametrize("indexed", [False, True])
+def test_linears(seed, indexed):
     rng = np.random.default_rng(seed)
-    options, before, lead = options_of(rng)
-    out, x = random_irreps(rng), with_zeros(rng, random_irreps(rng), lead)
-    options["simplify_irreps_internally"] = simplify
+    options = {"force_irreps_out": bool(rng.random() < 0.7), "biases": bool(rng.integers(2))}
+    options["num_indexed_weights"] = SETS if indexed else None
+    before = (jnp.array([0, 1, 1]),) if indexed else ()
+    out, x = random_irreps(rng), with_zeros(rng, random_irreps(rng))
     for backend in BACKENDS:
         modules = ops.Linear(out, backend=backend, **options), e3nn.flax.Linear(out, **options)
         assert_modules_agree(*modules, (*before, x))
@@ -139,14 +121,6 @@ def test_a_sum_of_linears_knows_zeros_of_all(seed):
     out, inputs = random_irreps(rng), [with_zeros(rng, random_irreps(rng)) for _ in range(2)]
     theirs, ours = (ops.LinearSum(out, ("a", "b"), backend=b) for b in ("e3nn", "llvm"))
     assert_modules_agree(ours, theirs, inputs)
-
-
-def test_biases_with_weights_of_an_input_that_is_zero():
-    x, weights = e3nn.zeros("2x2e", (ROWS,)), jnp.ones((ROWS, 2))
-    options = {"force_irreps_out": True, "biases": True}
-    theirs, ours = (cls("2x0e+1x1e", **options) for cls in (e3nn.flax.Linear, ops.Linear))
-    params = jax.tree.map(jnp.ones_like, theirs.init(jax.random.key(0), weights, x))
-    assert_same(*(result(lambda m=m: m.apply(params, weights, x)) for m in (ours, theirs)))
 
 
 def messages(x, y, weights=None, keep=None, graph=True):

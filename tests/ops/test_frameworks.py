@@ -169,6 +169,35 @@ def test_a_layer_of_equinox_is_fused(capsys):
     assert_same((out, grad._weights, dx), (expected, of_weights._weights, of_x))
 
 
+@pytest.mark.parametrize("name", ["TensorProductLinear", "TensorProductLinearGate"])
+def test_products_with_a_linear(name):
+    hk, eqx = pytest.importorskip("haiku"), pytest.importorskip("equinox")
+    _, (x, y, w) = edges()
+    irreps_out, graph = "5x0e+2x0e+2x1o", ops.Edges.from_arrays(SENDERS, RECEIVERS, NODES)
+    options = {"filter_ir_out": "0e+1o", "num_indexed_weights": 3}
+
+    def reference(parameters):
+        linear = e3nn.flax.Linear(irreps_out, num_indexed_weights=3)
+        mix = lambda z: linear.apply({"params": parameters}, INDEX, z)  # noqa: E731
+        out = layer(e3nn.tensor_product, mix)(x, y, w)
+        return e3nn.gate(out) if name.endswith("Gate") else out
+
+    operands = x, y, w, graph, INDEX
+    of_haiku = hk.without_apply_rng(
+        hk.transform(lambda: getattr(ops.haiku, name)(irreps_out, name="a", **options)(*operands))
+    )
+    params = of_haiku.init(jax.random.key(0))
+    found, [gradients] = with_gradients(of_haiku.apply, params)
+    assert_same((found, (gradients["a"],)), with_gradients(reference, params["a"]))
+
+    module = getattr(ops.equinox, name)(
+        irreps_out, irreps_x=X, irreps_y=Y, key=jax.random.key(0), dtype=jnp.float64, **options
+    )
+    arrays, rest = eqx.partition(module, eqx.is_array)
+    found, [gradients] = with_gradients(lambda a: eqx.combine(a, rest)(*operands), arrays)
+    assert_same((found, (gradients.parameters,)), with_gradients(reference, module.parameters))
+
+
 def test_errors_are_e3nns():
     pytest.importorskip("equinox")
     module = ops.equinox.Linear(irreps_in=X, irreps_out=OUT, key=jax.random.key(0))

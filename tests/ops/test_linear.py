@@ -270,3 +270,15 @@ def test_errors_of_sums_and_groups():
         ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((2, 2))])
     with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
         ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
+
+
+def test_ours_in_the_place_of_e3nns_do_not_call_themselves(monkeypatch):
+    x, weights = e3nn.normal("2x0e+1o", jax.random.key(0), (3,)), jnp.ones((3, 4))
+    theirs = e3nn.flax.Linear("3x0e+1o")
+    params, square = initial(theirs, weights, x), e3nn.tensor_square(x.irreps)
+    expected = theirs.apply(params, weights, x).array
+    monkeypatch.setattr(e3nn.flax, "Linear", ops.Linear)
+    monkeypatch.setattr(e3nn, "tensor_square", ops.tensor_square)
+    found = e3nn.flax.Linear("3x0e+1o").apply(params, weights, x).array
+    np.testing.assert_array_equal(found, expected)
+    assert e3nn.tensor_square(x.irreps) == square

@@ -50,7 +50,6 @@ KINDS = {
     ),
     "channelwise": (CHANNELWISE, "graph l3-both-parities graph-no-edges", "graph-mul-33"),
     "weights": (cases.WEIGHTED_CHANNELWISE, "two-paths no-edges", "mul-33"),
-    "channels": (cases.CHANNELS, "not-sorted no-rows", "axes"),
     "interpolate": (cases.INTERPOLATE, "two-tables", "one-table"),
     "contraction": (
         cases.CONTRACTION,
@@ -107,7 +106,7 @@ def test_derivatives_of_the_reference_are_those_that_jax_takes(name):
 
 
 HALF = ["product: mul-5", "graph: mul-5", "channelwise: graph", "contraction: own-weights"]
-HALF += ["channels: not-sorted", "interpolate: two-tables"]
+HALF += ["interpolate: two-tables"]
 MORE = ["elementwise: mul-5", "product: norm", "product: one-y", "graph: one-w", "graph: mul-600"]
 
 
@@ -139,7 +138,7 @@ def test_the_backend_e3nn_is_e3nn(name, monkeypatch):
 
 
 @kernels
-@pytest.mark.parametrize("name", ["channels: one-channel", "interpolate: two-tables"])
+@pytest.mark.parametrize("name", ["product: mul-5", "interpolate: two-tables"])
 def test_vmap(name, backend):
     case = CASES[name]
     arrays = [a.astype(np.float32) for a in case.operands()]
@@ -225,11 +224,6 @@ REFUSED = {
         ((SIX, FIVE, EDGES), {"weights": jnp.ones(4)}, r"\[6 irreps of .*\], got shape \(4,\)"),
         ((X, X), *UNKNOWN),
         ((X, X), *CUDA),
-    ],
-    ops.weighted_channels: [
-        ((X, jnp.ones((4, 2))), {}, "must have a multiplicity of 1, got 2x1"),
-        ((Y, jnp.ones((4, 5))), {}, r"\[..., 2 irreps of .*\(4, 5\)"),
-        ((Y, jnp.ones((3, 6))), {}, r"axes \(4,\) of y, got shape \(3, 6\)"),
     ],
     ops.tensor_square: [((X,), {"irrep_normalization": "cg"}, "='cg' is not supported")],
     ops.interpolate: [

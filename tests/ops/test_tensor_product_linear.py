@@ -13,6 +13,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.fused_cases import CASES, NODES, Problem
@@ -136,8 +137,25 @@ def test_errors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["xla", "llvm"])
-def test_the_function_is_the_module(backend):
-    x = e3nn.normal("4x0e + 4x1o", jax.random.key(0), (5,))
+def test_functions_are_the_modules(backend):
+    x, y = (
+        e3nn.normal(irreps, jax.random.key(n), (5,))
+        for n, irreps in enumerate(("4x0e + 4x1o", "0e + 1o"))
+    )
+    for function, module in (
+        (ops.tensor_product_linear, ops.TensorProductLinear),
+        (ops.tensor_product_linear_gate, ops.TensorProductLinearGate),
+    ):
+        expected = module("6x0e + 2x1o", backend="e3nn")
+        params = expected.init(jax.random.key(2), x, y)
+        with only(backend, kinds={Form, LinearForm}):
+            got = jax.jit(
+                lambda p, f=function: f(x, y, p["params"], "6x0e + 2x1o", backend=backend)
+            )(params)
+        assert got.irreps == expected.apply(params, x, y).irreps
+        np.testing.assert_allclose(
+            got.array, expected.apply(params, x, y).array, rtol=1e-5, atol=1e-5
+        )
     linear, index = e3nn.flax.Linear("3x0e", num_indexed_weights=2), jnp.arange(5) % 2
     params = linear.init(jax.random.key(2), index, x)
     with only(backend, runs=backend == "llvm", kinds={LinearForm}):  # XLA has no kernel for it

@@ -49,6 +49,7 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
         "backend    ",
         "parameters",
         "  ops      ",
+        "sequence   ",
     ):
         assert part in report
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
@@ -174,22 +175,6 @@ def test_float64_and_every_optimizer(tmp_path, water):
         with jax.enable_x64(True):
             _, params, _ = load_run(folder)
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
-
-
-@pytest.mark.slow
-def test_a_run_in_one_native_call_says_so_before_it_trains(tmp_path, water, capsys):
-    losses = {}
-    for setting in ("on", "off"):
-        folder = tmp_path / setting
-        more = ["steps=4", f"sequence={setting}", "verbose=true", f"run={folder}"]
-        assert main([f"data={water}", *TINY, *more]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        said = [n for n, line in enumerate(lines) if line.startswith("sequence   ")]
-        heads = next(n for n, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
-        assert len(said) == (setting == "on")
-        assert all(n < heads and "native call" in lines[n] for n in said)
-        losses[setting] = [float(row["train_loss"]) for row in rows_of(folder)]
-    assert losses["on"] == pytest.approx(losses["off"], rel=1e-3)
 
 
 def test_nan_in_a_step_names_its_frames_and_keeps_the_last_good_checkpoint(

@@ -16,6 +16,7 @@ from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
 from eqfuse.train.run import terminal
+from eqfuse.train.run.log import Log
 from eqfuse.train.run.results import Callback, loggers
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.schedule import Limits
@@ -53,7 +54,8 @@ def ended(tmp_path_factory, water):
     ase.io.write(folder / "test.xyz", frames, format="extxyz")
     data, recorder = [f"data={water}", f"data.test={folder}/test.xyz"], Recorder()
     config = parse([*TINY, *data, "epochs=3", "lr=0.02", f"run={folder / 'run'}"])
-    run(config, Devices(), [recorder])
+    with Log() as log:
+        run(config, Devices(), [recorder], log)
     return folder / "run", folder / "test.xyz", recorder
 
 
@@ -206,7 +208,7 @@ def test_unknown_and_missing_loggers_are_refused(monkeypatch):
 
 
 def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypatch, capsys):
-    with terminal.Progress(4, stress=False) as shown:
+    with terminal.Progress(4, ("energy", "forces")) as shown:
         shown.start_epoch(2)
         shown.step(0.5)
         assert "batch" not in capsys.readouterr().out
@@ -230,7 +232,7 @@ def test_time_is_kept_for_the_last_validation():
     assert limits.reserved == 30
 
 
-def test_an_outlier_moves_no_force_scale(water, tmp_path):
+def test_an_outlier_moves_no_force_scale_and_is_named(water, tmp_path):
     frames = ase.io.read(water, ":")
     forces = frames[7].get_forces()
     forces[1, 2] = 500.0

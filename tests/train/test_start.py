@@ -129,13 +129,14 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
         assert f"{name.partition('=')[0]} cannot be given" in error
     rest = settings[1:]
     assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
-    assert "holds no run" in refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
+    missing = refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
+    assert "best.safetensors is missing" in missing
     assert "data= is missing" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
     assert "the data have Cu, for which the network of start_from= has no weights" in elements
     empty = tmp_path / "empty"
     shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
-    assert "has no checkpoint" in refused([f"start_from={empty}", *rest], capsys, 1)
+    assert "best.safetensors is missing" in refused([f"start_from={empty}", *rest], capsys)
 
 
 def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp_path):

@@ -91,18 +91,6 @@ def read_structures(
     return collected(structures, path, missing if require_labels else None)
 
 
-def read_extxyz(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    require_labels: bool = True,
-) -> list[Structure]:
-    """Read a file as extended XYZ (see `iterate_extxyz`), else as `read_structures` does."""
-    how = {"keys": keys, "units": units, "require_labels": require_labels}
-    return read_structures(path, format="extxyz", **how)
-
-
 def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | None = None) -> str:
     """Return the advice for a label, energy, forces or stress, that no frame of a file has."""
     key = getattr(keys, name)

@@ -38,8 +38,8 @@ def iterate_ase(
     """Yield the frames that ASE reads in a trajectory (.traj), a database (.db, .json), and others.
 
     Labels are those that ASE reads, of its calculators' names; `keys` also name entries of `info`
-    and, in databases, of `key_value_pairs` and `data`. Weights are as in `read_extxyz`. A file of
-    a name that is none of `SUFFIXES` is read in the format that ASE guesses.
+    and, in databases, of `key_value_pairs` and `data`. Weights are as in extended XYZ. A file of a
+    name that is none of `SUFFIXES` is read in the format that ASE guesses.
 
     References: https://ase-lib.org
     """

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -124,15 +123,12 @@ def named(
     frames: Iterable,
     path: str | os.PathLike,
     structure: Callable[..., Structure],
-    numbers: Iterable[int] | None = None,
 ) -> Iterator[Structure]:
     """Yield the structures of frames, with their origins, which errors name.
 
-    `structure` makes one of a frame and its origin; `numbers` of the frames are 0, 1, 2, ... if
-    None are given.
+    `structure` makes one of a frame and its origin.
     """
-    numbers = itertools.count() if numbers is None else numbers
-    for number, frame in zip(numbers, frames, strict=False):
+    for number, frame in enumerate(frames):
         origin = f"{path}, frame {number}"
         try:
             yield structure(frame, origin)

@@ -1,25 +1,15 @@
 """Structures from the npz files of the revised MD17 and the MD22 data sets."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, named, require_file
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
 from eqfuse.data.structures import DataError, Structure
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
 _MD22 = ("z", "R", "E", "F")
-
-
-def read_rmd17(
-    path: str | os.PathLike,
-    *,
-    units: Units | None = None,
-    frames: Sequence[int] | None = None,
-) -> list[Structure]:
-    """Read the frames of one molecule in the layout of rMD17 or of MD22; see `iterate_rmd17`."""
-    return collected(iterate_rmd17(path, units=units, frames=frames), path)
 
 
 def iterate_rmd17(
@@ -27,7 +17,6 @@ def iterate_rmd17(
     *,
     keys: Keys = USUAL_KEYS,
     units: Units | None = None,
-    frames: Sequence[int] | None = None,
 ) -> Iterator[Structure]:
     """Yield the frames of one molecule in the layout of rMD17 or of MD22.
 
@@ -36,7 +25,7 @@ def iterate_rmd17(
     are in kcal/mol and lengths in Å, unless the file names its units as sGDML does, by `e_unit` and
     `r_unit`.
 
-    `frames` are those to read, counted from 0, in their order; None for all. `keys` are not used.
+    `keys` are not used.
 
     References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
       2023, doi:10.1126/sciadv.adf0873.
@@ -55,16 +44,12 @@ def iterate_rmd17(
             f"{path}: shapes do not fit: {shapes}; expected [n_atoms], [n_frames, n_atoms, 3], "
             "[n_frames], [n_frames, n_atoms, 3]"
         )
-    frames = range(len(coords)) if frames is None else frames
-    for frame in frames:
-        if not 0 <= frame < len(coords):
-            raise DataError(f"{path} has {len(coords)} frames, and no frame {frame}")
 
     def structure(frame: int, origin: str) -> Structure:
         labels = {"energy": energies[frame], "forces": forces[frame], "origin": origin}
         return units.structure(numbers=numbers, positions=coords[frame], **labels)
 
-    yield from named(frames, path, structure, frames)
+    yield from named(range(len(coords)), path, structure)
 
 
 def _load(path) -> tuple[dict[str, np.ndarray], Units]:

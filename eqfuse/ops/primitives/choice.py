@@ -62,8 +62,8 @@ def resolve_fused(fused: str | None) -> str:
       fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
         and the gate, or an error that says why there is none. On a GPU one or two more compute
         the gradients of parameters, and on a graph the backward is two. "never" is a kernel for
-        each of them. "auto" is what is measured or predicted to be faster, see `fused_table`. None
-        is what the environment variable EQFUSE_FUSED says, or "auto".
+        each of them. "auto" is what is measured or predicted to be faster (the page "What runs").
+        None is what the environment variable EQFUSE_FUSED says, or "auto".
     Raises:
       ValueError: an unknown name.
     """
@@ -81,18 +81,6 @@ def refuse(mode: str, reason: str) -> None:
         raise ValueError(f"fused='always' cannot be done here: {reason}")
 
 
-def fused_table() -> list[str]:
-    """Return the choices of "auto", a line for each backend and kind of op."""
-    return [
-        f"llvm, rows: from {FEWEST_ROWS} rows on, one kernel each way",
-        "llvm, a graph: a kernel for each part",
-        f"triton, rows: a kernel for each part; where the product of all rows would have "
-        f"{LARGE >> 30} GiB, {BLOCK} rows at a time",
-        f"triton, a graph: a kernel for each part; with a gate, in float32, up to {FEW_NODES} "
-        f"nodes and {LIGHT >> 20} MiB of weights read by them together, one kernel for the value",
-    ]
-
-
 def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:
     """Choose the kernels of a fused op; "always" is an error where there is no kernel of it."""
     if mode == "never":
@@ -101,7 +89,13 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(Kernels.APART, "apart: no path of the product leads to the Linear's output")
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
-        refuse(mode, reason or _unsupported_on_gpu(fused, backend, dtype))
+        if not reason and backend == "triton":  # more than one kernel forward or backward
+            reason = (
+                _several_kernels(fused.form, dtype)
+                if fused.summed
+                else tiles.unsupported_reason(fused, dtype.name)
+            )
+        refuse(mode, reason)
         whole = Kernels.NODES if fused.summed else Kernels.ROWS
         whole = Kernels.NATIVE if backend == "llvm" else whole
         return Choice(whole, "fused: 'always' was asked for")
@@ -152,15 +146,6 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
     elif Index.SENDER in {o.index for o in fused.form.inputs}:
         return "on a GPU there are fused kernels over rows, none that reads rows of senders"
     return ""
-
-
-def _unsupported_on_gpu(fused: Fused, backend: str, dtype) -> str:
-    """Return why there are not one kernel forward and one backward on a GPU, or ""."""
-    if backend != "triton":
-        return ""
-    if fused.summed:
-        return _several_kernels(fused.form, dtype)
-    return tiles.unsupported_reason(fused, dtype.name)
 
 
 def unsupported_product_reason(product: Product, backend: str, dtype) -> str:

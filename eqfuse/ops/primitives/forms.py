@@ -59,11 +59,9 @@ def _abstract(*args, form, num_rows, num_nodes, backend):
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
     inputs, indices = split(list(zip(args, dims, strict=True)), len(form.inputs))
-    shared = _shared_by_members(form, inputs)
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
-        if i in shared:
-            changed[i] = Index.SHARED
+        if dim is None and operand.index is Index.SHARED:  # by all members too
             arrays.append(array)
             continue
         array = batching.bdim_at_front(array, dim, size)
@@ -88,20 +86,6 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
     outputs = summed(bound, form.indexed(changed), arrays)
     return outputs, [0] * len(outputs)
-
-
-def _shared_by_members(form: Form, inputs) -> set[int]:
-    """Return which inputs, pairs of an array and its batch axis, are one row for all members.
-
-    Of inputs that need not be one row, none is that would leave a path nothing that differs.
-    """
-    whole = {i for i, (array, dim) in enumerate(inputs) if dim is None and array.shape[0] == 1}
-    shared = {i for i in whole if not form.inputs[i].index.is_node}
-    for path in form.paths:
-        operands = {ref.operand for ref in path.factors}
-        if operands <= shared:
-            shared -= {i for i in operands if form.inputs[i].index is Index.ROW}
-    return shared
 
 
 def summed(compute, form: Form, inputs) -> list[jax.Array]:
@@ -189,17 +173,13 @@ def _linear_batch(arrays, dims, *, form, num_rows, backend):
     [size] = {a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None}
     is_rows += [True] * form.needs_integers
     joined = [
-        _joined(a, d, size) if rows else a for a, d, rows in zip(arrays, dims, is_rows, strict=True)
+        jax.lax.collapse(batching.bdim_at_front(a, d, size), 0, 2) if rows else a
+        for a, d, rows in zip(arrays, dims, is_rows, strict=True)
     ]
     outputs = linear_form_p.bind(
         *vary_alike(joined), form=form, num_rows=size * num_rows, backend=backend
     )
     return [o.reshape(size, num_rows, o.shape[-1]) for o in outputs], [0] * len(outputs)
-
-
-def _joined(array, dim, size):
-    array = batching.bdim_at_front(array, dim, size)
-    return array.reshape(-1, *array.shape[2:])
 
 
 batching.primitive_batchers[linear_form_p] = _linear_batch

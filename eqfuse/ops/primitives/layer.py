@@ -190,14 +190,8 @@ def _tangent(*arrays, call, active):
 
 def _backward(*arrays, call, wanted, given):
     """Return cotangents of the wanted operands, from the `given` ones of the outputs."""
-    floats, [z], cotangents, integers = split(arrays, call.fused.num_floats, 1, sum(given))
-
-    def tangent(*tangents):
-        outputs = _tangent(*floats, z, *tangents, *integers, call=call, active=wanted)
-        return list(compress(outputs, given))
-
-    avals = map(rules.abstract, compress(floats, wanted))
-    return list(jax.linear_transpose(tangent, *avals)(cotangents))
+    tangent = functools.partial(_tangent, call=call, active=wanted)
+    return _pulled(tangent, arrays, call.fused.num_floats + 1, wanted, given)
 
 
 def _second(*arrays, call, wanted, given, active):
@@ -214,14 +208,19 @@ def _second(*arrays, call, wanted, given, active):
 
 def _double(*arrays, call, active, reached, **params):
     """Return the transpose of a backward's tangent, from cotangents of the outputs `reached`."""
-    operands, cotangents, integers = split(arrays, len(active), sum(reached))
+    tangent = functools.partial(_second, call=call, active=active, **params)
+    return _pulled(tangent, arrays, len(active), active, reached)
 
-    def tangent(*tangents):
-        results = _second(*operands, *tangents, *integers, call=call, active=active, **params)
-        return list(compress(results, reached))
+
+def _pulled(tangent, arrays, count: int, active, reached) -> list:
+    """Return cotangents of the active ones of `count` operands, from those of outputs `reached`."""
+    operands, cotangents, integers = split(arrays, count, sum(reached))
+
+    def linear(*tangents):
+        return list(compress(tangent(*operands, *tangents, *integers), reached))
 
     avals = map(rules.abstract, compress(operands, active))
-    return list(jax.linear_transpose(tangent, *avals)(cotangents))
+    return list(jax.linear_transpose(linear, *avals)(cotangents))
 
 
 def _scattered(values, chosen) -> list:
@@ -284,18 +283,24 @@ def _fused_jvp(primals, tangents, *, call):
 
 
 def _tangent_transpose(cotangents, *arrays, call, active):
-    floats, [z], tangents, integers = split(arrays, call.fused.num_floats, 1, sum(active))
-    if any(map(ad.is_undefined_primal, (*floats, z))) or not all(
-        map(ad.is_undefined_primal, tangents)
-    ):
-        # linear in some of the tangents only
-        return rules.transpose_of(_tangent, cotangents, arrays, call=call, active=active)
     if call.fused.gate is None:  # its kernels take those of all arrays of the pre-activation
         cotangents = rules.instantiated(cotangents)
-    given, cotangents = _present(rules.given(cotangents))
-    arrays = rules.vary_alike([*floats, z, *cotangents, *integers])
-    results = backward_p.bind(*arrays, call=call, wanted=active, given=given)
-    return [None] * (len(floats) + 1) + list(results) + [None] * len(integers)
+
+    def bound(*arrays, reached):
+        return backward_p.bind(*arrays, call=call, wanted=active, given=reached)
+
+    definition, count = functools.partial(_tangent, call=call, active=active), call.fused.num_floats
+    return _transpose(definition, bound, cotangents, arrays, count + 1, active)
+
+
+def _transpose(definition, bound, cotangents, arrays, count: int, active):
+    """Return the transpose of a tangent of `count` operands along the active ones, by `bound`."""
+    operands, tangents, integers = split(arrays, count, sum(active))
+    if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
+        return rules.transpose_of(definition, cotangents, arrays)  # linear in some tangents only
+    reached, cotangents = _present(rules.given(cotangents))
+    results = bound(*rules.vary_alike([*operands, *cotangents, *integers]), reached=reached)
+    return [None] * len(operands) + list(results) + [None] * len(integers)
 
 
 def _backward_jvp(primals, tangents, *, call, wanted, given):
@@ -316,13 +321,9 @@ def _backward_jvp(primals, tangents, *, call, wanted, given):
 
 def _second_transpose(cotangents, *arrays, call, wanted, given, active):
     params = {"call": call, "wanted": wanted, "given": given, "active": active}
-    operands, tangents, integers = split(arrays, len(active), sum(active))
-    if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
-        return rules.transpose_of(_second, cotangents, arrays, **params)
-    reached, cotangents = _present(rules.given(cotangents))
-    varied = rules.vary_alike([*operands, *cotangents, *integers])
-    results = double_p.bind(*varied, reached=reached, **params)
-    return [None] * len(operands) + results + [None] * len(integers)
+    definition = functools.partial(_second, **params)
+    bound = functools.partial(double_p.bind, **params)
+    return _transpose(definition, bound, cotangents, arrays, len(active), active)
 
 
 fused_p = rules.defined_primitive("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)

@@ -194,7 +194,7 @@ def run_natively(function, arrays, call) -> list:
     if found is None or not found.program.runs_by_rows:
         return function(*arrays)
     forms = [step.form for step in found.program.form_steps]
-    if not all(functions.is_written(f) for f in forms if isinstance(f, Activated)):
+    if any(max(f.orders) > functions.HIGHEST for f in forms if isinstance(f, Activated)):
         return function(*arrays)
     indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
     operands = [arrays[k] for k in found.read]

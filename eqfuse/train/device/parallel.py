@@ -1,6 +1,7 @@
 """The devices of a run, of one or several processes: data parallel training, and precision."""
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -63,19 +64,19 @@ class Devices:
 
     def spread(self, batch):
         """Return the parts of a batch that this process made, each put on its device, stacked."""
-        if self._mesh is None:
-            return batch
-        sharding = NamedSharding(self._mesh, PartitionSpec(_AXIS))
-        return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), batch)
+        return self._placed(batch, PartitionSpec(_AXIS))
 
     def replicated(self, tree):
         """Return a pytree of arrays that every process has alike, on all devices."""
+        return self._placed(tree, PartitionSpec())
+
+    def _placed(self, tree, how: PartitionSpec):
         if self._mesh is None:
             return tree
-        sharding = NamedSharding(self._mesh, PartitionSpec())
-        return jax.tree.map(
-            lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree
+        place = functools.partial(
+            jax.make_array_from_process_local_data, NamedSharding(self._mesh, how)
         )
+        return jax.tree.map(lambda a: place(np.asarray(a)), tree)
 
     def agreed(self, elapsed: float, signum: int | None) -> tuple[float, int | None]:
         """Return the time of the main process, and the signal that any process has received.

@@ -83,8 +83,6 @@ class Checkpoints:
             if not self._folder.exists():
                 self._folder.mkdir(parents=True)
                 sync_folder(self._folder.parent)
-            for damaged in filter(Path.is_dir, (path, *previous)):
-                set_aside(damaged)
             for number, own in enumerate(heads if name == "best" else []):
                 file = self._folder.parent / "heads" / f"{own['head']}.safetensors"
                 file.parent.mkdir(exist_ok=True)
@@ -98,17 +96,9 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint, {len(content) // 1000 + 1} kB, cannot be written to {path}: "
-                f"{error.strerror}; free or repair the disk and resume the run: "
-                f"{self._intact(name)}"
+                f"{error.strerror}; free or repair the disk and resume the run: what was written "
+                "before is intact"
             ) from error
-
-    def _intact(self, name: str) -> str:
-        """Return the file that is left where a checkpoint of this name could not be written."""
-        run = self._folder.parent
-        if has_checkpoint(run, name):
-            return "the one before it is intact"
-        others = [other for other in ("best", "last") if has_checkpoint(run, other)]
-        return f"the one in {others[0]} is intact" if others else "none has been written yet"
 
 
 def load_run(run, *, which: str | None = None, backend: str | None = None):

@@ -12,9 +12,9 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +164,14 @@ def set_aside(path: Path) -> Path:
     return path.rename(free)
 
 
+def write_table(path: Path, rows: list[dict]):
+    """Write the rows of a table as CSV, with all columns that some row has."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 class RunFolder:
     """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
 
@@ -201,22 +209,19 @@ class RunFolder:
     def forget_after(self, step: int):
         """Remove the lines of metrics.csv after a step, which a resumed run writes again.
 
-        Lines that are damaged go too, with a warning: it is a log, and a run goes on without.
+        Lines that are damaged go too: it is a log.
         """
         if self._lock is None or not os.path.lexists(self.metrics):
             return
         with self._log_errors():
-            rows, damaged = read_log(self.metrics)
-            if damaged:
-                print(f"warning: {self.metrics} has {damaged} damaged lines", file=sys.stderr)
-            rows = [row for row in rows if int(row["step"]) <= step]
+            content = self.metrics.read_text(encoding="utf-8", errors="replace")
+            columns, *lines = csv.reader(io.StringIO(content, newline=""))
+            rows = [line for line in lines if _step_of(columns, line) <= step]
             if not rows:
                 self.metrics.unlink()
                 return
             text = io.StringIO(newline="")
-            writer = csv.DictWriter(text, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+            csv.writer(text).writerows([columns, *rows])
             write_whole(self.metrics, text.getvalue())
 
     def log(self, row: dict):
@@ -244,26 +249,13 @@ class RunFolder:
             ) from error
 
 
-def read_log(path: Path) -> tuple[list[dict[str, str]], int]:
-    """Return the lines of metrics.csv that are whole, and how many others there are.
-
-    A last line that was cut off when the run was killed does not count.
-    """
-    text = path.read_text(encoding="utf-8", errors="replace")
-    columns, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
-    rows = [dict(zip(columns, line, strict=True)) for line in lines if _is_row(columns, line)]
-    is_cut_off = bool(lines) and not _is_row(columns, lines[-1]) and not text.endswith("\n")
-    return rows, len(lines) - len(rows) - is_cut_off
-
-
-def _is_row(columns: list[str], line: list[str]) -> bool:
-    """Test for a line of numbers, with a whole epoch and step."""
+def _step_of(columns: list[str], line: list[str]) -> float:
+    """Return the step of a line of numbers, and infinity for a line that is none."""
     try:
-        [float(value) for value in line]
-        named = dict(zip(columns, line, strict=True))
-    except ValueError:
-        return False
-    return all(named.get(name, "").isdecimal() for name in ("epoch", "step"))
+        row = dict(zip(columns, map(float, line), strict=True))
+        return int(line[columns.index("step")]) if row["epoch"].is_integer() else math.inf
+    except (KeyError, ValueError):
+        return math.inf
 
 
 def require_free(run: str | Path | None):

@@ -1,12 +1,11 @@
 """Where the errors of a run go: plots and one page at its end, TensorBoard, callbacks of yours."""
 
 import base64
-import csv
 import html
 import math
 import os
+import string
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,14 +17,14 @@ import yaml
 from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
 from eqfuse.data.checks_of_stress import stress_hint
-from eqfuse.data.error_table import error_table
+from eqfuse.data.error_table import UNITS, error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.metrics import Predicted, predictions
 from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import RunFolder
+from eqfuse.train.run.files import RunFolder, write_table
 from eqfuse.train.run.log import warnings_of
-from eqfuse.train.run.terminal import duration
+from eqfuse.train.run.terminal import QUANTITIES, duration
 from eqfuse.train.settings.schema import ConfigError, one_of
 
 MAX_TRAINING = 1000
@@ -33,12 +32,9 @@ MAX_TRAINING = 1000
 
 _MOST_ROWS = 30
 _COLUMNS = {
-    "energy_mae_mev_per_atom": ("E MAE", "meV/atom"),
-    "energy_rmse_mev_per_atom": ("E RMSE", "meV/atom"),
-    "forces_mae_mev_per_a": ("F MAE", "meV/Å"),
-    "forces_rmse_mev_per_a": ("F RMSE", "meV/Å"),
-    "stress_mae_mev_per_a3": ("S MAE", "meV/Å³"),
-    "stress_rmse_mev_per_a3": ("S RMSE", "meV/Å³"),
+    f"{name}_{kind}_{UNITS[name]}": (f"{QUANTITIES[name][0]} {kind.upper()}", QUANTITIES[name][1])
+    for name in LABELS
+    for kind in ("mae", "rmse")
 }
 """Of errors.csv: short titles and units."""
 
@@ -83,15 +79,12 @@ def write_results(
                 target = folder.path / ("parity.png" if name == "validation" else "parity_test.png")
                 frames = counted(len(part), f"{name} frame")
                 title = f"{folder.path.name}, epoch {metadata['epoch']}: {frames}"
-                plots.parity(**_pairs(samples, part), target=target, title=title)
+                plots.parity(zip(samples, part, strict=True), target, title)
             if name == "validation" and (hint := stress_hint(samples, part)):
                 print(f"warning: {hint}", file=sys.stderr, flush=True)
         if ended:
             print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
-        with open(folder.path / "errors.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(folder.path / "errors.csv", rows)
         facts = {**facts, "training time": duration(last["position"]["elapsed"])}
         text = _page(folder.path, metadata, rows, facts, ended)
         (folder.path / "report.html").write_text(text, encoding="utf-8")
@@ -125,23 +118,6 @@ def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
     return SimpleNamespace(**labels, numbers=numbers, head=head)
 
 
-def _pairs(samples: Sequence[Sample], predicted: Sequence[Predicted]) -> dict:
-    """Return the (reference, predicted) values of each known label; energies are per atom."""
-    pairs = {}
-    for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
-        known = [
-            (np.array(getattr(s, name)), np.array(getattr(p, name)))
-            for s, p in zip(samples, predicted, strict=True)
-            if getattr(s, name) is not None
-        ]
-        if name == "energy":
-            atoms = [s.num_atoms for s in samples if s.energy is not None]
-            known = [(s / n, p / n) for (s, p), n in zip(known, atoms, strict=True)]
-        join = np.concatenate if name == "forces" else np.stack
-        pairs[title] = tuple(map(join, zip(*known, strict=True)))
-    return pairs
-
-
 def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Return the heads of the columns of errors that some row has, and the texts of the rows."""
     keys = [key for key in _COLUMNS if any(key in row for row in rows)]
@@ -173,17 +149,6 @@ def _table(rows: list[dict], epoch: int, num_training: int) -> str:
     return "\n".join([head, *texts])
 
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em;
-  color: #222; background: #fff }
-h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-td { padding: 0.15em 0.8em; border-bottom: 1px solid #ddd }
-.errors td:nth-child(n+3) { text-align: right }
-.bold td { font-weight: 600 } img { max-width: 100% }
-pre { background: #f5f5f5; padding: 0.8em; overflow-x: auto }
-.settings { columns: 2; column-gap: 3em; font-size: 13px }
-"""
 _PICTURES = {
     "learning.png": "Errors during the training",
     "parity.png": "Predictions for the validation frames",
@@ -200,7 +165,6 @@ def _page(
     used = folder / "heads" / f"{heads[0]}.safetensors" if heads else folder
     name, run = escape(folder.name), escape(str(used))
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
-    criterion = metadata["config"]["training"].get("best", "loss").replace("_", " ")
     pictures = ""
     for file, title in _PICTURES.items():
         if (path := folder / file).exists():
@@ -213,30 +177,22 @@ def _page(
     errors = "".join(_html_row(map(escape, line), line[1] == "all") for line in lines)
     warned = "".join(f"<li>{escape(text)}</li>\n" for text in warnings_of(folder))
     settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style></head>
-<body>
-<h1>{name}</h1>
-<p>{escape(metadata["model"])} trained by eqfuse {__version__}. The best network is of epoch
-{metadata["epoch"]}, step {metadata["step"]}, by the lowest {criterion} on the validation
-frames.{what}</p>
-<h2>Errors of the best network</h2>
-<table class="errors">
-{_html_row(heads, True)}{errors}</table>
-{pictures}
-<h2>Data, machine and versions</h2>
-<table>
-{"".join(_html_row(map(escape, fact)) for fact in facts.items())}</table>
-<h2>Warnings</h2>
-{f"<ul>{warned}</ul>" if warned else "<p>There were none.</p>"}
-<h2>Use it</h2>
-<pre>eqfuse predict {run} FILE.xyz OUT.xyz
-eqfuse evaluate {run} FILE.xyz
-calculator = eqfuse.Calculator({escape(repr(str(used)))})  # of ASE</pre>
-<h2>Settings</h2>
-<pre class="settings">{escape(settings)}</pre>
-</body></html>
-"""
+    texts = {
+        **{name: escape(str(metadata[name])) for name in ("model", "epoch", "step")},
+        "version": __version__,
+        "criterion": metadata["config"]["training"].get("best", "loss").replace("_", " "),
+        "name": name,
+        "what": what,
+        "errors": _html_row(heads, True) + errors,
+        "pictures": pictures,
+        "facts": "".join(_html_row(map(escape, fact)) for fact in facts.items()),
+        "warnings": f"<ul>{warned}</ul>" if warned else "<p>There were none.</p>",
+        "run": run,
+        "quoted": escape(repr(str(used))),
+        "settings": escape(settings),
+    }
+    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    return string.Template(template).substitute(texts)
 
 
 def _html_row(cells, bold: bool = False) -> str:
@@ -247,7 +203,7 @@ def _html_row(cells, bold: bool = False) -> str:
 class Callback:
     """Called as a run goes on; a subclass overrides what it needs.
 
-    `eqfuse.train.molecule.run` takes a list of them. Only the process that writes the folder of
+    `eqfuse.train.fit` takes a list of them. Only the process that writes the folder of
     the run calls them.
     """
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from eqfuse.train.run.files import (
     FILES,
     CheckpointError,
+    has_checkpoint,
     head_file,
     heads_of,
     read_file,
@@ -42,10 +43,11 @@ def resumed_config(arguments: list[str]) -> Config | None:
         )
     others = parse([*arguments, "data=ethanol"])  # any data, which are not used
     folder = others.resume
-    config = read_config(Path(folder))
-    if _is_converted(Path(folder)):
+    path = Path(folder) / "config.yaml"
+    config = from_plain(read_yaml(path), path)
+    if has_checkpoint(folder, "best") and not has_checkpoint(folder, "last"):
         raise ConfigError(
-            f"{folder} holds a converted network and no training to go on with; "
+            f"{folder} holds a network and no training to go on with; "
             f"start_from={folder} trains it further, in a folder of its own"
         )
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
@@ -75,46 +77,27 @@ def started_config(arguments: list[str]) -> Config | None:
         raise ConfigError(str(error)) from error
     config = dataclasses.replace(config, start_from=str(start), head=None)
     training, given = config.training, set(names)
-    model = _trained_config(start).model
+    metadata = _metadata(start)
+    model = from_plain(metadata["config"], start).model
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}
-    if _is_converted(start):  # smaller steps by default
+    if "converted" in metadata:  # smaller steps by default
         optimizer = training.optimizer if "training.optimizer" in given else "adam"
-        usual = TUNING_LR[optimizer] * (REPLAY_LR if config.replay not in (None, "none") else 1.0)
+        usual = TUNING_LR[optimizer] * (REPLAY_LR if config.replay else 1.0)
         lr = training.lr if "training.lr" in given else usual
         training = dataclasses.replace(training, optimizer=optimizer, lr=lr)
     return dataclasses.replace(config, model=model, training=training)
 
 
-def _trained_config(run: Path) -> Config:
-    """Return the configuration of a network: in the folder of its run, or in its file."""
-    if not os.path.isfile(run):
-        return read_config(run)
+def _metadata(run: Path) -> dict:
+    """Return the metadata of a network: of the best or last of a run, or of its file."""
+    of_run = [run / "checkpoints" / FILES[name][0] for name in ("best", "last")]
+    paths = [run] if os.path.isfile(run) else of_run
     try:
-        return from_plain(read_file(run, only_metadata=True)[1]["config"], run)
+        path = next(filter(os.path.lexists, paths), paths[0])
+        return read_file(path, only_metadata=True)[1]
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
-
-
-def _is_converted(run: Path) -> bool:
-    """Test for a best network that was converted from another program."""
-    path = run if os.path.isfile(run) else run / "checkpoints" / FILES["best"][0]
-    try:
-        return "converted" in read_file(path, only_metadata=True)[1]
-    except CheckpointError:  # an error where it is needed
-        return False
-
-
-def read_config(folder: Path) -> Config:
-    """Return the configuration in the folder of a run, checked as that of the command line."""
-    path = folder / "config.yaml"
-    try:
-        plain = read_yaml(path)
-    except ConfigError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise ConfigError(f"{folder} holds no run: there is no {path}") from error
-        raise
-    return from_plain(plain, path)
 
 
 def check_same_run(ours: dict, theirs: dict, folder: Path):

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 import warnings
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -16,8 +17,9 @@ import rich.progress
 from ase.data import chemical_symbols
 
 from eqfuse import models, ops
-from eqfuse.data import Batcher, Dataset
-from eqfuse.data.structures import TRAINED, UNWEIGHTED, counted
+from eqfuse.data import Dataset
+from eqfuse.data.error_table import UNITS
+from eqfuse.data.structures import TRAINED, counted
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.run.files import RunFolder
@@ -26,9 +28,7 @@ from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
 
 
-def report(
-    config: Config, dataset: Dataset, batcher: Batcher, folder: RunFolder, devices: Devices
-) -> dict[str, str]:
+def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices) -> dict:
     """Return what there is to say of a training before it begins, by title."""
     rows = {
         **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
@@ -37,14 +37,11 @@ def report(
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
-        **(_details(dataset, batcher) if config.verbose else {}),
         "backend": backend_report(config.backend, config.dtype),
         "devices": f"{devices.count}, each with its part of every batch",
         "run": str(folder.path),
     }
-    if devices.count == 1:
-        del rows["devices"]
-    return rows
+    return {name: text for name, text in rows.items() if name != "devices" or devices.count > 1}
 
 
 def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
@@ -71,11 +68,9 @@ def lines(rows: dict[str, str]) -> str:
     texts = [f"{name:<10} {text}" for name, text in rows.items()]
     for k, name in enumerate(rows):
         if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
-            text = re.sub(
-                r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k]
-            )  # elements beside their energies
-            filled = textwrap.wrap(text, 100, subsequent_indent=11 * " ", break_on_hyphens=False)
-            texts[k] = "\n".join(filled).replace("\0", " ")
+            text = re.sub(r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k])  # elements with their energies
+            text = textwrap.fill(text, 100, subsequent_indent=11 * " ", break_on_hyphens=False)
+            texts[k] = text.replace("\0", " ")
     return "\n".join(texts)
 
 
@@ -109,24 +104,11 @@ def parameters(module, params) -> str:
 
 
 def backend_report(backend: str | None, dtype: str) -> str:
-    """Return the backend of the ops, the exceptions, and the precision of matmuls."""
-    apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(backend).items())
+    """Return the backend of the ops and the precision of matmuls."""
     in_parts = jax.config.jax_default_matmul_precision == ops.TF32X3
     matmuls = ", matmuls in three products of TF32" if in_parts else ""
     platform = jax.devices()[0].platform
-    return f"{ops.resolve(backend)} on {platform}{apart}; {dtype}{matmuls}"
-
-
-def _details(dataset: Dataset, batcher: Batcher) -> dict[str, str]:
-    waste, shapes = batcher.padding_waste, batcher.shapes
-    sizes = "; ".join(f"{s.n_nodes} atoms, {s.n_edges} edges" for s in shapes)
-    return {
-        # zero, added, takes the sign from what is rounded to -0.0
-        "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
-        "references",
-        "batches": f"{len(batcher)} per epoch, padded to {counted(len(shapes), 'shape')}: {sizes}; "
-        f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
-    }
+    return f"{ops.resolve(backend)} on {platform}; {dtype}{matmuls}"
 
 
 def _files(path: str) -> str:
@@ -171,7 +153,7 @@ def _outliers(dataset: Dataset) -> str:
 
 
 def _labels(training, dataset: Dataset) -> dict[str, str]:
-    """Return the numbers of frames with labels that only some have, and of weighted frames."""
+    """Return the numbers of frames with labels that only some have."""
     rows, of = {}, (len(dataset.train), len(dataset.val))
     for name, title in zip(TRAINED, ("energies", "forces", "stress", "Hessians"), strict=True):
         counts = dataset.num_labelled(name)
@@ -181,29 +163,16 @@ def _labels(training, dataset: Dataset) -> dict[str, str]:
         used = f"weight {weight}" if weight else f"not trained on (training.{name}_weight=0)"
         validation = counted(of[1], "validation frame")
         rows[title] = f"in {counts[0]} of {of[0]} training and {counts[1]} of {validation}, {used}"
-    parts = dataset.train, dataset.val
-    weighted = [sum(s.weights != UNWEIGHTED for s in samples) for samples in parts]
-    if any(weighted):
-        rows["weights"] = (
-            f"of their own in {weighted[0]} training and {counted(weighted[1], 'validation frame')}"
-        )
     return rows
 
 
-_COLUMNS = (
-    ("loss", 10, "train_loss", ".4g"),
-    ("E MAE", 8, "val_energy_mae_mev_per_atom", ".2f"),
-    ("E RMSE", 8, "val_energy_rmse_mev_per_atom", ".2f"),
-    ("F MAE", 8, "val_forces_mae_mev_per_a", ".1f"),
-    ("F RMSE", 8, "val_forces_rmse_mev_per_a", ".1f"),
-    ("S MAE", 8, "val_stress_mae_mev_per_a3", ".3f"),
-    ("S RMSE", 8, "val_stress_rmse_mev_per_a3", ".3f"),
-    ("H MAE", 8, "val_hessian_mae_mev_per_a2", ".1f"),
-    ("H RMSE", 8, "val_hessian_rmse_mev_per_a2", ".1f"),
-    ("lr", 9, "lr", ".1e"),
-    ("ms/step", 8, "ms_per_step", ".1f"),
-)
-"""Title, width, name in metrics.csv and format of what is printed of a validation."""
+QUANTITIES = {
+    "energy": ("E", "meV/atom", ".2f"),
+    "forces": ("F", "meV/Å", ".1f"),
+    "stress": ("S", "meV/Å^3", ".3f"),
+    "hessian": ("H", "meV/Å^2", ".1f"),
+}
+"""Letter, unit and format of what is printed of a validation."""
 
 
 def duration(seconds: float) -> str:
@@ -236,19 +205,17 @@ class Progress:
     Lines are plain text, so that they read the same in a file.
     """
 
-    def __init__(
-        self,
-        steps_per_epoch: int,
-        stress: bool,
-        by: str = "epoch",  # or "step"
-        hessian: bool = False,
-    ):
-        left_out = () if stress else ("S MAE", "S RMSE")
-        left_out += () if hessian else ("H MAE", "H RMSE")
-        self._columns = [c for c in _COLUMNS if c[0] not in left_out]
-        self._units = ", S in meV/Å^3" if stress else ""
-        self._units += ", H in meV/Å^2" if hessian else ""
-        self._by, self._steps = by, steps_per_epoch
+    def __init__(self, steps_per_epoch: int, quantities: Sequence[str], by: str = "epoch"):
+        errors = [(*QUANTITIES[name], name) for name in quantities]
+        # title, width, name in metrics.csv and format
+        self._columns = [("loss", 10, "train_loss", ".4g")]
+        for letter, _, spec, name in errors:
+            for kind in ("mae", "rmse"):
+                column = f"val_{name}_{kind}_{UNITS[name]}"
+                self._columns.append((f"{letter} {kind.upper()}", 8, column, spec))
+        self._columns += [("lr", 9, "lr", ".1e"), ("ms/step", 8, "ms_per_step", ".1f")]
+        self._units = ", ".join(f"{letter} in {unit}" for letter, unit, *_ in errors)
+        self._by, self._steps = by, steps_per_epoch  # by epoch, or by step
         # the bar is not kept in the log of the run, the lines are
         file = getattr(sys.stdout, "stream", sys.stdout)
         self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
@@ -270,7 +237,7 @@ class Progress:
 
     def __enter__(self):
         self._bar.start()
-        self.log(f"validation errors: E in meV/atom, F in meV/Å{self._units}")
+        self.log(f"validation errors: {self._units}")
         titles = " ".join(title.rjust(width) for title, width, *_ in self._columns)
         self.log(f"{self._by:>6} {titles} {'left':>9}")
         return self

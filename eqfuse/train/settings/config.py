@@ -19,6 +19,7 @@ from eqfuse.train.settings.schema import (
     check_ranges,
     require,
     setting,
+    value,
 )
 from eqfuse.train.sources import AVERAGE, FIT, DataSettings
 
@@ -35,16 +36,10 @@ _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
 class PotentialSettings:
     """What every potential has besides the fields of the module of its network."""
 
-    avg_num_neighbors: float | None = setting(
-        None, "neighbours per atom; null: from the data", POSITIVE
-    )
-    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
-    shift: Literal["mean", "zero"] = setting(
-        "mean",
-        "energy that an atom has besides what the network computes: the mean of the training "
-        "energies, relative to the reference energies, or zero, which is right far from the data",
-    )
-    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
+    avg_num_neighbors: float | None = value(None, POSITIVE)
+    trainable_scale_shift: bool = value(False)
+    shift: Literal["mean", "zero"] = value("mean")
+    zbl: bool = value(False)
 
     def __post_init__(self):
         check_ranges(self, "model.")
@@ -92,6 +87,12 @@ MODELS = {name: _settings_of_network(name) for name in NETWORKS}
 """The settings of each `model=`."""
 
 
+def _replay(text: str) -> str | None:
+    if text == "none":
+        return None
+    return text if text == "auto" else absolute(text)
+
+
 @dataclasses.dataclass(kw_only=True)
 class Config:
     """A whole run: the settings of its model, data and training, and its own."""
@@ -99,84 +100,30 @@ class Config:
     model: Any
     data: DataSettings
     training: MoleculeTraining
-    preset: str | None = setting(None, "settings that go together, see Presets")
-    seed: int = setting(
-        0,
-        "seed of the initial parameters, the split and the order of the data",
-        Range(lambda value: 0 <= value < 2**32, "zero or more, and less than 2^32"),
+    preset: str | None = value(None)
+    seed: int = value(
+        0, Range(lambda value: 0 <= value < 2**32, "zero or more, and less than 2^32")
     )
-    backend: str | None = setting(
-        None,
-        "implementation of the ops: triton, llvm, xla or e3nn, and of single ops: "
-        "triton,linear=xla; null: by device",
-    )
-    dtype: Literal["float32", "float64"] = setting("float32", "dtype of parameters and data")
-    precision: Literal["auto", "highest"] = setting(
-        "auto",
-        "of matmuls in float32; auto computes three products of TF32 on NVIDIA GPUs that have it, "
-        "with the errors of float32",
-    )
-    steps: int | None = setting(None, "stop after this many steps; null: no limit", POSITIVE)
-    verbose: bool = setting(
-        False, "print layers, what runs each op, and the shapes of batches, too"
-    )
-    run: str | None = setting(
-        None, "folder of the run; null: runs/<date-time>_<model>_<data>", convert=os.path.expanduser
-    )
-    devices: str = setting(
-        "1", "share every batch between a number of devices, all, or distributed; see Options"
-    )
-    epochs: int | None = setting(
-        None,
-        "stop after this many epochs; null: 100, unless steps or max_minutes is given",
-        POSITIVE,
-    )
-    max_minutes: float | None = setting(
-        None, "stop after this many minutes, or at steps or epochs if these come first", POSITIVE
-    )
-    loggers: str | None = setting(
-        None, "report to tensorboard or wandb, too, or to both: tensorboard,wandb"
-    )
-    start_from: str | None = setting(
-        None, "folder of a run whose trained network to start from; see Options", convert=absolute
-    )
-    head: str | None = setting(
-        None, "with start_from=: which head of a network with several; the run has this one"
-    )
-    elements: Literal["data"] | None = setting(
-        None,
-        "with start_from=: keep only the elements of the data; null: those of the network",
-    )
-    replay: str | None = setting(
-        None,
-        "with start_from=: frames of the network's past, which are mixed with the data so that it "
-        "does not forget: auto (crystals and molecules of its elements, labelled by itself before "
-        "the training), or a FILE, or none; null: none",
-        convert=lambda text: text if text in ("auto", "none") else absolute(text),
-    )
-    replay_frames: int = setting(
-        64, "frames of replay, the farthest from each other by descriptors", POSITIVE
-    )
-    replay_weight: float = setting(1.0, "weight of frames of replay in the loss", POSITIVE)
-    elastic: float | None = setting(
-        None,
-        "with start_from=: weight of a penalty on changes of parameters that matter for frames of "
-        "the network's past (elastic weights), made as those of replay, but not trained on; 0: "
-        "none; null: 30, where the network knows elements that the data have not, without replay, "
-        "adapter and heads",
-        NOT_NEGATIVE,
-    )
-    adapter: Literal["lora"] | None = setting(
-        None,
-        "with start_from=: train two narrow matrices beside each matrix of the network (LoRA), and "
-        "add their product at the end; null: all parameters",
-    )
-    rank: int = setting(8, "columns of the narrow matrices of adapter=lora", POSITIVE)
-    resume: str | None = setting(
-        None,
-        "folder of an interrupted run to continue; see Options. Nothing else is needed",
-        convert=os.path.expanduser,
-    )
+    backend: str | None = value(None)
+    dtype: Literal["float32", "float64"] = value("float32")
+    precision: Literal["auto", "highest"] = value("auto")
+    steps: int | None = value(None, POSITIVE)
+    verbose: bool = value(False)
+    run: str | None = value(None, convert=os.path.expanduser)
+    devices: str = value("1")
+    epochs: int | None = value(None, POSITIVE)
+    max_minutes: float | None = value(None, POSITIVE)
+    loggers: str | None = value(None)
+    start_from: str | None = value(None, convert=absolute)
+    head: str | None = value(None)
+    elements: Literal["data"] | None = value(None)
+    replay: str | None = value(None, convert=_replay)
+    replay_frames: int = value(64, POSITIVE)
+    replay_weight: float = value(1.0, POSITIVE)
+    elastic: float | None = value(None, NOT_NEGATIVE)
+    adapter: Literal["lora"] | None = value(None)
+    rank: int = value(8, POSITIVE)
+    resume: str | None = value(None, convert=os.path.expanduser)
     heads: dict[str, dict] = dataclasses.field(default_factory=dict)
     """By the name of a head: the settings of its data that are not those of `data`."""
 
@@ -215,7 +162,7 @@ class Config:
             need = "a name of letters, digits, - and _"
             require(re.fullmatch(r"[\w-]+", name), "heads", name, need)
             need = f"another name: with replay=, the network's past is the head {PAST}"
-            require(name != PAST or self.replay in (None, "none"), "heads", name, need)
+            require(name != PAST or self.replay is None, "heads", name, need)
         self.of_heads()
 
     def of_heads(self) -> dict[str | None, "Config"]:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config
-from eqfuse.train.settings.options import PARAMETERS, PRESETS, SHORTHANDS
+from eqfuse.train.settings.options import PARAMETERS, PRESETS, SHORTHANDS, read_own
 from eqfuse.train.settings.schema import described
 from eqfuse.train.sources import SETS, DataSettings
+
+HELP: dict[str, str] = read_own("help.yaml")
+"""By full name."""
 
 
 def help_text() -> str:
@@ -62,7 +65,8 @@ def sections():
 def _rows(prefix: str, node: type):
     for field in dataclasses.fields(node):
         if "help" in field.metadata:
-            yield prefix + field.name, *described(field)
+            name = prefix + field.name
+            yield name, *described(field, "" if field.metadata["help"] else HELP[name])
 
 
 def _line(name: str, text: str) -> str:

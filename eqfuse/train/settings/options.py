@@ -1,7 +1,6 @@
 """From command line arguments, or the YAML of a run, to checked settings, and back to YAML."""
 
 import dataclasses
-import itertools
 import os
 import re
 from pathlib import Path
@@ -52,13 +51,12 @@ def parse(arguments: list[str]) -> Config:
     They override those of a preset, wherever it stands, and of config=FILE, and the later of two
     the earlier. What is misspelt, ill-typed or impossible is refused, with the nearest names.
     """
-    given, others = {}, []
+    dashed = [_other_name(a.partition("=")[0]) for a in arguments if a.startswith("-")]
+    if any(dashed):
+        hint = "eqfuse train --from-mace 'mace_run_train ...' translates a command"
+        raise ConfigError("; ".join([*filter(None, dashed), hint]))
+    given = {}
     for argument in arguments:
-        if argument.startswith("-") and (other := _other_name(argument.partition("=")[0])):
-            others.append(other)
-            continue
-        if others and "=" not in argument and not argument.startswith("-"):
-            continue  # the value of an option of mace
         if "=" not in argument and os.path.isfile(argument):
             raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
         key, value = split(argument)
@@ -74,9 +72,6 @@ def parse(arguments: list[str]) -> Config:
             full = SHORTHANDS.get(key, key)
             is_val = re.fullmatch(r"(data|heads\.[^.]+)\.val", key)
             given[f"{full}_path" if is_val and is_file else full] = value
-    if others:
-        hint = "; eqfuse train --from-mace 'mace_run_train ...' translates a command"
-        raise ConfigError("; ".join(others) + hint)
     base, file = {}, given.pop("config", "null")
     if file != "null":
         base = flat(read_yaml(config_file(file)), file)
@@ -93,27 +88,15 @@ def _other_name(key: str) -> str | None:
     return f"{key} is a name of mace or nequip; here: {other}" if other else None
 
 
-def sweep(arguments: list[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the arguments that all runs of a command have, and those of each run.
-
-    `seeds=4` makes four runs, with `-m` every value of a list with commas one, and several lists
-    all combinations. Each has a name, such as "seed=0,lr=0.01", and arguments of its own; there are
-    none where only one run is asked for.
-    """
-    several = {"-m", "--multirun"} & set(arguments)
-    common, lists = [], []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        values = re.split(r",(?![^\[{]*[\]}])", value)
-        if key == "seeds":
-            require(value.isdecimal() and 0 < int(value) < 10**4, key, value, "a number of runs")
-            lists.append([f"seed={seed}" for seed in range(int(value))])
-        elif several and len(values) > 1:
-            lists.append([f"{key}={value}" for value in values])
-        elif argument not in several:
-            common.append(argument)
-    runs = itertools.product(*lists) if lists else ()
-    return common, [(",".join(own).replace("/", "_"), list(own)) for own in runs]
+def seeds_of(arguments: list[str]) -> tuple[list[str], range | None]:
+    """Return the arguments without `seeds=N`, and the seeds of the runs that it asks for."""
+    given = [argument.partition("=")[2] for argument in arguments if argument.startswith("seeds=")]
+    if not given:
+        return arguments, None
+    fits = given[-1].isdecimal() and 0 < int(given[-1]) < 10**4
+    require(fits, "seeds", given[-1], "a number of runs")
+    others = [argument for argument in arguments if not argument.startswith("seeds=")]
+    return others, range(int(given[-1]))
 
 
 def to_yaml(config) -> str:

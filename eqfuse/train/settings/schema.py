@@ -33,19 +33,24 @@ def setting(default, text: str, within: Range | None = None, convert: Callable =
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def value(default, within: Range | None = None, convert: Callable = str):
+    """Return a field whose help is in `help.yaml`."""
+    return setting(default, "", within, convert)
+
+
 def absolute(path: str) -> str:
     """Return the whole name of a file, or of several with commas between them."""
     files = [path] if os.path.exists(path) else path.split(",")
     return ",".join(os.path.abspath(os.path.expanduser(file)) for file in files)
 
 
-def described(field: dataclasses.Field) -> tuple[str, str]:
+def described(field: dataclasses.Field, text: str = "") -> tuple[str, str]:
     """Return the help of a setting, with its words if it has any, and its default, as typed."""
     kinds = field.type, *get_args(field.type)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     default = "null" if field.default is None else str(field.default)
     default = default.lower() if isinstance(field.default, bool) else default
-    return "; ".join([*filter(None, [", ".join(words)]), field.metadata["help"]]), default
+    return "; ".join([*filter(None, [", ".join(words)]), field.metadata["help"] or text]), default
 
 
 def split(argument: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import ase.io
 import numpy as np
 import pytest
 
-from eqfuse.data import DataError, isolated_atom_energies, read_extxyz, read_rmd17
+from eqfuse.data import DataError, isolated_atom_energies, read_structures
 
 ROUNDS = 60
 WORDS = [b"nan", b"-inf", b"1e999", b"0", b"-1", b"119", b"X", b'"', b"[", b"=", b"T", b"Lattice="]
@@ -67,7 +67,7 @@ def test_extxyz(name, make_structure, tmp_path, rng):
         atoms.info["energy"], atoms.arrays["forces"] = s.energy, s.forces
         frames.append(atoms)
     ase.io.write(tmp_path / name, frames, format="extxyz")
-    assert_read_or_refused(read_extxyz, tmp_path / name, rng)
+    assert_read_or_refused(read_structures, tmp_path / name, rng)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -79,7 +79,7 @@ def test_rmd17(save, tmp_path, rng):
         energies=rng.normal(size=4),
         forces=rng.normal(size=(4, 3, 3)),
     )
-    assert_read_or_refused(read_rmd17, tmp_path / "frames.npz", rng)
+    assert_read_or_refused(read_structures, tmp_path / "frames.npz", rng)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def pipe(tmp_path):
     return tmp_path / "frames"
 
 
-@pytest.mark.parametrize("read", [read_extxyz, read_rmd17, isolated_atom_energies])
+@pytest.mark.parametrize("read", [read_structures, isolated_atom_energies])
 @pytest.mark.parametrize("suffix", ["", ".xyz", ".xyz.gz", ".npz"])
 def test_pipes_and_devices_are_never_opened(read, suffix, pipe):
     """Opening the one waits for a writer, and reading the other does not end."""
@@ -110,4 +110,4 @@ def test_comment_lines_of_megabytes_are_refused(tmp_path):
     path.write_text(f"\n1\n{header} {'a ' * 3_000_000}\nH 0 0 0 1 2 3\n")
     message = r"frames.xyz, frame 0 \(line 2\): a comment line of 60000\d\d characters, and at most"
     with pytest.raises(DataError, match=message):
-        read_extxyz(path)
+        read_structures(path)

@@ -8,7 +8,7 @@ import lzma
 import numpy as np
 import pytest
 
-from eqfuse.data import DataError, Keys, Units, read_extxyz, read_rmd17, read_structures
+from eqfuse.data import DataError, Keys, Units, read_structures
 from tests.data.readers.test_rmd17 import save_md22
 
 WATER = """3
@@ -35,7 +35,7 @@ def write(tmp_path):
 
 
 def test_molecule(write):
-    first, second = read_extxyz(write(GOOD + GOOD))
+    first, second = read_structures(write(GOOD + GOOD))
     for water in (first, second):
         np.testing.assert_array_equal(water.numbers, [8, 1, 1])
         np.testing.assert_array_equal(water.positions[1], [0.96, 0, 0])
@@ -49,17 +49,17 @@ def test_molecule(write):
 
 def test_custom_keys(write):
     path = write(WATER.format(forces="REF_forces", energy="DFT_energy"))
-    (water,) = read_extxyz(path, keys=Keys("DFT_energy", "REF_forces"))
+    (water,) = read_structures(path, keys=Keys("DFT_energy", "REF_forces"))
     assert water.energy == -14.25
     np.testing.assert_array_equal(water.forces[1], [-0.1, 0.2, 0])
     with pytest.raises(
         DataError, match=r"no energy under the key 'energy'; candidates: DFT_energy "
     ):
-        read_extxyz(path)
+        read_structures(path)
     with pytest.raises(
         DataError, match=r"no forces under the key 'forces'; candidates: REF_forces "
     ):
-        read_extxyz(path, keys=Keys("DFT_energy"))
+        read_structures(path, keys=Keys("DFT_energy"))
 
 
 def test_constraints_do_not_change_forces(write):
@@ -67,15 +67,8 @@ def test_constraints_do_not_change_forces(write):
         "2\nProperties=species:S:1:pos:R:3:forces:R:3:move_mask:L:1 energy=-1.0\n"
         "H 0 0 0 1.0 2.0 3.0 F\nH 0.8 0 0 -1.0 -2.0 -3.0 T\n"
     )
-    (structure,) = read_extxyz(write(text))
+    (structure,) = read_structures(write(text))
     np.testing.assert_array_equal(structure.forces, [[1, 2, 3], [-1, -2, -3]])
-
-
-def test_cell_rows_are_lattice_vectors(write):
-    (structure,) = read_extxyz(write(CELL.format(stress="")))
-    np.testing.assert_array_equal(structure.cell, [[2, 0, 0], [0.5, 3, 0], [0, 0, 4]])
-    assert structure.pbc.all()
-    assert structure.volume == pytest.approx(24)
 
 
 STRESS = np.array([[0.1, 0.4, 0.5], [0.4, 0.2, 0.6], [0.5, 0.6, 0.3]])
@@ -111,35 +104,25 @@ ROWS = str(STRESS.tolist())
     ],
 )
 def test_stress(write, entry, key, factor):
-    (structure,) = read_extxyz(write(CELL.format(stress=entry)), keys=Keys(stress=key))
+    (structure,) = read_structures(write(CELL.format(stress=entry)), keys=Keys(stress=key))
     np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
+    np.testing.assert_array_equal(structure.cell, [[2, 0, 0], [0.5, 3, 0], [0, 0, 4]])
+    assert structure.pbc.all()
 
 
 def test_stress_of_each_atom_is_not_that_of_the_cell(write):
     text = CELL.format(stress=f'stress="{SIX}"').replace(":forces:R:3", ":forces:R:3:stress:R:1")
-    (structure,) = read_extxyz(write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.0 0.0 0.0 7.0")))
+    (structure,) = read_structures(write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.0 0.0 0.0 7.0")))
     np.testing.assert_array_equal(structure.stress, STRESS)
-
-
-def test_stress_of_a_molecule_is_dropped(write):
-    (water,) = read_extxyz(write(GOOD.replace("config_type", f'stress="{NINE}" config_type')))
-    assert water.stress is None
-
-
-def test_labels_are_optional_when_asked(write):
-    text = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
-    (atom,) = read_extxyz(write(text), require_labels=False)
-    assert atom.energy is None
-    assert atom.forces is None
 
 
 def test_a_file_without_any_energy_or_forces_is_refused(write):
     no_energy, no_forces = GOOD.replace("energy=-", "E=-"), GOOD.replace("forces:R:3", "velo:R:3")
     with pytest.raises(DataError, match=r"in none of 2 frames: no energy .*candidates: E \("):
-        read_extxyz(write(2 * no_energy))
+        read_structures(write(2 * no_energy))
     with pytest.raises(DataError, match=r"in none of 2 frames: no forces .*candidates: velo \("):
-        read_extxyz(write(2 * no_forces))
-    first, second = read_extxyz(write(no_energy + no_forces))
+        read_structures(write(2 * no_forces))
+    first, second = read_structures(write(no_energy + no_forces))
     assert (first.energy, second.forces) == (None, None)
     assert second.energy == -14.25
     np.testing.assert_array_equal(first.forces[1], [-0.1, 0.2, 0])
@@ -147,7 +130,7 @@ def test_a_file_without_any_energy_or_forces_is_refused(write):
 
 def test_weights_are_those_that_mace_writes(write):
     weights = "config_weight=2 config_energy_weight=3 config_forces_weight=0.5 energy="
-    plain, weighted = read_extxyz(write(GOOD + GOOD.replace("energy=", weights)))
+    plain, weighted = read_structures(write(GOOD + GOOD.replace("energy=", weights)))
     assert plain.weights[:3] == (1, 1, 1)
     assert weighted.weights[:3] == (6, 1, 2)
     assert weighted.energy == plain.energy
@@ -157,31 +140,33 @@ def test_the_weight_of_virials_is_that_of_the_stress_from_them(write):
     weights = "config_virials_weight=4 config_stress_weight=3"
     texts = [CELL.format(stress=f'{key}="1 1 1 0 0 0" {weights}') for key in ("stress", "virials")]
     texts.append(texts[1].replace("config_virials_weight=4", ""))
-    frames = read_extxyz(write("".join(texts)))
+    frames = read_structures(write("".join(texts)))
     assert [frame.weights[:3] for frame in frames] == [(1, 1, 3), (1, 1, 4), (1, 1, 3)]
     assert [f.stress[0, 0] for f in frames] == pytest.approx([1, -1 / 24, -1 / 24])
 
 
 def test_a_label_of_weight_zero_is_not_known(write):
     """Files have zeros for labels that they lack, with such a weight."""
-    (water,) = read_extxyz(
+    (water,) = read_structures(
         write(GOOD.replace("energy=", "config_forces_weight=0.0 energy=")), require_labels=False
     )
     assert water.forces is None
     assert water.energy == -14.25
-    (atom,) = read_extxyz(write("1\nconfig_type=IsolatedAtom config_weight=0 energy=-3\nH 0 0 0\n"))
+    (atom,) = read_structures(
+        write("1\nconfig_type=IsolatedAtom config_weight=0 energy=-3\nH 0 0 0\n")
+    )
     assert atom.energy == -3  # its energy is a reference, whatever its weight
 
 
 def test_blank_lines_between_frames_lose_nothing(write):
-    assert len(read_extxyz(write(GOOD + "\n\n" + GOOD + "\n"))) == 2
+    assert len(read_structures(write(GOOD + "\n\n" + GOOD + "\n"))) == 2
 
 
 @pytest.mark.parametrize(("suffix", "kind"), [("gz", gzip), ("bz2", bz2), ("xz", lzma)])
 def test_compressed(tmp_path, suffix, kind):
     path = tmp_path / f"data.xyz.{suffix}"
     path.write_bytes(kind.compress(GOOD.encode()))
-    assert len(read_extxyz(path)) == 1
+    assert len(read_structures(path)) == 1
 
 
 BAD_FRAMES = {
@@ -189,19 +174,11 @@ BAD_FRAMES = {
         GOOD.replace("energy=", "config_forces_weight=-1 energy="),
         "config_forces_weight must be a finite number, zero or more, got -1",
     ),
-    "a weight of text": (
-        GOOD.replace("energy=", "config_weight=high energy="),
-        "config_weight must be a finite number, zero or more, got high",
-    ),
     "element X": (GOOD.replace("O 0.0", "X 0.0"), "unknown element: atom 0"),
-    "element Qq": (GOOD.replace("O 0.0", "Qq 0.0"), "unknown element"),
     "NaN position": (GOOD.replace("0.96", "nan"), "positions has nan for atom 1"),
-    "inf force": (GOOD.replace("-0.2 0.0\n", "inf 0.0\n"), "forces has inf for atom 2"),
     "NaN energy": (GOOD.replace("-14.25", "nan"), "energy has nan"),
-    "text energy": (GOOD.replace("-14.25", "low"), "energy must be numbers"),
     "no atoms": ("0\nenergy=1.0\n", "no atoms"),
     "short row": (GOOD.replace("-0.1 0.2 0.0", "-0.1"), "not a frame of extended XYZ"),
-    "letters": (GOOD.replace("0.96", "x.96"), "not a frame of extended XYZ"),
     "cut off": (GOOD[:-40], "the file ends after 2 of 3 atoms"),
     "garbage": ("hello\nworld\n", "expected the number of atoms, got 'hello'"),
     "flat cell": (
@@ -221,20 +198,19 @@ def test_bad_frame_is_named(write, case):
     text, message = BAD_FRAMES[case]
     path = write(GOOD + text)
     with pytest.raises(DataError, match=r"data\.xyz, frame 1\b") as error:
-        read_extxyz(path)
+        read_structures(path)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("read", [read_extxyz, read_rmd17])
-def test_missing_file(read, tmp_path):
+def test_missing_file(tmp_path):
     with pytest.raises(DataError, match=r"no such file: .*absent\.xyz"):
-        read(tmp_path / "absent.xyz")
+        read_structures(tmp_path / "absent.xyz")
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_empty_file(write, text):
     with pytest.raises(DataError, match=r"data\.xyz has no frames"):
-        read_extxyz(write(text))
+        read_structures(write(text))
 
 
 def test_units_that_are_given_count(write, tmp_path):
@@ -274,14 +250,14 @@ def test_more_columns_than_there_are_take_no_memory(write):
     """ASE would take 750 MB and 25 s for them."""
     file = write(CELL.format(stress="").replace("forces:R:3", "forces:R:3000000000"))
     with pytest.raises(DataError, match=r"frame 0: Properties names 3000000004 columns, .* has 7"):
-        read_extxyz(file)
+        read_structures(file)
 
 
 @pytest.mark.parametrize("factor", [1, -1, 1 / 160.2])
 def test_stress_and_virial_of_a_frame_agree_or_are_refused(write, factor):
     virial = " ".join(f"{-24 * factor * number:.8f}" for number in STRESS.ravel())
     file = write(CELL.format(stress=f'stress="{NINE}" virials="{virial}"'))
-    read = functools.partial(read_extxyz, file)
+    read = functools.partial(read_structures, file)
     if factor == 1:
         np.testing.assert_array_equal(read()[0].stress, STRESS)
         return

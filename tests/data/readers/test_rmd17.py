@@ -6,7 +6,7 @@ import ase.units
 import numpy as np
 import pytest
 
-from eqfuse.data import DataError, read_rmd17
+from eqfuse.data import DataError, read_structures
 
 
 def rmd17_arrays():
@@ -22,7 +22,7 @@ def rmd17_arrays():
 def test_rmd17_is_converted_from_kcal_per_mol(tmp_path):
     arrays = rmd17_arrays()
     np.savez(tmp_path / "m.npz", **arrays)
-    frames = read_rmd17(tmp_path / "m.npz")
+    frames = read_structures(tmp_path / "m.npz")
     assert len(frames) == 4
     ev = 0.0433641  # eV in one kcal/mol, to the digits written
     assert ase.units.kcal / ase.units.mol == pytest.approx(ev, rel=1e-6)
@@ -38,24 +38,16 @@ def save_md22(path, **units):
     return arrays
 
 
-@pytest.mark.parametrize("length", [None, "Ang", "Angstrom", "A", "Å", b"Ang"])
+@pytest.mark.parametrize("length", [None, "Ang", b"Angstrom", "Å"])
 @pytest.mark.parametrize(
     ("energy", "factor"),
-    [
-        (None, 0.0433641),
-        ("kcal/mol", 0.0433641),
-        (b"kcal/mol", 0.0433641),
-        ("kcal mol-1", 0.0433641),
-        ("kcal mol^-1", 0.0433641),
-        ("eV", 1.0),
-        (b"eV", 1.0),
-    ],
+    [(None, 0.0433641), (b"kcal/mol", 0.0433641), ("kcal mol^-1", 0.0433641), ("eV", 1.0)],
 )
 def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
     units = {"e_unit": energy, "r_unit": length}
     units = {key: np.array(unit) for key, unit in units.items() if unit is not None}
     arrays = save_md22(tmp_path / "m.npz", **units)
-    frame = read_rmd17(tmp_path / "m.npz")[2]
+    frame = read_structures(tmp_path / "m.npz")[2]
     np.testing.assert_array_equal(frame.positions, arrays["coords"][2])
     assert frame.energy == pytest.approx(-3 * factor, rel=1e-6)
     np.testing.assert_allclose(frame.forces, arrays["forces"][2] * factor, rtol=1e-6)
@@ -65,7 +57,7 @@ def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
 def test_unknown_units_are_refused(tmp_path, key, unit):
     save_md22(tmp_path / "m.npz", **{key: np.array(unit)})
     with pytest.raises(DataError, match=rf"m\.npz \(e_unit, r_unit\): .* '{unit}' is unknown"):
-        read_rmd17(tmp_path / "m.npz")
+        read_structures(tmp_path / "m.npz")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +76,7 @@ def test_bad_rmd17(tmp_path, change, message):
     arrays = {k: v for k, v in (rmd17_arrays() | change).items() if v is not None}
     np.savez(tmp_path / "m.npz", **arrays)
     with pytest.raises(DataError, match=r"m\.npz") as error:
-        read_rmd17(tmp_path / "m.npz")
+        read_structures(tmp_path / "m.npz")
     assert message in str(error.value)
 
 
@@ -93,7 +85,7 @@ def test_pickled_arrays_are_not_read(tmp_path, key):
     arrays = rmd17_arrays()
     np.savez(tmp_path / "m.npz", **{**arrays, key: np.array([{}, "eV"], dtype=object)})
     with pytest.raises(DataError, match=r"m\.npz cannot be read .* pickled Python objects"):
-        read_rmd17(tmp_path / "m.npz")
+        read_structures(tmp_path / "m.npz")
     (tmp_path / "no.npz").write_bytes(pickle.dumps(arrays))
     with pytest.raises(DataError, match=r"no\.npz cannot be read as an npz file: it has another"):
-        read_rmd17(tmp_path / "no.npz")
+        read_structures(tmp_path / "no.npz")

@@ -109,25 +109,6 @@ def inside_shard_map(backend, x, y):
             jax.grad(lambda p: (mapped(p, x, y) ** 2).sum())(parameters)  # without jit
 
 
-def explicit_axes_are_refused(backend, x, y):
-    """Of a mesh of the kind that `jax.make_mesh` makes; what no device shares runs there."""
-    mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,))
-    with jax.set_mesh(mesh):
-        close(jax.jit(gradients, static_argnums=2)(x, y, backend), gradients(x, y, "e3nn"))
-        for shape in ((ROWS,), (2, 4)):
-            spec = PartitionSpec(*(None,) * (len(shape) - 1), "data")
-            a, b = (
-                jax.device_put(v.reshape(*shape, -1), NamedSharding(mesh, spec)) for v in (x, y)
-            )
-            for run in (product, jax.jit(product, static_argnums=2)):
-                try:
-                    run(a, b, backend)
-                except ValueError as error:
-                    assert "call it inside jax.shard_map" in str(error)  # noqa: PT017
-                else:
-                    raise AssertionError("explicit axes were taken")
-
-
 def main(backend):
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry")
@@ -161,7 +142,6 @@ def main(backend):
     alike = mapped(product, (by_row, PartitionSpec(None, None)))(x, y[:2])
     close(alike, product(x, np.tile(y[:2], (4, 1)), "e3nn"))
     inside_shard_map(backend, x, y)
-    explicit_axes_are_refused(backend, x, y)
     print("sharded ok")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from eqfuse.train import TrainingFailed, molecule, read_metadata
-from eqfuse.train.loop import Fit, Position
+from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import RunFolder
@@ -132,14 +132,15 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
     settings, finished, tmp_path, monkeypatch, capsys, kind, at_step, signum
 ):
     """By an exception as Ctrl-C raises it, or by a signal, at which a checkpoint is written."""
-    folder, keep = tmp_path / "interrupted", Fit._keep
+    folder, keep, sent = tmp_path / "interrupted", Fit._keep, []
 
     def interrupt(self, state, *rest):
         keep(self, state, *rest)
-        if int(state.step) == at_step and signum:
+        if int(state.step) == at_step and not sent:  # once: a second signal stops at once
+            sent.append(at_step)
+            if not signum:
+                raise KeyboardInterrupt
             os.kill(os.getpid(), signum)
-        elif int(state.step) == at_step:
-            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Fit, "_keep", interrupt)
@@ -208,13 +209,6 @@ def test_validation_every_third_step(finished):
     assert str(read_checkpoint(finished("every"), ("best",))[1]["step"]) == best["step"]
 
 
-def test_positions_count_steps_since_the_last_validation():
-    at = Position(2, 4, unvalidated=6, error_sums={"a": 1}, loss_sum=2.0, best=0.5)
-    assert at.validated(ends_epoch=False) == Position(2, 4, best=0.5)
-    assert at.validated(ends_epoch=True) == Position(3, 0, best=0.5)
-    assert at.next_epoch() == Position(3, 0, 6, {"a": 1}, 2.0, 0.5)
-
-
 @pytest.mark.slow
 def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
     """It is written when the limit ends the epoch, and what comes later must be better."""
@@ -232,6 +226,7 @@ def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
 def test_a_run_goes_on_from_the_older_checkpoint(finished, tmp_path, damage, capsys):
     """As a power loss leaves the newer one; the damaged one is kept, and does not count."""
     folder = Path(shutil.copytree(finished("short"), tmp_path / "run"))
+    capsys.readouterr()  # what that run printed
     newer = folder / "checkpoints" / "last.safetensors"
     if damage == "gone":
         newer.unlink()
@@ -261,29 +256,27 @@ def logged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "kept", "damaged"),
+    ("before", "after", "kept"),
     [
-        (b"\n1,", b"\n1.0,", ["2"], 1),
-        (b"\n1,", b"\none,", ["2"], 1),
-        (b"\n1,", b"\n1,2,", ["2"], 1),
-        (b"\n1,", b"\n\xff\xfe1,", ["2"], 1),
-        (b"epoch,", b"epoch;", [], 2),
-        # what was cut off is not damaged
-        (b"\n2,8,0.0\r\n", b"\n2,8,0.0\r\n3,12", ["1", "2"], 0),
-        (b"\n2,8,0.0\r\n", b"\n2,8,0.0", ["1", "2"], 0),
-        (b"\n2,8,0.0\r\n", b"\n2,8,0.0\r", ["1", "2"], 0),
+        (b"\n1,", b"\n1.5,", ["2"]),
+        (b"\n1,", b"\none,", ["2"]),
+        (b"\n1,", b"\n1,2,", ["2"]),
+        (b"\n1,", b"\n\xff\xfe1,", ["2"]),
+        (b"epoch,", b"epoch;", []),
+        # cut off
+        (b"\n2,8,0.0\r\n", b"\n2,8,0.0\r\n3,12", ["1", "2"]),
+        (b"\n2,8,0.0\r\n", b"\n2,8,0.0", ["1", "2"]),
+        (b"\n2,8,0.0\r\n", b"\n2,8,0.0\r", ["1", "2"]),
     ],
     ids=["float", "word", "long", "bytes", "header", "cut", "no end", "half an end"],
 )
-def test_damaged_lines_of_a_log_are_left_out(logged, capsys, before, after, kept, damaged):
+def test_damaged_lines_of_a_log_are_left_out(logged, before, after, kept):
     folder, row = logged
     content = folder.metrics.read_bytes()
     assert before in content
     folder.metrics.write_bytes(content.replace(before, after))
     folder.forget_after(8)
     folder.log(row | {"epoch": 3, "step": 12})
-    warning = f"warning: {folder.metrics} has {damaged} damaged lines\n"
-    assert capsys.readouterr().err == (warning if damaged else "")
     assert [line["epoch"] for line in rows_of(folder.path)] == [*kept, "3"]
 
 
@@ -309,7 +302,7 @@ def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
 
 def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "channels cannot be given" in refused([f"resume={whole}", "channels=3"], capsys)
-    assert "holds no run" in refused([f"resume={tmp_path / 'none'}"], capsys)
+    assert "config.yaml cannot be read: No such" in refused([f"resume={tmp_path / 'none'}"], capsys)
     locked = shutil.copytree(whole, tmp_path / "locked")
     (locked / ".lock").unlink()
     (locked / ".lock").mkdir()  # cannot be opened, as in a folder that is read-only

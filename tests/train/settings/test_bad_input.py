@@ -26,13 +26,9 @@ IMPOSSIBLE = [
     ([*WATER, "data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
     ([*WATER, "data.train=18"], "only 20"),
     ([*WATER, "run=file/run"], "cannot be made"),
-    ([*WATER, *NO_VAL, "data.val_path=missing.xyz"], "missing.xyz; check data.val_path"),
-    ([*WATER, "data.test=missing.xyz"], "missing.xyz; check data.test"),
-    (
-        [*WATER, "data.reference_energies=missing.xyz"],
-        "missing.xyz; give a file of isolated atoms, energies in eV",
-    ),
-    ([*WATER, "data.test=water.xyz"], "is among the files of data.path and of data.test"),
+    ([*WATER, *NO_VAL, "data.val_path=missing.xyz"], "no such file: .*missing.xyz"),
+    ([*WATER, "data.test=missing.xyz"], "no such file: .*missing.xyz"),
+    ([*WATER, "data.reference_energies=missing.xyz"], "no such file: .*missing.xyz"),
     # none of these is opened, which would wait for ever; a pattern passes them over
     (["data=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
     ([*WATER, *NO_VAL, "data.val_path=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
@@ -61,7 +57,6 @@ IMPOSSIBLE = [
         (settings, f"{LONG}.*File name too long")
         for settings in (
             ["data=ethanol", f"run={LONG}"],
-            ["start_from=" + LONG, "data=ethanol"],
             ["data=ethanol", f"data.reference_energies={LONG}"],
             ["data=extxyz", f"data.path={LONG}"],
             [f"resume={LONG}"],
@@ -151,10 +146,9 @@ def test_a_config_that_was_edited_by_hand(tmp_path, capsys, before, after, messa
     text = to_yaml(parse(["data=ethanol", *TINY]))
     assert before in text
     (tmp_path / "config.yaml").write_text(text.replace(before, after, 1), encoding="utf-8")
-    for settings in ([f"resume={tmp_path}"], [f"start_from={tmp_path}", "data=ethanol"]):
-        error = refused(settings, capsys)
-        assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
-        assert message in error
+    error = refused([f"resume={tmp_path}"], capsys)
+    assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
+    assert message in error
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 

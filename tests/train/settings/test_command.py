@@ -23,31 +23,27 @@ def test_a_wrong_setting_exits_with_2_and_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_checks_all_runs_and_trains_them_in_folders_of_their_own(
-    tmp_path, monkeypatch, capsys
-):
-    trained, codes = [], [0, 1, 0, 0]
+def test_seeds_are_runs_that_are_checked_before_the_first(tmp_path, monkeypatch, capsys):
+    trained, codes = [], [0, 1, 0]
 
     def train(config):
-        trained.append((config.run, config.seed, config.training.lr))
+        trained.append((config.run, config.seed))
         return codes[len(trained) - 1]
 
     monkeypatch.setattr("eqfuse.train.main._train", train)
-    sweep = ["training.lr=0.1,0.2", "-m", "seeds=2", "data=ethanol", f"run={tmp_path}"]
-    assert main(sweep) == 1  # one failed, and the others went on
-    names = [f"training.lr={lr},seed={seed}" for lr in (0.1, 0.2) for seed in (0, 1)]
-    assert [run for run, *_ in trained] == [f"{tmp_path}/{name}" for name in names]
-    assert [rest for _, *rest in trained] == [[0, 0.1], [1, 0.1], [0, 0.2], [1, 0.2]]
+    seeds = ["seeds=3", "data=ethanol", f"run={tmp_path}"]
+    assert main(seeds) == 1  # one failed, and the others went on
+    assert trained == [(f"{tmp_path}/seed={seed}", seed) for seed in range(3)]
     trained.clear()
     codes[1] = 130
-    assert main(sweep) == 130
+    assert main(seeds) == 130
     assert len(trained) == 2
     trained.clear()
-    assert main(["training.lr=0.1,x", "-m", "data=ethanol"]) == 2
+    assert main(["seeds=2", "data=ethanol", "lr=x"]) == 2
     assert main(["seeds=2", f"resume={tmp_path}"]) == 2
-    (tmp_path / names[-1]).mkdir()
-    (tmp_path / names[-1] / "metrics.csv").touch()
-    assert main(sweep) == 2
+    (tmp_path / "seed=2").mkdir()
+    (tmp_path / "seed=2" / "metrics.csv").touch()
+    assert main(seeds) == 2
     assert "exists already" in capsys.readouterr().err
     assert not trained
 

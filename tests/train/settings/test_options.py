@@ -13,17 +13,18 @@ from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.models import MODELS
 from eqfuse.train.main import _config, main
 from eqfuse.train.molecule import build_potential
-from eqfuse.train.run.resume import read_config
 from eqfuse.train.settings import options
 from eqfuse.train.settings.config import MODELS as NETWORKS
 from eqfuse.train.settings.config import PotentialSettings, known
-from eqfuse.train.settings.help import help_text, presets
+from eqfuse.train.settings.help import HELP, help_text, presets
 from eqfuse.train.settings.options import (
     OTHER_NAMES,
     PARAMETERS,
     PRESETS,
     SHORTHANDS,
-    sweep,
+    from_plain,
+    read_yaml,
+    seeds_of,
     to_yaml,
 )
 from eqfuse.train.settings.schema import ConfigError
@@ -105,19 +106,12 @@ def test_own_settings_in_a_file(tmp_path):
         parse([f"config={tmp_path}/none.yaml"])
 
 
-def test_sweeps():
-    assert sweep(["layers=3", "seed=1,2"]) == (["layers=3", "seed=1,2"], [])
-    common, runs = sweep(["layers=3", "seeds=2"])
-    assert common == ["layers=3"]
-    assert runs == [("seed=0", ["seed=0"]), ("seed=1", ["seed=1"])]
-    _, runs = sweep(["lr=1e-2,1e-3", "seeds=2", "-m", "data.config_type_weights={a: 1, b: 2}"])
-    assert [own for _, own in runs] == [
-        [f"lr={lr}", f"seed={seed}"] for lr in ("1e-2", "1e-3") for seed in (0, 1)
-    ]
-    assert runs[0][0] == "lr=1e-2,seed=0"
+def test_seeds():
+    assert seeds_of(["layers=3", "seed=1"]) == (["layers=3", "seed=1"], None)
+    assert seeds_of(["seeds=2", "layers=3"]) == (["layers=3"], range(2))
     for wrong in ("seeds=0", "seeds=two"):
         with pytest.raises(ConfigError, match=f"{wrong} is impossible: it must be a number"):
-            sweep([wrong])
+            seeds_of([wrong])
 
 
 NEQUIP = """
@@ -323,7 +317,7 @@ def test_help_names_every_setting():
     text = help_text()
     for model in NETWORKS:
         for name, field in known(model).items():
-            assert field.metadata["help"], name
+            assert field.metadata["help"] or HELP[name], name
             assert f"  {name} " in text
     for choice in [f"model={name}" for name in NETWORKS] + [f"data={name}" for name in SETS]:
         assert f"  {choice} " in text
@@ -350,7 +344,8 @@ def test_a_text_is_what_was_typed(tmp_path, name):
     config = parse([f"run={name}", *MOLECULE, f"data.energy_key={name}"])
     assert (config.run, config.data.energy_key) == (name, name)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert read_config(tmp_path) == config
+    path = tmp_path / "config.yaml"
+    assert from_plain(read_yaml(path), path) == config
     assert parse(["run=null"]).run is None
     assert parse(["run=it is"]).run == "it is"
 

@@ -213,6 +213,9 @@ class Groups:
     def __init__(self, rows: RowsEmitter):
         self.plan, self.f, self.rows = rows.plan, rows.f, rows
         self.groups = grouped(self.plan)
+        short = (group for group in self.groups if not self._is_long(group))
+        summed = {("out", path.output.operand) for group in short for path in group}
+        rows.zeroed = set(filter(self.plan.is_summed, summed))
         # vector operations of a row, so far
         self.cost = len(self.plan.scalars.sums) // self.plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
@@ -244,14 +247,17 @@ class Groups:
     def _write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
 
-        Long rows are taken from one end to the other: lines of memory are read and written in order
-        then. With short ones, sums of a node stay in registers from row to row.
+        Long rows are taken from one end to the other where some are written: lines of memory are
+        read and written in order then. Otherwise sums of a node stay in registers from row to row.
         """
-        if self.plan.is_long(mul_of(self.plan, group[0])):
+        if self._is_long(group) and self._row_outputs(group):
             self._write_by_row(group, count)
         else:
             self._write_by_channel(group, count)
         self._begun |= self._row_outputs(group)
+
+    def _is_long(self, group: list[Path]) -> bool:
+        return self.plan.is_long(mul_of(self.plan, group[0]))
 
     def _write_by_row(self, group: list[Path], count: str):
         f = self.f
@@ -314,9 +320,10 @@ class Groups:
                         add = functools.partial(_accumulate, f, n, parts, output, component)
                         add(numbers.number(number), sums[components])
                         self.cost += 1
-        for (o, segment, component), part in sorted(parts.items()):
-            place = self._place(("out", o), segment, component, row.pointer(("out", o)), "0")
-            f.store(f.add_wide(f.load(place, n, wide=True), part, n), place, n, wide=True)
+        for key, part in sorted(parts.items()):
+            place = self._place(("out", key[0]), *key[1:], row.pointer(("out", key[0])), "0")
+            total = f.load(place, n, wide=True) if key in self._begun else None
+            f.store(f.add_wide(total, part, n), place, n, wide=True)
 
     def _sums(self, paths: list[Path], products, row: Row, n: int, length: int) -> dict:
         """Return the sums over channels of products of components of the paths' vectors.
@@ -331,6 +338,7 @@ class Groups:
             def load(i, segment, component):
                 key = "in", i
                 at = self.rows.own[key] if key in self.rows.own else row.pointer(key)
+                self._prefetch(key, segment, component, row, offset)
                 return f.load(self._place(key, segment, component, at, offset), n)
 
             contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, None)
@@ -397,15 +405,8 @@ class Groups:
             if (i, segment, component) in own:
                 return own[i, segment, component]
             place = self._place(("in", i), segment, component, row.pointer(("in", i)), offset)
-            prefetch(("in", i), segment, component)
+            self._prefetch(("in", i), segment, component, row, offset)
             return f.load(place, n)
-
-        def prefetch(key, segment, component):
-            """Ask for the same vector of the next block, once in a pass."""
-            if key not in self.plan.ahead or (key, segment, component) in self._prefetched:
-                return
-            self._prefetched.add((key, segment, component))
-            f.prefetch(self._place(key, segment, component, row.pointer(key, ahead=True), offset))
 
         carried, parts = set(sums), {}
         together = folded(self.plan.form, group)
@@ -431,6 +432,13 @@ class Groups:
             if key not in carried:
                 f.store(sums[key], place, n, wide=True)
         self.cost += contraction.operations * chunks
+
+    def _prefetch(self, key, segment: int, component: int, row: Row, offset: str):
+        """Ask for the same vector of the next block, once in a pass."""
+        if key in self.plan.ahead and (key, segment, component) not in self._prefetched:
+            self._prefetched.add((key, segment, component))
+            place = row.pointer(key, ahead=True)
+            self.f.prefetch(self._place(key, segment, component, place, offset))
 
     def _place_out(self, key, row: Row, offset: str) -> str:
         """Return the address of a component of an output, of the row or of its node."""

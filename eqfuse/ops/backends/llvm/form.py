@@ -12,7 +12,6 @@ from eqfuse.ops.backends.llvm.text import (
     NODES,
     ROWS,
     Arguments,
-    Axis,
     Function,
     KernelPasses,
     Module,
@@ -47,7 +46,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
         groups.write_rows(loop.index, start, stop)
         rows.finish_unit(loop.index)
     rows.finish_pass()
-    units = Units(Axis.ROWS, plan.block) if by_row else Units(Axis.NODES)
+    units = Units(ROWS, plan.block) if by_row else Units(NODES)
     return Pass(name, f.text(), units, groups.cost, scratch=plan.scratch)
 
 
@@ -100,7 +99,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
             copies.call("pack", f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
-    return Pass("pass_copy", f.text(), Units(Axis.NODES), node_cost=cost)
+    return Pass("pass_copy", f.text(), Units(NODES), node_cost=cost)
 
 
 def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:

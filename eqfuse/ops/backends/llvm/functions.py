@@ -3,21 +3,7 @@
 import math
 import struct
 
-from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.backends.llvm.text import (
-    BYTES,
-    ROWS,
-    SUFFIX,
-    Arguments,
-    Axis,
-    Function,
-    KernelPasses,
-    Pass,
-    Units,
-    kind,
-    literal,
-    suffix,
-)
+from eqfuse.ops.backends.llvm.text import BYTES, SUFFIX, Function, kind, literal, suffix
 from eqfuse.ops.ir import functions
 from eqfuse.ops.ir.functions import Expression, variable
 from eqfuse.ops.ir.fused import Activated
@@ -247,23 +233,6 @@ class FunctionEmitter:
         return result
 
 
-def write(activated: Activated, dtype: str, machine: Machine) -> KernelPasses:
-    """Return the pass that computes activations of all rows."""
-    arguments = Arguments(dtype)
-    arguments.add(("in", 0), ROWS, activated.rows.size, "row")
-    arguments.end()
-    for n in range(len(activated.orders)):
-        arguments.add(("out", n), ROWS, activated.size, f"activations {n}")
-    f = Function.of_pass("activate", dtype, machine.vector_bytes // BYTES[dtype])
-    source, *targets = (arguments.load(f, *key) for key in list(arguments.numbers))
-    with f.loop("%end", start="%begin") as rows:
-        read = f.at(source, rows.index, activated.rows.size * f.bytes)
-        places = [f.at(target, rows.index, activated.size * f.bytes) for target in targets]
-        cost = write_row(f, activated, read, places)
-    passes = [Pass("activate", f.text(), Units(Axis.ROWS), cost)]
-    return KernelPasses(arguments, {}, passes, (), (), f.declared)
-
-
 def write_row(f: Function, activated: Activated, source: str, targets: list[str]) -> int:
     """Write the activations of a row, from `source` to a row of each order; return their cost."""
     cost = 0
@@ -278,8 +247,3 @@ def write_row(f: Function, activated: Activated, source: str, targets: list[str]
                 emitter.store(value, place, f.dtype, loop.index)
         cost += OPERATIONS * -(-mul // f.widest)
     return cost
-
-
-def is_written(activated: Activated) -> bool:
-    """Return whether all of its orders are written out."""
-    return max(activated.orders) <= HIGHEST

@@ -23,7 +23,6 @@ from eqfuse.ops.backends.llvm.text import (
     NODES,
     ROWS,
     Arguments,
-    Axis,
     Function,
     KernelPasses,
     Module,
@@ -80,7 +79,8 @@ class _RowProgramEmitter:
         self.dtype, self.on_graph = program.arrays[0].dtype, program.on_graph
         self.copies = Copies(self.dtype, machine.vector_bytes // BYTES[self.dtype])
         row_bytes = sum(program.arrays[n].bytes for n in program.local)
-        fitting = machine.sequence_bytes // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
+        # what lies between the steps takes half of the cache
+        fitting = machine.level2 // 2 // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
         self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
         self.sums = [n for n in program.outputs if program.arrays[n].extent is Extent.WHOLE]
         self.index_arrays = (NODE, ORDER, PTR) if self.on_graph else ()
@@ -120,9 +120,6 @@ class _RowProgramEmitter:
         parts = self.copies.functions | self.texts, [self._main()], self.index_arrays, ()
         return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
 
-    def _pointer(self, f: Function, *key) -> str:
-        return self.arguments.load(f, *key)
-
     def _word(self, f: Function, key) -> str:
         return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
 
@@ -139,9 +136,9 @@ class _RowProgramEmitter:
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
         f = Function.of_pass(name, self.dtype)
-        numbers = {"in": step.operands, "out": step.writes}
-        base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
-        arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
+        numbers, load = {"in": step.operands, "out": step.writes}, self.arguments.load
+        base = {(side, n): load(f, "array", numbers[side][n]) for side, n in plan.operands()}
+        arrays = {n: load(f, "index", n) for n in plan.index_arrays()}
         rows = RowsEmitter(plan, f, self.copies, base, arrays)
         groups = Groups(rows)
         if reduce_over is Index.ROW:
@@ -176,7 +173,7 @@ class _RowProgramEmitter:
         name = f"activate_{s}"
         f = Function.of_pass(name, self.dtype, self.copies.widest)
         order = self._order(f)
-        arrays = {n: self._pointer(f, "array", n) for n in (*step.operands, *step.writes)}
+        arrays = {n: self.arguments.load(f, "array", n) for n in (*step.operands, *step.writes)}
         with f.loop("%end", start="%begin") as rows:
             row = f.load_index(order, rows.index) if order else rows.index
             places = []
@@ -220,7 +217,7 @@ class _RowProgramEmitter:
         return self.arguments.numbers["array", (step.operands if side == "in" else step.writes)[n]]
 
     def _order(self, f: Function) -> str | None:
-        return self._pointer(f, "index", ORDER) if self.on_graph else None
+        return self.arguments.load(f, "index", ORDER) if self.on_graph else None
 
     def _main(self) -> Pass:
         """Return the pass that takes every part through all steps, block by block."""
@@ -229,7 +226,7 @@ class _RowProgramEmitter:
         self.table = f.at("%scratch", table)
         for n in range(len(self.arguments.entries)):
             self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
-        sums = {n: self._pointer(f, "array", n) for n in self.sums}
+        sums = {n: self.arguments.load(f, "array", n) for n in self.sums}
         with f.loop("%end", start="%begin") as units:
             first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
@@ -244,7 +241,7 @@ class _RowProgramEmitter:
                 with f.loop(last, start=first, step=self.block) as blocks:
                     stop = f.minimum(f.plus(blocks.index, self.block), last)
                     self._block(f, blocks.index, stop, None)
-        axis = Axis.NODES if self.on_graph else Axis.ROWS
+        axis = NODES if self.on_graph else ROWS
         units, scratch = Units(axis, count=self.parts), self.scratch
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 
@@ -256,7 +253,7 @@ class _RowProgramEmitter:
         `%rows` counts the nodes.
         """
         pointers, half = (
-            {n: self._pointer(f, "index", n) for n in self.index_arrays},
+            {n: self.arguments.load(f, "index", n) for n in self.index_arrays},
             self.parts // 2,
         )
         share = f.minimum(f.times(unit, 2), f.plus(unit, half))
@@ -276,7 +273,7 @@ class _RowProgramEmitter:
 
         There is one block without edges where the nodes have none.
         """
-        ptr = self._pointer(f, "index", PTR)
+        ptr = self.arguments.load(f, "index", PTR)
         start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
         at_least_one = f.maximum(stop, f.plus(start, 1))
         with f.loop(
@@ -285,8 +282,8 @@ class _RowProgramEmitter:
             end_of_block = f.minimum(f.plus(blocks.index, self.block), stop)
             is_last = f.value(f"icmp eq i64 {end_of_block}, {stop}")
             position = f.maximum(f.plus(end_of_block, -1), "0")
-            row = f.load_index(self._pointer(f, "index", ORDER), position)
-            end = f.plus(f.load_index(self._pointer(f, "index", NODE), row), 1)
+            row = f.load_index(self.arguments.load(f, "index", ORDER), position)
+            end = f.plus(f.load_index(self.arguments.load(f, "index", NODE), row), 1)
             end = f.value(f"select i1 {is_last}, i64 {last}, i64 {end}")
             self._block(f, blocks.index, end_of_block, (blocks.carried[0], end))
             is_cut = f.value(f"icmp sgt i64 {f.load_index(ptr, end)}, {end_of_block}")

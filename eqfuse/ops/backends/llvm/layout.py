@@ -24,11 +24,6 @@ def padded(mul: int, widest: int) -> int:
     return -(-mul // n) * n
 
 
-def vectors(mul: int, widest: int) -> int:
-    """Return the vectors that hold `mul` channels."""
-    return padded(mul, widest) // lanes(mul, widest)
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The places of the components of an operand with channels, in elements from its row."""
@@ -195,24 +190,9 @@ class Machine:
     level3: int = DEFAULT_CACHES[1]
 
     @property
-    def block_bytes(self) -> int:
-        """Return bytes of copies of rows that a block may hold, unless it is one row."""
-        return self.level2 // 8
-
-    @property
-    def sequence_bytes(self) -> int:
-        """Return bytes of all that lies between the steps of rows that go through together."""
-        return self.level2 // 2
-
-    @property
     def streamed_bytes(self) -> int:
         """Return bytes of an output from which on the next kernel will not find it in a cache."""
         return min(8 * self.level2, self.level3 // 2)
-
-    @staticmethod
-    def is_long(num_vectors: int) -> bool:
-        """Return whether a row of so many vectors is taken from one end to the other."""
-        return num_vectors >= LONG
 
 
 Component = tuple[int, int, int]
@@ -353,14 +333,16 @@ class Plan:
             operand, size = self.operand(side, n), self.scratch_size(side, n)
             if size:
                 (own if operand.index is self.reduce_over is not Index.ROW else row)[side, n] = size
-        self.block = max(1, min(self.widest, self.machine.block_bytes // max(1, sum(row.values()))))
+        # copies of rows take an eighth of the cache, unless they are one row
+        most = self.machine.level2 // 8 // max(1, sum(row.values()))
+        self.block = max(1, min(self.widest, most))
         self.own_place = {key: self._allocate(size) for key, size in own.items()}
         self.row_place = {key: self._allocate(size * self.block) for key, size in row.items()}
         self.row_size = row
         self.table = self._allocate(self.scalars.rows * self.widest * self.bytes)
         self.pointers = {key: self._allocate(8 * self.block) for key in self.operands()}
         self.results = {o: self._allocate(8 * self.block) for o in self.outputs}
-        ahead = self._gathered() if self.prefetches else []
+        ahead = self._prefetched() if self.prefetches else []
         self.ahead = {key: self._allocate(8 * self.block) for key in ahead}
 
     @property
@@ -419,19 +401,22 @@ class Plan:
         return not all(self.is_owned(("out", o)) for o in self.outputs)
 
     def is_long(self, mul: int) -> bool:
-        """Return whether a row of so many channels is long."""
-        return self.machine.is_long(vectors(mul, self.widest))
+        """Return whether a row of so many channels is taken from one end to the other."""
+        return padded(mul, self.widest) >= LONG * lanes(mul, self.widest)
 
-    def _gathered(self) -> list[Key]:
-        """Return inputs whose rows may be far apart and are read in place.
+    def _prefetched(self) -> list[Key]:
+        """Return inputs that are read in place and prefetched: in a pass over rows, those in order.
 
-        There are none where short rows are written as well: such passes were not faster.
+        In other passes their rows may be far apart. There are none where short rows are written as
+        well: such passes were not faster.
         """
         muls = {s.mul for layout in self.layouts.values() for s in layout.operand.segments}
-        if self.reduce_over is Index.ROW or (self.writes_rows and not self.is_long(max(muls))):
+        if self.writes_rows and not self.is_long(max(muls, default=1)):
             return []
         rows = [("in", i) for i in self.inputs if not self.is_owned(("in", i))]
         read = [k for k in rows if k not in self.row_place]
+        if self.reduce_over is Index.ROW:
+            return [k for k in read if self.operand(*k).index is Index.ROW]
         return [k for k in read if self.operand(*k).index is not Index.SHARED]
 
     def has_gaps(self, key: Key) -> bool:

@@ -15,7 +15,6 @@ from eqfuse.ops.backends.llvm.text import (
     NODES,
     ROWS,
     Arguments,
-    Axis,
     Function,
     KernelPasses,
     Module,
@@ -418,12 +417,12 @@ def write(linear_form: LinearForm, dtype: str, machine: Machine) -> KernelPasses
     if layouts.packed:
         f = Function.of_pass("linear_copy", dtype)
         cost = write_copies(layouts, f)
-        passes.append(Pass("linear_copy", f.text(), Units(Axis.ROWS), cost))
+        passes.append(Pass("linear_copy", f.text(), Units(ROWS), cost))
     if any(isinstance(o, Rows) for o in linear_form.outputs):
         f = Function.of_pass("linear_rows", dtype)
         stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
         cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
-        units, size = Units(Axis.ROWS, AT_ONCE), scratch(layouts) * f.bytes
+        units, size = Units(ROWS, AT_ONCE), scratch(layouts) * f.bytes
         passes.append(Pass("linear_rows", f.text(), units, cost, scratch=size))
     passes += [_weights_pass(layouts, o) for o in layouts.gradients]
     widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
@@ -454,4 +453,4 @@ def _weights_pass(layouts: Layouts, o: int) -> Pass:
         with f.loop(stop, start=start, step=ROWS_OF_A_PART) as parts:
             rows = parts.index, f.minimum(stop, f.plus(parts.index, ROWS_OF_A_PART))
             cost = writer.add(first, last, num_lines, rows)
-    return Pass(name, f.text(), Units(Axis.NODES, units_of_set), cost)
+    return Pass(name, f.text(), Units(NODES, units_of_set), cost)

@@ -132,14 +132,9 @@ def _compiler():
     return llvm.create_lljit_compiler(_target()[0])
 
 
-def _runtime() -> dict[str, int]:
-    """Return addresses of what `runtime.py` exports."""
-    with _lock:
-        return _linked_runtime()
-
-
 @functools.cache
-def _linked_runtime() -> dict[str, int]:
+def _runtime() -> dict[str, int]:
+    """Return addresses of what `runtime.py` exports; called under the lock."""
     names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
     runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
     addresses = _link("eqfuse_runtime", runtime.text(), names, {})
@@ -197,31 +192,26 @@ def register(name: str, text: str) -> str:
 def threads() -> int:
     """Return the number of threads that kernels may use.
 
-    That is the least of the processors in the affinity mask, the quota of the cgroup,
-    OMP_NUM_THREADS and NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
+    That is the least of the processors in the affinity mask, the quota of the cgroup and
+    OMP_NUM_THREADS; at least 1. XLA's pool may have fewer.
     """
     allowed = [_host.num_processors(), _cgroup_quota()]
-    for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        first = os.environ.get(variable, "").split(",")[0].strip()
-        if first.isdigit():
-            allowed.append(int(first))
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if first.isdigit():
+        allowed.append(int(first))
     return max(1, min(n for n in allowed if n is not None))
 
 
-def _cgroup_quota(root: str = "/sys/fs/cgroup") -> int | None:
+def _cgroup_quota(file: str = "/sys/fs/cgroup/cpu.max") -> int | None:
     """Return the processors that the cgroup may use, rounded up; None if it has no limit."""
-    folder = pathlib.Path(root)
     try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota = (folder / "cpu" / "cpu.cfs_quota_us").read_text()
-            period = (folder / "cpu" / "cpu.cfs_period_us").read_text()
-        return -(-int(quota) // int(period)) if int(quota) > 0 else None
+        quota, period = pathlib.Path(file).read_text().split()
+        return -(-int(quota) // int(period))
     except (OSError, ValueError):
         return None
 
 
 def set_threads(count: int) -> None:
     """Let kernels of this process use `count` threads from now on."""
-    ctypes.c_int64.from_address(_runtime()["eqfuse_limit"]).value = count
+    with _lock:
+        ctypes.c_int64.from_address(_runtime()["eqfuse_limit"]).value = count

@@ -11,7 +11,6 @@ import functools
 import hashlib
 
 from eqfuse.ops.backends.llvm import form as native_form
-from eqfuse.ops.backends.llvm import functions
 from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm.functions import FunctionEmitter
 from eqfuse.ops.backends.llvm.layout import Machine
@@ -20,9 +19,9 @@ from eqfuse.ops.backends.llvm.text import (
     BYTES,
     DATA,
     DTYPES,
+    ROWS,
     STORED,
     Arguments,
-    Axis,
     Entry,
     Function,
     KernelPasses,
@@ -33,7 +32,6 @@ from eqfuse.ops.backends.llvm.text import (
     literal,
 )
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import (
     Array,
@@ -233,7 +231,7 @@ WRITERS = {
 """By the kind of step that is no form, with pointers to those of its arrays that are in memory."""
 
 
-WHOLE = Units(Axis.ROWS, count=1)
+WHOLE = Units(ROWS, count=1)
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
@@ -249,8 +247,8 @@ def generate(program: Program, dtype: str, machine: Machine) -> Module:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(form: Form | LinearForm | Activated, dtype: str, machine: Machine) -> KernelPasses:
-    by_kind = {Form: native_form, LinearForm: native_linear, Activated: functions}
+def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> KernelPasses:
+    by_kind = {Form: native_form, LinearForm: native_linear}
     return by_kind[type(form)].write(form, dtype, machine)
 
 
@@ -300,7 +298,7 @@ class _ProgramEmitter:
         self.widest = machine.vector_bytes // BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
-        self.kernels: dict[Form | LinearForm | Activated, str] = {}
+        self.kernels: dict[Form | LinearForm, str] = {}
         self.passes: list[Pass] = []
         self.places, self.scratch = self.program.places()
         self.arguments = self._arguments()
@@ -372,7 +370,7 @@ class _ProgramEmitter:
         self.main.do(f"call void @{name}({arguments})")
 
     def _form_step(self, step: FormStep):
-        """Call the passes of a form, a linear form or activations, with a table of its arrays."""
+        """Call the passes of a form or a linear form, with a table of its arrays."""
         form, main = step.form, self.main
         written = _written(form, self.dtype, self.machine)
         if form not in self.kernels:

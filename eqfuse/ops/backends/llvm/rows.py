@@ -16,6 +16,7 @@ class RowsEmitter:
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}  # rows of the operands of the current unit
+        self.zeroed: set[Key] = set()  # outputs that rows add to from the start
         self.streamed: dict[Key, str] = {}  # whether (i1) packed outputs go past the caches
         self.streamed_in_place: dict[Key, str] = {}  # and those that groups of paths write directly
 
@@ -77,7 +78,7 @@ class RowsEmitter:
                 if key[0] == "in":
                     self.copies.call("pack", f, layout, pointer, copy)
                 pointer = copy
-            if key[0] == "out" and (layout is None or self.plan.has_gaps(key)):
+            if key[0] == "out" and (key in self.zeroed or self.plan.has_gaps(key)):
                 size = self.plan.row_size.get(key, operand.size * f.bytes)
                 f.zero(pointer, size)
             self._keep(self.plan.pointers[key], b, pointer)
@@ -96,12 +97,13 @@ class RowsEmitter:
     def _find_next_row(self, position: str, unit: str, b: str):
         """Find the rows of the operands one block further on, also where another unit has them.
 
-        No processor foresees rows that an index array chooses, and a block is long enough for them
-        to arrive. Near the end it is the last row.
+        No processor foresees rows that an index array chooses, or follows many paths in each row;
+        a block is long enough for them to arrive. Near the end it is the last row.
         """
         f = self.f
-        later = f.minimum(f.plus(position, self.plan.block), f.plus("%rows", -1))
-        row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], later)
+        row = f.minimum(f.plus(position, self.plan.block), f.plus("%rows", -1))
+        if self.plan.reduce_over is not Index.ROW:
+            row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], row)
         places = self._places(row, unit)
         for key, table in self.plan.ahead.items():
             size = self.plan.row_elements(key) * f.bytes

@@ -17,11 +17,10 @@ NULL = ir.Constant(PTR, None)
 
 # words of XLA_FFI_CallFrame, XLA_FFI_Api and XLA_FFI_Buffer, and their codes
 EXTENSION, API, CONTEXT = 1, 2, 3
-SIDES = (("argument", 7, 8, 9), ("result", 12, 13, 14))  # count, types, pointers
-FRAME_WORDS, API_WORDS, BUFFER_WORDS = 21, 19, 6
+SIDES = (("argument", 7, 9), ("result", 12, 14))  # count, pointers
 ERROR_CREATE, ERROR_DESTROY, SCHEDULE, NUM_THREADS = 6, 8, 17, 18
-METADATA_EXTENSION, BUFFER_TYPE, FLOAT64 = 1, 1, 12
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, OUT_OF_RANGE = 3, 8, 9, 11
+METADATA_EXTENSION, FLOAT64 = 1, 12
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
 
 # words of a job: see Runtime._parallel
 REFERENCES, NEXT, DONE, COUNT, CHUNK, FUNCTION, BUFFERS, NUM_ROWS, SCRATCH, FAILED = range(10)
@@ -317,12 +316,6 @@ class Runtime:
                 major, minor = self.version
                 b.set_word(b.pointer(extension, 3), 3, (minor << 32) | major)
                 b.ret(NULL)
-        api = b.pointer(frame, API)
-        small = b.icmp_unsigned("<", b.word(frame, 0), b.number(8 * FRAME_WORDS))
-        small = b.or_(small, b.icmp_unsigned("<", b.word(api, 0), b.number(8 * API_WORDS)))
-        text = "XLA's call frame is of an unknown version"
-        self._fail_if(b, small, frame, FAILED_PRECONDITION, text)
-
         counts = [b.word(spec, 0), b.word(spec, 1)]
         table, passes = b.pointer(spec, 3), b.pointer(spec, 4)
         buffers = b.alloca(PTR, b.add(*counts))
@@ -332,11 +325,10 @@ class Runtime:
             given = b.word(frame, words[0])
             text, wrong = f"expected %lld {side}s, got %lld", b.icmp_signed("!=", given, count)
             self._fail_if(b, wrong, frame, INVALID_ARGUMENT, text, count, given)
-            types, pointers = b.pointer(frame, words[1]), b.pointer(frame, words[2])
+            pointers = b.pointer(frame, words[1])
             with b.each(count) as k:
                 entry = b.word_at(table, b.mul(b.add(first, k), b.number(6)))
-                kind = b.load(b.gep(types, [k], source_etype=I32), typ=I32)
-                self._check_buffer(b, frame, entry, kind, b.pointer(pointers, k), rows, nodes)
+                self._check_buffer(b, frame, entry, b.pointer(pointers, k), rows, nodes)
                 data = b.pointer(b.pointer(pointers, k), 3)
                 b.store(data, b.gep(buffers, [b.add(first, k)], source_etype=PTR))
             first = count
@@ -346,20 +338,15 @@ class Runtime:
             self._check_indices(b, frame, entry, data, b.now(rows), b.now(nodes))
         if self.large_pages:
             with b.each(counts[1]) as k:
-                buffer = b.pointer(b.pointer(frame, SIDES[1][3]), k)
+                buffer = b.pointer(b.pointer(frame, SIDES[1][2]), k)
                 self._ask_for_large_pages(b, buffer)
         with b.each(b.word(spec, 2)) as k:
             self._run_pass(b, frame, b.word_at(passes, b.mul(k, b.number(6))), buffers, rows, nodes)
         b.ret(NULL)
 
-    def _check_buffer(self, b: Builder, frame, entry, kind, buffer, rows, nodes):
+    def _check_buffer(self, b: Builder, frame, entry, buffer, rows, nodes):
         """Check an entry: dtype, rank, what its rows are, width, role, name."""
         name = b.pointer(entry, 5)
-        wrong = b.icmp_unsigned("!=", kind, ir.Constant(I32, BUFFER_TYPE))
-        self._fail_if(b, wrong, frame, INVALID_ARGUMENT, "%s is not an array", name)
-        small = b.icmp_unsigned("<", b.word(buffer, 0), b.number(8 * BUFFER_WORDS))
-        text = "the description of %s is of an unknown version"
-        self._fail_if(b, small, frame, FAILED_PRECONDITION, text, name)
         for k, what in ((2, "type"), (4, "rank")):
             values = b.word(entry, k // 2 - 1), b.low_half(buffer, k)
             text = f"%s must be of {what} %lld, got %lld"

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import enum
 import hashlib
 import math
 import struct
@@ -215,11 +214,13 @@ class Function:
         v, name = self.vector(lanes), f"@llvm.fmuladd.{suffix(SUFFIX[self.dtype], lanes)}"
         return self.value(f"call {v} {name}({v} {a}, {v} {b}, {v} {c})")
 
-    def add_wide(self, total: str, value: str, lanes: int) -> str:
-        """Return total + value, with the total in float64."""
+    def add_wide(self, total: str | None, value: str, lanes: int) -> str:
+        """Return total + value, with the total in float64; None is zero."""
         kind = self.vector(lanes, wide=True)
         if self.dtype == "float32":
             value = self.value(f"fpext {self.vector(lanes)} {value} to {kind}")
+        if total is None:
+            return value
         return self.value(f"fadd contract {kind} {total}, {value}")
 
     def sum_lanes(self, value: str, lanes: int) -> str:
@@ -331,34 +332,27 @@ VERSION = 3
 """Version of the generated code and its interface to the runtime; part of every kernel's name."""
 
 
-class Axis(enum.Enum):
-    """What the work of a pass is cut along; a set of weights counts as a node."""
-
-    ROWS = "rows"
-    NODES = "nodes"
-
-
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """The units of work of a pass, along an axis.
+    """The units of work of a pass, of `ROWS` or `NODES`; a set of weights counts as a node.
 
     A function is given how many rows or nodes there are for `rows` if `count` is known.
     """
 
-    axis: Axis
+    axis: int
     size: int = 1  # rows of a unit, or units of a node
     count: int = 0  # how many there are, if the call does not decide it
 
     def number(self, num_rows: int, num_nodes: int) -> int:
         """Return the number of units in a call, as the runtime counts them."""
-        if self.axis is Axis.ROWS:
+        if self.axis == ROWS:
             return -(-num_rows // self.size)
         return num_nodes * self.size
 
     @property
     def words(self) -> tuple[int, int]:
         """Return the two words that the runtime reads."""
-        return (self.size if self.axis is Axis.ROWS else -self.size), self.count
+        return (self.size if self.axis == ROWS else -self.size), self.count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from eqfuse.ops import _backend, info
+from eqfuse.ops import _backend
 from eqfuse.ops.backends.triton import compile, runtime
 from eqfuse.ops.backends.triton.compile import compile_kernel
 
@@ -85,22 +85,6 @@ def test_a_lowering_refuses_different_gpus():
     context = types.SimpleNamespace(module_context=types.SimpleNamespace(backend=client))
     with pytest.raises(ValueError, match="GPUs of several kinds"):
         runtime.target_of(context)
-
-
-@pytest.fixture
-def plugin():
-    """Skip where there is no plug-in for NVIDIA's GPUs."""
-    from jaxlib import gpu_triton
-
-    if "cuda" not in getattr(getattr(gpu_triton, "TritonKernel", None), "__module__", ""):
-        pytest.skip("jaxlib's GPU plug-in is not installed; it is the extra launches")
-
-
-def test_info_says_what_jaxlib_is_given(plugin, monkeypatch):
-    monkeypatch.setattr(runtime, "takes_cubins", lambda: True)
-    assert "launch      cubin: jaxlib loads what triton's ptxas made" in info.info()
-    monkeypatch.setattr(runtime, "takes_cubins", lambda: False)
-    assert "launch      PTX, which XLA's ptxas assembles" in info.info()
 
 
 def test_an_unknown_target_is_left_to_triton():

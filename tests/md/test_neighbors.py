@@ -1,0 +1,123 @@
+import ase
+import ase.build
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError
+from eqfuse.inference.lists import grid_of, list_pairs, make_pairs
+from eqfuse.md.steps import side_by_side
+
+REACH = 4.5
+
+
+def structures():
+    rng = np.random.default_rng(0)
+    sheared = np.eye(3) + rng.normal(scale=0.2, size=(3, 3))
+    small = ase.Atoms("Cu2", [[0, 0, 0], [1, 2, 1]], cell=2.5 * sheared, pbc=True)
+    cell = ase.build.bulk("Cu", cubic=True)
+    cell.rattle(0.1, seed=0)
+    large = cell.repeat((4, 5, 6))
+    large.set_cell(large.cell.array @ sheared, scale_atoms=True)
+    large.positions += rng.integers(-2, 3, (len(large), 3)) @ large.cell.array
+    wire = cell.repeat((1, 1, 7))
+    slab = cell.repeat((3, 1, 4))
+    slab.pbc = (True, False, True)
+    slab.cell[1] = 0
+    slab.positions[:, 1] *= 3
+    molecule = cell.repeat((3, 2, 4))
+    molecule.pbc, molecule.cell = False, None
+    single = ase.Atoms("Cu", pbc=True, cell=[3.0, 20.0, 30.0])
+    return {
+        "small": small,
+        "cell": cell,
+        "large": large,
+        "wire": wire,
+        "slab": slab,
+        "molecule": molecule,
+        "single": single,
+    }
+
+
+def batch(*frames):
+    """Return positions and cells side by side, and which atoms are real."""
+    positions = side_by_side([atoms.positions for atoms in frames])
+    is_atom = side_by_side([np.ones(len(atoms)) for atoms in frames], bool)
+    return positions, np.stack([atoms.cell.array for atoms in frames]), is_atom
+
+
+def as_set(senders, receivers, images):
+    return set(zip(senders.tolist(), receivers.tolist(), map(tuple, images.tolist()), strict=True))
+
+
+@pytest.mark.parametrize("name", structures())
+def test_pairs_are_those_of_the_list_of_the_host(name):
+    atoms = structures()[name]
+    positions, cell = atoms.positions, atoms.cell.array
+    expected = as_set(*list_pairs(positions, cell, atoms.pbc, REACH))
+    with jax.enable_x64(True):
+        grid = grid_of([(positions, cell)], atoms.pbc, REACH)
+        make = jax.jit(make_pairs, static_argnums=(0, 1))
+        pairs, needed = jax.device_get(make(grid, len(expected) + 50, *batch(atoms)))
+    if name == "large":
+        assert min(grid.boxes) > 2
+    edges = pairs.edges
+    vectors = positions[edges.senders] + pairs.images @ cell - positions[edges.receivers]
+    lengths = np.linalg.norm(vectors, axis=1)
+    near = (lengths < REACH) & (lengths > 0)
+    found = as_set(edges.senders[near], edges.receivers[near], pairs.images[near])
+    assert found == expected
+    assert near.sum() == len(expected) == needed.pairs
+    assert not needed.is_narrow
+    assert needed.occupancy <= grid.occupancy
+    assert (np.diff(edges.receivers) >= 0).all()
+
+
+def test_structures_of_a_batch_have_their_own_pairs():
+    """Cells of one, a few and many boxes, of different numbers of atoms."""
+    frames = [structures()[name] for name in ("wire", "large", "small", "single")]
+    expected = [list_pairs(a.positions, a.cell.array, a.pbc, REACH) for a in frames]
+    room = max(len(senders) for senders, _, _ in expected) + 7
+    with jax.enable_x64(True):
+        grid = grid_of([(a.positions, a.cell.array) for a in frames], frames[0].pbc, REACH)
+        make = jax.jit(make_pairs, static_argnums=(0, 1))
+        pairs, needed = jax.device_get(make(grid, room, *batch(*frames)))
+    assert needed.pairs == room - 7
+    assert needed.occupancy <= grid.occupancy
+    edges, most = pairs.edges, max(map(len, frames))
+    assert edges.num_nodes == 4 * most
+    for k, atoms in enumerate(frames):
+        own = slice(k * room, (k + 1) * room)
+        ends = [index[own] - k * most for index in (edges.senders, edges.receivers)]
+        images, positions = pairs.images[own], batch(*frames)[0][k]
+        vectors = positions[ends[0]] + images @ atoms.cell.array - positions[ends[1]]
+        lengths = np.linalg.norm(vectors, axis=1)
+        near = (lengths < REACH) & (lengths > 0)
+        assert as_set(ends[0][near], ends[1][near], images[near]) == as_set(*expected[k])
+        assert near.sum() == len(expected[k][0])
+
+
+def test_structures_periodic_in_different_planes_are_no_batch():
+    slab, other = structures()["slab"], structures()["slab"]
+    other.rotate(30, "x", rotate_cell=True)
+    with pytest.raises(DataError, match="structures 0 and 1 are periodic in different planes"):
+        grid_of([(a.positions, a.cell.array) for a in (slab, other)], slab.pbc, REACH)
+
+
+def test_what_is_too_small_is_reported():
+    """Boxes with too many atoms, and a cell that shrank below the width of its boxes."""
+    atoms = structures()["large"]
+    positions, cell = atoms.positions, atoms.cell.array
+    with jax.enable_x64(True):
+        grid = grid_of([(positions, cell)], atoms.pbc, REACH, 0.9)
+        few = grid._replace(occupancy=3)
+        room = 100  # of several thousand pairs
+        make = jax.jit(lambda *a: make_pairs(*a)[1], static_argnums=(0, 1))
+        needed = make(few, room, *batch(atoms))
+        assert needed.occupancy > 3
+        assert needed.pairs > room
+        assert not needed.is_narrow
+        for factor, is_narrow in ((0.91, False), (0.6, True)):
+            atoms.set_cell(factor * cell, scale_atoms=True)
+            needed = make(grid, room, *batch(atoms))
+            assert needed.is_narrow == is_narrow

@@ -143,7 +143,7 @@ def test_guides_run(name, trained, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        n if n in ("fuse", "train-from-python") else pytest.param(n, marks=pytest.mark.slow)
+        n if n == "fuse" else pytest.param(n, marks=pytest.mark.slow)
         for n in (*TUTORIALS, "train-from-python")
     ],
 )

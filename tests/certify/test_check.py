@@ -105,6 +105,7 @@ def test_a_potential_that_is_cut_off_where_it_is_not_zero_fails():
     assert "5.87" in row.remark
 
 
+@pytest.mark.slow
 def test_a_force_that_jumps_at_a_cutoff_is_found_beside_a_steep_wall():
     """By 3.4e-5 eV/Å at 10.2 Å; at 0.2 Å the energy is 1e13 eV."""
     row = row_of("path", LennardJones(sigma=3.4, epsilon=0.0104), elements=[18])

@@ -53,5 +53,5 @@ def test_there_is_no_training_to_go_on_with(run, capsys):
     folder = run("two_heads")
     assert main([f"resume={folder}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "converted network" in line
+    assert "holds a network and no training to go on with" in line
     assert f"start_from={folder}" in line

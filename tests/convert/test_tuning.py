@@ -205,18 +205,15 @@ def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
 
 def test_elastic_weights_are_the_default_where_the_network_knows_more(run, water, tmp_path, capsys):
     given = [f"start_from={run('density')}", f"data={water}", "data.val=2", "steps=2", "lr=0.01"]
-    given += ["data.reference_energies=fit", "training.second_stage=null", "replay_frames=4"]
+    given += ["data.reference_energies=fit", "training.second_stage=null", "replay_frames=2"]
     found = []
-    for way in ([], ["elastic=30"], ["elastic=0"], ["elements=data"]):
+    for way in ([], ["elastic=0"], ["elements=data"]):
         folder = tmp_path / str(way)
         assert main([*given, *way, f"run={folder}"]) == 0
-        held = "elastic    weight 30" in capsys.readouterr().out
-        assert held == (way in ([], ["elastic=30"]))
+        assert ("elastic    weight 30" in capsys.readouterr().out) == (way == [])
         found.append(jax.tree.leaves(read_checkpoint(folder, ("last",))[0]))
-    default, asked, free, _ = found
-    for a, b in zip(default, asked, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert not all(np.array_equal(a, b) for a, b in zip(default, free, strict=True))
+    held, free, _ = found
+    assert not all(np.array_equal(a, b) for a, b in zip(held, free, strict=True))
 
 
 def test_an_adapter_alone_is_a_file_that_is_merged(run, water, tmp_path, capsys):

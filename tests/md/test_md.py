@@ -100,7 +100,13 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
 
 @pytest.mark.parametrize(
     ("ensemble", "copies"),
-    [("langevin", 2), ("npt", 1), pytest.param("nose-hoover", 1, marks=pytest.mark.slow)],
+    [
+        ("npt", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("langevin", 2), ("nose-hoover", 1))
+        ),
+    ],
 )
 def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_path):
     """Resume one structure, or a batch of two sizes, each with a folder of its own."""
@@ -317,6 +323,7 @@ def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, caps
     assert all(line.endswith("s left") for line in lines[1:-1])
 
 
+@pytest.mark.slow
 def test_equilibration_begins_a_simulation_at_its_temperature(run, crystal, tmp_path, capsys):
     """Nothing of it is written; a resumed simulation does not do it again."""
     settings = {"temperature": 50, "timestep": 4.0, "steps": 10, "log_every": 1}

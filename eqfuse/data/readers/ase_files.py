@@ -10,60 +10,107 @@ import ase
 import ase.db
 import ase.io
 import numpy as np
+from ase.io.cif import parse_cif
+from ase.io.formats import open_with_compression
 
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
-from eqfuse.data.structures import DataError, Structure, Weights
+from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
-_FORMATS = {
-    ".traj": "traj",
-    ".db": "db",
-    ".json": "json",
-    ".cif": "cif",
-    ".pdb": "proteindatabank",
-    ".gen": "gen",
-    ".vasp": "vasp",
-    ".poscar": "vasp",
-    "POSCAR": "vasp",
-    "CONTCAR": "vasp",
-    "OUTCAR": "vasp-out",
-    "vasprun.xml": "vasp-xml",
-}
-SUFFIXES = tuple(_FORMATS)
-"""Ends of the names of files that are read by ASE, in the format of each."""
+
+def of_atoms(
+    atoms: ase.Atoms, keys: Keys = USUAL_KEYS, units: Units | None = None, origin: str | None = None
+) -> Structure:
+    """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`.
+
+    A key that differs from the label's in case, - or _ alone is its own where it is the only one.
+    """
+    per_frame, per_atom = properties_of(atoms)
+    atom_weights = per_atom.get("forces_weight")
+    config_type = atoms.info.get("config_type")
+    volume = abs(np.linalg.det(atoms.cell.array))
+    stress = spelled(per_frame, keys.stress)
+    return (units or Units()).structure(
+        numbers=atoms.numbers,
+        positions=atoms.positions,
+        cell=atoms.cell.array,
+        pbc=atoms.pbc,
+        energy=per_frame.get(spelled(per_frame, keys.energy)),
+        forces=per_atom.get(spelled(per_atom, keys.forces)),
+        stress=stress_of(per_frame, stress, volume),
+        config_type=None if config_type is None else str(config_type),
+        origin=origin,
+        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
+        hessian=per_atom.get("hessian", per_frame.get("hessian")),
+        weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
+        unread=_unread(per_frame, per_atom, keys, len(atoms)),
+    )
 
 
 def iterate_ase(
-    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+    path: str | os.PathLike,
+    *,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+    make=of_atoms,
+    format: str,
 ) -> Iterator[Structure]:
-    """Yield the frames that ASE reads in a trajectory (.traj), a database (.db, .json), and others.
+    """Yield the frames that ASE reads in a file of one of its formats.
 
     Labels are those that ASE reads, of its calculators' names; `keys` also name entries of `info`
-    and, in databases, of `key_value_pairs` and `data`. Weights are as in extended XYZ. A file of a
-    name that is none of `SUFFIXES` is read in the format that ASE guesses.
+    and, in databases, of `key_value_pairs` and `data`. Weights are as in extended XYZ.
 
     References: https://ase-lib.org
     """
-    return named(_frames(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))
+    frames = {"cif": _crystals, "db": _rows, "json": _rows}.get(format)
+    frames = frames(path) if frames else read_by_ase(path, format)
+    return named(frames, path, lambda atoms, origin: make(atoms, keys, units, origin))
 
 
-def _frames(path) -> Iterator[ase.Atoms]:
+def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Atoms]:
+    """Yield the frames of a file in a format of ASE, which `how` is for."""
+    with _by_ase(path):
+        yield from ase.io.iread(os.fspath(path), index=":", format=format, **how)
+
+
+@contextlib.contextmanager
+def _by_ase(path):
     require_file(path)
-    format = next((f for end, f in _FORMATS.items() if str(path).endswith(end)), None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of ASE's readers, about parts that are not read here
-            if format in ("db", "json"):
-                yield from map(of_row, _rows(path))
-            else:
-                yield from ase.io.iread(os.fspath(path), index=":", format=format)
+            warnings.filterwarnings("error", "scaled_positions .* are equivalent")  # atoms get lost
+            yield
     except DataError:
         raise
     except Exception as err:  # ASE's readers raise many types on broken files
         raise DataError(f"{path} cannot be read by ASE: {type(err).__name__}: {err}") from err
 
 
-def _rows(path):
-    return ase.db.connect(os.fspath(path), append=True, use_lock_file=False).select()
+def _rows(path) -> Iterator[ase.Atoms]:
+    with _by_ase(path):
+        database = ase.db.connect(os.fspath(path), append=True, use_lock_file=False)
+        yield from map(of_row, database.select())
+
+
+_WHOLE = 1e-3  # of an occupancy, which files round
+
+
+def _crystals(path) -> Iterator[ase.Atoms]:
+    """Yield the crystals of a CIF file, all sites of which are occupied by one whole atom."""
+    with _by_ase(path), open_with_compression(os.fspath(path), "rb") as file:
+        for block in parse_cif(file):
+            if not block.has_structure():
+                continue
+            occupancies = np.ravel(block.get("_atom_site_occupancy", ()))
+            names = np.ravel(block.get("_atom_site_label", block.get_symbols()))
+            for name, occupancy in zip(names, occupancies, strict=False):
+                if is_number(occupancy) and abs(occupancy - 1) > _WHOLE:
+                    raise DataError(
+                        f"{path}, {block.name}: the site {name} is occupied by {occupancy:g} of "
+                        "an atom, and a structure has whole ones; choose which atoms of a "
+                        "supercell are there, and write it with occupancies of 1"
+                    )
+            yield block.get_atoms(fractional_occupancies=False)
 
 
 def of_row(row) -> ase.Atoms:
@@ -91,28 +138,49 @@ def properties_of(atoms) -> tuple[dict, dict]:
     return {**results, **info}, {**atoms.arrays, **results}
 
 
-def of_atoms(
-    atoms: ase.Atoms, keys: Keys = USUAL_KEYS, units: Units | None = None, origin: str | None = None
-) -> Structure:
-    """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`."""
-    per_frame, per_atom = properties_of(atoms)
-    atom_weights = per_atom.get("forces_weight")
-    config_type = atoms.info.get("config_type")
-    volume = abs(np.linalg.det(atoms.cell.array))
-    return (units or Units()).structure(
-        numbers=atoms.numbers,
-        positions=atoms.positions,
-        cell=atoms.cell.array,
-        pbc=atoms.pbc,
-        energy=per_frame.get(keys.energy),
-        forces=per_atom.get(keys.forces),
-        stress=stress_of(per_frame, keys.stress, volume),
-        config_type=None if config_type is None else str(config_type),
-        origin=origin,
-        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
-        hessian=per_atom.get("hessian", per_frame.get("hessian")),
-        weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
-    )
+def spelled(properties: dict, key: str) -> str:
+    """Return a key of properties, or the only one that differs from it in case, - and _ alone."""
+    if key in properties:
+        return key
+    like = [k for k, v in properties.items() if plain(k) == plain(key) and not _is_word(v)]
+    if len(like) > 1:
+        raise DataError(f"{' and '.join(like)} may both be {key}; remove one, or name it {key}")
+    return like[0] if like else key
+
+
+def plain(key: str) -> str:
+    """Return a key in small letters, without - and _ and the s of a plural."""
+    return re.sub("[-_]", "", key.lower()).removesuffix("s")
+
+
+def _is_word(value) -> bool:
+    return isinstance(value, str) and not re.search(r"\d", value)
+
+
+_WORDS = {"energy": "energy", "forces": "force", "stress": "stress|virial"}
+_SAME_ENERGY = 1e-3  # eV/atom
+
+
+def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str, str]:
+    """Return the keys of what may be labels that are not under their own keys, by their names.
+
+    An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
+    """
+    found, size = {}, {"energy": ((),), "forces": ((count, 3),), "stress": ((3, 3), (9,), (6,))}
+    for name, key in zip(LABELS, keys, strict=True):
+        within = per_atom if name == "forces" else per_frame
+        own = spelled(within, key)
+        if own in within or (name == "stress" and stress_key(within, own) in within):
+            continue
+        for other, value in within.items():
+            is_label = np.shape(value) in size[name] and not isinstance(value, str)
+            if is_label and re.search(_WORDS[name], other.lower()) and "weight" not in other:
+                found[name] = other
+    energy, free = (per_frame.get(key) for key in ("energy", "free_energy"))
+    if keys.energy == "energy" and is_number(energy) and is_number(free):
+        if abs(energy - free) > _SAME_ENERGY * count:
+            found["free_energy"] = "free_energy"
+    return found
 
 
 def _weights(info: dict, from_virial: bool) -> Weights:
@@ -141,7 +209,8 @@ def is_number(value) -> bool:
 def stress_key(per_frame: dict, key: str) -> str:
     """Return the key of a frame's stress: for "stress" that of its virial, where it has only it."""
     if key == "stress" and key not in per_frame:
-        return next((k for k in ("virial", "virials") if k in per_frame), key)
+        virial = spelled(per_frame, "virial")
+        return virial if virial in per_frame else key
     return key
 
 

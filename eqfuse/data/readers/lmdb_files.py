@@ -20,7 +20,11 @@ _NOT_ROWS = (b"nextid", b"deleted_ids", b"metadata")
 
 
 def iterate_lmdb(
-    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+    path: str | os.PathLike,
+    *,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+    make=of_atoms,
 ) -> Iterator[Structure]:
     """Yield the rows of an LMDB database of ASE (.aselmdb, .lmdb), in the order of their ids.
 
@@ -31,7 +35,7 @@ def iterate_lmdb(
 
     References: https://gitlab.com/ase/ase-db-backends, aselmdb.
     """
-    return named(_rows(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))
+    return named(_rows(path), path, lambda atoms, origin: make(atoms, keys, units, origin))
 
 
 def _rows(path) -> Iterator[ase.Atoms]:

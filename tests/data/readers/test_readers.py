@@ -242,8 +242,8 @@ def test_formats_are_chosen_by_name_or_suffix(write, tmp_path):
     assert len(read_structures(tmp_path / "frames.dat")) == 1
     save_md22(tmp_path / "m.npz")
     assert len(read_structures(tmp_path / "m.npz")) == 4
-    with pytest.raises(DataError, match="format 'cif' is unknown; choose from: extxyz, rmd17"):
-        read_structures(tmp_path / "m.npz", format="cif")
+    with pytest.raises(DataError, match="format 'mol' is unknown; choose from: extxyz, rmd17"):
+        read_structures(tmp_path / "m.npz", format="mol")
 
 
 def test_more_columns_than_there_are_take_no_memory(write):

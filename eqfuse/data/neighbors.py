@@ -43,8 +43,8 @@ def neighbor_list(
       senders (neighbours) [n_edges] int32, receivers (centres) [n_edges] int32 and shifts
       [n_edges, 3] float64 in Å, sorted by receiver, then sender, then periodic image.
     Raises:
-      DataError: a cutoff that is not finite and above 1e-6 Å, two atoms nearer than `least`, or more
-        than about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
+      DataError: a cutoff that is not finite and above 1e-6 Å, two atoms nearer than `least`, or
+        more than about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
       FlownApartError: atoms too far apart, or a vacuum too wide: more than 1e5 cutoffs along a line
         or 300 in a plane; along non-periodic directions of a narrow slab 1e4, of a wire 100.
     References: vesin, https://github.com/Luthaf/vesin

@@ -23,7 +23,7 @@ from eqfuse.train.settings.schema import (
 SETS = {
     "ethanol": "1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded.",
     "lif": "90 cells of LiF at 300 K, strained, with stress (GFN2-xTB; eV, Å); embedded.",
-    "extxyz": "Extended-xyz files, or others (docs/reference/data.md): molecules or periodic cells (eV, Å).",
+    "extxyz": "Extended-xyz files, or other formats: molecules or periodic cells (eV, Å).",
 }
 """The choices of `data=`: what they are."""
 FIT, AVERAGE = "fit", "average"

@@ -1,6 +1,7 @@
 """Structures from ASE's atoms: trajectories, databases and other files that it reads."""
 
 import contextlib
+import itertools
 import os
 import re
 import warnings
@@ -10,10 +11,18 @@ import ase
 import ase.db
 import ase.io
 import numpy as np
+from ase.data import atomic_numbers
 from ase.io.cif import parse_cif
 from ase.io.formats import open_with_compression
 
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
+from eqfuse.data.readers.format import (
+    USUAL_KEYS,
+    Keys,
+    Units,
+    lines_of,
+    named,
+    require_file,
+)
 from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
 
@@ -61,7 +70,7 @@ def iterate_ase(
 
     References: https://ase-lib.org
     """
-    frames = {"cif": _crystals, "db": _rows, "json": _rows}.get(format)
+    frames = {"cif": _crystals, "db": _rows, "json": _rows, "vasp": _poscar}.get(format)
     frames = frames(path) if frames else read_by_ase(path, format)
     return named(frames, path, lambda atoms, origin: make(atoms, keys, units, origin))
 
@@ -96,21 +105,38 @@ _WHOLE = 1e-3  # of an occupancy, which files round
 
 
 def _crystals(path) -> Iterator[ase.Atoms]:
-    """Yield the crystals of a CIF file, all sites of which are occupied by one whole atom."""
+    """Yield the crystals of a CIF file, whose sites each have one whole atom of a known element."""
     with _by_ase(path), open_with_compression(os.fspath(path), "rb") as file:
         for block in parse_cif(file):
             if not block.has_structure():
                 continue
-            occupancies = np.ravel(block.get("_atom_site_occupancy", ()))
-            names = np.ravel(block.get("_atom_site_label", block.get_symbols()))
-            for name, occupancy in zip(names, occupancies, strict=False):
-                if is_number(occupancy) and abs(occupancy - 1) > _WHOLE:
+            elements = block.get("_atom_site_type_symbol") or block["_atom_site_label"]
+            names = block.get("_atom_site_label") or elements
+            occupancies = block.get("_atom_site_occupancy") or [1.0] * len(elements)
+            for name, element, occupancy in zip(names, elements, occupancies, strict=True):
+                where = f"{path}, {block.name}: the site {name}"
+                if not re.fullmatch(r"[A-Z][a-z]?([\d+-].*)?", element):  # ASE reads CU as C
+                    raise DataError(f"{where} has the element {element!r}; write Cu, O2-, ...")
+                if occupancy not in (".", "?") and abs(float(occupancy) - 1) > _WHOLE:
                     raise DataError(
-                        f"{path}, {block.name}: the site {name} is occupied by {occupancy:g} of "
-                        "an atom, and a structure has whole ones; choose which atoms of a "
-                        "supercell are there, and write it with occupancies of 1"
+                        f"{where} is occupied by {occupancy} of an atom, and a structure has whole "
+                        "ones; choose which atoms of a supercell are there, and write it with "
+                        "occupancies of 1"
                     )
             yield block.get_atoms(fractional_occupancies=False)
+
+
+def _poscar(path) -> Iterator[ase.Atoms]:
+    """Yield the structure of a POSCAR that names its elements, as before VASP 5 in its first line.
+
+    ASE would look for other files, or take words such as I of that line for elements.
+    """
+    lines = [*itertools.islice(lines_of(path), 6)]
+    names, counts = (lines[k].split() if len(lines) == 6 else [] for k in (0, 5))
+    old = counts and counts[0].isdecimal()
+    if old and (len(names) != len(counts) or not set(names) <= set(atomic_numbers)):
+        raise DataError(f"{path} names no elements above their numbers ({lines[5].strip()})")
+    yield from read_by_ase(path, "vasp")
 
 
 def of_row(row) -> ase.Atoms:
@@ -177,9 +203,9 @@ def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str
             if is_label and re.search(_WORDS[name], other.lower()) and "weight" not in other:
                 found[name] = other
     energy, free = (per_frame.get(key) for key in ("energy", "free_energy"))
-    if keys.energy == "energy" and is_number(energy) and is_number(free):
-        if abs(energy - free) > _SAME_ENERGY * count:
-            found["free_energy"] = "free_energy"
+    known = keys.energy == "energy" and is_number(energy) and is_number(free)
+    if known and abs(energy - free) > _SAME_ENERGY * count:
+        found["free_energy"] = "free_energy"
     return found
 
 

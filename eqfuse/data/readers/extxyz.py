@@ -96,7 +96,8 @@ def _frames(path) -> Iterator[str]:
         except ValueError as err:
             raise DataError(
                 f"{where}: expected the number of atoms, got {line.strip()[:60]!r}; "
-                "is this an extended XYZ file? docs/reference/data.md has the names of other formats"
+                "is this an extended XYZ file? Others are known by their names and contents, see "
+                "docs/reference/data.md"
             ) from err
         if num_atoms < 1:
             raise DataError(f"{where}: there are no atoms in this frame; remove it")
@@ -161,7 +162,7 @@ _FLAGS = {"t": True, "true": True, "1": True, "f": False, "false": False, "0": F
 
 
 def _with_plain_values(comment: str, stress_key: str) -> str:
-    """Return a comment line from which ASE takes stress, virial and pbc as they are written.
+    """Return a comment line from which ASE takes stress, virial, lattice and pbc as written.
 
     `NINE_NUMBERS` have other names here, and the values of pbc a mark. A list of lists is quoted.
     """
@@ -174,6 +175,7 @@ def _with_plain_values(comment: str, stress_key: str) -> str:
             return match[0]
         mark = _MARK if key.lower() == "pbc" else ""
         key = PLAIN + key if key in NINE_NUMBERS else key
+        key = key.lower() if key == "Lattice" and match["list"] else key  # not of nine numbers
         return key + match["equals"] + mark + (f'"{match["list"]}"' if match["list"] else "")
 
     return re.sub(f"{_QUOTED}|{entry}", replaced, comment)

@@ -64,6 +64,7 @@ def _of_masses(masses) -> np.ndarray:
     numbers = np.zeros(len(masses), int)
     for mass in set(masses):
         away = np.abs(atomic_masses - mass)
+        away[0] = np.inf  # X
         first, second = np.argsort(away)[:2]
         if not away[first] <= min(_WRONG_MASS * mass, away[second] / _APART):
             raise DataError(f"a mass of {mass:g} u is not that of one element; {_NAME_THEM}")

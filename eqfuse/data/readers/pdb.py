@@ -1,5 +1,6 @@
 """Structures from files of the Protein Data Bank."""
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -39,7 +40,7 @@ def _models(path) -> Iterator[ase.Atoms]:
         try:
             if record == "CRYST1":
                 starts = (6, 15, 24, 33, 40, 47, 54)
-                cell = [float(line[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+                cell = [float(line[a:b]) for a, b in itertools.pairwise(starts)]
             elif record in ("ATOM", "HETATM"):
                 numbers.append(_element(line))
                 positions.append([float(line[k : k + 8]) for k in (30, 38, 46)])
@@ -56,8 +57,8 @@ def _element(line: str) -> int:
     name = line[76:78].strip().capitalize()
     if not name or name == "X" or name not in atomic_numbers:
         raise DataError(
-            f"no element in columns 77 and 78, which the name {line[12:16]!r} does not tell (CA may "
-            "be a carbon or calcium); write the elements, as Open Babel or PDBFixer do"
+            f"no element in columns 77 and 78, and the name {line[12:16]!r} does not tell it (CA "
+            "may be a carbon or calcium); write the elements, as Open Babel or PDBFixer do"
         )
     if line[16] not in " ":
         raise DataError(

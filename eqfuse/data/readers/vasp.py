@@ -87,5 +87,5 @@ def _of_outcar(path) -> Iterator[bool]:
         reached |= "aborting loop because EDIFF is reached" in line
         aborted |= "aborting loop EDIFF was not reached" in line
         if "FREE ENERGIE OF THE ION-ELECTRON SYSTEM" in line:
-            yield reached or not aborted and (most < 2 or last < most)
+            yield reached or (not aborted and (most < 2 or last < most))
             last, reached, aborted = 0, False, False

@@ -5,8 +5,10 @@ formats that are read (`WRITERS`) and under random spellings of extended XYZ, an
 each command does. Other values than those written are a failure, whatever is said.
 """
 
+import re
 import time
 import types
+from pathlib import Path
 from typing import NamedTuple
 
 import ase
@@ -379,3 +381,10 @@ def test_every_format_has_a_writer():
     covered = {"extxyz", "traj", "db", "json", "lmdb", "hdf5", "rmd17", "cif", "pdb", "gen"}
     covered |= {"vasp", "vasp-xdatcar", "vasp-xml", "lammps"}
     assert set(FORMATS) - covered == {"vasp-out"}  # see test_vasp.py
+
+
+def test_the_page_lists_the_formats():
+    page = Path(__file__).parents[3] / "docs" / "reference" / "data.md"
+    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| .+ \|$", page.read_text(encoding="utf-8"), re.M)
+    listed = {name: tuple(re.findall("`([^`]+)`", names)) for name, names in rows}
+    assert listed == {name: known.names for name, known in FORMATS.items()}

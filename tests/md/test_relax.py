@@ -166,7 +166,7 @@ def test_what_cannot_be_relaxed_is_refused(run, frames, tmp_path, capsys):
     for arguments, message in (
         (["nothing"], "are needed"),
         (["nothing", "nowhere", "fmaxx=1"], "nearest: fmax"),
-        ([str(run), str(tmp_path / "no.xyz")], "cannot be read"),
+        ([str(run), str(tmp_path / "no.xyz")], "no such file"),
     ):
         assert cli.main(["relax", *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -16,15 +16,15 @@ import ase
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.lazy import reported
-from eqfuse.data.readers.ase_files import PLAIN, iterate_ase, of_atoms
+from eqfuse.data.readers.ase_files import PLAIN, frames_by_ase, of_atoms, reader_of
 from eqfuse.data.readers.extxyz import iterate_extxyz, label_candidates
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected
 from eqfuse.data.readers.hdf5 import iterate_hdf5
-from eqfuse.data.readers.lammps import iterate_lammps
-from eqfuse.data.readers.lmdb_files import iterate_lmdb
-from eqfuse.data.readers.pdb import iterate_pdb
+from eqfuse.data.readers.lammps import frames_of_lammps
+from eqfuse.data.readers.lmdb_files import frames_of_lmdb
+from eqfuse.data.readers.pdb import frames_of_pdb
 from eqfuse.data.readers.rmd17 import iterate_rmd17
-from eqfuse.data.readers.vasp import iterate_vasp
+from eqfuse.data.readers.vasp import frames_of_vasp
 from eqfuse.data.structures import DataError, Structure
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
@@ -45,8 +45,7 @@ class Reader(Protocol):
 class Format(NamedTuple):
     """A reader, the names of files that it is chosen for, and what others of its files hold.
 
-    A reader `of_ase` has a further argument `make`, which makes what it yields of `ase.Atoms`; it
-    takes the arguments of `of_atoms`.
+    A reader `of_ase` has a further argument `make`, see `reader_of`.
     """
 
     iterate: Reader
@@ -55,31 +54,25 @@ class Format(NamedTuple):
     of_ase: bool = False
 
 
-def _by_ase(format: str, *names: str) -> Format:
-    return Format(functools.partial(iterate_ase, format=format), names, of_ase=True)
-
-
-def _by_vasp(format: str, name: str, holds: str) -> Format:
-    return Format(functools.partial(iterate_vasp, format=format), (name,), holds, of_ase=True)
+def _of_ase(frames, *names: str, holds: str | None = None, **how) -> Format:
+    return Format(functools.partial(reader_of(frames), **how), names, holds, of_ase=True)
 
 
 _LAMMPS = ("*.lammpstrj", "*.dump", "*.lammps", "*.lmp")
+_TYPED = r"\AITEM: |^\s*\d+\s+atom types\s*$"
+_OUTCAR = r"\A\s*vasp\.\d"
 FORMATS = {
     "extxyz": Format(iterate_extxyz, ("*.xyz", "*.extxyz"), of_ase=True),
     "rmd17": Format(iterate_rmd17, ("*.npz",)),
     "hdf5": Format(iterate_hdf5, ("*.h5", "*.hdf5")),
-    "lmdb": Format(iterate_lmdb, ("*.lmdb", "*.aselmdb"), of_ase=True),
-    "traj": _by_ase("traj", "*.traj"),
-    "db": _by_ase("db", "*.db"),
-    "json": _by_ase("json", "*.json"),
-    "cif": _by_ase("cif", "*.cif"),
-    "pdb": Format(iterate_pdb, ("*.pdb",), of_ase=True),
-    "gen": _by_ase("gen", "*.gen"),
-    "vasp-xml": _by_vasp("vasp-xml", "*vasprun*.xml", "<modeling>"),
-    "vasp-out": _by_vasp("vasp-out", "*OUTCAR*", r"\A\s*vasp\.\d"),
-    "vasp-xdatcar": _by_ase("vasp-xdatcar", "*XDATCAR*"),
-    "vasp": _by_ase("vasp", "*.vasp", "*.poscar", "*POSCAR*", "*CONTCAR*"),
-    "lammps": Format(iterate_lammps, _LAMMPS, r"\AITEM: |^\s*\d+\s+atom types\s*$", of_ase=True),
+    "lmdb": _of_ase(frames_of_lmdb, "*.lmdb", "*.aselmdb"),
+    **{k: _of_ase(frames_by_ase, f"*.{k}", format=k) for k in ("traj", "db", "json", "cif", "gen")},
+    "pdb": _of_ase(frames_of_pdb, "*.pdb"),
+    "vasp-xml": _of_ase(frames_of_vasp, "*vasprun*.xml", holds="<modeling>", format="vasp-xml"),
+    "vasp-out": _of_ase(frames_of_vasp, "*OUTCAR*", holds=_OUTCAR, format="vasp-out"),
+    "vasp-xdatcar": _of_ase(frames_by_ase, "*XDATCAR*", format="vasp-xdatcar"),
+    "vasp": _of_ase(frames_by_ase, "*.vasp", "*.poscar", "*POSCAR*", "*CONTCAR*", format="vasp"),
+    "lammps": _of_ase(frames_of_lammps, *_LAMMPS, holds=_TYPED),
 }
 """Formats by name. The first one reads files of any other name that hold nothing known."""
 
@@ -155,8 +148,8 @@ def iterate_atoms(
 
 def _unlabelled(atoms: ase.Atoms, keys: Keys, units, origin: str) -> ase.Atoms:
     """Return atoms that are a valid structure, without what only the reader needs."""
-    structure = of_atoms(atoms, keys, units, origin)
-    atoms.calc, atoms.cell, atoms.pbc = None, structure.cell, structure.pbc
+    of_atoms(atoms, keys, units, origin)  # raises
+    atoms.calc = None
     atoms.info = {k: v for k, v in atoms.info.items() if not k.startswith(PLAIN)}
     return atoms
 

@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ase
 import ase.db
@@ -37,42 +37,51 @@ def of_atoms(
     atom_weights = per_atom.get("forces_weight")
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
-    stress = spelled(per_frame, keys.stress)
+    energy = spelled({k: v for k, v in per_frame.items() if is_number(v)}, keys.energy)
+    vectors = {k: v for k, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
+    forces, stress = spelled(vectors, keys.forces), spelled(per_frame, keys.stress)
     return (units or Units()).structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
         cell=atoms.cell.array,
         pbc=atoms.pbc,
-        energy=per_frame.get(spelled(per_frame, keys.energy)),
-        forces=per_atom.get(spelled(per_atom, keys.forces)),
+        energy=per_frame.get(energy),
+        forces=per_atom.get(forces),
         stress=stress_of(per_frame, stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
         atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
-        unread=_unread(per_frame, per_atom, keys, len(atoms)),
+        unread=_unread(per_frame, vectors, Keys(energy, forces, stress), len(atoms)),
     )
 
 
-def iterate_ase(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    make=of_atoms,
-    format: str,
-) -> Iterator[Structure]:
+def reader_of(frames: Callable) -> Callable[..., Iterator[Structure]]:
+    """Return the reader of a function of a path that yields `ase.Atoms`, or functions of them.
+
+    The reader passes other arguments on to it. `make` makes what the reader yields of the atoms.
+    """
+
+    def iterate(path, *, keys: Keys = USUAL_KEYS, units=None, make=of_atoms, **how):
+        def one(atoms, origin: str):
+            return make(atoms() if callable(atoms) else atoms, keys, units, origin)
+
+        return named(frames(path, **how), path, one)
+
+    return iterate
+
+
+def frames_by_ase(path: str | os.PathLike, format: str) -> Iterator[ase.Atoms]:
     """Yield the frames that ASE reads in a file of one of its formats.
 
-    Labels are those that ASE reads, of its calculators' names; `keys` also name entries of `info`
+    Labels are those that ASE reads, of its calculators' names; keys also name entries of `info`
     and, in databases, of `key_value_pairs` and `data`. Weights are as in extended XYZ.
 
     References: https://ase-lib.org
     """
     frames = {"cif": _crystals, "db": _rows, "json": _rows, "vasp": _poscar}.get(format)
-    frames = frames(path) if frames else read_by_ase(path, format)
-    return named(frames, path, lambda atoms, origin: make(atoms, keys, units, origin))
+    return frames(path) if frames else read_by_ase(path, format)
 
 
 def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Atoms]:
@@ -187,24 +196,21 @@ _WORDS = {"energy": "energy", "forces": "force", "stress": "stress|virial"}
 _SAME_ENERGY = 1e-3  # eV/atom
 
 
-def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str, str]:
-    """Return the keys of what may be labels that are not under their own keys, by their names.
+def _unread(per_frame: dict, vectors: dict, keys: Keys, count: int) -> dict[str, str]:
+    """Return the keys of what may be labels that are not under their own `keys`, by their names.
 
     An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
     """
-    found, size = {}, {"energy": ((),), "forces": ((count, 3),), "stress": ((3, 3), (9,), (6,))}
-    for name, key in zip(LABELS, keys, strict=True):
-        within = per_atom if name == "forces" else per_frame
-        own = spelled(within, key)
-        if own in within or (name == "stress" and stress_key(within, own) in within):
-            continue
-        for other, value in within.items():
-            is_label = np.shape(value) in size[name] and not isinstance(value, str)
-            if is_label and re.search(_WORDS[name], other.lower()) and "weight" not in other:
-                found[name] = other
-    energy, free = (per_frame.get(key) for key in ("energy", "free_energy"))
-    known = keys.energy == "energy" and is_number(energy) and is_number(free)
-    if known and abs(energy - free) > _SAME_ENERGY * count:
+    found = {}
+    of_stress = {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))}
+    of_energy = {k: v for k, v in per_frame.items() if is_number(v) and "weight" not in k}
+    for name, key, within in zip(LABELS, keys, (of_energy, vectors, of_stress), strict=True):
+        read = stress_key(per_frame, key) if name == "stress" else key
+        if read not in (vectors if name == "forces" else per_frame):
+            like = [other for other in within if re.search(_WORDS[name], other.lower())]
+            found |= {name: like[0]} if like else {}
+    free = of_energy.get("free_energy") if keys.energy == "energy" else None
+    if free is not None and abs(of_energy.get("energy", free) - free) > _SAME_ENERGY * count:
         found["free_energy"] = "free_energy"
     return found
 

@@ -190,7 +190,8 @@ def _spelled(info: dict) -> dict:
     _take(info, "Lattice", "lattice", _lattice)
     if "Lattice" not in info:
         _take(info, "Lattice", "cell", _lattice)
-    for key, value in info.items() if "Lattice" not in info else ():
+    periodic = np.any(info.get("pbc", True))
+    for key, value in info.items() if periodic and "Lattice" not in info else ():
         if re.fullmatch(_IS_CELL, plain(key)) and _numbers(value).size in (3, 6, 9):
             raise DataError(f'{key} is not read: name it Lattice="ax ay az bx by bz cx cy cz"')
     return info
@@ -224,7 +225,7 @@ def _lattice(key: str, value) -> np.ndarray | None:
         return value
     numbers = _numbers(value)
     if numbers.size == 9 and numbers.dtype.kind in "if":
-        return numbers.reshape(3, 3).T
+        return numbers.reshape(3, 3).T if numbers.any() else None
     if plain(key) == "cell" and numbers.size < 3:  # a word, or its number
         return None
     raise DataError(f'{key} must be nine numbers: Lattice="ax ay az bx by bz cx cy cz"')

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ase
 import ase.io
@@ -11,44 +11,46 @@ from ase.calculators.lammps import convert
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import atomic_masses, atomic_numbers
 
-from eqfuse.data.readers.ase_files import of_atoms, read_by_ase
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, lines_of, named
-from eqfuse.data.structures import DataError, Structure
+from eqfuse.data.readers.ase_files import read_by_ase
+from eqfuse.data.readers.format import lines_of
+from eqfuse.data.structures import DataError
 
 _UNITS = ("metal", "real", "electron", "si", "cgs", "micro", "nano")
 _WRONG_MASS, _APART = 0.01, 3  # of a mass; the next element is this many times as far
 
 
-def iterate_lammps(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    types: Sequence[str] = (),
-    make=of_atoms,
-) -> Iterator[Structure]:
+def frames_of_lammps(
+    path: str | os.PathLike, types: Sequence[str] = ()
+) -> Iterator[Callable[[], ase.Atoms]]:
     """Yield the frames of a LAMMPS text dump, or the structure of a data file.
 
     Elements are those of `types`, the elements of LAMMPS's types 1, 2, ...; else the dump's column
     `element`, the data file's type labels, or masses. A file that has none of these is refused.
-    Units are metal, or those that the file names. Forces (fx fy fz) and velocities of dumps are
-    read, and atoms are sorted by id; a data file is periodic in all directions.
+    Units are those that the file names, or metal; forces (fx fy fz) and velocities, whose units are
+    others than in real, are read where it names them. Atoms are sorted by id; a data file is
+    periodic in all directions.
 
     References: https://docs.lammps.org/dump.html, https://docs.lammps.org/read_data.html
     """
     types = [_number(f"the type {k}", name) for k, name in enumerate(types, start=1)]
     first = next((line for line in lines_of(path) if line.strip()), "")
     if not first.startswith("ITEM:"):
-        frames = iter([lambda: _data(path, types)])
-    else:
-        frames = ((lambda text=text: _dump(text, types)) for text in _texts(path))
-    return named(frames, path, lambda frame, origin: make(frame(), keys, units, origin))
+        yield lambda: _data(path, types)
+        return
+    for text in _texts(path):
+        yield lambda text=text: _dump(text, types)
 
 
 def _number(what: str, name: str) -> int:
     if name == "X" or name not in atomic_numbers:
         raise DataError(f"{what} is named {name!r}, which is no element; write Si, O, ...")
     return atomic_numbers[name]
+
+
+def _known_units(name: str | None) -> str | None:
+    if name is not None and name not in _UNITS:
+        raise DataError(f"its units are {name}, which are no lengths in Å")
+    return name
 
 
 def _require_known(count: int, types: Sequence[int]) -> None:
@@ -87,7 +89,7 @@ def _texts(path) -> Iterator[list[str]]:
 
 
 def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
-    items: dict[str, list[str]] = {}
+    items, rows = {}, []
     for line in text:
         if line.startswith("ITEM:"):
             items[line[5:].strip()] = rows = []
@@ -96,19 +98,18 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
     head = {name: next((k for k in items if k.startswith(name)), None) for name in _ITEMS}
     if None in head.values():
         raise DataError(f"not a frame of a LAMMPS dump, which has {', '.join(_ITEMS)}")
-    columns = head["ATOMS"].split()[1:]
-    count = int(items[head["NUMBER OF ATOMS"]][0])
-    table = [row.split() for row in items[head["ATOMS"]]]
-    if len(table) != count or any(len(row) != len(columns) for row in table):
+    columns, table = head["ATOMS"].split()[1:], [row.split() for row in items[head["ATOMS"]]]
+    count = "".join(items[head["NUMBER OF ATOMS"]]).strip()
+    if str(len(table)) != count or any(len(row) != len(columns) for row in table):
         raise DataError(
             f"there are {len(table)} rows of {count} atoms, or rows without {len(columns)} "
             "columns; the file may have been cut off"
         )
-    units = items.get("UNITS", ["metal"])[0].strip()
-    if units not in _UNITS:
-        raise DataError(f"its units are {units}, which are no lengths in Å")
-    values = dict(zip(columns, zip(*table, strict=True), strict=True))
+    units = _known_units("".join(items["UNITS"]).strip() if "UNITS" in items else None)
     try:
+        if "id" in columns:
+            table.sort(key=lambda row: int(row[columns.index("id")]))
+        values = dict(zip(columns, zip(*table, strict=True), strict=True))
         return _atoms(values, head["BOX BOUNDS"], items[head["BOX BOUNDS"]], types, units)
     except (IndexError, ValueError) as err:
         raise err if isinstance(err, DataError) else DataError(f"not a LAMMPS dump: {err}") from err
@@ -117,7 +118,9 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
 _ITEMS = ("TIMESTEP", "NUMBER OF ATOMS", "BOX BOUNDS", "ATOMS")
 
 
-def _atoms(values, bounds: str, rows: list[str], types: Sequence[int], units: str) -> ase.Atoms:
+def _atoms(values, bounds: str, rows: list[str], types: Sequence[int], units: str | None):
+    """Return the atoms of columns; without units, lengths are in Å, and others are not read."""
+
     def vectors(*names: str) -> np.ndarray | None:
         if not all(name in values for name in names):
             return None
@@ -132,16 +135,13 @@ def _atoms(values, bounds: str, rows: list[str], types: Sequence[int], units: st
             break
     else:
         raise DataError("there are no columns x y z, xs ys zs, xu yu zu or xsu ysu zsu")
-    positions, cell = (convert(a, "distance", units, "ASE") for a in (positions, cell))
+    positions, cell = (convert(a, "distance", units or "metal", "ASE") for a in (positions, cell))
     atoms = ase.Atoms(_elements(values, types), positions, cell=cell, pbc=pbc)
+    if units is None:
+        return atoms
     if (velocities := vectors("vx", "vy", "vz")) is not None:
         atoms.set_velocities(convert(velocities, "velocity", units, "ASE"))
-    order = np.argsort(np.array(values["id"], int), kind="stable") if "id" in values else slice(0)
-    forces = vectors("fx", "fy", "fz")
-    if "id" in values:
-        atoms = atoms[order]
-        forces = None if forces is None else forces[order]
-    if forces is not None:
+    if (forces := vectors("fx", "fy", "fz")) is not None:
         forces = convert(forces, "force", units, "ASE")
         atoms.calc = SinglePointCalculator(atoms, forces=forces)
     return atoms
@@ -189,10 +189,8 @@ def _box(bounds: str, rows: list[str]) -> tuple[np.ndarray, np.ndarray, list[boo
 def _data(path, types: Sequence[int]) -> ase.Atoms:
     """Return the structure of a data file, of which one line says what its first line names."""
     lines = list(lines_of(path))
-    units = re.search(r"units\s*=\s*(\w+)", lines[0]) if lines else None
-    units = units[1] if units else "metal"
-    if units not in _UNITS:
-        raise DataError(f"its units are {units}, which are no lengths in Å")
+    named = re.search(r"units\s*=\s*(\w+)", lines[0]) if lines else None
+    units = _known_units(named and named[1])
     text = "".join(line.partition("#")[0].rstrip() + "\n" for line in lines[1:])
     kinds = re.search(r"^\s*(\d+)\s+atom\s+types\s*$", text, re.M)
     if not kinds:
@@ -202,11 +200,15 @@ def _data(path, types: Sequence[int]) -> ase.Atoms:
     if not types and (labels := _section(text, "Atom Type Labels")):
         numbers = [_number(f"the type {k}", name) for k, name in labels.items()]
     elif not types and (masses := _section(text, "Masses")):
-        numbers = _of_masses([convert(float(m), "mass", units, "ASE") for m in masses.values()])
+        numbers = _of_masses(
+            [convert(float(m), "mass", units or "metal", "ASE") for m in masses.values()]
+        )
     elif not types:
         raise DataError(f"a LAMMPS data file without elements or masses: {_NAME_THEM}")
     of_type = {k: int(number) for k, number in enumerate(numbers, start=1)}
-    [atoms] = read_by_ase(path, "lammps-data", Z_of_type=of_type, units=units)
+    [atoms] = read_by_ase(path, "lammps-data", Z_of_type=of_type, units=units or "metal")
+    if units is None:
+        atoms.arrays.pop("momenta", None)
     return atoms
 
 

@@ -6,23 +6,17 @@ from collections.abc import Iterator
 
 import ase
 import numpy as np
+from ase.cell import Cell
 from ase.data import atomic_numbers
 
-from eqfuse.data.readers.ase_files import of_atoms
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, lines_of, named
-from eqfuse.data.structures import DataError, Structure
+from eqfuse.data.readers.format import lines_of
+from eqfuse.data.structures import DataError
 
 _NO_CELL = ((1, 1, 1, 90, 90, 90), (0, 0, 0, 0, 0, 0), (0, 0, 0, 90, 90, 90))
 """What CRYST1 has where there is no crystal."""
 
 
-def iterate_pdb(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    make=of_atoms,
-) -> Iterator[Structure]:
+def frames_of_pdb(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """Yield the models of a file, whose atoms name their elements in columns 77 and 78.
 
     Without these, CA may be a carbon or calcium, and the file is refused; so is one that has atoms
@@ -30,22 +24,21 @@ def iterate_pdb(
 
     References: https://www.wwpdb.org/documentation/file-format (version 3.3).
     """
-    return named(_models(path), path, lambda atoms, origin: make(atoms, keys, units, origin))
-
-
-def _models(path) -> Iterator[ase.Atoms]:
     cell, numbers, positions = None, [], []
     for number, line in enumerate(lines_of(path), start=1):
         record = line[:6].strip()
         try:
             if record == "CRYST1":
                 starts = (6, 15, 24, 33, 40, 47, 54)
-                cell = [float(line[a:b]) for a, b in itertools.pairwise(starts)]
+                given = [float(line[a:b]) for a, b in itertools.pairwise(starts)]
+                cell = None if tuple(given) in _NO_CELL else Cell.new(given)
             elif record in ("ATOM", "HETATM"):
                 numbers.append(_element(line))
                 positions.append([float(line[k : k + 8]) for k in (30, 38, 46)])
-        except ValueError as err:
-            raise DataError(f"{path}, line {number}: {err}") from err
+        except (AssertionError, ArithmeticError, ValueError) as err:
+            raise DataError(
+                f"{path}, line {number}: {str(err) or 'no cell has these angles'}"
+            ) from err
         if record in ("END", "ENDMDL", "MODEL") and numbers:
             yield _crystal(numbers, positions, cell)
             numbers, positions = [], []
@@ -69,7 +62,4 @@ def _element(line: str) -> int:
 
 
 def _crystal(numbers, positions, cell) -> ase.Atoms:
-    atoms = ase.Atoms(numbers, np.array(positions))
-    if cell is not None and tuple(cell) not in _NO_CELL:
-        atoms.cell, atoms.pbc = cell, True
-    return atoms
+    return ase.Atoms(numbers, np.array(positions), cell=cell, pbc=cell is not None)

@@ -10,32 +10,20 @@ from collections.abc import Iterator
 import ase
 from ase.io.formats import open_with_compression
 
-from eqfuse.data.readers.ase_files import of_atoms, read_by_ase
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, lines_of, named, require_file
-from eqfuse.data.structures import Structure, counted
+from eqfuse.data.readers.ase_files import read_by_ase
+from eqfuse.data.readers.format import lines_of, require_file
+from eqfuse.data.structures import counted
 
 
-def iterate_vasp(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    make=of_atoms,
-    format: str = "vasp-xml",
-) -> Iterator[Structure]:
+def frames_of_vasp(path: str | os.PathLike, format: str) -> Iterator[ase.Atoms | None]:
     """Yield the ionic steps of a vasprun.xml ("vasp-xml") or an OUTCAR ("vasp-out").
 
     `energy` is the free energy (TOTEN, e_fr_energy), whose derivatives the forces are;
     `energy_zero` is the one extrapolated to no smearing (e_0_energy). Steps whose electrons did not
-    converge within NELM are left out, and counted in a line on stderr.
+    converge within NELM are None, and counted in a line on stderr.
 
     References: https://www.vasp.at/wiki/index.php/NELM
     """
-    frames = _steps(path, format)
-    return named(frames, path, lambda atoms, origin: make(atoms, keys, units, origin))
-
-
-def _steps(path, format: str) -> Iterator[ase.Atoms | None]:
     require_file(path)
     converged, left_out = _of_xml if format == "vasp-xml" else _of_outcar, 0
     for atoms, is_converged in itertools.zip_longest(read_by_ase(path, format), converged(path)):

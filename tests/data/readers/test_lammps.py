@@ -79,7 +79,11 @@ def test_dump_that_was_cut_off_is_refused(tmp_path):
 
 
 def test_dump_in_units_of_real(tmp_path):
-    """Forces are in kcal/mol/Å there."""
+    """Forces are in kcal/mol/Å there, and in nobody knows what where the file has no units."""
+    [unnamed] = read_structures(
+        dump(tmp_path, "fx fy fz", "1 0 0", "0 0 2"), types="O H", require_labels=False
+    )
+    assert unnamed.forces is None
     more, first, second = "fx fy fz", "1 0 0", "0 0 23.060548"
     path = dump(tmp_path, more, first, second, before="ITEM: UNITS\nreal\n", steps=2)
     for structure in read_structures(path, types="O H", require_labels=False):

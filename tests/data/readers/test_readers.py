@@ -251,6 +251,16 @@ def test_columns_of_positions_and_elements_are_needed(write, column):
         read_structures(write(text))
 
 
+def test_entries_that_are_no_labels_stay_ignored(write):
+    """Of other shapes, or cells of what is not periodic."""
+    entries = 'Energy=low box="9 9 9" Force=2 cell="0 0 0 0 0 0 0 0 0" pbc='
+    text = GOOD.replace("energy=", "forces_std=1 energy=").replace("pbc=", entries)
+    [structure] = read_structures(write(text))
+    assert structure.energy == -14.25
+    assert not structure.pbc.any()
+    assert not structure.unread
+
+
 def test_labels_under_other_keys_are_remembered(write):
     other = GOOD.replace("energy=", "REF_energy=").replace("forces:", "REF_forces:")
     free = GOOD.replace("energy=-14.25", "energy=-14.25 free_energy=-15.0")

@@ -71,8 +71,9 @@ def unread_labels(frames: Sequence[Structure]) -> Iterator[str]:
         missing = selected(frames, lambda s, name=name: name in s.unread)
         if missing and count_labelled(frames, name):
             first, of = missing[0], counted(len(frames), "frame")
+            are = "are" if name == "forces" else "is"
             yield (
-                f"no {name} is read in {len(missing)} of {of}, which have {first.unread[name]} "
+                f"no {name} {are} read in {len(missing)} of {of}, which have {first.unread[name]} "
                 f"where others have the key of the {name} ({first.origin}): give all the same key"
             )
     if free := selected(frames, lambda s: "free_energy" in s.unread):

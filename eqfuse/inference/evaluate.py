@@ -45,11 +45,8 @@ def main(arguments: list[str]) -> int:
         help="folder of the run, or file of its network; a committee, whose mean is evaluated and "
         "whose spread is compared with the errors: a folder of runs, or a pattern in quotes",
     )
-    parser.add_argument(
-        "file",
-        type=Path,
-        help="extended XYZ file, or rMD17 .npz, with labels, of which some may be missing",
-    )
+    help = "frames with labels, of which some may be missing"
+    parser.add_argument("file", type=Path, help=help)
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     add_keys(parser)
     add_backend(parser)

@@ -156,7 +156,9 @@ def test_unread_labels(ethanol):
     found = list(unread_labels(mixed))
     assert len(found) == 2
     assert found[0].startswith("no energy is read in 50 of 100 frames, which have REF_energy where")
-    assert found[1].startswith("no forces is read in 50 of 100 frames, which have REF_forces where")
+    assert found[1].startswith(
+        "no forces are read in 50 of 100 frames, which have REF_forces where"
+    )
     assert not list(unread_labels(mixed[1::2]))  # refused elsewhere, for all have none
     free = replaced(ethanol, 3, unread={"free_energy": "free_energy"})
     [found] = unread_labels(free)

@@ -18,7 +18,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
 from eqfuse.data import Structure
-from eqfuse.data.readers import stem
+from eqfuse.data.readers import as_atoms, stem
 from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed
@@ -187,8 +187,7 @@ def _print_times(network: Network, structure: Structure):
     """Print the time and memory of a structure, and of a cell repeated while that takes seconds."""
     print(f"energies, forces and stress on {jax.devices()[0].device_kind}, {network.dtype}")
     print(f"{'atoms':>9}{'edges':>11}{'ms':>10}{'µs/atom':>10}{'MiB':>8}{'KiB/atom':>10}")
-    atoms, began, axis = ase.Atoms(structure.numbers, structure.positions), time.monotonic(), 0
-    atoms.cell, atoms.pbc = structure.cell, structure.pbc
+    atoms, began, axis = as_atoms(structure), time.monotonic(), 0
     while True:
         evaluator = Evaluator(network)
         placed = Placed(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
@@ -290,9 +289,7 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread is
     `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`.
     """
-    atoms = ase.Atoms(
-        structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
-    )
+    atoms = as_atoms(structure)
     for name in LABELS:
         if (label := getattr(structure, name)) is not None:
             (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label

@@ -26,52 +26,6 @@ from eqfuse.data.readers.format import (
 from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
 
-def of_atoms(
-    atoms: ase.Atoms, keys: Keys = USUAL_KEYS, units: Units | None = None, origin: str | None = None
-) -> Structure:
-    """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`.
-
-    A key that differs from the label's in case, - or _ alone is its own where it is the only one.
-    """
-    per_frame, per_atom = properties_of(atoms)
-    atom_weights = per_atom.get("forces_weight")
-    config_type = atoms.info.get("config_type")
-    volume = abs(np.linalg.det(atoms.cell.array))
-    energy = spelled({k: v for k, v in per_frame.items() if is_number(v)}, keys.energy)
-    vectors = {k: v for k, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
-    forces, stress = spelled(vectors, keys.forces), spelled(per_frame, keys.stress)
-    return (units or Units()).structure(
-        numbers=atoms.numbers,
-        positions=atoms.positions,
-        cell=atoms.cell.array,
-        pbc=atoms.pbc,
-        energy=per_frame.get(energy),
-        forces=per_atom.get(forces),
-        stress=stress_of(per_frame, stress, volume),
-        config_type=None if config_type is None else str(config_type),
-        origin=origin,
-        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
-        hessian=per_atom.get("hessian", per_frame.get("hessian")),
-        weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
-        unread=_unread(per_frame, vectors, Keys(energy, forces, stress), len(atoms)),
-    )
-
-
-def reader_of(frames: Callable) -> Callable[..., Iterator[Structure]]:
-    """Return the reader of a function of a path that yields `ase.Atoms`, or functions of them.
-
-    The reader passes other arguments on to it. `make` makes what the reader yields of the atoms.
-    """
-
-    def iterate(path, *, keys: Keys = USUAL_KEYS, units=None, make=of_atoms, **how):
-        def one(atoms, origin: str):
-            return make(atoms() if callable(atoms) else atoms, keys, units, origin)
-
-        return named(frames(path, **how), path, one)
-
-    return iterate
-
-
 def frames_by_ase(path: str | os.PathLike, format: str) -> Iterator[ase.Atoms]:
     """Yield the frames that ASE reads in a file of one of its formats.
 
@@ -171,6 +125,52 @@ def properties_of(atoms) -> tuple[dict, dict]:
     info = {plain.get(key, key): value for key, value in atoms.info.items()}
     # results may have a column of the same name
     return {**results, **info}, {**atoms.arrays, **results}
+
+
+def of_atoms(
+    atoms: ase.Atoms, keys: Keys = USUAL_KEYS, units: Units | None = None, origin: str | None = None
+) -> Structure:
+    """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`.
+
+    A key that differs from the label's in case, - or _ alone is its own where it is the only one.
+    """
+    per_frame, per_atom = properties_of(atoms)
+    atom_weights = per_atom.get("forces_weight")
+    config_type = atoms.info.get("config_type")
+    volume = abs(np.linalg.det(atoms.cell.array))
+    energy = spelled({k: v for k, v in per_frame.items() if is_number(v)}, keys.energy)
+    vectors = {k: v for k, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
+    forces, stress = spelled(vectors, keys.forces), spelled(per_frame, keys.stress)
+    return (units or Units()).structure(
+        numbers=atoms.numbers,
+        positions=atoms.positions,
+        cell=atoms.cell.array,
+        pbc=atoms.pbc,
+        energy=per_frame.get(energy),
+        forces=per_atom.get(forces),
+        stress=stress_of(per_frame, stress, volume),
+        config_type=None if config_type is None else str(config_type),
+        origin=origin,
+        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
+        hessian=per_atom.get("hessian", per_frame.get("hessian")),
+        weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
+        unread=_unread(per_frame, vectors, Keys(energy, forces, stress), len(atoms)),
+    )
+
+
+def reader_of(frames: Callable) -> Callable[..., Iterator[Structure]]:
+    """Return the reader of a function of a path that yields `ase.Atoms`, or functions of them.
+
+    The reader passes other arguments on to it. `make` makes what the reader yields of the atoms.
+    """
+
+    def iterate(path, *, keys: Keys = USUAL_KEYS, units=None, make=of_atoms, **how):
+        def one(atoms, origin: str):
+            return make(atoms() if callable(atoms) else atoms, keys, units, origin)
+
+        return named(frames(path, **how), path, one)
+
+    return iterate
 
 
 def spelled(properties: dict, key: str) -> str:

@@ -138,9 +138,9 @@ def of_atoms(
     atom_weights = per_atom.get("forces_weight")
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
-    energy = spelled({k: v for k, v in per_frame.items() if is_number(v)}, keys.energy)
-    vectors = {k: v for k, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
-    forces, stress = spelled(vectors, keys.forces), spelled(per_frame, keys.stress)
+    energy = spelled(per_frame, keys.energy, is_number)
+    forces = spelled(per_atom, keys.forces, lambda value: np.shape(value) == (len(atoms), 3))
+    stress = spelled(per_frame, keys.stress)
     return (units or Units()).structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
@@ -154,7 +154,7 @@ def of_atoms(
         atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
-        unread=_unread(per_frame, vectors, Keys(energy, forces, stress), len(atoms)),
+        unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
     )
 
 
@@ -173,11 +173,18 @@ def reader_of(frames: Callable) -> Callable[..., Iterator[Structure]]:
     return iterate
 
 
-def spelled(properties: dict, key: str) -> str:
-    """Return a key of properties, or the only one that differs from it in case, - and _ alone."""
+def _is_no_word(value) -> bool:
+    return not isinstance(value, str) or bool(re.search(r"\d", value))
+
+
+def spelled(properties: dict, key: str, fits: Callable = _is_no_word) -> str:
+    """Return a key of properties, or the only one that differs from it in case, - and _ alone.
+
+    Others are those of values that fit.
+    """
     if key in properties:
         return key
-    like = [k for k, v in properties.items() if plain(k) == plain(key) and not _is_word(v)]
+    like = [k for k, v in properties.items() if plain(k) == plain(key) and fits(v)]
     if len(like) > 1:
         raise DataError(f"{' and '.join(like)} may both be {key}; remove one, or name it {key}")
     return like[0] if like else key
@@ -188,15 +195,11 @@ def plain(key: str) -> str:
     return re.sub("[-_]", "", key.lower()).removesuffix("s")
 
 
-def _is_word(value) -> bool:
-    return isinstance(value, str) and not re.search(r"\d", value)
-
-
 _WORDS = {"energy": "energy", "forces": "force", "stress": "stress|virial"}
 _SAME_ENERGY = 1e-3  # eV/atom
 
 
-def _unread(per_frame: dict, vectors: dict, keys: Keys, count: int) -> dict[str, str]:
+def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str, str]:
     """Return the keys of what may be labels that are not under their own `keys`, by their names.
 
     An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
@@ -204,9 +207,10 @@ def _unread(per_frame: dict, vectors: dict, keys: Keys, count: int) -> dict[str,
     found = {}
     of_stress = {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))}
     of_energy = {k: v for k, v in per_frame.items() if is_number(v) and "weight" not in k}
-    for name, key, within in zip(LABELS, keys, (of_energy, vectors, of_stress), strict=True):
+    of_forces = {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)}
+    for name, key, within in zip(LABELS, keys, (of_energy, of_forces, of_stress), strict=True):
         read = stress_key(per_frame, key) if name == "stress" else key
-        if read not in (vectors if name == "forces" else per_frame):
+        if read not in (per_atom if name == "forces" else per_frame):
             like = [other for other in within if re.search(_WORDS[name], other.lower())]
             found |= {name: like[0]} if like else {}
     free = of_energy.get("free_energy") if keys.energy == "energy" else None

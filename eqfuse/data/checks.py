@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
+from ase.units import Hartree, Rydberg, kcal, kJ, mol
 
 from eqfuse.data.checks_of_forces import energy_differences, springs
+from eqfuse.data.checks_of_labels import energies_elsewhere, forces_elsewhere, lengths
 from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset
@@ -38,6 +40,9 @@ def find_problems(
         *zero_labels(samples),
         *close_pairs(every, distances),
         *duplicates(every, [len(part) for part in sets], distances),
+        *lengths(frames),
+        *forces_elsewhere(frames),
+        *energies_elsewhere(frames),
         *springs(frames),
         *energy_differences(frames),
         *stress_problems(frames),
@@ -46,6 +51,7 @@ def find_problems(
         *force_outliers(samples),
         *net_forces(samples),
         *undetermined_references(dataset, structures),
+        *wrong_references(dataset, samples),
     ]
 
 
@@ -205,7 +211,7 @@ def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str
         yield (
             f"{counted(count, 'frame has', 'frames have')} atoms nearer than {NEAREST} Å; the "
             f"nearest are {distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
-            f"and {pair[1]}): are positions in Å?"
+            f"and {pair[1]}): are positions in Å, and lattice vectors the rows of the cell?"
         )
 
 
@@ -278,3 +284,40 @@ def _loose(counts: np.ndarray) -> np.ndarray:
     _, singular, rows = np.linalg.svd(counts, full_matrices=True)
     rank = int((singular > 1e-10 * singular.max()).sum())
     return (np.abs(rows[rank:]) > 1e-8).any(axis=0)
+
+
+_BINDING = -15.0, 5.0
+"""eV/atom of energies less those of isolated atoms: -9 in tungsten, 1 to 3 at thousands of kelvin."""
+_UNITS = {"Hartree": Hartree, "Rydberg": Rydberg, "kcal/mol": kcal / mol, "kJ/mol": kJ / mol}
+
+
+def wrong_references(dataset: Dataset, samples: Sequence[Sample]) -> Iterator[str]:
+    """Find reference energies, that were given, of another unit or code than the energies."""
+    labelled = selected(samples, lambda s: s.energy is not None and s.head is None)
+    if dataset.references_fitted or not labelled or not any(dataset.references.values()):
+        return
+    given = np.array([dataset.references.get(int(z), 0.0) for z in dataset.species])
+    binding = np.fromiter((s.energy / s.num_atoms for s in labelled), np.float64)
+    atoms = np.fromiter((given[s.species].mean() for s in labelled), np.float64)
+
+    def wrong(values: np.ndarray) -> float:
+        return float(np.mean((values < _BINDING[0]) | (values > _BINDING[1])))
+
+    if wrong(binding) <= 0.5:
+        return
+    total = binding + atoms
+    reasons = [
+        text.format(unit)
+        for unit, factor in _UNITS.items()
+        for text, values in (
+            ("the reference energies are probably in {}", total - factor * atoms),
+            ("the energies of the frames are probably in {}", factor * total - atoms),
+        )
+        if wrong(values) <= 0.5
+    ]
+    yield (
+        f"energies less the reference energies are {np.median(binding):.4g} eV/atom in the median, "
+        f"and {_BINDING[0]:g} to {_BINDING[1]:g} in matter: "
+        f"{reasons[0] if reasons else 'they are of different codes, methods or pseudopotentials'}; "
+        f"{_GIVE} of the same code, in eV, or leave them out"
+    )

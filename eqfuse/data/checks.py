@@ -14,12 +14,14 @@ from ase.data import chemical_symbols
 from ase.units import Hartree, Rydberg, kcal, kJ, mol
 
 from eqfuse.data.checks_of_forces import energy_differences, springs
+from eqfuse.data.checks_of_hessians import hessians
 from eqfuse.data.checks_of_labels import energies_elsewhere, forces_elsewhere, lengths
 from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
+from eqfuse.data.remarks import APERIODIC
 from eqfuse.data.samples import Sample
 from eqfuse.data.structures import Structure, counted, has_all_forces
 
@@ -40,6 +42,7 @@ def find_problems(
         *zero_labels(samples),
         *close_pairs(every, distances),
         *duplicates(every, [len(part) for part in sets], distances),
+        *aperiodic(frames),
         *lengths(frames),
         *forces_elsewhere(frames),
         *energies_elsewhere(frames),
@@ -61,7 +64,6 @@ _FEW = 0.01
 """Outliers are at most this fraction of the frames; more of them are a kind of structure."""
 _NET_OF_RMS, _LEAST_NET = 0.1, 0.02  # of the RMS of the forces; eV/Å
 _ASYMMETRIC = 1e-2
-_NET_OF_LARGEST = 0.05  # finite differences and rounded columns are within a few percent
 
 
 def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:
@@ -166,26 +168,14 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
         )
 
 
-def hessians(frames: Sequence[Structure]) -> Iterator[str]:
-    """Find Hessians that a move of all atoms contradicts, or whose energies fall to all sides."""
-    labelled = selected(frames, lambda s: s.hessian is not None)
-    sums, negative = [], []
-    for s in labelled:
-        largest, net = np.nanmax(np.abs(s.hessian)), np.abs(s.hessian.sum(axis=2))
-        if np.nanmax(net) > _NET_OF_LARGEST * largest:
-            sums.append(s.origin)
-        if np.nanmean(np.einsum("aiai->ai", s.hessian)) < 0:
-            negative.append(s.origin)
-    of = counted(len(labelled), "frame")
-    if sums:
+def aperiodic(frames: Sequence[Structure]) -> Iterator[str]:
+    """Find crystals without periodic directions."""
+    found = selected(frames, lambda s: APERIODIC in s.remarks)
+    if found:
         yield (
-            f"rows of Hessians do not add up to zero in {len(sums)} of {of} ({sums[0]}): are they "
-            "of all atoms, in the order [n_atoms, 3, n_atoms, 3]?"
-        )
-    if negative:
-        yield (
-            f"diagonals of Hessians are negative in {len(negative)} of {of} ({negative[0]}): "
-            "second derivatives of the energy are minus the derivatives of the forces"
+            f"{counted(len(found), 'frame has', 'frames have')} {APERIODIC} ({found[0].origin}), "
+            "and the images of the atoms in this lattice are bonded to them: they are probably "
+            'periodic; write pbc="T T T"'
         )
 
 
@@ -287,7 +277,7 @@ def _loose(counts: np.ndarray) -> np.ndarray:
 
 
 _BINDING = -15.0, 5.0
-"""eV/atom of energies less those of isolated atoms: -9 in tungsten, 1 to 3 at thousands of kelvin."""
+"""eV/atom, of energies less those of isolated atoms: -9 in tungsten, above zero in hot gases."""
 _UNITS = {"Hartree": Hartree, "Rydberg": Rydberg, "kcal/mol": kcal / mol, "kJ/mol": kJ / mol}
 
 

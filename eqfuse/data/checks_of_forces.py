@@ -182,7 +182,8 @@ def _inverse_distances(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
 
 _FRAMES = 100  # that are looked at
 _MOST_ATOMS = 20_000  # of these together
-_BONDED = 1.25  # times the sum of covalent radii
+BONDED = 1.25
+"""Times the sum of covalent radii; atoms that are nearer are bonded."""
 _CERTAIN = 10  # standard errors
 _EXPLAINED = 0.1  # of the variance of the forces
 
@@ -190,7 +191,7 @@ _COVALENT = {5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35}
 _D_METALS = {*range(21, 30), *range(39, 48), *range(72, 80)}
 
 
-def _usual(z1: int, z2: int) -> tuple[float, float] | None:
+def usual_stiffness(z1: int, z2: int) -> tuple[float, float] | None:
     """Return the usual range of the stiffness of a bond, eV/Å^2; None where it is not known.
 
     X-H bonds have 26 to 46 in data of molecules, others of light elements 4 to 25 (multiple bonds
@@ -231,9 +232,9 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
             "probably wrong; forces are minus the gradient of the energy"
         )
     # Bonds of hydrogen vary least; others are averaged over single and multiple ones.
-    known = [k for k in np.flatnonzero(certain) if _usual(*pairs[k])]
+    known = [k for k in np.flatnonzero(certain) if usual_stiffness(*pairs[k])]
     known = [k for k in known if 1 in pairs[k]] or known
-    usual = {k: _usual(*pairs[k]) for k in known}
+    usual = {k: usual_stiffness(*pairs[k]) for k in known}
     odd = [k for k, (low, high) in usual.items() if not low < abs(stiffness[k]) < high]
     if len(odd) > len(known) / 2:
         k = max(odd, key=lambda k: abs(stiffness[k]) / error[k])
@@ -259,13 +260,13 @@ def _sample(structures: Sequence[Structure]) -> list[Structure]:
 def _bonds(structure: Structure):
     """Return the atoms, unit vectors, lengths (Å) and pairs of elements of the bonds."""
     radii = covalent_radii[structure.numbers]
-    reach = 2 * _BONDED * radii.max()
+    reach = 2 * BONDED * radii.max()
     senders, receivers, shifts = neighbor_list(
         structure.positions, structure.cell, structure.pbc, reach
     )
     vector = structure.positions[senders] + shifts - structure.positions[receivers]
     length = np.linalg.norm(vector, axis=1)
-    bonded = length < _BONDED * (radii[senders] + radii[receivers])
+    bonded = length < BONDED * (radii[senders] + radii[receivers])
     pairs = np.sort(np.stack([structure.numbers[senders], structure.numbers[receivers]]), axis=0)
     kind = pairs[0] * 1000 + pairs[1]
     unit = vector[bonded] / length[bonded, None]

@@ -15,7 +15,7 @@ import numpy as np
 from ase.data import covalent_radii
 from scipy.optimize import linear_sum_assignment
 
-from eqfuse.data.checks_of_forces import atoms_and_cell, consecutive, groups_of, near_pairs
+from eqfuse.data.checks_of_forces import BONDED, atoms_and_cell, consecutive, groups_of, near_pairs
 from eqfuse.data.lazy import chosen, evenly, selected
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.structures import Structure, counted, has_all_forces
@@ -23,7 +23,6 @@ from eqfuse.data.structures import Structure, counted, has_all_forces
 _MOST_ATOMS, _MOST_FUNCTIONS = 6000, 250
 _CENTERS = np.linspace(0.7, 1.8375, 8)  # of functions of distance / sum of covalent radii
 _WIDTH = _CENTERS[1] - _CENTERS[0]
-_BONDED = 1.25
 _FEWEST, _LOOKED_AT = 8, 50  # frames
 _NUMBERS = 10  # of forces for each function
 _ITERATIONS = 8
@@ -55,7 +54,7 @@ class _Sample(NamedTuple):
         pairs = [_pairs(s, kinds) for s in structures]
         atoms = np.concatenate([p[0] + start for p, start in zip(pairs, starts, strict=True)])
         unit, kind, length = (np.concatenate([p[k] for p in pairs]) for k in (1, 2, 3))
-        bonded = length < _BONDED
+        bonded = length < BONDED
         if not bonded.any():
             bonded[:] = True
         count = np.bincount(kind[bonded], minlength=len(kinds))
@@ -186,7 +185,7 @@ _KINDS = [
         "take both in one frame of reference (Gaussian: nosymm, or all of its input orientation)",
     ),
 ]
-"""Where two fit as well, the first is named; the last has three numbers of its own for each frame."""
+"""Where two fit as well, the first is named; the last one has three numbers for each frame."""
 
 
 def forces_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
@@ -292,9 +291,9 @@ def energies_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
     same, other = left[0] < _TIGHT * level, np.abs(left[0] - level) < _TIGHT * level
     if other.mean() >= _OFTEN and (same | other).mean() > 1 - _BETWEEN:
         yield (
-            f"energies are of two levels, {level:.3g} eV/atom apart: in {other.sum()} of {len(work)} "
-            "pairs of similar frames they differ by so much more or less than the work of the forces, "
-            "and by nothing between; take all from one method, code and settings"
+            f"energies are of two levels, {level:.3g} eV/atom apart: in {other.sum()} of "
+            f"{len(work)} pairs of similar frames they change by so much more or less than the "
+            "work of the forces; take all from one method, code and settings"
         )
 
 
@@ -351,3 +350,26 @@ def _decided(sample: _Sample, numbers: float) -> bool:
     """Test whether there are that many numbers of forces, that are not zero, for each function."""
     size = np.abs(sample.forces)
     return (size > 1e-2 * np.sqrt(np.mean(size**2))).sum() > numbers * len(sample.columns)
+
+
+_UNLEARNED = 0.9  # of the forces is the error of a network that has learned no more than their size
+
+
+def nothing_learned(structures: Sequence, predicted: Sequence) -> str | None:
+    """Return a warning of predictions whose error is as large as the forces; None if it is not."""
+    pairs = [(s.forces, p.forces) for s, p in zip(structures, predicted, strict=True)]
+    pairs = [(given, found) for given, found in pairs if given is not None]
+    if not pairs:
+        return None
+    given, found = map(np.concatenate, zip(*pairs, strict=True))
+    size, error = (float(np.sqrt(np.nanmean(v**2))) for v in (given, found - given))
+    if not size or error < _UNLEARNED * size:
+        return None
+    kinds = ", ".join(kind.text for kind in _KINDS)
+    return (
+        f"nothing was learned of the forces: their error on validation frames, {1e3 * error:.4g} "
+        f"meV/Å, is as large as the forces, {1e3 * size:.4g}. Either the training was too short, "
+        "or its learning rate wrong (see learning.png), or labels do not belong to the positions: "
+        f"forces {kinds}, or of another unit than the energies; energies of two levels; positions "
+        "in Bohr; lattice vectors as columns"
+    )

@@ -1,6 +1,7 @@
 """A simulation: the device takes the steps, and the host writes."""
 
 import dataclasses
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
-from eqfuse.inference.network import Network
+from eqfuse.inference.network import Network, unlike_training
+from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -132,6 +134,8 @@ class _Simulation:
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self._network = network if settings.max_spread is None else with_spread(network)
         self.digest = self._network.metadata["arrays_sha256"]
+        for text in unlike_training(self._network, as_structures(frames)):
+            print(f"warning: {text}", file=sys.stderr, flush=True)
         self._frames, self._members = frames, []
         for number, atoms in enumerate(frames):
             with naming(f"structure {number}" if len(frames) > 1 else None):

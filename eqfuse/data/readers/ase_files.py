@@ -12,6 +12,7 @@ import ase.io
 import numpy as np
 
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
+from eqfuse.data.remarks import remarks_of
 from eqfuse.data.structures import DataError, Structure, Weights
 
 _FORMATS = {
@@ -112,6 +113,7 @@ def of_atoms(
         atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
+        remarks=remarks_of(atoms),
     )
 
 

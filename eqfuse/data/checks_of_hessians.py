@@ -24,6 +24,7 @@ _LOOKED_AT = 50
 _PROPORTIONAL = 0.95  # correlation of the sides
 _TURNED = 0.02  # of |H| |x| is not proportional; 0.0000 in right Hessians, 0.02 to 0.47 of others
 _PATTERN = 3.0  # times larger is the block of bonded atoms than of others; 5 to 40 in right ones
+_OTHERS = 6  # blocks that are not bonded, at least
 _AGREE = 1.2
 _UNITS = {
     "Hartree/Bohr^2": ase.units.Hartree / ase.units.Bohr**2,
@@ -122,7 +123,7 @@ def _bonded(s: Structure) -> tuple[list[float], list[tuple[float, float]]]:
     bonded[i, j] = True
     others = ~bonded & ~np.eye(len(sizes), dtype=bool)
     patterns = []
-    if bonded.any() and others.any():
+    if bonded.any() and others.sum() >= _OTHERS:
         patterns = [sizes[bonded].mean() / max(sizes[others].mean(), 1e-300)]
     ratios = []
     for a, b in zip(i, j, strict=True):

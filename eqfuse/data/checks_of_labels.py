@@ -284,10 +284,8 @@ def energies_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
                 f"({len(work)} pairs of similar frames, correlation {correlation:.2f}); {_MOVE}"
             )
             return
-    level = np.quantile(left[0], 0.8)
-    level = np.median(
-        left[0][np.abs(left[0] / max(level, 1e-300) - 1) < _TIGHT] if level else [0.0]
-    )
+    large = np.quantile(left[0], 0.8, method="nearest")
+    level = np.median(left[0][np.abs(left[0] - large) <= _TIGHT * large])
     same, other = left[0] < _TIGHT * level, np.abs(left[0] - level) < _TIGHT * level
     if other.mean() >= _OFTEN and (same | other).mean() > 1 - _BETWEEN:
         yield (

@@ -46,6 +46,11 @@ def _fills_its_lattice(atoms: ase.Atoms) -> bool:
     if atoms.pbc.any() or not np.isfinite(cell).all() or abs(np.linalg.det(cell)) < 1e-3:
         return False
     radii = covalent_radii[atoms.numbers]
+    inverse = np.linalg.inv(cell)
+    heights = 1 / np.linalg.norm(inverse, axis=0)
+    gaps = (1 - np.ptp(atoms.positions @ inverse, axis=0)) * heights
+    if (gaps > 2 * _BONDED * radii.max()).sum() > 1:  # most molecules, without a list
+        return False
     try:
         most, every = 2 * _BONDED * radii.max(), np.ones(3, bool)
         i, j, shifts = neighbor_list(atoms.positions, cell, every, most)
@@ -53,7 +58,7 @@ def _fills_its_lattice(atoms: ase.Atoms) -> bool:
         return False
     length = np.linalg.norm(atoms.positions[i] + shifts - atoms.positions[j], axis=1)
     length /= radii[i] + radii[j]
-    across = np.rint(shifts @ np.linalg.inv(cell)) != 0
+    across = np.rint(shifts @ inverse) != 0
     if not across.any() or length[across.any(axis=1)].min() < _OVERLAP:
         return False
     bonds = across[length < _BONDED].sum(axis=0)

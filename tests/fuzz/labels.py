@@ -1,6 +1,7 @@
 """Right data of many kinds, and faults to plant in them: labels that do not belong to positions.
 
-`python -m tests.fuzz labels --count 300`: each case makes right data, and plants one fault or none.
+A case makes right data, of a calculator of ASE, embedded or published, and plants a fault or none.
+It fails where right data are not left in silence; for faults, the outcome says what was reported.
 """
 
 import dataclasses
@@ -15,9 +16,11 @@ from ase.calculators.lj import LennardJones
 from ase.calculators.morse import MorsePotential
 from ase.calculators.tersoff import Tersoff, TersoffParameters
 from ase.md.langevin import Langevin
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 
 from eqfuse.data import Structure, read_embedded, read_structures
+from eqfuse.data.checks import aperiodic
+from eqfuse.data.checks_of_labels import energies_elsewhere, forces_elsewhere, lengths
+from tests.fuzz.checks import FailureError
 
 SILICON = TersoffParameters(
     A=1830.8, B=471.18, lambda1=2.4799, lambda2=1.7322, lambda3=0.0, beta=1.1e-6, gamma=1.0,
@@ -57,8 +60,14 @@ def trajectory(make, calculator, kelvin=300.0, every=10, step=1.0):
     def frames(rng, count):
         atoms = make()
         atoms.calc = calculator()
-        MaxwellBoltzmannDistribution(atoms, temperature_K=2 * kelvin, rng=rng)
-        options = {"temperature_K": kelvin, "friction": 0.02 / ase.units.fs, "rng": rng}
+        speed = np.sqrt(2 * kelvin * ase.units.kB / atoms.get_masses())
+        atoms.set_velocities(speed[:, None] * rng.normal(size=(len(atoms), 3)))
+        options = {
+            "temperature_K": kelvin,
+            "friction": 0.02 / ase.units.fs,
+            "rng": rng,
+            "fixcm": False,
+        }
         dynamics, found = Langevin(atoms, step * ase.units.fs, **options), []
         dynamics.run(30)
         for _ in range(count):
@@ -115,6 +124,13 @@ def _alloy(rng, names=("Cu", "Ni", "Au"), repeat=2):
     return atoms
 
 
+def _sheared(rng):
+    atoms = ase.build.bulk("Cu", cubic=True).repeat(2)
+    atoms.set_cell([[7.22, 0, 0], [1.5, 7.22, 0], [0.4, -1.2, 7.22]], scale_atoms=True)
+    atoms.positions += 0.06 * rng.normal(size=atoms.positions.shape)
+    return atoms
+
+
 def _defect(rng):
     atoms = ase.build.bulk("Cu", cubic=True).repeat(3)
     del atoms[rng.choice(len(atoms), rng.integers(1, 8), replace=False)]
@@ -122,7 +138,7 @@ def _defect(rng):
     return atoms
 
 
-def _amorphous(rng, symbol="Cu", distance=2.2, volume=13.0, count=32):
+def _amorphous(rng, distance=2.2, volume=13.0, count=32):
     length = (volume * count) ** (1 / 3)
     positions = np.zeros((0, 3))
     while len(positions) < count:
@@ -133,7 +149,7 @@ def _amorphous(rng, symbol="Cu", distance=2.2, volume=13.0, count=32):
             positions = np.vstack([positions, new])
         elif rng.random() < 0.002:
             distance *= 0.97
-    return Atoms(f"{symbol}{count}", positions, cell=[length] * 3, pbc=True)
+    return Atoms(f"Cu{count}", positions, cell=[length] * 3, pbc=True)
 
 
 def _lennard_jones():
@@ -172,7 +188,9 @@ def _relaxed(rng):
 
 def _polymorph(rng):
     kind = rng.choice(["fcc", "bcc", "hcp", "sc", "diamond"])
-    a = {"fcc": 3.6, "bcc": 2.9, "hcp": 2.6, "sc": 2.4, "diamond": 5.4}[kind] * rng.uniform(0.9, 1.1)
+    a = {"fcc": 3.6, "bcc": 2.9, "hcp": 2.6, "sc": 2.4, "diamond": 5.4}[kind] * rng.uniform(
+        0.9, 1.1
+    )
     return ase.build.bulk("Cu", str(kind), a=a)
 
 
@@ -206,6 +224,7 @@ RIGHT = {
     "copper, strained primitive": rattled(_bulk("Cu", 1), EMT, 0.0, 0.03),
     "copper, MD": trajectory(_bulk("Cu", 2, cubic=True), EMT, 500),
     "copper, close MD": trajectory(_bulk("Cu", 2, cubic=True), EMT, 500, every=2),
+    "copper, sheared cells": various(_sheared, EMT),
     "copper, defects": various(_defect, EMT),
     "copper, amorphous": various(_amorphous, EMT),
     "copper, phases": various(_polymorph, EMT),
@@ -224,7 +243,6 @@ RIGHT = {
     "silicon": rattled(_bulk("Si", 2, cubic=True), _tersoff),
     "silicon, two atoms": rattled(_bulk("Si", 1), _tersoff, 0.1, 0.02),
     "silicon, hot": trajectory(_bulk("Si", 2, cubic=True), _tersoff, 2500),
-    "silicon, amorphous": various(lambda rng: _amorphous(rng, "Si", 2.1, 20.0, 24), _tersoff),
     "argon": trajectory(_bulk("Ar", 2, cubic=True, a=5.3), _lennard_jones, 60),
     "argon, liquid": trajectory(_bulk("Ar", 2, cubic=True, a=5.9), _lennard_jones, 150, step=5),
     "morse": rattled(
@@ -294,23 +312,100 @@ def _levels(s, k, rng):
     return {"energy": s.energy + (k % 2) * 0.4 * s.num_atoms}
 
 
+def _in_bohr(s, k, rng):
+    lengths = {"positions": s.positions / ase.units.Bohr, "cell": s.cell / ase.units.Bohr}
+    return lengths | {"forces": s.forces * ase.units.Bohr}
+
+
 FAULTS = {
-    "forces of the next frame": _of_next("forces"),
-    "forces of permuted atoms": _permuted,
-    "forces of two swapped atoms": _swapped,
-    "forces by element": _each(_by_element),
-    "forces of a rotated frame": _each(lambda s, k, rng: {"forces": s.forces @ _turn(rng)}),
-    "standard orientation": _each(_standard),
-    "x and y swapped": _each(lambda s, k, rng: {"forces": s.forces[:, [1, 0, 2]]}),
-    "every second sign": _each(lambda s, k, rng: {"forces": s.forces * (-1) ** k}),
-    "energies of the next frame": _of_next("energy"),
-    "two levels": _each(_levels),
-    "all in Bohr": _each(
-        lambda s, k, rng: {
-            "positions": s.positions / ase.units.Bohr,
-            "cell": s.cell / ase.units.Bohr,
-            "forces": s.forces * ase.units.Bohr,
-        }
+    "forces of the next frame": (_of_next("forces"), "forces are of the next frame"),
+    "forces of permuted atoms": (_permuted, "forces are of other atoms"),
+    "forces of two swapped atoms": (_swapped, "forces are of other atoms"),
+    "forces by element": (_each(_by_element), "forces are of other atoms"),
+    "forces of rotated frames": (
+        _each(lambda s, k, rng: {"forces": s.forces @ _turn(rng)}),
+        "axes that differ from frame to frame",
     ),
-    "transposed lattice": _each(lambda s, k, rng: {"cell": s.cell.T}),
+    "standard orientation": (_each(_standard), "axes"),
+    "x and y swapped": (
+        _each(lambda s, k, rng: {"forces": s.forces[:, [1, 0, 2]]}),
+        "(x, y, z of the positions are y, x, z of the forces)",
+    ),
+    "every second sign": (
+        _each(lambda s, k, rng: {"forces": s.forces * (-1) ** k}),
+        "forces are of the opposite sign in",
+    ),
+    "energies of the next frame": (_of_next("energy"), "energies are of the next frame"),
+    "two levels": (_each(_levels), "energies are of two levels"),
+    "all in Bohr": (_each(_in_bohr), "positions and cells are probably in Bohr"),
+    "transposed lattice": (
+        _each(lambda s, k, rng: {"cell": s.cell.T}),
+        "lattice vectors are columns of the cells",
+    ),
 }
+"""Each with what plants it, and what is then said."""
+
+
+def planted(fault: str, frames, rng) -> list[Structure] | None:
+    """Return frames with a fault; None if it is none in them, such as a symmetric cell transposed.
+
+    Frames or atoms are exchanged where all frames are of one molecule or crystal.
+    """
+    alike = len({s.numbers.tobytes() for s in frames}) == 1
+    if not frames or (not alike and any(word in fault for word in ("next", "atoms"))):
+        return None
+    if fault == "standard orientation" and any(s.pbc.any() for s in frames):
+        return None
+    if fault == "all in Bohr" and any(18 in s.numbers or s.num_atoms < 3 for s in frames):
+        return None
+    wrong = FAULTS[fault][0](frames, rng)
+    sizes = np.zeros(2)
+    for a, b in zip(frames, wrong, strict=True):
+        for name in ("cell", "forces", "positions", "energy"):
+            one, other = np.array(getattr(a, name)), np.array(getattr(b, name))
+            sizes += np.sum((one - other) ** 2), np.sum(one**2) * (fault[:6] == name[:6])
+    return wrong if sizes[0] > 1e-4 * sizes[1] and sizes[0] > 1e-6 else None
+
+
+def reported(frames) -> list[str]:
+    """Return what is said of labels that do not belong to positions."""
+    checks = aperiodic, lengths, forces_elsewhere, energies_elsewhere
+    return [text for check in checks for text in check(frames)]
+
+
+def made(source: str, seed: int, count: int) -> list[Structure]:
+    """Return frames of a source, those of one atom left out."""
+    frames = {**RIGHT, **PUBLISHED}[source](np.random.default_rng(seed), count)
+    frames = [s for s in frames if s.num_atoms > 1 and s.forces is not None]
+    return [dataclasses.replace(s, origin=f"frame {k}") for k, s in enumerate(frames)]
+
+
+class Cases:
+    """Data of which a third is right, and two thirds have one fault."""
+
+    seconds = 300.0
+
+    def __init__(self, folder):
+        pass
+
+    def prepare(self, seed: int):
+        """Return what is checked, and the check."""
+        rng = np.random.default_rng(seed)
+        source = str(rng.choice([*RIGHT, *PUBLISHED]))
+        count = int(rng.choice([1, 2, 5, 8, 12, 16, 20, 30, 40]))
+        fault = str(rng.choice([*FAULTS])) if rng.random() < 2 / 3 else None
+
+        def case() -> str:
+            frames = made(source, seed, count)
+            if fault is None:
+                if found := reported(frames):
+                    raise FailureError(f"right data: {found}")
+                return "silent"
+            wrong = planted(fault, frames, rng)
+            if wrong is None:
+                return "no fault there"
+            found = reported(wrong)
+            named = any(FAULTS[fault][1] in text for text in found)
+            return "named" if named else "reported" if found else "missed"
+
+        return f"{count} of {source}, {fault or 'right'}", case

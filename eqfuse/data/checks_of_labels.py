@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from eqfuse.data.checks_of_forces import BONDED, atoms_and_cell, consecutive, groups_of, near_pairs
 from eqfuse.data.lazy import chosen, evenly, selected
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.structures import Structure, counted, has_all_forces
+from eqfuse.data.structures import DataError, Structure, counted, has_all_forces
 
 _MOST_ATOMS, _MOST_FUNCTIONS = 6000, 250
 _CENTERS = np.linspace(0.7, 1.8375, 8)  # of functions of distance / sum of covalent radii
@@ -72,11 +72,8 @@ class _Sample(NamedTuple):
         inverses = []
         for of in (half, ~half):
             gram = columns[:, of] @ columns[:, of].T
-            inverses.append(
-                np.linalg.inv(
-                    gram + (1e-4 * np.trace(gram) / len(gram) + 1e-30) * np.eye(len(gram))
-                )
-            )
+            ridge = 1e-4 * np.trace(gram) / len(gram) + 1e-30
+            inverses.append(np.linalg.inv(gram + ridge * np.eye(len(gram))))
         forces = np.concatenate([s.forces for s in structures])
         return cls(structures, starts, forces, springs, columns, half, inverses)
 
@@ -195,8 +192,7 @@ def forces_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
         return
     known = explained(sample.forces, sample.predicted(sample.forces))
     of = counted(len(sample.structures), "frame")
-    if known < _WELL and (turned := _transposed(sample.structures)):
-        other = _Sample.of(turned)
+    if known < _WELL and (other := _transposed(sample.structures)):
         after = explained(other.forces, other.predicted(other.forces))
         if after > _FITS and 1 - after < (1 - known) / 2:
             yield (
@@ -247,6 +243,9 @@ def _is_nothing(sample: _Sample) -> bool:
     if size < _LEAST_FORCE or len(sample.structures) < _MANY or not _decided(sample, 20):
         return False
     columns, forces = sample.columns.T, sample.forces.ravel()
+    reached = np.any(columns, axis=1)  # by another atom within the reach of the functions
+    if np.sum(forces[~reached] ** 2) > 0.1 * np.sum(forces**2):
+        return False
     fit = columns @ np.linalg.lstsq(columns, forces, rcond=1e-6)[0]
     return explained(forces, fit) < 3 * _NOTHING
 
@@ -322,11 +321,17 @@ def lengths(structures: Sequence[Structure]) -> Iterator[str]:
             )
 
 
-def _transposed(structures: Sequence[Structure]) -> Sequence[Structure] | None:
-    """Return structures with the columns of their cells as lattice vectors; None for symmetric."""
+def _transposed(structures: Sequence[Structure]) -> _Sample | None:
+    """Return frames with the columns of their cells as lattice vectors; None where they cannot be.
+
+    Cells that are symmetric are the same, and atoms may be at one place in those of columns.
+    """
     if all(np.allclose(s.cell, s.cell.T, atol=1e-3) for s in structures):
         return None
-    return [dataclasses.replace(s, cell=s.cell.T) for s in structures]
+    try:
+        return _Sample.of([dataclasses.replace(s, cell=s.cell.T) for s in structures])
+    except DataError:
+        return None
 
 
 def _sample(structures: Sequence[Structure]) -> _Sample | None:

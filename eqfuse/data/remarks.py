@@ -12,6 +12,7 @@ _SPINS = "spin", "multiplicity", "spin_multiplicity"  # 0 or 1 is a singlet, in 
 _ARRAYS = {"initial_charges": "initial charges", "initial_magmoms": "initial magnetic moments"}
 APERIODIC = "a lattice and pbc F F F"
 _BONDED, _OVERLAP = 1.25, 0.7  # of the sum of covalent radii
+_LARGEST = 1e6  # Å
 
 
 def remarks_of(atoms: ase.Atoms) -> tuple[str, ...]:
@@ -24,7 +25,8 @@ def remarks_of(atoms: ase.Atoms) -> tuple[str, ...]:
         values = [atoms.info[key] for key in keys if key in atoms.info]
         if any(np.isscalar(v) and not isinstance(v, str) and v not in none for v in values):
             found.append(name)
-    found += [text for key, text in _ARRAYS.items() if np.any(atoms.arrays.get(key, 0))]
+    arrays = ((text, atoms.arrays.get(key)) for key, text in _ARRAYS.items())
+    found += [text for text, a in arrays if a is not None and a.dtype.kind in "iuf" and np.any(a)]
     return (*found, APERIODIC) if _fills_its_lattice(atoms) else tuple(found)
 
 
@@ -42,21 +44,24 @@ def unread(remarks) -> str:
 
 def _fills_its_lattice(atoms: ase.Atoms) -> bool:
     """Test for bonds across the lattice of atoms without pbc, in two directions, and no overlap."""
-    cell = atoms.cell.array
-    if atoms.pbc.any() or not np.isfinite(cell).all() or abs(np.linalg.det(cell)) < 1e-3:
+    cell, positions = atoms.cell.array, atoms.positions
+    if atoms.pbc.any() or not len(atoms) or atoms.numbers.max() >= len(covalent_radii):
+        return False  # what cannot be is refused elsewhere
+    large = np.abs(cell).max(initial=np.abs(positions).max())
+    if not large < _LARGEST or abs(np.linalg.det(cell)) < 1e-3:
         return False
     radii = covalent_radii[atoms.numbers]
     inverse = np.linalg.inv(cell)
     heights = 1 / np.linalg.norm(inverse, axis=0)
-    gaps = (1 - np.ptp(atoms.positions @ inverse, axis=0)) * heights
+    gaps = (1 - np.ptp(positions @ inverse, axis=0)) * heights
     if (gaps > 2 * _BONDED * radii.max()).sum() > 1:  # most molecules, without a list
         return False
     try:
         most, every = 2 * _BONDED * radii.max(), np.ones(3, bool)
-        i, j, shifts = neighbor_list(atoms.positions, cell, every, most)
+        i, j, shifts = neighbor_list(positions, cell, every, most)
     except DataError:
         return False
-    length = np.linalg.norm(atoms.positions[i] + shifts - atoms.positions[j], axis=1)
+    length = np.linalg.norm(positions[i] + shifts - positions[j], axis=1)
     length /= radii[i] + radii[j]
     across = np.rint(shifts @ inverse) != 0
     if not across.any() or length[across.any(axis=1)].min() < _OVERLAP:

@@ -35,10 +35,10 @@ def unread(remarks) -> str:
     names = [name for name in dict.fromkeys(remarks) if name != APERIODIC]
     if not names:
         return ""
+    are, them = ("is", "it") if names in (["charge"], ["spin"]) else ("are", "them")
     return (
-        f"{' and '.join(names)} of the atoms are not read: no network here depends on "
-        f"{'it' if len(names) == 1 else 'them'}, and structures that differ in nothing else are "
-        "the same to it"
+        f"{', '.join(names)} of the atoms {are} not read: no network here depends on {them}, and "
+        "structures that differ in nothing else have the same energy"
     )
 
 

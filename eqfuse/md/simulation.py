@@ -134,12 +134,12 @@ class _Simulation:
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self._network = network if settings.max_spread is None else with_spread(network)
         self.digest = self._network.metadata["arrays_sha256"]
-        for text in unlike_training(self._network, as_structures(frames)):
-            print(f"warning: {text}", file=sys.stderr, flush=True)
         self._frames, self._members = frames, []
         for number, atoms in enumerate(frames):
             with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
+        for text in unlike_training(self._network, as_structures(frames)):
+            print(f"warning: {text}", file=sys.stderr, flush=True)
         pbc = self._members[0].atoms.pbc
         for number, member in enumerate(self._members):
             if (member.atoms.pbc != pbc).any():

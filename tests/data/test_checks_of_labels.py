@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import ase.build
+import ase.io
 import ase.units
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from eqfuse.data.checks_of_labels import nothing_learned
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.remarks import APERIODIC, remarks_of, unread
 from tests.fuzz.labels import FAULTS, PUBLISHED, RIGHT, made, planted, reported
+from tests.small_runs import prepared
 
 # Sources of a fault: the embedded molecule, and one in cells that are not symmetric.
 SOURCE = {"transposed lattice": "copper, sheared cells"}
@@ -71,23 +73,20 @@ def test_exchanged_atoms_are_named_by_number():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_rates_of_detection(seed):
-    """Nothing is said of right data, and most faults are named; rates of a year of seeds differ."""
-    slow = ("silicon", "silicon, two atoms", "silicon, hot", "morse", "mlearn")
-    sources = [name for name in (*RIGHT, *PUBLISHED) if not name.startswith(slow)]
-    named = dict.fromkeys(FAULTS, 0) | {"of": dict.fromkeys(FAULTS, 0)}
-    for source in sources:
-        frames = made(source, seed, 30)
+def test_most_faults_are_named_in_all_kinds_of_data():
+    """Of 40 frames each 316 of 354 faults were, and of 16 frames 274 of 362."""
+    slow = ("silicon", "morse", "mlearn", "alloy, relaxed")
+    named = planted_there = 0
+    for source in (*RIGHT, *PUBLISHED):
+        frames = [] if source.startswith(slow) else made(source, 0, 24)
         assert reported(frames) == [], source
         for fault, (_, text) in FAULTS.items():
-            wrong = planted(fault, frames, np.random.default_rng(seed))
+            wrong = planted(fault, frames, np.random.default_rng(0))
             if wrong is not None:
-                named["of"][fault] += 1
-                named[fault] += any(text in found for found in reported(wrong))
-    print(named)
-    for fault, of in named["of"].items():
-        assert named[fault] >= 0.6 * of, (fault, named[fault], of)
+                planted_there += 1
+                named += any(text in found for found in reported(wrong))
+    assert planted_there > 250
+    assert named > 0.75 * planted_there
 
 
 def dataset(frames, references):
@@ -200,7 +199,21 @@ def test_remarks_name_what_no_network_reads():
     expected = ("charge", "spin", "initial charges", "initial magnetic moments")
     assert remarks_of(atoms) == of_atoms(atoms).remarks == expected
     text = unread([*expected, "charge"])
-    assert text.startswith("charge and spin and initial charges and initial magnetic moments of")
+    assert text.startswith(
+        "charge, spin, initial charges, initial magnetic moments of the atoms are"
+    )
+    assert "charge of the atoms is not read: no network here depends on it," in unread(["charge"])
+
+
+def test_charges_of_frames_are_said_once_before_the_training(water, tmp_path, capsys):
+    frames = ase.io.read(water, ":")
+    ase.io.write(tmp_path / "neutral.xyz", frames, format="extxyz")
+    for atoms in frames[3:6]:
+        atoms.info["charge"] = 1
+    ase.io.write(tmp_path / "charged.xyz", frames, format="extxyz")
+    for name, count in (("neutral", 0), ("charged", 1)):
+        prepared(f"data={tmp_path / name}.xyz")
+        assert capsys.readouterr().err.count("warning: charge of the atoms is not read") == count
 
 
 def test_crystals_without_periodic_directions_are_named():

@@ -262,10 +262,10 @@ def test_what_no_network_reads_is_said_once(run):
     for strain in (1.001, 1.002):
         atoms.set_cell(strain * atoms.cell.array, scale_atoms=True)
         if strain == 1.001:
-            with pytest.warns(UserWarning, match="^charge and initial magnetic moments of the"):
+            with pytest.warns(UserWarning, match="^charge, initial magnetic moments of the"):
                 atoms.get_potential_energy()
         atoms.get_potential_energy()
-    with pytest.warns(UserWarning, match="^charge and initial magnetic moments of the"):
+    with pytest.warns(UserWarning, match="^charge, initial magnetic moments of the"):
         eqfuse.predict(run, atoms)
 
 

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import os
 import threading
+import warnings
 from typing import NamedTuple
 
 import ase.calculators.calculator
@@ -13,12 +14,13 @@ import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import ops
-from eqfuse.data import DataError, Structure
+from eqfuse.data import DataError
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
-from eqfuse.inference.network import Network, find_runs
+from eqfuse.inference.network import Network, find_runs, unlike_training
+from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import Spread, SpreadOf, with_spread
 from eqfuse.train.device.process import keep_memory
 
@@ -152,14 +154,14 @@ class Calculator(ase.calculators.calculator.Calculator):
         return Evaluator(network, skin_of if self.skin is None else self.skin)
 
     def _begin(self):
-        self._evaluator = self._evaluator_of(self.network)
+        self._evaluator, self._said = self._evaluator_of(self.network), set()
         self._lock = threading.RLock()
         self._found: Results | None = None
         self._spread: dict = {}
         self._cell, self._volume = None, 0.0
 
     def __getstate__(self):
-        ours = ("_evaluator", "_lock", "_found", "_spread", "_cell", "_volume")
+        ours = ("_evaluator", "_said", "_lock", "_found", "_spread", "_cell", "_volume")
         return {name: value for name, value in self.__dict__.items() if name not in ours}
 
     def __setstate__(self, state):
@@ -273,8 +275,12 @@ class Calculator(ase.calculators.calculator.Calculator):
         if not np.isfinite(atoms.positions).all():
             raise DataError(f"positions are not finite: {_DIVERGED}")
         if self._cell is None:
-            checked = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+            [checked] = as_structures(atoms)
             self._cell, self._volume = checked.cell, checked.volume
+            for text in unlike_training(self.network, [checked]):
+                if text not in self._said:
+                    self._said.add(text)
+                    warnings.warn(text, UserWarning, stacklevel=2)
             self._choose_elements()
         placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
         try:

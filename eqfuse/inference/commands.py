@@ -27,6 +27,7 @@ from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.run.stopping import fail
+from eqfuse.train.run.terminal import warnings_printed
 from eqfuse.train.settings.schema import ConfigError
 
 
@@ -82,7 +83,8 @@ def _predict(options):
     format = format_of(out, len(structures))
     start = time.perf_counter()
     how = {"batch_size": options.batch_size, "dispersion": options.dispersion}
-    predicted = predict(networks, structures, **how)
+    with warnings_printed():
+        predicted = predict(networks, structures, **how)
     seconds = time.perf_counter() - start
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     if options.dispersion is not None:

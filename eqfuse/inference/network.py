@@ -13,6 +13,9 @@ import jax
 import numpy as np
 
 from eqfuse import models
+from eqfuse.data import Structure
+from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.remarks import APERIODIC, unread
 from eqfuse.inference.tables import placed, tables_of
 from eqfuse.models import Potential
 from eqfuse.models.radial_table import COLLECTION, choose
@@ -145,6 +148,36 @@ class Network:
         """Enter the dtype, without TF32, which would cost three digits of the forces on a GPU."""
         with jax.enable_x64(self.dtype == "float64"), jax.default_matmul_precision("highest"):
             yield
+
+
+_SEVERAL = 8  # atoms
+_SURROUNDED = 0.8  # of the neighbours that atoms had in the training
+
+
+def unlike_training(network: Network, structures: Sequence[Structure]) -> list[str]:
+    """Return warnings of what a network does not read, and of crystals without a cell."""
+    texts = [unread(remark for s in structures for remark in s.remarks)]
+    known = network.metadata.get("statistics", {})
+    # of another network, or one that was converted, it is not known what it was trained on
+    periodic = known.get("periodic", False) and "started_from" not in network.metadata
+    for s in structures:
+        if s.pbc.any() or s.num_atoms < _SEVERAL:
+            continue
+        where = s.origin or "the structure"
+        if APERIODIC in s.remarks:
+            texts.append(f"{where} has {APERIODIC}: should it be periodic?")
+        elif periodic:
+            pairs = neighbor_list(s.positions, s.cell, s.pbc, network.cutoff)[0]
+            mean, usual = len(pairs) / s.num_atoms, known["avg_num_neighbors"]
+            if mean < _SURROUNDED * usual:
+                texts.append(
+                    f"{where} is not periodic, and the network was trained on periodic cells only: "
+                    f"atoms have {mean:.3g} neighbours in the mean, and {usual:.3g} there; should "
+                    "it have a cell and pbc T T T?"
+                )
+        if len(texts) > 1:
+            break
+    return [text for text in texts if text]
 
 
 def _uncertainty(file: Path, network: str) -> dict | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Sequence
 
 import ase
@@ -9,10 +10,11 @@ import numpy as np
 
 from eqfuse.data import DataError, Structure, prefetched, read_structures
 from eqfuse.data.neighbors import require_apart
+from eqfuse.data.remarks import remarks_of
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.lists import naming
-from eqfuse.inference.network import load_networks
+from eqfuse.inference.network import load_networks, unlike_training
 from eqfuse.inference.spread import Spread, SpreadOf
 
 _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs
@@ -98,6 +100,8 @@ def predict(
     structures = as_structures(structures)
     if not structures:
         raise DataError("there are no structures to predict")
+    for text in unlike_training(networks[0], structures):
+        warnings.warn(text, UserWarning, stacklevel=2)
     if batch_size is None:
         most = max(structure.num_atoms for structure in structures)
         batch_size = max(1, min(16, _ATOMS_AT_ONCE // most))
@@ -132,6 +136,11 @@ def predict(
     return predicted
 
 
+def _structure_of(atoms: ase.Atoms, name: str) -> Structure:
+    given = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
+    return Structure(*given, origin=name, remarks=remarks_of(atoms))
+
+
 def as_structures(structures) -> list[Structure]:
     """Return structures of a file, of `ase.Atoms`, or of a sequence of these or of structures."""
     if isinstance(structures, str | os.PathLike):
@@ -139,9 +148,7 @@ def as_structures(structures) -> list[Structure]:
     if isinstance(structures, ase.Atoms | Structure):
         structures = [structures]
     return [
-        Structure(one.numbers, one.positions, one.cell.array, one.pbc, origin=f"atoms {n}")
-        if isinstance(one, ase.Atoms)
-        else one
+        _structure_of(one, f"atoms {n}") if isinstance(one, ase.Atoms) else one
         for n, one in enumerate(structures)
     ]
 

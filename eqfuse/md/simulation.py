@@ -1,6 +1,7 @@
 """A simulation: the device takes the steps, and the host writes."""
 
 import dataclasses
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
-from eqfuse.inference.network import Network
+from eqfuse.inference.network import Network, unlike_training
+from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -136,6 +138,8 @@ class _Simulation:
         for number, atoms in enumerate(frames):
             with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
+        for text in unlike_training(self._network, as_structures(frames)):
+            print(f"warning: {text}", file=sys.stderr, flush=True)
         pbc = self._members[0].atoms.pbc
         for number, member in enumerate(self._members):
             if (member.atoms.pbc != pbc).any():

@@ -213,6 +213,7 @@ def _of_data(dataset: Dataset) -> dict:
             "force_rms": dataset.force_rms,
             "avg_num_neighbors": dataset.avg_num_neighbors,
             "energy_per_atom": dataset.energy_per_atom,
+            "periodic": all(bool(sample.cell.any()) for sample in dataset.train),
         },
     }
 

@@ -20,7 +20,6 @@ from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import stem
 from eqfuse.data.structures import LABELS, counted
-from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
@@ -52,7 +51,10 @@ def run_predict(arguments: list[str]) -> int:
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
     parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
     parser.add_argument("--head", help="which head of a network with several")
-    what = "is added, by dftd3 on the CPU: 'd3(bj)' (of PBE), 'd3(bj,r2scan)', 'd3(zero)', ..."
+    what = (
+        "is added, by dftd3 on the CPU: 'd3(bj)' (of PBE), 'd3(bj,r2scan)', 'd3(zero)', ...; "
+        "'none' for the network alone (that of the run's data.dispersion if not given)"
+    )
     parser.add_argument("--dispersion", help=what)
     add_backend(parser)
     return run(parser, arguments, _predict)
@@ -74,6 +76,7 @@ def _predict(options):
         dtype=options.dtype,
         backend=options.backend,
         head=options.head,
+        dispersion=options.dispersion,
     )
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")
@@ -81,12 +84,10 @@ def _predict(options):
     structures = data.read_structures(options.file, keys=keys, require_labels=False)
     format = format_of(out, len(structures))
     start = time.perf_counter()
-    how = {"batch_size": options.batch_size, "dispersion": options.dispersion}
-    predicted = predict(networks, structures, **how)
+    predicted = predict(networks, structures, batch_size=options.batch_size)
     seconds = time.perf_counter() - start
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
-    if options.dispersion is not None:
-        named = str(Dispersion.parse(options.dispersion))
+    if named := ", ".join(sorted({str(n.dispersion) for n in networks} - {"None"})):
         print(f"with the dispersion {named}, by dftd3 on the CPU")
         for atoms in frames:
             atoms.info["dispersion"] = named

@@ -33,6 +33,7 @@ def neighbor_list(
     reference_energies: bool = False,
     dtype: str | None = None,
     backend: str | None = None,
+    dispersion: str | None = None,
     **neighbor_kwargs,
 ):
     """Return a neighbour function and an energy function, as those of `jax_md.energy`.
@@ -59,6 +60,7 @@ def neighbor_list(
         them, float32 resolves more.
       dtype: "float64" or "float32", of the network; None for that of the run.
       backend: see `eqfuse.ops`.
+      dispersion: "none" for a run with `data.dispersion`, whose network alone is computed here.
     Returns:
       (neighbor_fn, energy_fn); energy_fn(R, neighbor, **kwargs).
     Raises:
@@ -73,12 +75,11 @@ def neighbor_list(
     except ImportError as error:
         raise ImportError('eqfuse.jax_md needs jax-md: pip install "eqfuse[jaxmd]"') from error
 
-    network = _network(run, dtype, backend)
+    network = _network(run, dtype, backend, dispersion)
     if numbers is None and len(network.species) > 1:
         raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
     if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
         raise ValueError("the list must have format=jax_md.partition.Sparse, with both directions")
-    network.require_alone("eqfuse.jax_md")
     is_periodic = _periodic_directions(displacement, box, fractional_coordinates)
     narrow = functools.partial(_excess, is_periodic, network.cutoff)
     _require_wide(narrow(box), network.cutoff)
@@ -107,9 +108,10 @@ def neighbor_list(
     return neighbor_fn, energy_fn
 
 
-def _network(run, dtype: str | None, backend: str | None) -> Network:
-    """Read a network; refuse one of float64 where JAX has it disabled."""
-    network = Network(run, dtype=dtype, backend=backend)
+def _network(run, dtype: str | None, backend: str | None, dispersion: str | None) -> Network:
+    """Read a network; refuse a dispersion, and float64 where JAX has it disabled."""
+    network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
+    network.require_alone("eqfuse.jax_md")
     if network.dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(
             "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "

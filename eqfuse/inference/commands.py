@@ -168,12 +168,15 @@ def run_info(arguments: list[str]) -> int:
         return fail(2, error)
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        print(f"  radial   {Network(run).radial}")
+        network = Network(run)
+        print(f"  radial   {network.radial}")
+        if network.dispersion is not None:
+            print(f"  labels were less {network.dispersion}, which predictions add")
     if options.file is None:
         return 0
     try:
         frames = data.read_structures(options.file, require_labels=False)
-        _print_times(Network(run), max(frames, key=lambda s: s.num_atoms))
+        _print_times(network, max(frames, key=lambda s: s.num_atoms))
     except (CheckpointError, data.DataError) as error:
         return fail(2, error)
     return 0

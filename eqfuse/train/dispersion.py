@@ -115,12 +115,15 @@ class Dispersion:
         except RuntimeError as error:
             raise DataError(f"dispersion={self} cannot be computed: {error}") from error
 
-    def subtracted(self, structure: Structure) -> Structure:
+    def without(self, structure: Structure) -> Structure:
         """Return a structure with labels of energy and derivatives that are less the dispersion."""
         labels = {name: getattr(structure, name) for name in TRAINED}
         if structure.is_isolated_atom or all(label is None for label in labels.values()):
             return structure
-        found = self.of(structure)
+        try:
+            found = self.of(structure)
+        except DataError as error:
+            raise DataError(f"{structure.origin or 'a frame'}: {error}") from error
         parts = {"energy": found.energy, "forces": found.forces}
         if structure.stress is not None:
             parts["stress"] = found.strain / structure.volume

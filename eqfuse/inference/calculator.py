@@ -336,6 +336,8 @@ class Committee(ase.calculators.calculator.Calculator):
                 "use eqfuse.Calculator"
             )
         self.members = [Calculator(run, **options) for run in found]
+        each = [set(member.implemented_properties) for member in self.members]
+        self.implemented_properties = tuple(set.intersection(*each))
         super().__init__(atoms=atoms)
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):

@@ -159,6 +159,8 @@ def test_a_committee_has_the_mean_of_them(committee, atoms):
     added = d3_of(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).energy
     assert atoms.get_potential_energy() == pytest.approx(plain + added, abs=1e-9)
     np.testing.assert_allclose(atoms.calc.results["energies_spread"], spread, rtol=1e-6)
+    with pytest.raises(PropertyNotImplementedError):
+        atoms.get_stresses()
 
 
 def test_the_hessian_has_it(run):

@@ -8,6 +8,8 @@ import pytest
 
 import eqfuse
 from eqfuse import cli, jax_md, md
+from eqfuse.convert.converted import ConvertError
+from eqfuse.convert.export import export_mace
 from eqfuse.data import read_structures
 from eqfuse.export import export, export_folder
 from eqfuse.inference import uncertainty
@@ -138,6 +140,8 @@ def test_what_computes_the_network_alone_refuses(runs, tmp_path, capsys):
         export(less, tmp_path / "a.safetensors")
     with pytest.raises(ConfigError, match=f"an exported folder {why}"):
         export_folder(less, tmp_path / "folder", engine="pjrt", sizes=[(8, 200)])
+    with pytest.raises(ConvertError, match="a dispersion beside it"):
+        export_mace(less, tmp_path / "a.npz")
     pytest.importorskip("jax_md")
     with pytest.raises(ConfigError, match=f"eqfuse.jax_md {why}"):
         jax_md.neighbor_list(None, 10.0, less)

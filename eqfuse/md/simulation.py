@@ -130,7 +130,8 @@ class _Simulation:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._settings, self._path = settings, str(Path(network).resolve())
-        network = Network(network, dtype=settings.dtype, backend=settings.backend)
+        how = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
+        network = Network(network, **how)
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self._network = network if settings.max_spread is None else with_spread(network)
         self.digest = self._network.metadata["arrays_sha256"]
@@ -223,7 +224,9 @@ class _Simulation:
 
     def proceed(self):
         """Take all steps, and return the last frames."""
-        print(f"trajectory, thermo.csv and checkpoint are written to {self._folder}", flush=True)
+        added = "" if (d3 := self._network.dispersion) is None else f"with {d3}, by dftd3; "
+        files = f"trajectory, thermo.csv and checkpoint are written to {self._folder}"
+        print(f"{added}{files}", flush=True)
         saved = printed = began = time.perf_counter()
         first = None  # the step from which on nothing compiles
         with StopRequest() as request:

@@ -98,6 +98,21 @@ def check_edges(edges, weights=None) -> None:
             f"edges must be an eqfuse.ops.Edges, got {type(edges).__name__}: "
             "Edges.from_arrays(senders, receivers, num_nodes) makes them"
         )
+    if edges is not None:
+        _check_order("receiver", edges.receivers, edges.receiver_order)
+        _check_order("sender", edges.senders, edges.sender_order)
+
+
+def _check_order(end: str, nodes, order) -> None:
+    """Refuse an order that does not group edges by their end, if both are on the host."""
+    if isinstance(nodes, np.ndarray) and isinstance(order, np.ndarray):
+        count = len(nodes)
+        fits = order.shape == nodes.shape and ((order >= 0) & (order < count)).all()
+        if not fits or (np.bincount(order) != 1).any() or (np.diff(nodes[order]) < 0).any():
+            raise ValueError(
+                f"{end}_order must list all {count} edges in the order of their {end}s, and does "
+                "not: Edges.from_arrays makes edges from senders and receivers in any order"
+            )
 
 
 def as_int32(index) -> np.ndarray | jax.Array:

@@ -210,7 +210,8 @@ class TaskEmitter(Emitter):
         indices = {form.outputs[o].index for o in self.partial}
         of_rows = any(form.outputs[o].index is Index.ROW for o in self.outputs)
         scalars = ["num_rows"] * of_rows
-        scalars += ["num_nodes"] * bool(self.ends() or not self.over_rows and (of_rows or indices))
+        of_nodes = not self.over_rows and (of_rows or indices)
+        scalars += ["num_nodes"] * bool(self.ends() or of_nodes)
         before = [form.outputs[o].name for o in self.continued]
         names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
         names += [f"{name}_before_ptr" for name in before] + list(scalars)

@@ -5,15 +5,10 @@ with the kernel's description, looks through the index arrays, and runs the pass
 of XLA's threads as it is worth.
 """
 
-import contextlib
-
 from llvmlite import ir
 
+from eqfuse.ops.backends.llvm.builder import I1, I8, I32, I64, NULL, PTR, Builder
 from eqfuse.ops.backends.llvm.text import NODE_INDEX, NODES_AND_ONE, OFFSETS, ROW_INDEX, ROWS
-
-I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
-PTR = ir.PointerType()
-NULL = ir.Constant(PTR, None)
 
 # words of XLA_FFI_CallFrame, XLA_FFI_Api and XLA_FFI_Buffer, and their codes
 EXTENSION, API, CONTEXT = 1, 2, 3
@@ -31,83 +26,13 @@ WORK_OF_A_THREAD = 30_000
 NO_MEMORY = "no memory for %lld bytes of scratch"
 INDEX_OUTSIDE = "%s[%lld] is %lld, outside [0, %lld)"
 NOT_IN_ORDER = "%s[%lld] is %lld, not in [%lld, %lld]: indices of edges must be in [0, %lld)"
+NOT_SORTED = "%s[%lld] is %lld, and %s[%lld] is %lld, not %lld: make edges by Edges.from_arrays"
+
+LANES = 8
+"""Indices that are compared at a time."""
 
 LARGE, LARGE_PAGE, MADV_HUGEPAGE = 1 << 22, 1 << 21, 14
 """Bytes of results worth large pages, bytes of a large page, and Linux's word for them."""
-
-
-class Builder(ir.IRBuilder):
-    """IRBuilder with words, loops and atomic counters."""
-
-    def number(self, value: int):
-        return ir.Constant(I64, value)
-
-    def word_at(self, pointer, k):
-        k = self.number(k) if isinstance(k, int) else k
-        return self.gep(pointer, [k], source_etype=I64)
-
-    def word(self, pointer, k):
-        return self.load(self.word_at(pointer, k), typ=I64, align=8)
-
-    def pointer(self, pointer, k):
-        return self.load(self.word_at(pointer, k), typ=PTR, align=8)
-
-    def low_half(self, pointer, k):
-        return self.zext(self.load(self.word_at(pointer, k), typ=I32, align=4), I64)
-
-    def set_word(self, pointer, k, value):
-        value = self.number(value) if isinstance(value, int) else value
-        self.store(value, self.word_at(pointer, k), align=8)
-
-    def variable(self, first):
-        """Return a number that changes, on the stack of the function."""
-        with self.goto_entry_block():
-            place = self.alloca(I64)
-        self.store(self.number(first) if isinstance(first, int) else first, place)
-        return place
-
-    def now(self, variable):
-        return self.load(variable, typ=I64)
-
-    def count(self, pointer, k, value):
-        """Add to an atomic counter; what it held before."""
-        value = self.number(value) if isinstance(value, int) else value
-        return self.atomic_rmw("add", self.word_at(pointer, k), value, "seq_cst")
-
-    def observe(self, pointer, k):
-        return self.load_atomic(self.word_at(pointer, k), "seq_cst", 8, typ=I64)
-
-    def smaller(self, a, b):
-        return self.select(self.icmp_signed("<", a, b), a, b)
-
-    def callable(self, pointer, kind: ir.FunctionType):
-        """Return a pointer as a function that can be called."""
-        return self.inttoptr(self.ptrtoint(pointer, I64), kind.as_pointer())
-
-    @contextlib.contextmanager
-    def each(self, stop, start=0):
-        """Write `for i in range(start, stop)`."""
-        i = self.variable(start)
-        head, body, done = (self.append_basic_block(n) for n in ("head", "body", "done"))
-        self.branch(head)
-        self.position_at_end(head)
-        now = self.now(i)
-        self.cbranch(self.icmp_signed("<", now, stop), body, done)
-        self.position_at_end(body)
-        yield now
-        self.store(self.add(now, self.number(1)), i)
-        self.branch(head)
-        self.position_at_end(done)
-
-    @contextlib.contextmanager
-    def forever(self):
-        """Write `while True`; the body leaves by `branch` to the block that this yields."""
-        body, done = self.append_basic_block("body"), self.append_basic_block("done")
-        self.branch(body)
-        self.position_at_end(body)
-        yield done
-        self.branch(body)
-        self.position_at_end(done)
 
 
 class Runtime:
@@ -133,6 +58,8 @@ class Runtime:
         self.work = self._work()
         self.helper = self._helper()
         self.parallel = self._parallel()
+        self.in_range, self.in_order = self._in_range(), self._in_order()
+        self.check_indices, self.check_sorted = self._check_indices(), self._check_sorted()
         self._call()
 
     def text(self) -> str:
@@ -326,21 +253,30 @@ class Runtime:
             text, wrong = f"expected %lld {side}s, got %lld", b.icmp_signed("!=", given, count)
             self._fail_if(b, wrong, frame, INVALID_ARGUMENT, text, count, given)
             pointers = b.pointer(frame, words[1])
-            with b.each(count) as k:
+            with b.each(count) as (k, *_):
                 entry = b.word_at(table, b.mul(b.add(first, k), b.number(6)))
                 self._check_buffer(b, frame, entry, b.pointer(pointers, k), rows, nodes)
                 data = b.pointer(b.pointer(pointers, k), 3)
                 b.store(data, b.gep(buffers, [b.add(first, k)], source_etype=PTR))
             first = count
-        with b.each(counts[0]) as k:
-            entry = b.word_at(table, b.mul(k, b.number(6)))
-            data = b.load(b.gep(buffers, [k], source_etype=PTR), typ=PTR)
-            self._check_indices(b, frame, entry, data, b.now(rows), b.now(nodes))
+
+        def entry_of(k):
+            return b.word_at(table, b.mul(k, b.number(6)))
+
+        def data_of(k):
+            return b.load(b.gep(buffers, [k], source_etype=PTR), typ=PTR)
+
+        size = b.now(rows), b.now(nodes)
+        with b.each(counts[0]) as (k, *_):
+            self._check_ends(b, frame, entry_of(k), data_of(k), *size)
+        with b.each(b.word(spec, 5)) as (k, *_):
+            row = b.word_at(b.pointer(spec, 6), b.mul(k, b.number(3)))
+            self._check_order(b, frame, row, entry_of, data_of, *size)
         if self.large_pages:
-            with b.each(counts[1]) as k:
+            with b.each(counts[1]) as (k, *_):
                 buffer = b.pointer(b.pointer(frame, SIDES[1][2]), k)
                 self._ask_for_large_pages(b, buffer)
-        with b.each(b.word(spec, 2)) as k:
+        with b.each(b.word(spec, 2)) as (k, *_):
             self._run_pass(b, frame, b.word_at(passes, b.mul(k, b.number(6))), buffers, rows, nodes)
         b.ret(NULL)
 
@@ -388,38 +324,181 @@ class Runtime:
             advice = ir.Constant(I32, MADV_HUGEPAGE)
             b.call(self.madvise, [b.inttoptr(first, PTR), length, advice])
 
-    def _check_indices(self, b: Builder, frame, entry, data, rows, nodes):
-        """Check that indices are in range, orders permutations, offsets in order over all rows."""
-        role, name = b.word(entry, 4), b.pointer(entry, 5)
-        # of an array of a size of its own: its rows, and where its indices or offsets end
-        own, limit = b.neg(b.word(entry, 2)), b.word(entry, 3)
+    def _size(self, b: Builder, entry, rows, nodes):
+        """Return the rows and the nodes of an index array; one of a size of its own has its own."""
+        role, own, limit = b.word(entry, 4), b.neg(b.word(entry, 2)), b.word(entry, 3)
         is_own = b.icmp_signed(">", own, b.number(0))
         is_offsets = b.icmp_signed("==", role, b.number(OFFSETS))
-        rows = b.select(is_own, b.select(is_offsets, limit, own), rows)
+        own_rows = b.select(is_offsets, limit, own)
         own_nodes = b.select(is_offsets, b.sub(own, b.number(1)), limit)
-        nodes = b.select(is_own, own_nodes, nodes)
+        return b.select(is_own, own_rows, rows), b.select(is_own, own_nodes, nodes)
+
+    def _in_range(self):
+        """Write a pass that marks a job's table where an index is not below a limit.
+
+        The table of this and of `_in_order` is what `_checked` writes.
+        """
+        function, b, (table, begin, end, *_) = self._pass("in_range")
+        data, limit = b.pointer(table, 1), b.trunc(b.word(table, 2), I32)
+        lanes = ir.VectorType(I32, LANES)
+        limits = ir.Constant(lanes, ir.Undefined)
+        for lane in range(LANES):
+            limits = b.insert_element(limits, limit, ir.Constant(I32, lane))
+        whole = b.sdiv(b.sub(end, begin), b.number(LANES))
+        none = ir.Constant(ir.VectorType(I1, LANES), [0] * LANES)
+        with b.each(whole, carried=[none]) as (k, [wrong], following):
+            place = b.gep(data, [b.add(begin, b.mul(k, b.number(LANES)))], source_etype=I32)
+            values = b.load(place, typ=lanes, align=4)
+            following.append(b.or_(wrong, b.icmp_unsigned(">=", values, limits)))
+        [wrong] = b.carried
+        some = b.bitcast(wrong, ir.IntType(LANES))
+        some = b.icmp_unsigned("!=", some, ir.Constant(some.type, 0))
+        first = b.add(begin, b.mul(whole, b.number(LANES)))
+        with b.each(end, first, carried=[some]) as (k, [wrong], following):
+            following.append(b.or_(wrong, b.icmp_unsigned(">=", b.index(data, k), limit)))
+        self._mark(b, table, b.carried[0])
+        return function
+
+    def _in_order(self):
+        """Write a pass that marks a job's table where nodes do not have their edges in turn.
+
+        Those of node i are order[ptr[i]] to order[ptr[i + 1]], ever higher numbers of edges whose
+        end is i; so an order that passes is a permutation. All are numbers of edges.
+        """
+        function, b, (table, begin, end, *_) = self._pass("in_order")
+        order, ends, ptr = (b.pointer(table, k) for k in (1, 3, 4))
+        rows, zero = b.trunc(b.word(table, 2), I32), ir.Constant(I32, 0)
+        with b.each(end, begin, carried=[zero, zero]) as (node, [other, falls], following):
+            here, there = (b.index(ptr, b.add(node, b.number(n))) for n in (0, 1))
+            falls = b.or_(b.or_(falls, here), b.or_(b.sub(rows, there), b.sub(there, here)))
+            outside = b.icmp_signed("<", falls, zero)  # its sign says that something was negative
+            first, last = (b.sext(n, I64) for n in (b.select(outside, there, here), there))
+            of_node, before = b.trunc(node, I32), ir.Constant(I32, -1)
+            carried = [other, falls, before]
+            with b.each(last, first, carried=carried) as (k, [other, falls, before], inner):
+                edge = b.index(order, k)
+                end_of = b.index(ends, b.sext(edge, I64))
+                inner.append(b.or_(other, b.xor(end_of, of_node)))
+                inner.append(b.or_(falls, b.sub(b.sub(edge, before), ir.Constant(I32, 1))))
+                inner.append(edge)
+            following += b.carried[:2]
+        other, falls = b.carried
+        wrong = b.or_(b.icmp_signed("!=", other, zero), b.icmp_signed("<", falls, zero))
+        self._mark(b, table, wrong)
+        return function
+
+    def _pass(self, name: str):
+        words = dict.fromkeys(("begin", "end", "rows"), I64)
+        return self._function(name, ir.VoidType(), table=PTR, **words, scratch=PTR)
+
+    def _mark(self, b: Builder, table, wrong):
+        with b.if_then(wrong, likely=False):
+            b.set_word(table, 0, 1)
+        b.ret_void()
+
+    def _checked(self, b: Builder, frame, function, count, work, *words):
+        """Run a pass of a check over a table of words, shared among threads; whether it failed."""
+        with b.goto_entry_block():
+            table = b.alloca(I64, len(words) + 1)
+        for k, word in enumerate((b.number(0), *words)):
+            b.set_word(table, k, b.ptrtoint(word, I64) if word.type == PTR else word)
+        none = b.number(0)
+        is_small = b.icmp_signed("<", work, b.number(2 * WORK_OF_A_THREAD))
+        with b.if_else(is_small) as (alone, shared):
+            with alone:
+                b.call(function, [table, none, count, none, NULL])
+            with shared:
+                failures = b.call(self.parallel, [frame, function, table, count, none, none, work])
+                with b.if_then(b.icmp_signed(">", failures, none)):
+                    b.set_word(table, 0, 1)
+        return b.icmp_unsigned("!=", b.word(table, 0), none)
+
+    def _check_ends(self, b: Builder, frame, entry, data, rows, nodes):
+        """Check that the ends of edges, or sets of weights, are in range."""
+        with b.if_then(b.icmp_signed("==", b.word(entry, 4), b.number(NODE_INDEX))):
+            rows, nodes = self._size(b, entry, rows, nodes)
+            work = b.sdiv(rows, b.number(LANES))
+            wrong = self._checked(b, frame, self.in_range, rows, work, data, nodes)
+            with b.if_then(wrong, likely=False):
+                self._refuse(b, self.check_indices, frame, entry, data, rows, nodes)
+
+    def _check_order(self, b: Builder, frame, spec_row, entry_of, data_of, rows, nodes):
+        """Check an order with its ends and offsets: numbers of entries, of which ends may be -1."""
+        entries = [b.word(spec_row, k) for k in range(3)]
+        order, ends, offsets = (data_of(n) for n in entries)
+        rows, _ = self._size(b, entry_of(entries[0]), rows, nodes)
+        _, nodes = self._size(b, entry_of(entries[2]), rows, nodes)
+        some = b.variable(1)
+        few, work = b.sdiv(rows, b.number(LANES)), b.sdiv(b.add(rows, nodes), b.number(2))
+        outside = self._checked(b, frame, self.in_range, rows, few, order, rows)
+        with b.if_then(b.not_(outside)):
+            words = order, rows, ends, offsets
+            wrong = self._checked(b, frame, self.in_order, nodes, work, *words)
+            b.store(b.zext(wrong, I64), some)
+        wrong = b.icmp_unsigned("!=", b.now(some), b.number(0))
+        first, last = b.index(offsets, b.number(0)), b.index(offsets, nodes)
+        wrong = b.or_(wrong, b.icmp_unsigned("!=", first, ir.Constant(I32, 0)))
+        wrong = b.or_(wrong, b.icmp_unsigned("!=", b.sext(last, I64), rows))
+        with b.if_then(wrong, likely=False):
+            for n, data in ((entries[2], offsets), (entries[0], order)):
+                self._refuse(b, self.check_indices, frame, entry_of(n), data, rows, nodes)
+            names = [b.pointer(entry_of(n), 5) for n in entries[:2]]
+            self._refuse(b, self.check_sorted, frame, *names, order, ends, offsets, nodes)
+
+    def _refuse(self, b: Builder, check, *arguments):
+        """Call a check that returns an error or null, and return the error."""
+        error = b.call(check, arguments)
+        with b.if_then(b.icmp_unsigned("!=", error, NULL)):
+            b.ret(error)
+
+    def _check_indices(self):
+        """Write what finds the error of an index array, an order or offsets."""
+        arguments = dict.fromkeys(("frame", "entry", "data"), PTR) | {"rows": I64, "nodes": I64}
+        function, b, args = self._function("check_indices", PTR, **arguments)
+        frame, entry, data, rows, nodes = args
+        role, name = b.word(entry, 4), b.pointer(entry, 5)
 
         def item(k):
-            return b.sext(b.load(b.gep(data, [k], source_etype=I32), typ=I32, align=4), I64)
+            return b.sext(b.index(data, k), I64)
 
         is_order = b.icmp_signed("==", role, b.number(ROW_INDEX))
         is_index = b.or_(b.icmp_signed("==", role, b.number(NODE_INDEX)), is_order)
         with b.if_then(is_index):
             limit = b.select(is_order, rows, nodes)
-            with b.each(rows) as k:
+            with b.each(rows) as (k, *_):
                 outside, text = b.icmp_unsigned(">=", item(k), limit), INDEX_OUTSIDE
                 values = name, k, lambda k=k: item(k), limit
                 self._fail_if(b, outside, frame, OUT_OF_RANGE, text, *values, likely=False)
         with b.if_then(is_order):
             self._check_permutation(b, frame, name, item, rows)
-        with b.if_then(is_offsets):
+        with b.if_then(b.icmp_signed("==", role, b.number(OFFSETS))):
             self._check_offsets(b, frame, name, item, rows, nodes)
+        b.ret(NULL)
+        return function
+
+    def _check_sorted(self):
+        """Write what finds an edge that an order, a permutation, lists for a node not its end."""
+        arguments = dict.fromkeys(
+            ("frame", "name_of_order", "name_of_ends", "order", "ends", "ptr"), PTR
+        )
+        function, b, args = self._function("check_sorted", PTR, **arguments, nodes=I64)
+        frame, name, of, order, ends, ptr, nodes = args
+        with b.each(nodes) as (node, *_):
+            first, last = (b.sext(b.index(ptr, b.add(node, b.number(n))), I64) for n in (0, 1))
+            with b.each(last, first) as (k, *_):
+                edge = b.sext(b.index(order, k), I64)
+                end = b.sext(b.index(ends, edge), I64)
+                wrong = b.icmp_signed("!=", end, node)
+                values = name, k, edge, of, edge, end, node
+                self._fail_if(b, wrong, frame, INVALID_ARGUMENT, NOT_SORTED, *values, likely=False)
+        b.ret(NULL)
+        return function
 
     def _check_permutation(self, b: Builder, frame, name, item, rows):
         seen = b.call(self.calloc, [rows, b.number(1)])
         missing = b.icmp_unsigned("==", seen, NULL)
         self._fail_if(b, missing, frame, RESOURCE_EXHAUSTED, NO_MEMORY, rows)
-        with b.each(rows) as k:
+        with b.each(rows) as (k, *_):
             place = b.gep(seen, [item(k)], source_etype=I8)
             twice = b.icmp_unsigned("!=", b.load(place, typ=I8), ir.Constant(I8, 0))
             with b.if_then(twice, likely=False):
@@ -430,16 +509,15 @@ class Runtime:
         b.call(self.free, [seen])
 
     def _check_offsets(self, b: Builder, frame, name, item, rows, nodes):
-        before = b.variable(0)
-        with b.each(b.add(nodes, b.number(1))) as k:
+        with b.each(b.add(nodes, b.number(1)), carried=[b.number(0)]) as (k, [before], following):
             last = b.icmp_signed("==", k, nodes)
-            least = b.select(last, rows, b.now(before))
+            least = b.select(last, rows, before)
             most = b.select(b.icmp_signed("==", k, b.number(0)), b.number(0), rows)
             wrong = b.icmp_signed("<", item(k), least)
             wrong = b.or_(wrong, b.icmp_signed(">", item(k), most))
             values = name, k, lambda k=k: item(k), least, most, nodes
             self._fail_if(b, wrong, frame, OUT_OF_RANGE, NOT_IN_ORDER, *values, likely=False)
-            b.store(item(k), before)
+            following.append(item(k))
 
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
         """Run an entry: function, size and costs as in `text.Pass`, scratch, count."""

@@ -128,7 +128,8 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     t.sums |= walk.adders
     integers = [*walk.index_arrays(), *t.set_index]
     outputs = dict.fromkeys([*fused.outputs, "m"], dtype)
-    return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs)
+    scalars = ["num_nodes"] * bool(walk.ends())
+    return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs, scalars)
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,7 +6,6 @@ eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
 eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn
 eqfuse convert nequix FILE.nqx RUN      # a network of nequix
 eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
-eqfuse convert adapter FILE NETWORK RUN # an adapter (LoRA), with the network that it started from
 eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
                                         # as a program that runs without eqfuse: eqfuse export
 """
@@ -25,7 +24,6 @@ from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
-from eqfuse.train.adapter import merge_adapter
 from eqfuse.train.run.files import head_file
 from eqfuse.train.settings.schema import ConfigError
 
@@ -54,10 +52,6 @@ def main(arguments: list[str]) -> int:
         if options.program == "export":
             export_mace(options.run, options.file)
             print(f"{options.file} is written; scripts/mace_load.py makes a mace network of it")
-            return 0
-        if options.program == "adapter":
-            merge_adapter(options.file, options.network, options.run)
-            print(f"run        {options.run}")
             return 0
         converted = convert(options.program, options.file, options.run, choice=options.choice)
     except (ConvertError, ConfigError, CheckpointError) as error:
@@ -122,10 +116,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a run of MACE, for mace-torch (to run without eqfuse: eqfuse export)",
     )
     export.add_argument("run", metavar="RUN", help="the folder of the run")
-    adapter = programs.add_parser("adapter", help="an adapter (LoRA), merged into its network")
-    adapter.add_argument("file", metavar="FILE", help="adapter.safetensors of a run")
-    adapter.add_argument("network", metavar="NETWORK", help="the run that it started from")
-    adapter.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
     return parser
 

@@ -303,8 +303,7 @@ class Fit:
                 after = dataclasses.replace(after, epoch=at.epoch + 1, batch=0)
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)
-            self._checkpoints.offer("best", step, params, record, adapter=adapter)
+            self._checkpoints.offer("best", step, self._compiled.average_of(state), record)
         self._keep(state, after, errors)
         progress.end_epoch(row, limits.left(step))
         if self._devices.is_main:

@@ -11,7 +11,6 @@ import optax
 from eqfuse.data import DataError, Dataset, Structure, read_structures
 from eqfuse.data.samples import Samples
 from eqfuse.models.heads import head_of
-from eqfuse.train.adapter import Adapter
 from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss
@@ -48,7 +47,7 @@ class Tuning:
             try:
                 starts = [Start.read(dataclasses.replace(own, resume=None)) for own in configs]
             except CheckpointError as error:
-                if config.adapter is not None or config.replay:
+                if config.replay:
                     raise
                 print(f"warning: what moves elsewhere will not be known: {error}", file=sys.stderr)
                 return None
@@ -172,28 +171,20 @@ def _elements(dataset: Dataset) -> set[int]:
 
 
 def _elastic(config: Config, knows_more: bool) -> float:
-    others = config.adapter or config.heads or config.replay
-    if config.elastic is None and knows_more and not others:
+    if config.elastic is None and knows_more and not (config.heads or config.replay):
         return ELASTIC
     return config.elastic or 0.0
 
 
-def trained_part(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
-    """Return what of the variables is trained, and its layout and optimizer.
-
-    With `adapter=lora` that is two narrow matrices beside each matrix, see `Adapter`.
-    """
-    if config.adapter is None:
-        layout, optimizer = flat_training(config.training, params)
-        weight = 0.0 if tuning is None else tuning.elastic
-        if tuning is None and config.start_from is not None:  # resumed, and the start is gone
-            weight = _elastic(config, len(dataset.species) > len(_elements(dataset)))
-        if weight:
-            stiff = jnp.zeros(layout.size, layout.dtype)
-            if tuning is not None:
-                stiff = tuning.stiffness(layout, dataset.force_rms)
-            optimizer = optax.chain(held(weight, stiff), optimizer)
-        return params, (layout, optimizer)
-    adapter = Adapter.of(tuning.network.params, config.rank, config.seed)
-    layout, optimizer = flat_training(config.training, adapter.initial)
-    return adapter.initial, (dataclasses.replace(adapter, layout=layout), optimizer)
+def training_of(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
+    """Return the layout of the parameters in one array, and its optimizer."""
+    layout, optimizer = flat_training(config.training, params)
+    weight = 0.0 if tuning is None else tuning.elastic
+    if tuning is None and config.start_from is not None:  # resumed, and the start is gone
+        weight = _elastic(config, len(dataset.species) > len(_elements(dataset)))
+    if weight:
+        stiff = jnp.zeros(layout.size, layout.dtype)
+        if tuning is not None:
+            stiff = tuning.stiffness(layout, dataset.force_rms)
+        optimizer = optax.chain(held(weight, stiff), optimizer)
+    return layout, optimizer

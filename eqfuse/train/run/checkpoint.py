@@ -48,18 +48,15 @@ class Checkpoints:
         self._waiting = {}
         self._written_at = -np.inf
 
-    def offer(
-        self, name: str, step: int, params: Callable, progress: dict, state=None, adapter=None
-    ):
+    def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
         """Keep parameters, under a name of `FILES`, now or at the next chance.
 
         `params` gives a pytree of arrays when they are written; `progress` is of plain values, and
-        `state` a pytree that a resumed run needs besides. `adapter` gives the part of the
-        parameters that is trained, which has a file of its own, or is None.
+        `state` a pytree that a resumed run needs besides.
         """
         if not self._writes:
             return
-        self._waiting[name] = (step, params, progress, state, adapter)
+        self._waiting[name] = (step, params, progress, state)
         if name == "last" and time.monotonic() - self._written_at >= self._seconds:
             self.flush()
 
@@ -71,7 +68,7 @@ class Checkpoints:
                 del self._waiting[name]  # now: an exception within the writing leaves it here
         self._written_at = time.monotonic()
 
-    def _write(self, name: str, step: int, params: Callable, progress: dict, state, adapter):
+    def _write(self, name: str, step: int, params: Callable, progress: dict, state):
         params = params()
         arrays = named_arrays("params", params)
         if state is not None:
@@ -88,10 +85,6 @@ class Checkpoints:
                 file.parent.mkdir(exist_ok=True)
                 arrays = named_arrays("params", head_of(params, number))
                 write_whole(file, encode(arrays, metadata | own))
-            if adapter is not None:
-                file = self._folder.parent / "adapter.safetensors"
-                arrays = named_arrays("params", adapter())
-                write_whole(file, encode(arrays, metadata | {"is_adapter": True}))
             write_whole(path, content, *previous)
         except OSError as error:
             raise CheckpointError(
@@ -137,12 +130,7 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
 
 
 def _require_network(run, metadata: dict):
-    """Refuse an adapter, or several heads together."""
-    if "is_adapter" in metadata:
-        raise CheckpointError(
-            f"{run} is an adapter and no network: eqfuse convert adapter {run} NETWORK RUN makes "
-            f"one of it and of that which it started from, {metadata['started_from']['run']}"
-        )
+    """Refuse several heads together."""
     if "heads" in metadata:
         raise CheckpointError(
             f"{run} holds several heads together, and has a file of each after its first validation"

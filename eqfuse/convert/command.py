@@ -16,15 +16,12 @@ from pathlib import Path
 
 from ase.data import chemical_symbols
 
-from eqfuse.certify import check
-from eqfuse.convert.check import compare
 from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
-from eqfuse.train.run.files import head_file
 from eqfuse.train.settings.schema import ConfigError
 
 _PROGRAMS = {
@@ -40,7 +37,7 @@ def main(arguments: list[str]) -> int:
     """Convert or export a network.
 
     Returns:
-      0 done; 1 a check failed; 2 a file or folder that cannot be used.
+      0 done; 2 a file or folder that cannot be used.
     """
     if arguments and (named := published().get(arguments[0].lower())):
         arguments = [named.program, *arguments]
@@ -67,24 +64,6 @@ def main(arguments: list[str]) -> int:
         print("licence    of the weights: that of their authors; check that it allows your use")
     else:
         print(f"published  as {network.name}; licence: {network.licence}; cite {network.citation}")
-    if not (options.check or options.python):
-        return 0
-    heads = converted.heads or (options.choice,)
-    return max(_check(options, head, bool(converted.heads)) for head in heads)
-
-
-def _check(options, head: str | None, is_one: bool) -> int:
-    """Print how far the run is from the program, or what `eqfuse check` says without it."""
-    path, python = find(options.program, options.file), options.python or sys.executable
-    run = head_file(options.run, head if is_one else None)
-    try:
-        print(compare(options.program, path, run, choice=head, python=python))
-    except ConvertError as error:
-        print(f"check      {error}", file=sys.stderr)
-        if options.python:  # who names an interpreter wants that comparison
-            return 2
-        print("without the program:")
-        return check.main([str(run), "--backends", "--picoseconds", "0"])
     return 0
 
 
@@ -99,14 +78,6 @@ def _parser() -> argparse.ArgumentParser:
         program = programs.add_parser(name, help=what)
         program.add_argument("file", metavar=file, help=what)
         program.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
-        program.add_argument(
-            "--check",
-            action="store_true",
-            help="compare with the program where it is installed; else check invariance and forces",
-        )
-        program.add_argument(
-            "--python", metavar="PATH", help="compare by the interpreter of another environment"
-        )
         program.set_defaults(choice=None)
         if choice:
             program.add_argument(choice, dest="choice", help=f"which one, of {of}; without, all")

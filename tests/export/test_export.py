@@ -13,10 +13,10 @@ import safetensors
 
 import eqfuse
 from eqfuse import cli
-from eqfuse.convert.check import to_arrays
 from eqfuse.data import neighbor_list
 from eqfuse.export import export
 from eqfuse.train.settings.schema import ConfigError
+from scripts.network_goldens import to_arrays
 from tests.lammps.untrained import FIELDS, untrained_run
 
 CONSUMER = Path(__file__).with_name("consumer.py")

@@ -75,6 +75,11 @@ def test_a_program_runs_without_eqfuse(tmp_path, capsys):
         for k, atoms in enumerate(structures()):
             found = [results[f"{k}_{name}"] for name in ("energies", "forces", "stress")]
             assert_agreement(found, atoms, run)
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1  # of the weights
+    file.write_bytes(content)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert "ValueError: the file is damaged; export the network again" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ class _Pickled(Lazy):
         except (OSError, ValueError) as error:
             raise self._damage(error) from error
         self.table = table[:-1]
-        if zlib.crc32(self.table.tobytes()) != table[-1, -1] or table[-1, :-1].any():
+        if zlib.crc32(self.table) != table[-1, -1] or table[-1, :-1].any():
             raise self._damage("its table has changed")
 
     def _damage(self, what) -> DataError:

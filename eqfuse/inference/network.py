@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import glob
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -151,14 +150,17 @@ def _uncertainty(file: Path, network: str) -> dict | None:
     """Return what was fitted to a network of this digest; None if there is no file."""
     try:
         with np.load(file) as arrays:
-            found = {"root": arrays["root"], "forces": float(arrays["forces"])}
+            root, forces = arrays["root"].astype(np.float64), float(arrays["forces"])
             fitted_to = str(arrays["network"])
+        is_square = root.ndim == 2 and root.shape[0] == root.shape[1]
+        if not (is_square and np.isfinite([*root.flat, forces]).all()):
+            raise ValueError(f"root is {root.shape}, and forces {forces}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of NumPy and zipfile, which raise many
         raise CheckpointError(f"{file} is damaged ({error}); remove it, or fit it again") from error
     if fitted_to == network:
-        return found
+        return {"root": root, "forces": forces}
     text = f"{file} was fitted to another network, and is not used; fit it again"
     warnings.warn(text, UserWarning, stacklevel=3)
     return None

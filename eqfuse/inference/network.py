@@ -17,7 +17,7 @@ from eqfuse.models import Potential
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.device.process import keep_memory, keep_programs
-from eqfuse.train.run.files import head_file
+from eqfuse.train.run.files import digest_of, head_file
 
 UNCERTAINTY = "uncertainty.npz"
 """The file in the folder of a run that `eqfuse.inference.uncertainty` writes."""
@@ -150,17 +150,16 @@ def _uncertainty(file: Path, network: str) -> dict | None:
     """Return what was fitted to a network of this digest; None if there is no file."""
     try:
         with np.load(file) as arrays:
-            root, forces = arrays["root"].astype(np.float64), float(arrays["forces"])
-            fitted_to = str(arrays["network"])
-        is_square = root.ndim == 2 and root.shape[0] == root.shape[1]
-        if not (is_square and np.isfinite([*root.flat, forces]).all()):
-            raise ValueError(f"root is {root.shape}, and forces {forces}")
+            arrays = dict(arrays)
+        fitted_to, digest = str(arrays.pop("network")), str(arrays.pop("sha256"))
+        if digest_of(arrays) != digest:
+            raise ValueError("its arrays have changed")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # of NumPy and zipfile, which raise many
         raise CheckpointError(f"{file} is damaged ({error}); remove it, or fit it again") from error
     if fitted_to == network:
-        return {"root": root, "forces": forces}
+        return arrays
     text = f"{file} was fitted to another network, and is not used; fit it again"
     warnings.warn(text, UserWarning, stacklevel=3)
     return None

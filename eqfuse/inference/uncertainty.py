@@ -36,7 +36,7 @@ from eqfuse.inference.predict import predict
 from eqfuse.inference.spread import SpreadOf, rows_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.datasets import load_dataset
-from eqfuse.train.run.files import write_whole
+from eqfuse.train.run.files import digest_of, write_whole
 from eqfuse.train.run.resume import resumed_config
 from eqfuse.train.start import Start
 
@@ -130,8 +130,8 @@ def fit(run, train=None, validation=None) -> Fitted:
         of_forces[1] *= factor
 
     content = io.BytesIO()
-    digest = np.array(network.metadata["arrays_sha256"])
-    np.savez(content, root=root, forces=np.array(factor), network=digest)
+    arrays, to = {"root": root, "forces": np.array(factor)}, network.metadata["arrays_sha256"]
+    np.savez(content, **arrays, network=to, sha256=digest_of(arrays))
     write_whole(folder / UNCERTAINTY, content.getvalue())
     sizes = np.array([s.num_atoms for s in validation])
     agreement = Agreement.of(errors / sizes, spread / sizes), Agreement.of(*of_forces)

@@ -47,7 +47,7 @@ class CheckpointError(ValueError):
 
 def encode(arrays: dict[str, np.ndarray], metadata: dict) -> bytes:
     """Return the content of a safetensors file with metadata, plain values, in its header."""
-    metadata = {"format": FORMAT, **metadata, "arrays_sha256": _digest(arrays)}
+    metadata = {"format": FORMAT, **metadata, "arrays_sha256": digest_of(arrays)}
     text = json.dumps(metadata, sort_keys=True)
     return save(arrays, {"eqfuse": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
@@ -62,7 +62,7 @@ def read_file(path: Path, *, only_metadata=False) -> tuple[dict[str, np.ndarray]
         raise CheckpointError(f"checkpoint {path} is missing") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
-    if not only_metadata and _digest(arrays) != metadata["arrays_sha256"]:
+    if not only_metadata and digest_of(arrays) != metadata["arrays_sha256"]:
         raise CheckpointError(f"checkpoint {path} is damaged: its arrays have changed")
     return arrays, metadata
 
@@ -81,7 +81,7 @@ def _checked_metadata(path: Path, header: dict[str, str]) -> dict:
     return metadata
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
+def digest_of(arrays: dict[str, np.ndarray]) -> str:
     """Return the SHA-256 of the names, dtypes, shapes and bytes of arrays."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):

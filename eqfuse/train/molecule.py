@@ -93,9 +93,11 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
             tuning.keep(folder)
         if writes:
             log.begin(folder.path, new=config.resume is None)
-        metadata, resume = run_metadata(config, dataset, potential, fields, params), None
-        if tuning is not None:
-            metadata["started_from"] = tuning.origin
+        described = batchers[0].samples, potential, fields, params
+        metadata, resume = run_metadata(config, dataset, *described), None
+        if starts[0] is not None:
+            before = starts[0].metadata.get("started_from")  # of a resumed run, whose start is gone
+            metadata["started_from"] = before if tuning is None else tuning.origin
         if config.resume is not None:
             with devices.together(), warnings_printed():
                 like = init_state(training[0].flatten(params), training[1])

@@ -40,7 +40,7 @@ class Tuning:
         """Return that of a run whose heads start from these; None for a new network."""
         if starts[0] is None:
             return None
-        resumed = starts[0].resumed
+        resumed, before = starts[0].resumed, starts[0].metadata.get("started_from")
         if resumed or config.heads:  # the network of a resumed run has been tuned
             configs = [start.config for start in starts]
             configs += [dataclasses.replace(configs[0], start_from=config.start_from)]
@@ -57,13 +57,20 @@ class Tuning:
         references = start.references(None) if config.heads else dataset.references
         own = start.potential()[0], start.initial_params()
         of_run = dataset.species, references, config.dtype, frozenset(_elements(dataset))
-        return cls(config, starts, Network(*own, *of_run), resumed)
+        tuning = cls(config, starts, Network(*own, *of_run), resumed)
+        if resumed and before and before["arrays_sha256"] != tuning.origin["arrays_sha256"]:
+            raise ConfigError(
+                f"the network in {config.start_from} is another one than the run in "
+                f"{config.resume} started from; bring that back, or start a new run "
+                f"(start_from={config.resume})"
+            )
+        return tuning
 
     @property
-    def origin(self) -> dict[str, str]:
-        """Return where the network is, and the SHA-256 of its parameters."""
-        run = self.config.start_from
-        return {"run": run, "arrays_sha256": self.starts[-1].metadata["arrays_sha256"]}
+    def origin(self) -> dict:
+        """Return where the network is, and the SHA-256 of the parameters of all starts."""
+        digests = [start.metadata["arrays_sha256"] for start in self.starts]
+        return {"run": self.config.start_from, "arrays_sha256": digests}
 
     @property
     def knows_more(self) -> bool:
@@ -78,12 +85,11 @@ class Tuning:
     @functools.cached_property
     def frames(self) -> list[Structure]:
         """Return the frames to remember; of a resumed run those that it has kept."""
-        config = self.config
-        if config.replay is None:
+        if self.config.replay is None:
             return []
-        if config.resume is not None:
-            return read_structures(f"{config.resume}/{FILE}")
-        return self._made(config.replay)
+        if self.resumed:
+            return read_structures(f"{self.config.resume}/{FILE}")
+        return self._made(self.config.replay)
 
     def _made(self, source: str) -> list[Structure]:
         own = self.starts[-1].references(None)
@@ -95,9 +101,8 @@ class Tuning:
             return dataset
         train = self.network.remembered(self.frames, self.config.replay_weight)
         own = next(iter(dataset.heads.values()))
-        references = self.network.references
-        past = dataclasses.replace(own, train=train, val=(), test=(), references=references)
-        return Dataset.of_heads({**dataset.heads, PAST: past})
+        parts = {"train": train, "val": (), "test": (), "references": self.network.references}
+        return Dataset.of_heads({**dataset.heads, PAST: dataclasses.replace(own, **parts)})
 
     def with_replay(self, train) -> Samples:
         """Return the training samples of a run with one head, and those to remember."""
@@ -113,7 +118,7 @@ class Tuning:
 
     def keep(self, folder: RunFolder):
         """Write the frames to remember into the folder of a run that begins."""
-        if self.frames and self.config.resume is None:
+        if self.frames and not self.resumed:
             write_frames(folder.path / FILE, self.frames)
 
     def stiffness(self, layout: Flat, force_scale: float) -> jax.Array:
@@ -121,20 +126,17 @@ class Tuning:
 
         A resumed run finds it in its state.
         """
-        config = self.config
         nothing = jnp.zeros(layout.size, layout.dtype)
         if self.resumed:
             return nothing
-        frames = self.frames
-        if not frames:
-            try:
-                frames = self._made(AUTO)
-            except DataError:
-                if config.elastic is not None:  # asked for
-                    raise
-                return nothing
-        loss = Loss.of(config.training, force_scale)
-        return stiffness(self.network, frames, layout, loss, config.seed)
+        try:
+            frames = self.frames or self._made(AUTO)
+        except DataError:
+            if self.config.elastic is not None:  # asked for
+                raise
+            return nothing
+        loss = Loss.of(self.config.training, force_scale)
+        return stiffness(self.network, frames, layout, loss, self.config.seed)
 
     def facts(self) -> dict[str, str]:
         """Return what there is to say before the training, by title."""

@@ -1,6 +1,7 @@
 """Fine-tuning that does not forget: replay of a network's past, and elastic weights."""
 
 import dataclasses
+import shutil
 
 import ase
 import ase.build
@@ -17,9 +18,9 @@ from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
-from eqfuse.train.replay import Network, farthest, moved, structures_of
+from eqfuse.train.replay import FILE, Network, farthest, moved, structures_of, write_frames
 from eqfuse.train.run.checkpoint import load_run, read_checkpoint
-from eqfuse.train.run.files import CheckpointError
+from eqfuse.train.run.files import CheckpointError, encode, read_file, require_free
 from eqfuse.train.run.resume import started_config
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import Tuning
@@ -178,6 +179,41 @@ def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
     assert abs(kernel[1] - kernel[0]).max() > 1e-4
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_is_resumed_with_the_network_and_frames_that_it_began_with(
+    run, water, tmp_path, capsys
+):
+    """Other ones are refused; and one that ended before its first checkpoint begins again."""
+    base, folder = shutil.copytree(run("density"), tmp_path / "base"), tmp_path / "run"
+    given = [f"start_from={base}", f"data={water}", "data.val=2", "steps=2", "elements=data"]
+    given += ["data.reference_energies=fit", "replay=auto", "replay_frames=2", "elastic=30"]
+    assert main([*given, f"run={folder}"]) == 0
+    frames = read_structures(folder / FILE)
+    before, metadata, _ = read_checkpoint(folder, ("last",))
+    write_frames(folder / FILE, frames[:1])
+    assert main([f"resume={folder}", "steps=3"]) == 2
+    assert "replay.traj is not as it was when the run" in capsys.readouterr().err
+    write_frames(folder / FILE, frames)
+    best = base / "checkpoints" / "best.safetensors"
+    arrays, of_base = read_file(best)
+    content = best.read_bytes()
+    best.write_bytes(encode({name: 1.01 * array for name, array in arrays.items()}, of_base))
+    assert main([f"resume={folder}", "steps=3"]) == 2
+    assert f"{base} is another one than the run in {folder}" in capsys.readouterr().err
+    best.write_bytes(content)
+    begun = {"config.yaml", "log.txt", ".lock"}
+    for entry in folder.iterdir():
+        if entry.name not in begun:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    (folder / f"{FILE}.part").write_bytes(b"a part")
+    require_free(folder)  # run= is taken again, too
+    assert main([f"resume={folder}"]) == 0
+    assert "from the beginning" in capsys.readouterr().out
+    after, of_again, _ = read_checkpoint(folder, ("last",))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert of_again["started_from"] == metadata["started_from"]
+    assert [s.energy for s in read_structures(folder / FILE)] == [s.energy for s in frames]
 
 
 def test_elastic_weights_are_the_default_where_the_network_knows_more(run, water, tmp_path, capsys):

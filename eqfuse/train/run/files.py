@@ -35,7 +35,7 @@ FILES = {
 `stable` is that from which a run with `training.schedule=wsd` is made longer.
 """
 
-_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints"}
+_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "replay.traj"}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
@@ -280,7 +280,7 @@ def require_free(run: str | Path | None):
 
 def _is_free(path: Path) -> bool:
     """Test whether a folder holds nothing, or what a run left that ended before its checkpoint."""
-    begun = {entry.name for entry in path.iterdir()} <= _BEGUN
+    begun = {entry.name.removesuffix(".part") for entry in path.iterdir()} <= _BEGUN
     return begun and not any(has_checkpoint(path, name) for name in FILES)
 
 

@@ -105,9 +105,7 @@ def hint_of_stress(potential: Potential, params, batcher: Batcher) -> str | None
 
 def _predicted(potential: Potential, params, batcher: Batcher) -> list[Predicted]:
     stress = count_labelled(batcher.samples, "stress") > 0
-    groups = ([batcher.samples[k] for k in group] for group in batcher.groups(shuffle=False))
-    batches = zip(batcher.batches(shuffle=False), groups, strict=True)
-    return predictions(compile_predict(potential, stress=stress), params, batches)
+    return predictions(compile_predict(potential, stress=stress), params, batcher)
 
 
 def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:

@@ -11,7 +11,6 @@ eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scrip
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from ase.data import chemical_symbols
@@ -22,6 +21,7 @@ from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
+from eqfuse.train.run.stopping import fail
 from eqfuse.train.settings.schema import ConfigError
 
 _PROGRAMS = {
@@ -51,9 +51,8 @@ def main(arguments: list[str]) -> int:
             print(f"{options.file} is written; scripts/mace_load.py makes a mace network of it")
             return 0
         converted = convert(options.program, options.file, options.run, choice=options.choice)
-    except (ConvertError, ConfigError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (ConvertError, ConfigError, CheckpointError, OSError) as error:
+        return fail(2, error)
     print(_text(converted))
     if converted.heads:
         print(f"heads      {', '.join(converted.heads)}: choose one by head=NAME")

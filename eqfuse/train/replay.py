@@ -6,9 +6,9 @@ on (distillation); or they are those of a file.
 
 import dataclasses
 import functools
-import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import ase
 import ase.io
@@ -29,6 +29,7 @@ from eqfuse.data.structures import Weights
 from eqfuse.models import Potential, compile_predict
 from eqfuse.models.features import layer_features
 from eqfuse.train.metrics import Predicted, predictions
+from eqfuse.train.run.files import whole
 
 FILE = "replay.traj"
 """In the folder of a run: the frames, of which a resumed run reads the same numbers."""
@@ -199,21 +200,15 @@ class Network:
 
 def write_frames(path, frames: Sequence[Structure]):
     """Write labelled frames to a file that `eqfuse.data.read_structures` reads to the last bit."""
-    written, part = [], f"{path}.part"
+    written, path = [], Path(path)
     for s in frames:
         atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc)
         stress = None if s.stress is None else full_3x3_to_voigt_6_stress(s.stress)
         labels = {"energy": s.energy, "forces": s.forces, "stress": stress}
         atoms.calc = SinglePointCalculator(atoms, **labels)
         written.append(atoms)
-    try:
+    with whole(path, path.with_name(f"{path.name}.part")) as part:
         ase.io.write(part, written, format="traj")
-        os.replace(part, path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror}; free the disk") from error
-    finally:
-        if os.path.exists(part):
-            os.remove(part)
 
 
 def moved(network: Network, params, seed: int) -> list[dict]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import AUTO, FILE, Network, moved, moved_text, write_frames
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import CheckpointError, RunFolder, write_table
+from eqfuse.train.run.log import warn
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
@@ -49,7 +49,7 @@ class Tuning:
             except CheckpointError as error:
                 if config.replay:
                     raise
-                print(f"warning: what moves elsewhere will not be known: {error}", file=sys.stderr)
+                warn(f"what moves elsewhere will not be known: {error}")
                 return None
             starts = [start.for_elements(dataset.species) for start in starts]
         start = starts[-1]
@@ -69,8 +69,8 @@ class Tuning:
     @property
     def origin(self) -> dict:
         """Return where the network is, and the SHA-256 of the parameters of all starts."""
-        digests = [start.metadata["arrays_sha256"] for start in self.starts]
-        return {"run": self.config.start_from, "arrays_sha256": digests}
+        digests = dict.fromkeys(start.metadata["arrays_sha256"] for start in self.starts)
+        return {"run": self.config.start_from, "arrays_sha256": list(digests)}
 
     @property
     def knows_more(self) -> bool:
@@ -164,7 +164,7 @@ class Tuning:
         try:
             write_table(folder.path / "moved.csv", rows)
         except OSError as error:  # the training is done
-            print(f"warning: moved.csv cannot be written: {error}", file=sys.stderr)
+            warn(f"moved.csv cannot be written: {error}")
 
 
 def _elements(dataset: Dataset) -> set[int]:

@@ -127,19 +127,33 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
 
     `previous` is the new name of the file that is replaced, which goes without one.
     """
-    part = path.with_name(path.name + ".part")
-    try:
+    path = Path(path)
+    with whole(path, path.with_name(path.name + ".part")) as part:
         with open(part, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, previous)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole(path: Path, part: Path):
+    """Return a context in which `part` is written, which is `path` after it, or is removed.
+
+    An OSError, such as that of a full disk, has the name of the file.
+    """
+    try:
+        part.unlink(missing_ok=True)
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path):
@@ -166,10 +180,11 @@ def set_aside(path: Path) -> Path:
 
 def write_table(path: Path, rows: list[dict]):
     """Write the rows of a table as CSV, with all columns that some row has."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
 
 
 class RunFolder:

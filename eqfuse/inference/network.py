@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax.errors import FlaxError
 
 from eqfuse import models
 from eqfuse.inference.tables import placed, tables_of
@@ -74,7 +75,8 @@ class Network:
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
-        with self.precision():
+        self._run = run
+        with self.precision(), self.described():
             potential, params, _ = load_run(run, which=which, backend=backend)
             self._take(potential, params, radial or potential.model.radial)
         file = Path(run).expanduser() / UNCERTAINTY
@@ -138,6 +140,17 @@ class Network:
         self.__dict__.update(state)
         with jax.enable_x64(True):
             self.params = jax.device_put(self.params)
+
+    @contextlib.contextmanager
+    def described(self):
+        """Return a context in which flax's error of parameters is one of the file."""
+        try:
+            yield
+        except FlaxError as error:
+            raise CheckpointError(
+                f"{self._run} is damaged: its parameters are not those of the network that its "
+                f"metadata describe: {str(error).partition(' (http')[0]}"
+            ) from error
 
     @contextlib.contextmanager
     def precision(self):

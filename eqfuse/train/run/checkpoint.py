@@ -20,6 +20,7 @@ from eqfuse.train.run.files import (
     read_file,
     require_one_head,
     set_aside,
+    shapes_of,
     sync_folder,
     write_whole,
 )
@@ -116,12 +117,6 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
     params, metadata, _ = read_checkpoint(run, _names(run, which))
     _require_network(run, metadata)
     _check(run, metadata, len(jax.tree.leaves(params)))
-    for path, array in jax.tree_util.tree_leaves_with_path(params):
-        if not np.isfinite(array).all():
-            raise CheckpointError(
-                f"{run}: the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} is "
-                "not finite (NaN or infinity), so that nothing it predicts would be; train it again"
-            )
     try:
         module = module_of(metadata, backend)
     except (TypeError, KeyError, AttributeError) as error:
@@ -193,12 +188,22 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
     is renamed, for a run that goes on.
     """
     (arrays, metadata), path, newer = _of_newest(run, names)
-    params, state = {}, {}
+    params, state, known = {}, {}, shapes_of(arrays)
+    if others := [n for n, shape in metadata.get("shapes", known).items() if known.get(n) != shape]:
+        raise CheckpointError(
+            f"{path} is damaged: its parameter {others[0]} is missing or has another shape than "
+            "that of its network"
+        )
     for name, array in arrays.items():
         group, *above, last = name.split("/")
         if group == "state":
             state[name] = array
             continue
+        if not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{path}: the parameter {name.partition('/')[2]} is not finite (NaN or infinity), "
+                "so that nothing it predicts would be; train it again"
+            )
         tree = params
         for key in above:
             tree = tree.setdefault(key, {})

@@ -46,8 +46,13 @@ class CheckpointError(ValueError):
 
 
 def encode(arrays: dict[str, np.ndarray], metadata: dict) -> bytes:
-    """Return the content of a safetensors file with metadata, plain values, in its header."""
-    metadata = {"format": FORMAT, **metadata, "arrays_sha256": digest_of(arrays)}
+    """Return the content of a safetensors file with metadata, plain values, in its header.
+
+    The shapes of parameters are those that the metadata have from before, if they have them, so
+    that an array of another shape is found when it is read.
+    """
+    own = {"format": FORMAT, "shapes": shapes_of(arrays)}
+    metadata = own | metadata | {"arrays_sha256": digest_of(arrays)}
     text = json.dumps(metadata, sort_keys=True)
     return save(arrays, {"eqfuse": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
@@ -79,6 +84,11 @@ def _checked_metadata(path: Path, header: dict[str, str]) -> dict:
             f"checkpoint {path} has format {metadata['format']}, this version reads {FORMAT}"
         )
     return metadata
+
+
+def shapes_of(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
+    """Return the shapes of the parameters of a network, by their names."""
+    return {n: list(array.shape) for n, array in arrays.items() if n.startswith("params/")}
 
 
 def digest_of(arrays: dict[str, np.ndarray]) -> str:

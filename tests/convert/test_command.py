@@ -1,5 +1,6 @@
 """`eqfuse convert`, and the run that it writes."""
 
+import os
 import sys
 
 import ase
@@ -71,6 +72,15 @@ def test_one_of_several_heads_is_a_run_without_heads(model_file, tmp_path):
     with pytest.raises(CheckpointError, match="it has one, without a name"):
         eqfuse.Calculator(tmp_path / "run", head="one")
     eqfuse.Calculator(tmp_path / "run")
+
+
+@pytest.mark.parametrize("program", ["mace", "nequip"])
+def test_pipes_devices_and_folders_are_refused_at_once(program, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+        assert main([program, str(path), str(tmp_path / "run")]) == 2
+        assert f"error: {path} is a folder, a device or a pipe" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_dtype_is_refused(run):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.fuzz.checks import FailureError, time_limit
 
-KINDS = ("damage", "settings", "ops")
+KINDS = ("damage", "doors", "settings", "ops")
 
 
 def run(kind: str, seed: int, count: int, folder: Path) -> list[str]:
@@ -39,6 +39,8 @@ def run(kind: str, seed: int, count: int, folder: Path) -> list[str]:
             outcome = f"FAILURE {str(failure)[:500]!r}"
             failures.append(f"{kind} {number}: {what}: {outcome}")
         print(outcome, flush=True)
+    for what, number in getattr(cases, "counts", {}).items():
+        print(f"{kind}: {number} {what}")
     return failures
 
 

@@ -106,7 +106,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
         if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
         facts = report(config, dataset, folder, devices)
-        facts |= {} if tuning is None else tuning.facts()
+        facts |= {} if tuning is None else tuning.facts(dataset)
         print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)

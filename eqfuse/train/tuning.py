@@ -11,7 +11,6 @@ from eqfuse.data import DataError, Dataset, Structure, read_structures
 from eqfuse.data.samples import Samples
 from eqfuse.models.heads import head_of
 from eqfuse.train.elastic import held, stiffness
-from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import AUTO, FILE, Network, moved, moved_text, write_frames
@@ -52,12 +51,11 @@ class Tuning:
                 warn(f"what moves elsewhere will not be known: {error}")
                 return None
             starts = [start.for_elements(dataset.species) for start in starts]
-        start = starts[-1]
         # with several heads, the past is one of its own
-        references = start.references(None) if config.heads else dataset.references
-        own = start.potential()[0], start.initial_params()
+        references = starts[-1].references(None) if config.heads else dataset.references
         of_run = dataset.species, references, config.dtype, frozenset(_elements(dataset))
-        tuning = cls(config, starts, Network(*own, *of_run), resumed)
+        network = Network(starts[-1].potential()[0], starts[-1].initial_params(), *of_run)
+        tuning = cls(config, starts, network, resumed)
         if resumed and before and before["arrays_sha256"] != tuning.origin["arrays_sha256"]:
             raise ConfigError(
                 f"the network in {config.start_from} is another one than the run in "
@@ -72,16 +70,6 @@ class Tuning:
         digests = dict.fromkeys(start.metadata["arrays_sha256"] for start in self.starts)
         return {"run": self.config.start_from, "arrays_sha256": list(digests)}
 
-    @property
-    def knows_more(self) -> bool:
-        """Test whether the network knows elements that the data have not."""
-        return len(self.network.species) > len(self.network.data)
-
-    @property
-    def elastic(self) -> float:
-        """Return the weight of the penalty of `eqfuse.train.elastic`, 0 for none."""
-        return _elastic(self.config, self.knows_more)
-
     @functools.cached_property
     def frames(self) -> list[Structure]:
         """Return the frames to remember; of a resumed run those that it has kept."""
@@ -95,13 +83,15 @@ class Tuning:
         own = self.starts[-1].references(None)
         return self.network.frames(source, self.config.replay_frames, self.config.seed, own)
 
+    def _remembered(self) -> Samples:
+        return self.network.remembered(self.frames, self.config.replay_weight)
+
     def with_past(self, dataset: Dataset) -> Dataset:
         """Return the dataset of several heads, with one more for the frames to remember."""
         if not self.frames:
             return dataset
-        train = self.network.remembered(self.frames, self.config.replay_weight)
-        own = next(iter(dataset.heads.values()))
-        parts = {"train": train, "val": (), "test": (), "references": self.network.references}
+        own, references = next(iter(dataset.heads.values())), self.network.references
+        parts = {"train": self._remembered(), "val": (), "test": (), "references": references}
         return Dataset.of_heads({**dataset.heads, PAST: dataclasses.replace(own, **parts)})
 
     def with_replay(self, train) -> Samples:
@@ -113,48 +103,40 @@ class Tuning:
                 f"replay={self.config.replay} is for data in memory, and these are read as they "
                 "are needed; put the frames to remember into the data, and give replay=none"
             )
-        remembered = self.network.remembered(self.frames, self.config.replay_weight)
-        return Samples((*train, *remembered))
+        return Samples((*train, *self._remembered()))
 
     def keep(self, folder: RunFolder):
         """Write the frames to remember into the folder of a run that begins."""
         if self.frames and not self.resumed:
             write_frames(folder.path / FILE, self.frames)
 
-    def stiffness(self, layout: Flat, force_scale: float) -> jax.Array:
-        """Return how much the past depends on each parameter, see `eqfuse.train.elastic`.
-
-        A resumed run finds it in its state.
-        """
-        nothing = jnp.zeros(layout.size, layout.dtype)
-        if self.resumed:
-            return nothing
+    def stiffness(self, force_scale: float, layout) -> jax.Array | None:
+        """Return how much the past depends on each parameter; None where no frame can be made."""
         try:
             frames = self.frames or self._made(AUTO)
         except DataError:
             if self.config.elastic is not None:  # asked for
                 raise
-            return nothing
+            return None
         loss = Loss.of(self.config.training, force_scale)
         return stiffness(self.network, frames, layout, loss, self.config.seed)
 
-    def facts(self) -> dict[str, str]:
+    def facts(self, dataset: Dataset) -> dict[str, str]:
         """Return what there is to say before the training, by title."""
-        if self.elastic and not self.frames:
-            return {"elastic": f"weight {self.elastic:g}; elastic=0 lets the network forget more"}
-        if not self.frames:
-            return {}
-        source, weight = self.config.replay, self.config.replay_weight
-        kind = "made for its elements and labelled by it" if source == AUTO else source
-        return {"replay": f"{len(self.frames)} frames of weight {weight:g}, {kind}"}
+        weight, source = elastic_of(self.config, dataset), self.config.replay
+        if self.frames:
+            kind = "made for its elements and labelled by it" if source == AUTO else source
+            of_weight = f"of weight {self.config.replay_weight:g}"
+            return {"replay": f"{len(self.frames)} frames {of_weight}, {kind}"}
+        text = f"weight {weight:g}; elastic=0 lets the network forget more"
+        return {"elastic": text} if weight else {}
 
     def report(self, folder: RunFolder, dataset: Dataset):
         """Print and write what the training moved elsewhere, if the network knows elsewhere."""
-        if not self.knows_more:
+        if len(self.network.species) == len(self.network.data):
             return
         params, _, _ = read_checkpoint(folder.path, ("best", "last"))
-        params = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params)
-        rows = []
+        params, rows = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params), []
         for number, head in enumerate(dataset.heads or [None]):
             own = params if head is None else head_of(params, number)
             before = dataclasses.replace(self.network, params=self.starts[number].initial_params())
@@ -172,21 +154,21 @@ def _elements(dataset: Dataset) -> set[int]:
     return {dataset.species[k] for s in dataset.train for k in {*s.species.tolist()}}
 
 
-def _elastic(config: Config, knows_more: bool) -> float:
-    if config.elastic is None and knows_more and not (config.heads or config.replay):
-        return ELASTIC
+def elastic_of(config: Config, dataset: Dataset) -> float:
+    """Return the weight of the penalty of `eqfuse.train.elastic`, 0 for none."""
+    if config.elastic is None and not (config.start_from is None or config.heads or config.replay):
+        knows_more = len(dataset.species) > len(_elements(dataset))
+        return ELASTIC if knows_more else 0.0
     return config.elastic or 0.0
 
 
 def training_of(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
     """Return the layout of the parameters in one array, and its optimizer."""
     layout, optimizer = flat_training(config.training, params)
-    weight = 0.0 if tuning is None else tuning.elastic
-    if tuning is None and config.start_from is not None:  # resumed, and the start is gone
-        weight = _elastic(config, len(dataset.species) > len(_elements(dataset)))
-    if weight:
-        stiff = jnp.zeros(layout.size, layout.dtype)
-        if tuning is not None:
-            stiff = tuning.stiffness(layout, dataset.force_rms)
+    if weight := elastic_of(config, dataset):
+        stiff = None
+        if tuning is not None and not tuning.resumed:  # else it is found in the state
+            stiff = tuning.stiffness(dataset.force_rms, layout)
+        stiff = jnp.zeros(layout.size, layout.dtype) if stiff is None else stiff
         optimizer = optax.chain(held(weight, stiff), optimizer)
     return layout, optimizer

@@ -49,7 +49,7 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
             axes.set_xlim(columns[by][0] - 1, columns[by][0] + 1)
         axes.legend(frameon=True, framealpha=0.9, edgecolor="none")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}")
+    figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}", parse_math=False)
     note = "training: mean over the steps since the last validation, before their updates; "
     figure.supxlabel(f"{note}validation: of the averaged parameters", fontsize="small")
     _save(figure, target)
@@ -92,7 +92,7 @@ def parity(pairs, target: Path, title: str = ""):
         axes.set_title(f"MAE {mae:.4g}, RMSE {rmse:.4g} {milli}", fontsize="medium")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     _save(figure, target)
 
 
@@ -151,7 +151,7 @@ def dynamics(table: Path, distances: Path, target: Path):
     pairs.plot(radial[distance], radial[density], color=_COLOURS[0])
     labels = {"g": "radial distribution", "pairs_by_a": "pairs of an atom (1/Å)"}
     pairs.set(xlabel="distance (Å)", ylabel=labels[density], xlim=(0, None), ylim=(0, None))
-    figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps")
+    figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps", parse_math=False)
     _save(figure, target)
 
 

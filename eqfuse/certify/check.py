@@ -15,10 +15,13 @@ from eqfuse.certify.paths import paths_of, walk
 from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.rows import CHECKS, REPEATS, Row, worst_of
+from eqfuse.certify.steps import small_steps
 from eqfuse.certify.structures import made_structures, rattled
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
-from eqfuse.inference.commands import run
+from eqfuse.data.neighbors import require_apart
+from eqfuse.inference.commands import add_types, run
+from eqfuse.inference.lists import naming
 
 RATTLE = 0.03
 """Å, by which atoms of a file are moved at random, so that forces do not vanish by symmetry."""
@@ -154,7 +157,9 @@ class Certificate:
 
     def _of_paths(self) -> Iterator[Row]:
         cluster = next(atoms for atoms in self._made if atoms.info["name"] == "molecule")
-        for path, begin in paths_of(self.elements, cluster, self._rng):
+        self._other = cluster[:3]
+        self._paths = paths_of(self.elements, cluster, self._rng)
+        for path, begin in self._paths:
             self.walks.append(walk(self.subject, path, begin, self.precision, self._rng))
         yield worst_of("path", [("", f) for one in self.walks for f in one.findings])
 
@@ -170,7 +175,7 @@ class Certificate:
             after = self.subject.in_turn([other, atoms])[1]
             where = f"after {other.info['name']}"
             findings += [(where, finding) for finding in asked.apart(after, first, noise)]
-        yield worst_of("history", findings)
+        yield worst_of("history", findings + self._of_small_steps())
         batched = self.subject.compute(self._structures)
         alone = self.subject.in_turn(self._structures)
         together = zip(batched, alone, self._noise, strict=True)
@@ -178,6 +183,12 @@ class Certificate:
             (self._name(k), f) for k, each in enumerate(together) for f in asked.apart(*each)
         ]
         yield worst_of("batch", findings)
+
+    def _of_small_steps(self) -> list[tuple[str, asked.Finding]]:
+        measured = zip(self._structures, self._noise, strict=True)
+        cells = [pair for pair in measured if pair[0].info["name"] == "skewed cell"]
+        pairs = [(self._paths[0][0], self.walks[0])]
+        return small_steps(self.subject, pairs, cells, self._other, self.precision, self._rng)
 
     def _of_repeats(self) -> Row:
         """Ask for the same bits, of each quantity; those of sums in another order are noted."""
@@ -287,24 +298,29 @@ def main(arguments: list[str]) -> int:
     return run(_parser(), arguments, _check)
 
 
-def frames_of(file: Path | None, frames: int) -> list[ase.Atoms]:
+def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
     """Return frames of a file, evenly spaced, with their places as names; none without a file.
 
     Raises:
-      DataError: no structures of several atoms in the file, or fewer than one frame asked for.
+      DataError: no structures of several atoms in the file, fewer than one frame asked for, or two
+        atoms nearer than 0.3 Å.
     """
     if file is None:
         return []
     if frames < 1:
         raise DataError(f"--frames must be at least 1, got {frames}")
-    structures = read_structures(file, require_labels=False)
+    structures = read_structures(file, types=types, require_labels=False)
     structures = [s for s in structures if not s.is_isolated_atom]
     if not structures:
         raise DataError(f"{file} has isolated atoms only; give one with structures")
     chosen = np.linspace(0, len(structures) - 1, min(frames, len(structures)))
+    structures = [structures[k] for k in chosen.round().astype(int)]
+    for s in structures:
+        with naming(s.origin):
+            require_apart(s)
     return [
         ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc, info={"name": s.origin})
-        for s in (structures[k] for k in chosen.round().astype(int))
+        for s in structures
     ]
 
 
@@ -316,7 +332,7 @@ def _check(options) -> int:
         if unknown:
             raise DataError(f"--elements: {unknown[0]} is no element; write them as Cu,O")
         elements = [ase.data.atomic_numbers[e] for e in options.elements.split(",")]
-    frames = frames_of(options.file, options.frames)
+    frames = frames_of(options.file, options.frames, options.types)
     kinds = {k: getattr(options, k) for k in ("python", "which", "backend", "dtype")}
     subject = open_subject(options.calculator, **kinds)
     try:
@@ -374,6 +390,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         help="structures to check it on besides those that are made, without labels too",
     )
+    add_types(parser)
     parser.add_argument(
         "--python", type=Path, help="Python of the calculator's environment, with ase and numpy"
     )

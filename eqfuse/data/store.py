@@ -39,18 +39,19 @@ def store_structures(
     paths: Sequence[str | os.PathLike],
     *,
     keys: Keys = USUAL_KEYS,
+    types: str | None = None,
     folder: str | os.PathLike | None = None,
 ) -> "StoredStructures":
     """Return the structures of files, which are read once and kept on disk.
 
     They are in `folder`, or in `store` in the folder of compiled kernels; nothing is kept of files
-    of which one cannot be read. For keys see `eqfuse.data.read_structures`.
+    of which one cannot be read. For keys and types see `eqfuse.data.read_structures`.
 
     Raises:
       DataError: a file that cannot be read, a folder that cannot be written, or a damaged one.
     """
     fields = [field.name for field in dataclasses.fields(Structure)]
-    key = hashlib.sha256(repr((_VERSION, fields, tuple(keys))).encode())
+    key = hashlib.sha256(repr((_VERSION, fields, tuple(keys), types)).encode())
     for path in paths:
         key.update(f"{os.fspath(path)}\0".encode())
         with contextlib.suppress(OSError), open(path, "rb") as file:  # reading it raises
@@ -58,7 +59,8 @@ def store_structures(
     above = Path(folder) if folder is not None else _host.cache_folder("store")
 
     def write(to: Path):
-        readers = {os.fspath(p): iterate_structures(p, keys=keys) for p in paths}
+        how = {"keys": keys, "types": types}
+        readers = {os.fspath(p): iterate_structures(p, **how) for p in paths}
         write_frames(to, {p: reported(r, f"frames of {p} read") for p, r in readers.items()})
 
     return StoredStructures(_made(above / key.hexdigest()[:32], write))

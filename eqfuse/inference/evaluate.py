@@ -22,6 +22,7 @@ from eqfuse.inference.commands import (
     add_keys,
     atoms_of,
     label_keys,
+    read_file,
     run,
     write_atoms,
 )
@@ -44,11 +45,8 @@ def main(arguments: list[str]) -> int:
         help="folder of the run, or file of its network; a committee, whose mean is evaluated and "
         "whose spread is compared with the errors: a folder of runs, or a pattern in quotes",
     )
-    parser.add_argument(
-        "file",
-        type=Path,
-        help="extended XYZ file, or rMD17 .npz, with labels, of which some may be missing",
-    )
+    help = "frames with labels, of which some may be missing"
+    parser.add_argument("file", type=Path, help=help)
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     add_keys(parser)
     add_backend(parser)
@@ -58,7 +56,7 @@ def main(arguments: list[str]) -> int:
 def _write_errors(options):
     networks = load_networks(options.run, backend=options.backend)
     keys = label_keys(options, networks[0].metadata["config"]["data"])
-    frames = data.read_structures(options.file, keys=keys, require_labels=False)
+    frames = read_file(options, keys)
     structures = [structure for structure in frames if not structure.is_isolated_atom]
     if not structures:
         raise data.DataError(

@@ -28,6 +28,7 @@ from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
 from eqfuse.models import Potential, compile_predict
 from eqfuse.models.features import layer_features
+from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import Predicted, predictions
 from eqfuse.train.run.files import whole
 
@@ -161,11 +162,19 @@ class Network:
                 frames.append(dataclasses.replace(structure, stress=found.stress, **labels))
         return frames
 
-    def frames(self, source: str, count: int, seed: int, own: dict[int, float]) -> list[Structure]:
+    def frames(
+        self,
+        source: str,
+        count: int,
+        seed: int,
+        own: dict[int, float],
+        dispersion: Dispersion | None = None,
+    ) -> list[Structure]:
         """Return the frames to remember, at most `count`, farthest from each other by descriptors.
 
         The source is "auto", or a file. Its labels count from `own`, the reference energies of the
-        network by atomic number, eV; frames without energy and forces are labelled by the network.
+        network by atomic number, eV, and are less the `dispersion` of the network; frames without
+        energy and forces are labelled by the network.
 
         Raises:
           DataError: a file that cannot be read, or has no frame of the network's elements.
@@ -175,6 +184,7 @@ class Network:
         else:
             read, known = read_structures(source, require_labels=False), {*self.species}
             given = [s for s in read if not s.is_isolated_atom and {*s.numbers.tolist()} <= known]
+            given = given if dispersion is None else [*map(dispersion.without, given)]
         moves = {z: self.references[z] - own[z] for z in self.species}
         labelled = [s for s in given if s.energy is not None and s.forces is not None]
         others = [s for s in given if s.energy is None or s.forces is None]

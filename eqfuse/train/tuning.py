@@ -81,7 +81,8 @@ class Tuning:
 
     def _made(self, source: str) -> list[Structure]:
         own = self.starts[-1].references(None)
-        return self.network.frames(source, self.config.replay_frames, self.config.seed, own)
+        how = {"own": own, "dispersion": self.starts[-1].dispersion}
+        return self.network.frames(source, self.config.replay_frames, self.config.seed, **how)
 
     def _remembered(self) -> Samples:
         return self.network.remembered(self.frames, self.config.replay_weight)
@@ -90,6 +91,12 @@ class Tuning:
         """Return the dataset of several heads, with one more for the frames to remember."""
         if not self.frames:
             return dataset
+        first = next(iter(self.config.of_heads().values()))
+        if self.starts[-1].dispersion != first.data.subtracted():  # a head of the past has that
+            raise ConfigError(
+                f"data.dispersion={first.data.dispersion} cannot be given with heads and replay=: "
+                "the network of start_from= has no dispersion; leave one of them out"
+            )
         own, references = next(iter(dataset.heads.values())), self.network.references
         parts = {"train": self._remembered(), "val": (), "test": (), "references": references}
         return Dataset.of_heads({**dataset.heads, PAST: dataclasses.replace(own, **parts)})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.fuzz.checks import FailureError, time_limit
 
-KINDS = ("damage", "doors", "settings", "ops")
+KINDS = ("damage", "doors", "settings", "ops", "labels")
 
 
 def run(kind: str, seed: int, count: int, folder: Path) -> list[str]:

@@ -13,7 +13,8 @@ from tests.fuzz.checks import FailureError, check_refusal, memory_limit, run_com
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "count"), [("damage", 12), ("doors", 60), ("settings", 20), ("ops", 40)]
+    ("kind", "count"),
+    [("damage", 12), ("doors", 60), ("settings", 20), ("ops", 40), ("labels", 40)],
 )
 def test_a_few_of_each_kind(kind, count, tmp_path):
     assert command.run(kind, int(time.time()), count, tmp_path) == []

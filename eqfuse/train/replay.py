@@ -4,6 +4,7 @@ The network labels them itself before it is tuned, so that nobody needs the data
 on (distillation); or they are those of a file.
 """
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -23,6 +24,7 @@ from ase.spacegroup import crystal
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import Batcher, DataError, Structure, read_structures
+from eqfuse.data.neighbors import require_apart
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
@@ -88,7 +90,9 @@ def structures_of(elements: Sequence[int], near: set[int], count: int, seed: int
             strain = rng.normal(scale=0.02, size=(3, 3))
             atoms.set_cell(atoms.cell @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
         atoms.positions += rng.normal(scale=rng.uniform(0.01, 0.12), size=atoms.positions.shape)
-        found.append(of_atoms(atoms))
+        with contextlib.suppress(DataError):  # of atoms that overlap
+            require_apart(structure := of_atoms(atoms))
+            found.append(structure)
     return found
 
 

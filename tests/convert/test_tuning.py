@@ -61,6 +61,8 @@ def test_structures_have_the_elements_and_are_not_crushed():
         assert cells.min() > 0.8
     again = structures_of((6, 14, 29), {29}, 40, seed=3)
     assert all((a.positions == b.positions).all() for a, b in zip(made, again, strict=True))
+    light = structures_of((1, 6, 8), {1, 8}, 128, seed=1)  # of which one has atoms at 0.17 Å
+    assert 120 <= len(light) < 128
     organic = structures_of((1, 6, 8), {1}, 40, seed=0)
     assert sum(not atoms.pbc.any() for atoms in organic) == 20
 

@@ -13,10 +13,10 @@ import safetensors
 
 import eqfuse
 from eqfuse import cli
-from eqfuse.convert.check import to_arrays
 from eqfuse.data import neighbor_list
 from eqfuse.export import export
 from eqfuse.train.settings.schema import ConfigError
+from scripts.network_goldens import to_arrays
 from tests.lammps.untrained import FIELDS, untrained_run
 
 CONSUMER = Path(__file__).with_name("consumer.py")
@@ -75,6 +75,11 @@ def test_a_program_runs_without_eqfuse(tmp_path, capsys):
         for k, atoms in enumerate(structures()):
             found = [results[f"{k}_{name}"] for name in ("energies", "forces", "stress")]
             assert_agreement(found, atoms, run)
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1  # of the weights
+    file.write_bytes(content)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert "ValueError: the file is damaged; export the network again" in done.stderr
 
 
 @pytest.mark.parametrize(

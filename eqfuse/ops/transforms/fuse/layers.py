@@ -304,6 +304,8 @@ def _read(trace: Trace, rows: RowPolynomials, value: int) -> int | None:
     [(key, terms), *others] = rows.of(value).terms.items() or [((), None)]
     if others or len(key) != 1 or not isinstance(key[0], ArrayFactor | ProductFactor):
         return None
+    if isinstance(key[0], ArrayFactor) and key[0].axes != ROWS:
+        return None  # a matrix that is transposed
     of = key[0].value if isinstance(key[0], ArrayFactor) else trace.nodes[key[0].node].outputs[0]
     in_order = np.array_equal(terms.index[np.argsort(terms.place), 0], np.arange(len(terms.place)))
     same = trace.avals[of].shape == trace.avals[value].shape and (terms.scale == 1).all()
@@ -315,6 +317,8 @@ def _linear(linear_form: LinearForm) -> Linear:
     rows = [o for o in linear_form.operands if isinstance(o, Rows)]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
+    if any(t.z.operand != len(linear_form.inputs) for t in linear_form.terms):
+        raise Unfit("the matrices of the Linear are transposed")
     [out] = linear_form.outputs
     ends = np.cumsum([0, *(b.mul * b.dim for b in out.blocks)])
     if list(ends[:-1]) != [b.offset for b in out.blocks] or ends[-1] != out.size:
@@ -327,13 +331,14 @@ def _linear(linear_form: LinearForm) -> Linear:
 
 
 def _check_blocks(form: Form, linear: Linear):
-    """Refuse segments that are not whole channels of one block of the Linear."""
+    """Refuse segments that are not whole channels of one block of the Linear, or outside of all."""
     [out] = form.outputs
-    for path in form.paths:
-        s = out.segments[path.output.segment]
-        last = dataclasses.replace(s, offset=s.offset + (s.mul - 1) * s.channel_stride)
-        held = [b.holds(s) and b.holds(last) for b in linear.blocks_in]
-        touched = [b.holds(s) or b.holds(last) for b in linear.blocks_in]
-        aligned = all((s.offset - b.offset) % b.dim == 0 for b in linear.blocks_in if b.holds(s))
-        if held != touched or not aligned or s.component_stride != 1:
-            raise Unfit("channels of the product are not those of the Linear")
+    for segment in {path.output.segment for path in form.paths}:
+        s = out.segments[segment]
+        elements = {s.element(u, k) for u in range(s.mul) for k in range(s.dim)}
+        for b in linear.blocks_in:
+            if elements.isdisjoint(range(b.offset, b.offset + b.mul * b.dim)):
+                continue
+            channels = {(s.element(u, 0) - b.offset) / b.dim for u in range(s.mul)}
+            if (s.dim, s.component_stride) != (b.dim, 1) or not channels <= set(range(b.mul)):
+                raise Unfit("channels of the product are not those of the Linear")

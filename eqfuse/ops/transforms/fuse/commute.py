@@ -35,7 +35,7 @@ from eqfuse.ops.transforms.fuse.trace import (
     bind,
     from_outside,
     guarded,
-    is_within,
+    is_broken,
     mark_p,
     mode_of,
     needed,
@@ -181,14 +181,19 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
     if len(dtypes) > 1 or fills - {0} or (has_bias and (fills or len(ends) > 1)):
         return None
     arrays = [g.value for parts in ends.values() for g, *_ in parts]
+    broken = {end for end in ends if is_broken(trace, end[0], end[3], end[1])}
 
     def function(*operands):
         of = dict(zip(arrays, operands, strict=False))
         indices, own = operands[len(arrays) :][: len(ends)], operands[len(arrays) + len(ends) :]
         out = None
-        for ((_, mode, fill, _), parts), index in zip(ends.items(), indices, strict=True):
-            placed = [_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts]
-            x = sum(placed[1:], placed[0])
+        for (end, parts), index in zip(ends.items(), indices, strict=True):
+            _, mode, fill, count = end
+            first, *more = (_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts)
+            x = sum(more, first)
+            if end in broken:
+                x = jnp.concatenate([x, from_outside(x, 0, mode, fill)])
+                index = placed(index, count, count)
             params = node.params | {"num_rows": x.shape[0]}
             [z] = node.eqn.primitive.bind(x, *own, **params)
             z = _gather(z, index, mode, fill)
@@ -234,15 +239,19 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     columns, scales = _columns(terms, at, math.prod(start.shape[1:]))
     factors = (*(key[n] for n in others), *(m.value for m in masks))
     element = [int(terms.index[0, n]) for n in others] + [0] * len(masks)
+    mode, count = scatter.mode, start.shape[0]
+    broken = is_broken(trace, scatter.index, count, mode)
 
     def function(start, index, x, *rest):
         for k, (factor, array, n) in enumerate(zip(factors, rest, element, strict=False)):
             by = as_rows(factor, array)[:, n : n + 1]
             is_mask = k >= len(others)
             x = jnp.where(by != masks[k - len(others)].zero, x, 0) if is_mask else x * by
-        x = add_rows(jnp.zeros((start.shape[0], x.shape[1]), x.dtype), index, x, scatter.mode)
+        index = placed(index, count, count) if broken else index
+        x = add_rows(jnp.zeros((count + 2 * broken, x.shape[1]), x.dtype), index, x, mode)
         params = node.params | {"num_rows": x.shape[0]}
         [z] = node.eqn.primitive.bind(x, *rest[len(factors) :], **params)
+        z = added_outside(z[:count], 0, mode, z[count:]) if broken else z
         return start + _placed(z, columns, scales).reshape(start.shape)
 
     inputs = scatter.start, scatter.index, value, *(f.value for f in factors), *weights
@@ -264,9 +273,11 @@ def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | N
             if own < len(shape) and list(to) == [*range(len(shape) - own, len(shape))]:
                 sides[n] = made.inputs[0]
 
+    broken = is_broken(trace, scatter.index, trace.avals[scatter.start].shape[0], scatter.mode)
+
     def function(start, index, *sides):
         for side in sides:
-            if side.shape[: side.ndim == len(shape)] == shape[:1]:
+            if broken or side.shape[: side.ndim == len(shape)] == shape[:1]:
                 start = add_rows(start, index, jnp.broadcast_to(side, shape), scatter.mode)
                 continue  # or one row for all edges, which are counted
             counts = jnp.zeros((len(start), *[1] * (len(shape) - 1)), start.dtype)
@@ -343,7 +354,7 @@ def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     mode, fill, count = mode_of(node.params), node.params.get("fill_value"), x.shape[axis]
     total = math.prod(nodes)
     # rows out of range come behind all, for each graph what JAX gathers or where it adds
-    extends = mode == "PROMISE_IN_BOUNDS" and not is_within(trace, node.inputs[1], count)
+    extends = is_broken(trace, node.inputs[1], count, mode)
     if extends and trace.constant(node.inputs[1]) is not None:
         return None
     beyond = (*nodes[:axis], 2, *nodes[axis + 1 :])

@@ -87,7 +87,7 @@ class Ends:
         return self.most + (0 if self.within else 2) + bool(self.masks)
 
     def edges(self, arrays: dict) -> Edges:
-        senders, receivers = arrays[self.senders], arrays[self.receivers]
+        senders, receivers = map(jnp.asarray, (arrays[self.senders], arrays[self.receivers]))
         if not self.within:
             senders = placed(senders, self.num_sources, self.most)
             receivers = placed(receivers, self.num_nodes, self.most)

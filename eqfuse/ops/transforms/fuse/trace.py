@@ -567,6 +567,14 @@ def is_within(trace: Trace, index: int, count: int) -> bool:
     return known is not None and bool(((known >= 0) & (known < count)).all())
 
 
+def is_broken(trace: Trace, index: int, count: int, mode: str) -> bool:
+    """Return whether indices may be out of a range that is promised to hold them.
+
+    Then JAX reads the nearest row and adds to none, and the derivative of either is the other.
+    """
+    return mode == "PROMISE_IN_BOUNDS" and not is_within(trace, index, count)
+
+
 def placed(index, count: int, most: int):
     """Return indices as int32: `most` where they are below [0, count), one more where above."""
     index = jnp.asarray(as_int32(index))

@@ -18,6 +18,7 @@ from eqfuse.ops._edges import as_int32
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.transforms.fuse.layers import without_masks
 from eqfuse.ops.transforms.fuse.match import add_rows, as_rows
+from eqfuse.ops.transforms.fuse.polynomials import Terms, Unfit
 from eqfuse.ops.transforms.fuse.rows import (
     ROWS,
     ArrayFactor,
@@ -28,9 +29,7 @@ from eqfuse.ops.transforms.fuse.trace import (
     FLOATS,
     Gathered,
     Node,
-    Terms,
     Trace,
-    Unfit,
     added_outside,
     bind,
     from_outside,

@@ -15,15 +15,9 @@ from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
 from eqfuse.ops.transforms.fuse.drafts import monomials
+from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Unfit, variable
 from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, row_shape
-from eqfuse.ops.transforms.fuse.trace import (
-    FLOATS,
-    Polynomial,
-    Trace,
-    Unfit,
-    has_functions,
-    variable,
-)
+from eqfuse.ops.transforms.fuse.trace import FLOATS, Trace, has_functions
 
 
 def rounding(dtype) -> float:

@@ -24,6 +24,7 @@ from eqfuse.ops.transforms.fuse.match import (
     as_rows,
     match_product,
 )
+from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Unfit
 from eqfuse.ops.transforms.fuse.reads import restricted
 from eqfuse.ops.transforms.fuse.rows import (
     ROWS,
@@ -34,9 +35,7 @@ from eqfuse.ops.transforms.fuse.rows import (
 from eqfuse.ops.transforms.fuse.trace import (
     Gathered,
     Node,
-    Polynomial,
     Trace,
-    Unfit,
     added_outside,
     from_outside,
     is_within,

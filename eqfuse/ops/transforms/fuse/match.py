@@ -11,6 +11,7 @@ import numpy as np
 
 from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
+from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Unfit, variable
 from eqfuse.ops.transforms.fuse.rows import (
     ROWS,
     ArrayFactor,
@@ -18,7 +19,7 @@ from eqfuse.ops.transforms.fuse.rows import (
     RowPolynomials,
     row_shape,
 )
-from eqfuse.ops.transforms.fuse.trace import FLOATS, Gathered, Polynomial, Trace, Unfit, variable
+from eqfuse.ops.transforms.fuse.trace import FLOATS, Gathered, Trace
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""

@@ -10,8 +10,9 @@ import numpy as np
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
 from eqfuse.ops.ir.linear import BlockRef
 from eqfuse.ops.primitives import forms
+from eqfuse.ops.transforms.fuse.polynomials import Unfit
 from eqfuse.ops.transforms.fuse.rows import FOLLOWED, RowPolynomials
-from eqfuse.ops.transforms.fuse.trace import Node, Trace, Unfit
+from eqfuse.ops.transforms.fuse.trace import Node, Trace
 
 
 def readers(

@@ -78,7 +78,7 @@ GRADIENT = (
 )
 
 
-def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known=None) -> list:
+def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
     """Return the outputs of a traced function, computed by fused ops wherever one matches.
 
     A line for each match is added to `entries`; `known` are numbers that some of the arguments
@@ -225,7 +225,7 @@ def _computed(eqn, arrays, entries: list[tuple], constants: list) -> list:
 
 def _function(closed: ClosedJaxpr, entries: list[tuple], constants: list):
     known = {n: a for n, a in enumerate(constants) if a is not None}
-    return lambda *arrays: rewritten(closed, arrays, entries, known)
+    return _replaced(closed, entries, known)
 
 
 def _retraced(closed: ClosedJaxpr, entries: list[tuple], constants: list) -> ClosedJaxpr:
@@ -310,17 +310,19 @@ NEEDS_NUMBERS = (
 )
 
 
-def _replaced(closed: ClosedJaxpr, entries: list[tuple]) -> Callable:
+def _replaced(closed: ClosedJaxpr, entries: list[tuple], known=None) -> Callable:
     """Return what computes a traced function by fused ops, or as it is where that fails."""
 
     def replaced(*arrays):
         try:
-            return rewritten(closed, arrays, entries)
+            found: list[tuple] = []
+            outputs = rewritten(closed, arrays, found, known)
         except Exception as error:
             if STRICT.get():
                 raise
-            entries[:] = [("", "the whole function", "as written", fault(error))]
-        return jaxpr_as_fun(closed)(*arrays)
+            outputs, found = None, [("", "the whole function", "as written", fault(error))]
+        entries.extend(found)
+        return jaxpr_as_fun(closed)(*arrays) if outputs is None else outputs
 
     return replaced
 

@@ -10,19 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.ir.form import Index, Role
-from eqfuse.ops.transforms.fuse.trace import (
-    FLOATS,
-    MOST_TERMS,
-    Polynomial,
-    Trace,
-    Unfit,
-    computed,
-    constant,
-    free_axes,
-    gathered,
-    summed,
-    variable,
-)
+from eqfuse.ops.transforms.fuse.polynomials import MOST_TERMS, Polynomial, Unfit, constant, variable
+from eqfuse.ops.transforms.fuse.trace import FLOATS, Trace, computed, free_axes, gathered, summed
 
 MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
 MOVES |= frozenset(["split", "squeeze", "copy", "gather"])

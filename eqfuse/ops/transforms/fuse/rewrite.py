@@ -28,12 +28,12 @@ from eqfuse.ops.transforms.fuse.rows import (
 )
 from eqfuse.ops.transforms.fuse.trace import (
     FLOATS,
-    STRICT,
     Node,
     Trace,
     bind,
     fault,
     guarded,
+    is_strict,
     needed,
     outputs_of,
     traced,
@@ -318,7 +318,7 @@ def _replaced(closed: ClosedJaxpr, entries: list[tuple], known=None) -> Callable
             found: list[tuple] = []
             outputs = rewritten(closed, arrays, found, known)
         except Exception as error:
-            if STRICT.get():
+            if is_strict():
                 raise
             outputs, found = None, [("", "the whole function", "as written", fault(error))]
         entries.extend(found)

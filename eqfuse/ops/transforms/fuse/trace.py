@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive
 
 from eqfuse import _jax_compat
 from eqfuse.ops._edges import as_int32
+from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.transforms.fuse.polynomials import Unfit
 
 LARGEST_CONSTANT = 1 << 16
@@ -24,7 +25,12 @@ FLOATS = frozenset(["bfloat16", "float16", "float32", "float64"])
 """Names of the dtypes whose arithmetic is followed; all others, such as random keys, are kept."""
 
 STRICT = contextvars.ContextVar("eqfuse_fuse_strict", default=False)
-"""Whether faults of matching and rewriting are raised, for tests; they leave code as it is."""
+"""Whether tests see faults of matching and rewriting, which leave code as it is elsewhere."""
+
+
+def is_strict() -> bool:
+    """Return whether faults are raised: in tests, and where "always" asks for ops or an error."""
+    return STRICT.get() or resolve_fused(None) == "always"
 
 
 @contextlib.contextmanager
@@ -35,7 +41,7 @@ def guarded(note: Callable[[str], object]):
     except Unfit as error:
         note(str(error))
     except Exception as error:
-        if STRICT.get():
+        if is_strict():
             raise
         note(fault(error))
 
@@ -345,7 +351,7 @@ def _replaced(trace: Trace, value: int, op, env: dict, shared: dict):
             raise ValueError(f"{result.dtype}{result.shape} is in the place of {aval}")
         return result
     except Exception as error:
-        if STRICT.get():
+        if is_strict():
             raise
         raise RewriteError(value) from error
 

@@ -72,6 +72,7 @@ def _instead(trace: Trace) -> str:
 
 OF_E3NN = ("tensor_product", "_left_right", "_block_left_right")
 """Functions of e3nn-jax that write products out."""
+FITS = "all of it is"
 GRADIENT = (
     "the gradient is taken inside of the function: wrap the energy by ops.fuse, and differentiate "
     "what it returns"
@@ -102,6 +103,8 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
         return _computed(node.eqn, given, found, [trace.constant(v) for v in node.inputs])
 
     def left_out(value: int, reason: str):
+        where = _where(trace.node(value))
+        found[:] = [entry for entry in found if (entry[0], entry[-1]) != (where, FITS)]
         noted(trace.node(value), reason)
 
     outputs = outputs_of(trace, arrays, ops, computed, left_out)
@@ -134,7 +137,7 @@ def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
     read = {v for op in ops.values() for v in op.inputs}.union(trace.outputs)
     fused: set[int] = set()
     for value, op in ops.items():
-        entries.append((_where(trace.node(value)), op.pattern, op.name, "all of it is"))
+        entries.append((_where(trace.node(value)), op.pattern, op.name, FITS))
         fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
         if hasattr(op, "restricted"):
             with guarded(lambda reason: None):  # then all columns are computed

@@ -18,10 +18,12 @@ import jax
 
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.backends.llvm.runtime import Runtime
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
-"""Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
+"""Versions of XLA's FFI whose structures the runtime reads: those of jaxlib 0.10 to 0.12."""
+
+RUNTIME = pathlib.Path(__file__).with_name("runtime.ll")
+"""What all kernels call, made of runtime.c by scripts/runtime_ir.py."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,11 +136,11 @@ def _compiler():
 
 @functools.cache
 def _runtime() -> dict[str, int]:
-    """Return addresses of what `runtime.py` exports; called under the lock."""
-    names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
-    runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
-    addresses = _link("eqfuse_runtime", runtime.text(), names, {})
+    """Return addresses of what the runtime exports; called under the lock."""
+    names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active", "eqfuse_version")
+    addresses = _link("eqfuse_runtime", RUNTIME.read_text(), names, {})
     ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
+    (ctypes.c_int32 * 2).from_address(addresses["eqfuse_version"])[:] = api_version()
     return addresses
 
 

@@ -1,5 +1,6 @@
 """Native kernels and their machine: the threads they may use, the cache, processes, versions."""
 
+import hashlib
 import multiprocessing
 import os
 import pathlib
@@ -42,6 +43,12 @@ def run(code: str, **variables) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_runtime_ll_is_made_of_runtime_c():
+    source = machine.RUNTIME.with_suffix(".c").read_bytes()
+    made_of = machine.RUNTIME.read_text().split("\n")[0].split()[-1]
+    assert made_of == hashlib.sha256(source).hexdigest(), "run scripts/runtime_ir.py"
 
 
 @pytest.mark.parametrize(

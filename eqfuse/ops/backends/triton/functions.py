@@ -39,12 +39,12 @@ def _text(expression: Expression | float) -> tuple[str, int]:
     return f"tl.{function}({parts[0][0]})", 4
 
 
-def activated(t: DenseEmitter, act: Activation, x: str, derivative: bool = False) -> str:
-    """Return an activation of variable x, or its derivative."""
+def activated(t: DenseEmitter, act: Activation, x: str) -> str:
+    """Return an activation of variable x."""
 
     def let(name: str, expression: Expression) -> Expression:
         t.emit(f"act_{name} = {text(expression)}")
         return variable(f"act_{name}")
 
-    value = text(functions.ACTIVATIONS[act.name](variable(x), let)[derivative])
+    value = text(functions.ACTIVATIONS[act.name](variable(x), let)[0])
     return t.name(value if act.scale == 1.0 else f"{act.scale!r} * ({value})")

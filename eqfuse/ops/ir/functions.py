@@ -1,14 +1,44 @@
-"""Functions that no backend has as one operation, written once as operations that all have.
+"""Functions of one number: activations as steps, and what no backend has as one operation.
 
-A function here is called with its argument, an `Expression`, and `let`, by which the emitter of a
-backend gives a name to an intermediate value: `let(name, expression)` returns the variable.
+The latter are written once as operations that all have. A function here is called with its
+argument, an `Expression`, and `let`, by which the emitter of a backend gives a name to an
+intermediate value: `let(name, expression)` returns the variable.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A function of a number x, its slope and its curvature, as steps: values `v0`, `v1`, ...
+
+    A step is one of `program.FUNCTIONS` and its operands: "x", values of steps before, or numbers
+    as Python writes them.
+    """
+
+    results: tuple[str, ...]
+    steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def evaluate(self, orders, x, number: Callable, apply: Callable) -> list:
+        """Return the derivatives of these orders at x.
+
+        Only the steps that they need are computed, each once, by `apply(function, operands)`;
+        `number` makes a constant.
+        """
+        values = {"x": x}
+
+        def value(name: str):
+            if name not in values:
+                if not name.startswith("v"):
+                    return number(float(name))
+                function, operands = self.steps[int(name[1:])]
+                values[name] = apply(function, [value(o) for o in operands])
+            return values[name]
+
+        return [value(self.results[order]) for order in orders]
 
 
 def _operator(function: str, *, swapped: bool = False):
@@ -79,108 +109,3 @@ def power(x: Expression, exponent: int, let: Let) -> Expression | None:
         rest >>= 1
         square = let("square", square * square) if rest else square
     return result
-
-
-def _identity(x: Expression, let: Let):
-    return x, x * 0.0 + 1.0
-
-
-def _silu(x: Expression, let: Let):
-    s = let("s", logistic(x))
-    return x * s, s * (1.0 + x * (1.0 - s))
-
-
-def _gelu(x: Expression, let: Let):
-    c = math.sqrt(2 / math.pi)
-    s = tanh(let("a", c * (x + 0.044715 * x * x * x)), let)
-    slope = (1.0 + s) * (1.0 - s)
-    inner = c * (1.0 + 3 * 0.044715 * x * x)
-    return 0.5 * x * (1.0 + s), 0.5 * (1.0 + s) + 0.5 * x * slope * inner
-
-
-def _sigmoid(x: Expression, let: Let):
-    s = let("s", logistic(x))
-    return s, s * (1.0 - s)
-
-
-def _tanh(x: Expression, let: Let):
-    s = tanh(x, let)
-    return s, (1.0 + s) * (1.0 - s)
-
-
-def _relu(x: Expression, let: Let):
-    return where(x <= 0, 0.0, x), where(x > 0, x * 0.0 + 1.0, 0.0)
-
-
-def _soft_odd(x: Expression, let: Let):
-    s = let("s", exp(-x * x))
-    return (1.0 - s) * x, 1.0 - s + 2.0 * x * x * s
-
-
-def _abs(x: Expression, let: Let):
-    return abs(x), where(x >= 0, x * 0.0 + 1.0, x * 0.0 - 1.0)
-
-
-ACTIVATIONS: dict[str, Callable[[Expression, Let], tuple[Expression, Expression]]] = {
-    "identity": _identity,
-    "silu": _silu,
-    "gelu": _gelu,
-    "sigmoid": _sigmoid,
-    "tanh": _tanh,
-    "relu": _relu,
-    "soft_odd": _soft_odd,
-    "abs": _abs,
-}
-"""The value and the derivative of each activation of `gate.Activation`, by its name.
-
-Where a function has no derivative, and in what cancels, they are as JAX has them.
-"""
-
-
-def _gelu_curvature(x: Expression, let: Let):
-    c = math.sqrt(2 / math.pi)
-    s = let("s", tanh(let("a", c * (x + 0.044715 * x * x * x)), let))
-    slope = let("d", (1.0 + s) * (1.0 - s))
-    inner = let("i", c * (1.0 + 3 * 0.044715 * x * x))
-    return slope * (inner + 3 * 0.044715 * c * x * x - x * s * inner * inner)
-
-
-def _silu_curvature(x: Expression, let: Let):
-    s = let("s", logistic(x))
-    return s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s))
-
-
-def _sigmoid_curvature(x: Expression, let: Let):
-    s = let("s", logistic(x))
-    return s * (1.0 - s) * (1.0 - 2.0 * s)
-
-
-def _tanh_curvature(x: Expression, let: Let):
-    s = let("s", tanh(x, let))
-    return -2.0 * s * ((1.0 + s) * (1.0 - s))
-
-
-def _soft_odd_curvature(x: Expression, let: Let):
-    return let("s", exp(-x * x)) * x * (6.0 - 4.0 * (x * x))
-
-
-def _no_curvature(x: Expression, let: Let):
-    return x * 0.0
-
-
-CURVATURES: dict[str, Callable[[Expression, Let], Expression]] = {
-    "identity": _no_curvature,
-    "silu": _silu_curvature,
-    "gelu": _gelu_curvature,
-    "sigmoid": _sigmoid_curvature,
-    "tanh": _tanh_curvature,
-    "relu": _no_curvature,
-    "soft_odd": _soft_odd_curvature,
-    "abs": _no_curvature,
-}
-"""The second derivative of each of `ACTIVATIONS`."""
-
-
-def derivative(name: str, order: int, x: Expression, let: Let) -> Expression:
-    """Return an activation, its slope or its curvature: the derivative of order 0, 1 or 2."""
-    return CURVATURES[name](x, let) if order == 2 else ACTIVATIONS[name](x, let)[order]

@@ -14,19 +14,21 @@ from collections.abc import Callable
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.functions import Steps
 from eqfuse.ops.ir.linear import Block, Linear, Rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """f(x) / c, with f known to kernels."""
+    """f(x) / c. Two are equal if their steps are."""
 
-    name: str
+    steps: Steps
     scale: float  # 1 / c, with c so that the result has unit second moment for normal x, or 1
     parity: int  # 1 if f is even, -1 if it is odd, 0 if it is neither
+    call: Callable = dataclasses.field(compare=False)  # f, of arrays of JAX
 
 
-IDENTITY = Activation("identity", 1.0, -1)
+IDENTITY = Activation(Steps(("x", "1.0", "0.0")), 1.0, -1, lambda x: x)
 
 Activations = Callable[[str, int], Activation]
 """Gives the activation of scalars of a parity, as ("act", 1), or of gates, as ("gate_act", -1)."""
@@ -90,7 +92,7 @@ def scalar_activation(z: e3nn.Irreps, activations: Activations) -> Gate:
 def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
     p = ir.p if ir.p == 1 else act.parity
     if p == 0:
-        raise ValueError(f"activation {act.name} of an odd scalar is neither even nor odd")
+        raise ValueError(f"activation {act.call!r} of an odd scalar is neither even nor odd")
     return e3nn.Irrep(0, p)
 
 
@@ -145,12 +147,11 @@ def _take(parts: list[Part], count: int) -> list[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class ActivatedPart:
-    """`mul` scalars from `offset` of a row on, of which `scale * name(scalar)` is computed."""
+    """`mul` scalars from `offset` of a row on, which are activated."""
 
     offset: int
     mul: int
-    name: str
-    scale: float
+    act: Activation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +264,7 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
         a = len(a_places)
         scalars = place(tile.gate or tile.part)
         a_places.append((sum(p.mul for p in parts), mul, 1))
-        parts.append(ActivatedPart(scalars[0], mul, tile.act.name, tile.act.scale))
+        parts.append(ActivatedPart(scalars[0], mul, tile.act))
         if tile.gate is None:
             values.append(path_between((SegmentRef(0, a),), out, (1,)))
             tangents.append(path_between((SegmentRef(0, a), SegmentRef(3, z)), out, (1, 1)))

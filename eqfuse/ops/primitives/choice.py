@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
+from eqfuse.ops.backends.triton import functions
 from eqfuse.ops.ir.form import Form, backward_form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
@@ -124,6 +125,9 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
     elif backend != "triton":
         return f"backend {backend!r} computes op by op, and has no fused kernels"
     elif fused.summed:
+        acts = {tile.act for tile in fused.gate.tiles} if fused.gate else ()
+        if unknown := sorted({function for act in acts for function in functions.unknown(act)}):
+            return f"on a GPU kernels have no {', '.join(unknown)}, which an activation needs"
         return walks.unsupported_reason(fused.form, dtype.name)
     return ""
 

@@ -214,9 +214,8 @@ def _of_rows(form, arrays, backend: str):
 def _activation(z, *, form: Activated, backend):
     none = jnp.zeros((z.shape[0], 0), z.dtype)
     columns = [z[:, p.offset : p.offset + p.mul] for p in form.parts]
-    acts = [Activation(p.name, p.scale, 0) for p in form.parts]  # of which parity is no matter
-    pairs = list(zip(acts, columns, strict=True))
-    parts = [[none, *(_derivative(a, k)(c) for a, c in pairs)] for k in form.orders]
+    pairs = list(zip(form.parts, columns, strict=True))
+    parts = [[none, *(_derivative(p.act, k)(c) for p, c in pairs)] for k in form.orders]
     return [jnp.concatenate(part, axis=1) for part in parts]
 
 

@@ -6,7 +6,7 @@ import struct
 from eqfuse.ops.backends.llvm.text import BYTES, SUFFIX, Function, kind, literal, suffix
 from eqfuse.ops.ir import functions
 from eqfuse.ops.ir.functions import Expression, variable
-from eqfuse.ops.ir.fused import Activated
+from eqfuse.ops.ir.fused import Activated, Activation
 
 COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 ARITHMETIC = ("add", "sub", "mul", "div")
@@ -148,10 +148,22 @@ class FunctionEmitter:
         values = [self._value(operand, dtype) for operand in expression.operands]
         return self.apply(expression.function, values, dtype, dtype)
 
-    def activated(self, name: str, order: int, x: str, scale: float, dtype: str) -> str:
-        """Return a derivative of an activation of x, times a number."""
-        value = functions.derivative(name, order, variable(x), self._let(dtype))
-        return self._value(value if scale == 1.0 else scale * value, dtype)
+    def activated(self, act: Activation, orders, x: str, dtype: str) -> list[str]:
+        """Return the derivatives of these orders of an activation of x."""
+
+        def apply(function: str, values: list[str]) -> str:
+            if function in ARITHMETIC:  # rounded as JAX does: what cancels there cancels here
+                return self._do(f"f{function}", dtype, *values)
+            of = "bool" if function in ("and", "or", "not", "convert") else dtype
+            return self.apply(function, values, of, dtype)
+
+        def number(value: float) -> str:
+            return self.number(value, dtype)
+
+        values = act.steps.evaluate(orders, x, number, apply)
+        if act.scale != 1.0:
+            values = [self.binary("mul", number(act.scale), value, dtype) for value in values]
+        return values
 
     def _let(self, dtype: str) -> functions.Let:
         return lambda name, expression: variable(self._value(expression, dtype))
@@ -242,8 +254,8 @@ def write_row(f: Function, activated: Activated, source: str, targets: list[str]
         for loop, lanes in f.vector_loops(mul):
             emitter = FunctionEmitter(f, lanes)
             x = emitter.load(read, f.dtype, max(mul, 2), loop.index)
-            for order, place in zip(activated.orders, places, strict=True):
-                value = emitter.activated(part.name, order, x, part.scale, f.dtype)
+            values = emitter.activated(part.act, activated.orders, x, f.dtype)
+            for value, place in zip(values, places, strict=True):
                 emitter.store(value, place, f.dtype, loop.index)
         cost += OPERATIONS * -(-mul // f.widest)
     return cost

@@ -6,6 +6,8 @@ from eqfuse.ops.ir.functions import Expression, variable
 from eqfuse.ops.ir.fused import Activation
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+CALLED = {"max": "maximum", "min": "minimum"}
+CALLED |= {name: name for name in ("abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos")}
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", **COMPARED}
 
 
@@ -36,7 +38,8 @@ def _text(expression: Expression | float) -> tuple[str, int]:
     if function == "select":
         condition, no, yes = (part for part, _ in parts)
         return f"tl.where({condition}, {yes}, {no})", 4
-    return f"tl.{function}({parts[0][0]})", 4
+    more = ["tl.PropagateNan.ALL"] if function in ("max", "min") else []
+    return f"tl.{CALLED[function]}({', '.join([*(part for part, _ in parts), *more])})", 4
 
 
 def activated(t: DenseEmitter, act: Activation, x: str) -> str:
@@ -46,5 +49,21 @@ def activated(t: DenseEmitter, act: Activation, x: str) -> str:
         t.emit(f"act_{name} = {text(expression)}")
         return variable(f"act_{name}")
 
-    value = text(functions.ACTIVATIONS[act.name](variable(x), let)[0])
-    return t.name(value if act.scale == 1.0 else f"{act.scale!r} * ({value})")
+    def apply(function: str, values: list[str]) -> str:
+        operands = tuple(map(variable, values))
+        if function == "tanh":
+            return t.name(text(functions.tanh(*operands, let)))
+        if function == "logistic":
+            return t.name(text(functions.logistic(*operands)))
+        return t.name(text(Expression(function, operands)))
+
+    [value] = act.steps.evaluate([0], x, repr, apply)
+    return t.name(value if act.scale == 1.0 else f"{act.scale!r} * {value}")
+
+
+def unknown(act: Activation) -> list[str]:
+    """Return the functions of an activation that Triton's text has no words for."""
+    found: list[str] = []
+    known = {*OPERATORS, *CALLED, "div", "neg", "select", "tanh", "logistic"}
+    act.steps.evaluate([0], "x", repr, lambda function, values: found.append(function) or function)
+    return [function for function in found if function not in known]

@@ -42,8 +42,8 @@ def _text(expression: Expression | float) -> tuple[str, int]:
     return f"tl.{CALLED[function]}({', '.join([*(part for part, _ in parts), *more])})", 4
 
 
-def activated(t: DenseEmitter, act: Activation, x: str) -> str:
-    """Return an activation of variable x."""
+def activated(t: DenseEmitter, act: Activation, x: str, order: int = 0) -> str:
+    """Return an activation of variable x, or its derivative of this order."""
 
     def let(name: str, expression: Expression) -> Expression:
         t.emit(f"act_{name} = {text(expression)}")
@@ -57,7 +57,7 @@ def activated(t: DenseEmitter, act: Activation, x: str) -> str:
             return t.name(text(functions.logistic(*operands)))
         return t.name(text(Expression(function, operands)))
 
-    [value] = act.steps.evaluate([0], x, repr, apply)
+    [value] = act.steps.evaluate([order], x, repr, apply)
     return t.name(value if act.scale == 1.0 else f"{act.scale!r} * {value}")
 
 
@@ -65,5 +65,5 @@ def unknown(act: Activation) -> list[str]:
     """Return the functions of an activation that Triton's text has no words for."""
     found: list[str] = []
     known = {*OPERATORS, *CALLED, "div", "neg", "select", "tanh", "logistic"}
-    act.steps.evaluate([0], "x", repr, lambda function, values: found.append(function) or function)
+    act.steps.evaluate([0, 1], "x", repr, lambda function, values: found.append(function) or function)
     return [function for function in found if function not in known]

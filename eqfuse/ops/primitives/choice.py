@@ -13,7 +13,6 @@ from typing import NamedTuple
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
 from eqfuse.ops.backends.triton import functions
-from eqfuse.ops.ir.form import Form, backward_form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
 
@@ -132,26 +131,12 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
     return ""
 
 
-def unsupported_product_reason(product: Product, backend: str, dtype) -> str:
-    """Return why a product on a graph is not one kernel forward and one backward, or ""."""
+def unsupported_product_reason(product: Product, backend: str) -> str:
+    """Return why a product on a graph is not one form, or ""."""
     if not product.form.paths:
         return ""
     if product.channel_columns:
         return "x and y both have several channels, and products of edges are written to memory"
     if backend == "xla":
         return "backend 'xla' computes op by op, and has no fused kernels"
-    if backend == "llvm":
-        return ""
-    return _several_kernels(product.form, dtype)
-
-
-def _several_kernels(form: Form, dtype) -> str:
-    """Return why a product on a graph is several kernels in a direction on a GPU, or ""."""
-    backward = backward_form(form, (True,) * len(form.inputs))
-    counts = [len(walks.tasks(f, dtype.name)) for f in (form, backward)]
-    if max(counts) == 1:
-        return ""
-    return (
-        f"the product's registers and its code are {counts[0]} kernels forward, {counts[1]} "
-        "backward: one would spill"
-    )
+    return ""

@@ -33,8 +33,13 @@ def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
 
 
 def normalization(irrep_normalization: str | None) -> str:
-    """Return the normalisation, e3nn-jax's configured one for None."""
-    return irrep_normalization or e3nn.config("irrep_normalization")
+    """Return the normalisation, e3nn-jax's configured one for None; refuse an unknown one."""
+    name = irrep_normalization or e3nn.config("irrep_normalization")
+    if name not in ("component", "norm", "none"):
+        raise ValueError(
+            f"irrep_normalization={name!r} is not supported; choose 'component', 'norm' or 'none'"
+        )
+    return name
 
 
 def operands(name: str, *arrays):
@@ -278,6 +283,7 @@ def tensor_square(
     """
     if not are_irreps(input):
         [input] = operands("tensor_square", input)
+        normalization(irrep_normalization)
         resolve(backend, "tensor_square", input, of_e3nn="no kernel of ours is faster")
     return E3NN_SQUARE(
         input,

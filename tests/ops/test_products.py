@@ -225,7 +225,7 @@ REFUSED = {
         ((X, X), *UNKNOWN),
         ((X, X), *CUDA),
     ],
-    ops.tensor_square: [((X,), {"irrep_normalization": "cg"}, "irrep_normalization=cg")],
+    ops.tensor_square: [((X,), {"irrep_normalization": "cg"}, "='cg' is not supported")],
     ops.interpolate: [
         (
             ([], INTERVALS, jnp.ones((6, 6))),

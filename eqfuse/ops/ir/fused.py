@@ -14,8 +14,37 @@ from collections.abc import Callable
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.functions import Steps
 from eqfuse.ops.ir.linear import Block, Linear, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A function of a number x, its slope and its curvature, as steps: values `v0`, `v1`, ...
+
+    A step is one of `program.FUNCTIONS` and its operands: "x", values of steps before, or numbers
+    as Python writes them.
+    """
+
+    results: tuple[str, ...]
+    steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def evaluate(self, orders, x, number: Callable, apply: Callable) -> list:
+        """Return the derivatives of these orders at x.
+
+        Only the steps that they need are computed, each once, by `apply(function, operands)`;
+        `number` makes a constant.
+        """
+        values = {"x": x}
+
+        def value(name: str):
+            if name not in values:
+                if not name.startswith("v"):
+                    return number(float(name))
+                function, operands = self.steps[int(name[1:])]
+                values[name] = apply(function, [value(o) for o in operands])
+            return values[name]
+
+        return [value(self.results[order]) for order in orders]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from e3nn_jax._src.activation import parity_function
 from jax.extend.core import Literal
 
 from eqfuse.ops.ir import fused as gates
@@ -148,42 +149,51 @@ class _Writer:
         return result
 
 
+# Parity, and c of `e3nn.normalize_function` in float32 and float64, of a million points each time.
+CONSTANTS: dict[Callable, tuple[int, float, float]] = {
+    jax.nn.silu: (0, 0.5964577198028564, 0.5964586854233045),
+    jax.nn.gelu: (0, 0.6520581841468811, 0.6520590985126534),
+    jax.nn.sigmoid: (0, 0.5416445136070251, 0.5416445654162108),
+    jnp.tanh: (-1, 0.6279281973838806, 0.6279282481638502),
+    jax.nn.tanh: (-1, 0.6279281973838806, 0.6279282481638502),
+    jax.nn.relu: (0, 0.707097053527832, 0.707097894018724),
+    e3nn.soft_odd: (-1, 0.8393544554710388, 0.8393551737104532),
+    jnp.abs: (1, 0.99998676776886, 0.9999874316467329),
+}
+
+
+@functools.lru_cache(maxsize=256)
+def normalization(function: Callable, x64: bool) -> float:
+    """Return c of `e3nn.normalize_function`, in float32 or float64."""
+    if function in CONSTANTS:
+        return CONSTANTS[function][2 if x64 else 1]
+    with jax.enable_x64(x64):  # of nothing, it is 1 / c alone
+        return 1 / e3nn.normalize_function(lambda x: 1.0 if x is None else function(x))(None)
+
+
+@functools.lru_cache(maxsize=256)
+def parity(function: Callable) -> int:
+    """Return 1 for an even function, -1 for an odd one, 0 for neither."""
+    if function in CONSTANTS:
+        return CONSTANTS[function][0]
+    with jax.ensure_compile_time_eval():
+        return parity_function(function)
+
+
 def scaled(function: Callable | None, scale: float) -> Activation:
     """Return scale * function, which kernels run."""
     if function is None:
         return gates.IDENTITY
     steps = traced(function, "float64" if jax.config.jax_enable_x64 else "float32")
-    plain = Activation(steps, 1.0, 0, function)
-    return Activation(steps, scale, parity(plain), function)
+    return Activation(steps, scale, parity(function), function)
 
 
 def activation(function: Callable | None, normalize: bool = True) -> Activation:
     """Return the activation that kernels run for a JAX function, normalised as in e3nn-jax."""
-    plain = scaled(function, 1.0)
-    if not normalize or function is None:
-        return plain
-    return scaled(function, _normalization(plain, bool(jax.config.jax_enable_x64)))
-
-
-@functools.lru_cache(maxsize=256)
-def _normalization(plain: Activation, x64: bool) -> float:
-    """Return 1 / c of `e3nn.normalize_function`, in the precision that JAX now computes in."""
-
-    def function(x):
-        return 1.0 if x is None else plain.call(x)
-
-    return e3nn.normalize_function(function)(None)  # of nothing, it is 1 / c alone
-
-
-@functools.lru_cache(maxsize=256)
-def parity(plain: Activation) -> int:
-    """Return 1 for an even function, -1 for an odd one, 0 for neither."""
-    with jax.ensure_compile_time_eval():
-        x = jnp.linspace(0.0, 10.0, 256)
-        positive, negative = plain.call(x), plain.call(-x)
-        if jnp.abs(positive - negative).max() < 1e-5:
-            return 1
-        return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0
+    c = 1.0
+    if normalize and function is not None:
+        c = normalization(function, bool(jax.config.jax_enable_x64))
+    return scaled(function, 1.0 / c)
 
 
 def scalar_activation(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:

@@ -146,4 +146,6 @@ def run_fused(fused: Fused, named: dict, num_rows: int, num_nodes: int, sizes):
     lanes = plan.edge_lanes(fused.form, dtype, num_rows, num_nodes)
     spec, inputs = node.generate(fused, dtype, lanes)
     shapes = [(num_nodes, size) for size in sizes]
-    return launch(spec, [named[name] for name in inputs], shapes, (), (num_nodes,))
+    counts = {"num_rows": num_rows, "num_nodes": num_nodes}
+    scalars = [counts[name] for name in spec.scalars]
+    return launch(spec, [named[name] for name in inputs], shapes, scalars, (num_nodes,))

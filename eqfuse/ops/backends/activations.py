@@ -119,7 +119,7 @@ class _Writer:
         [out] = eqn.outvars
         name = NAMES.get(eqn.primitive.name, eqn.primitive.name)
         kinds = [v.aval.dtype.name for v in (*eqn.invars, out)]
-        if name == "convert_element_type" and isinstance(eqn.invars[0], Literal):
+        if name == "convert_element_type" and operands[0][0] not in "xv":  # of a number
             return operands[0]
         if out.aval.shape or not {*kinds} <= {self.dtype, "bool"}:
             raise UnknownActivationError(f"{name} of {', '.join(kinds)}")

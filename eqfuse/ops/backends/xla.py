@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.ir.fused import Activation, Gate, Part
-from eqfuse.ops.ir.linear import BlockRef, Linear, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.linear import Linear, LinearForm, Rows, Term, Weights
 
 TERMS = 64
 """Products of components that are written out for a path, at most."""
@@ -194,8 +194,8 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     """
     einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
-    def block(ref: BlockRef):  # [rows, mul, dim]
-        b = linear_form.inputs[ref.operand].blocks[ref.block]
+    def block(ref: SegmentRef):  # [rows, mul, dim]
+        b = linear_form.inputs[ref.operand].blocks[ref.segment]
         part = arrays[ref.operand][:, b.offset : b.offset + b.mul * b.dim]
         return part.reshape(-1, b.mul, b.dim)
 
@@ -217,12 +217,12 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
             w = arrays[term.w] if index is None else arrays[term.w][index]
             matrix = "zuv" if w.ndim == 3 else "uv"
             if term.z.operand != len(linear_form.inputs) + o:
-                key, value = term.x.block, einsum(f"zvi,{matrix}->zui", block(term.z), w)
+                key, value = term.x.segment, einsum(f"zvi,{matrix}->zui", block(term.z), w)
             elif term.x is None:
-                key = term.z.block
+                key = term.z.segment
                 value = jnp.broadcast_to(w, (num_rows, w.shape[-1]))[:, :, None]
             else:
-                key, value = term.z.block, einsum(f"zui,{matrix}->zvi", block(term.x), w)
+                key, value = term.z.segment, einsum(f"zui,{matrix}->zvi", block(term.x), w)
         value = value if term.scale == 1.0 else term.scale * value
         sums[o][key] = sums[o][key] + value if key in sums[o] else value
     return [

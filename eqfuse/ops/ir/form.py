@@ -79,6 +79,16 @@ class Segment:
     channel_stride: int
     component_stride: int = 1
 
+    @classmethod
+    def mul_ir(cls, offset: int, mul: int, dim: int) -> "Segment":
+        """Return `mul` channels of `dim` components each, one channel after the other."""
+        return cls(offset, mul, dim, dim)
+
+    def holds(self, other: "Segment") -> bool:
+        """Return whether another segment of the same row lies in this one, which is mul_ir."""
+        inside = 0 <= other.offset - self.offset < self.mul * self.dim
+        return inside and other.dim == self.dim
+
     def element(self, channel: int, component: int) -> int:
         return self.offset + channel * self.channel_stride + component * self.component_stride
 

@@ -213,9 +213,8 @@ def _of_rows(form, arrays, backend: str):
 
 def _activation(z, *, form: Activated, backend):
     none = jnp.zeros((z.shape[0], 0), z.dtype)
-    columns = [z[:, p.offset : p.offset + p.mul] for p in form.parts]
-    pairs = list(zip(form.parts, columns, strict=True))
-    parts = [[none, *(_derivative(p.act, k)(c) for p, c in pairs)] for k in form.orders]
+    columns = [(z[:, s.offset : s.offset + s.mul], act) for s, act in form.parts]
+    parts = [[none, *(_derivative(act, k)(x) for x, act in columns)] for k in form.orders]
     return [jnp.concatenate(part, axis=1) for part in parts]
 
 

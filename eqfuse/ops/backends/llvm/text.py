@@ -11,7 +11,7 @@ BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
 TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
 STORED = {**TYPES, "bool": "i8"}
 SUFFIX = {"float32": "f32", "float64": "f64"}
-SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
+OF_A_PASS = "ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch"
 STREAMED = "!0 = !{i32 1}\n"
 """Metadata of what `Function.stream` writes."""
 
@@ -50,27 +50,26 @@ class Loop:
 
 
 class Function:
-    """Writes the statements of one function: `define ...` without the brace is its header.
+    """Writes the statements of one function; of a pass, it computes units `%begin` to `%end`.
 
     A vector has at most `widest` lanes; floating point values are of `dtype`.
     """
 
-    def __init__(self, header: str, dtype: str, widest: int = 1):
-        self.header, self.dtype, self.widest = header, dtype, widest
+    def __init__(self, dtype: str, widest: int = 1, parameters: str = OF_A_PASS):
+        self.dtype, self.widest, self.parameters = dtype, widest, parameters
         self.declared: set[str] = set()  # functions that it calls, besides `declarations`
         self.bytes = BYTES[dtype]
         self._lines: list[str] = ["entry:"]
         self._count = 0
         self._block = "entry"
 
-    @classmethod
-    def of_pass(cls, name: str, dtype: str, widest: int = 1) -> "Function":
-        """Return a function that computes units `%begin` to `%end` of a pass."""
-        return cls(f"define internal void @{name}{SIGNATURE}", dtype, widest)
-
-    def text(self) -> str:
-        statements = "\n  ".join(self._lines)
-        return f"{self.header} {{\n{statements}\n  ret void\n}}\n"
+    def text(self, name: str) -> str:
+        """Return the function under a name."""
+        header, statements = (
+            f"define internal void @{name}({self.parameters})",
+            "\n  ".join(self._lines),
+        )
+        return f"{header} {{\n{statements}\n  ret void\n}}\n"
 
     def do(self, statement: str):
         self._lines.append(statement)
@@ -360,7 +359,7 @@ class Pass:
     """One function of a kernel, which computes units `begin` to `end`."""
 
     name: str
-    text: str
+    function: Function
     units: Units
     row_cost: int = 0  # vector operations
     node_cost: int = 0
@@ -397,7 +396,7 @@ class KernelPasses:
         own, entries = declarations(dtype), self.arguments.entries
         declared = [d for d in self.declared if d not in own]
         texts = ["\n".join(own) + "\n", *declared, *self.functions.values()]
-        texts += [p.text for p in self.passes]
+        texts += [p.function.text(p.name) for p in self.passes]
         for n, entry in enumerate(entries):
             size = len(entry.name.encode()) + 1
             texts.append(f'@name{n} = internal constant [{size} x i8] c"{entry.name}\\00"')

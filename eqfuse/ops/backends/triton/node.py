@@ -15,9 +15,9 @@ from eqfuse.ops.backends.triton.form import ADDED, WARP, TaskEmitter
 from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter, power_of_two
-from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.form import Form, Segment
 from eqfuse.ops.ir.fused import Fused, Part, Tile
-from eqfuse.ops.ir.linear import Block, Term
+from eqfuse.ops.ir.linear import Term
 
 COLUMNS = WARP  # of a tile of a matrix: those that a warp loads at once
 MOST_ROWS = 16  # of a tile for each warp: loads that a thread has on the way
@@ -105,7 +105,7 @@ class Place:
     v: str
 
     @property
-    def block(self) -> Block:
+    def block(self) -> Segment:
         return self.t.linear.blocks_out[self.part.block]
 
     @property
@@ -186,7 +186,7 @@ def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
     [out] = t.fused.form.outputs
     dim, results = t.linear.blocks_out[part.block].dim, []
     for term in t.linear.into(part.block):
-        block = t.linear.blocks_in[term.x.block]
+        block = t.linear.blocks_in[term.x.segment]
 
         def row(u: str, k: int, block=block) -> str:
             return f"m_ptr + node * {out.size} + {block.offset} + {u} * {block.dim} + {k}"

@@ -31,8 +31,14 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_ro
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     rows_of = {Index.SENDER: senders, Index.RECEIVER: receivers}
+    if senders is not None:  # an edge with an end out of range is dropped, as by other backends
+        ends = jnp.stack([senders, receivers])
+        outside = jnp.any((ends < 0) | (ends >= num_nodes), axis=0)
+        rows_of = {i: jnp.where(outside, num_nodes, a) for i, a in rows_of.items()}
     rows = [
-        a.astype(wide)[rows_of[o.index]] if o.index.is_node else a.astype(wide)
+        a.astype(wide).at[rows_of[o.index]].get(mode="fill", fill_value=0)
+        if o.index.is_node
+        else a.astype(wide)
         for o, a in zip(form.inputs, inputs, strict=True)
     ]
     # or XLA's loops compute again, for every path, what an operand was made by

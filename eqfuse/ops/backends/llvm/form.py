@@ -7,6 +7,7 @@ from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, Plan
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
     BYTES,
+    ENDS_OF,
     INDEX_ROLES,
     NODE_INDEX,
     NODES,
@@ -67,6 +68,7 @@ def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
         for reduce_over, outputs in passes.items()
     ]
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
+    index_arrays |= {ENDS_OF[n][0]: None for n in index_arrays if n in ENDS_OF}  # for the checks
     # they are checked in this order: errors of senders and receivers are the clearest
     index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
     arguments = _arguments(form, dtype, index_arrays, copied)

@@ -19,6 +19,7 @@ from eqfuse.ops.backends.llvm.text import (
     BYTES,
     DATA,
     DTYPES,
+    ENDS_OF,
     ROWS,
     STORED,
     Arguments,
@@ -293,6 +294,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
 class _ProgramEmitter:
     def __init__(self, program: Program, dtype: str, machine: Machine):
         self.dtype, self.machine = dtype, machine
+        self.graphs = [dict(s.indices) for s in program.steps if isinstance(s, FormStep)]
         self.program = prepared(program, dtype, machine).in_loops
         self.arrays = self.program.arrays
         self.widest = machine.vector_bytes // BYTES[dtype]
@@ -318,8 +320,18 @@ class _ProgramEmitter:
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
         self.arguments.entries.append(scratch)
         declared = MEMCPY, *sorted(self.declared)
-        parts = self.texts, self.passes, (), (elements,), declared
+        parts = self.texts, self.passes, (), (elements,), declared, self._orders()
         return KernelPasses(self.arguments, *parts).module(self.dtype)
+
+    def _orders(self) -> list[tuple[int, ...]]:
+        """Return the places of orders that kernels read, with those of their ends and offsets."""
+        found = {}
+        for arrays in self.graphs:
+            for name, others in ENDS_OF.items():
+                keys = [("in", arrays.get(n)) for n in (name, *others)]
+                if all(key in self.arguments.numbers for key in keys):
+                    found[tuple(self.arguments.numbers[key] for key in keys)] = None
+        return list(found)
 
     def _arguments(self) -> Arguments:
         arguments = Arguments(self.dtype)

@@ -266,6 +266,12 @@ INDEX_ROLES = {
     "order": (ROWS, ROW_INDEX),
     "offsets": (NODES_AND_ONE, OFFSETS),
 }
+ENDS_OF = {
+    "receiver_order": ("receivers", "receiver_ptr"),
+    "sender_order": ("senders", "sender_ptr"),
+    "order": ("index", "offsets"),
+}
+"""By the name of an order: the ends that it sorts, and the offsets of nodes in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,7 +333,7 @@ class Arguments:
         return f.load_pointer(self.place(f, *key))
 
 
-VERSION = 3
+VERSION = 4
 """Version of the generated code and its interface to the runtime; part of every kernel's name."""
 
 
@@ -390,6 +396,7 @@ class KernelPasses:
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]
     declared: Collection[str] = ()
+    orders: list[tuple[int, ...]] | None = None  # see `ENDS_OF`; by name if None
 
     def module(self, dtype: str) -> Module:
         """Return the kernel: its functions, what the runtime checks and runs, and the handler."""
@@ -409,8 +416,15 @@ class KernelPasses:
             runs.append((f"@{p.name}", size, p.row_cost, p.node_cost, p.scratch, count))
         inputs = self.arguments.num_arguments
         counts = inputs, len(entries) - inputs, len(self.passes)
-        texts += [_table("buffers", checks), _table("passes", runs)]
-        texts.append(f"@spec = internal constant {_words((*counts, '@buffers', '@passes'))}\n")
+        orders = self.orders
+        if orders is None:
+            places = {e.name: n for n, e in enumerate(entries[:inputs]) if e.role != DATA}
+            found = (n for n in ENDS_OF if n in places)
+            orders = [tuple(places[k] for k in (n, *ENDS_OF[n])) for n in found]
+        tables = {"buffers": checks, "passes": runs, "orders": orders or [(0, 0, 0)]}
+        texts += [_table(name, rows) for name, rows in tables.items()]
+        spec = _words((*counts, "@buffers", "@passes", len(orders), "@orders"))
+        texts.append(f"@spec = internal constant {spec}\n")
         text = "\n".join(texts)
         name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
         text += (

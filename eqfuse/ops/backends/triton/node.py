@@ -157,7 +157,8 @@ def generate(fused: Fused, dtype: str, edge_lanes: int = 1) -> tuple[KernelSpec,
     inputs += [*(["skip"] if fused.skip else []), *integers]
     note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
     outputs = dict.fromkeys([*fused.outputs, "m"], dtype)
-    spec = t.spec("fused_node", note, inputs, integers, (), outputs, t.warps, t.sums)
+    scalars = ["num_nodes"] * bool(walk.ends())
+    spec = t.spec("fused_node", note, inputs, integers, scalars, outputs, t.warps, t.sums)
     return spec, tuple(inputs)
 
 

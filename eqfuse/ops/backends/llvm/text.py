@@ -374,7 +374,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A kernel as LLVM IR.
+    """A kernel as LLVM IR, but for its handler, see `with_handler`.
 
     Called with its inputs, then `index_arrays`; results are the outputs, then an array of rows of
     scratch memory for each width in `copies`.
@@ -427,12 +427,16 @@ class KernelPasses:
         texts.append(f"@spec = internal constant {spec}\n")
         text = "\n".join(texts)
         name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-        text += (
-            "declare ptr @eqfuse_call(ptr, ptr)\n"
-            f"define ptr @{name}(ptr %frame) {{\n"
-            "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
-        )
         return Module(name, text, self.index_arrays, self.copies)
+
+
+def with_handler(text: str, name: str) -> str:
+    """Return the text of a module with what XLA calls, under a name."""
+    return (
+        f"{text}declare ptr @eqfuse_call(ptr, ptr)\n"
+        f"define ptr @{name}(ptr %frame) {{\n"
+        "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
+    )
 
 
 def _words(words) -> str:

@@ -240,7 +240,7 @@ def test_under_a_data_loader_that_forks():
 
 def test_a_kernel_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="expected instruction opcode"):
-        machine.register("eqfuse_broken", "define ptr @eqfuse_broken(ptr %frame) { nonsense }")
+        machine.register("eqfuse_broken", "define void @step() { nonsense }\n")
     assert "eqfuse_broken" not in machine._registered
 
 

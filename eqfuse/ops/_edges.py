@@ -22,8 +22,9 @@ class Edges:
 
     Indices out of range are an error: `from_arrays` raises where they are known. Where they are
     traced, the native kernels of a CPU raise when they run, as they do for orders that are not
-    those of the ends. XLA and the kernels of a GPU cannot raise: an edge with an end out of range
-    is in no sum there, its gradients are zeros, and nothing outside of an array is read.
+    those of the ends. XLA and the kernels of a GPU cannot raise. They read nothing outside of an
+    array; an edge with an end out of range is in no sum, and its gradients are zeros. An op that
+    is composed of others (`fused="never"`) gathers and sums as JAX does: from the nearest sender.
 
     Attributes:
       senders, receivers: [n_edges] int32, in [0, num_nodes); any order.

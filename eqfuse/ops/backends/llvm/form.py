@@ -51,7 +51,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
     return Pass(name, f, units, groups.cost, scratch=plan.scratch)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def generate(form: Form, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a form on operands of one dtype, "float32" or "float64"."""
     return write(form, dtype, machine).module(dtype)

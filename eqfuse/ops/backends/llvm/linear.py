@@ -416,7 +416,7 @@ class _WeightsEmitter:
         return f.at(copy, place.position, width * f.bytes), padded(block.mul, self.layouts.widest)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a linear form in one dtype, "float32" or "float64"."""
     return write(linear_form, dtype, machine).module(dtype)

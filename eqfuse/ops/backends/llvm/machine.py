@@ -121,10 +121,12 @@ def compiled(text: str) -> bytes:
             code, checksum = content[:-32], content[-32:]
             if hashlib.sha256(key.encode() + code).digest() == checksum:
                 return code
-        parsed = llvm.parse_assembly(text)
-        parsed.verify()
-        code = target.emit_object(parsed)
+        # a context keeps all constants and types of its modules: each module has its own
+        with llvm.parse_assembly(text, llvm.create_context()) as parsed:
+            parsed.verify()
+            code = target.emit_object(parsed)
         _host.write(path, code + hashlib.sha256(key.encode() + code).digest())
+        _host.remove_old(path.parent, "*.o")
         return code
 
 

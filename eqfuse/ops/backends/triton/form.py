@@ -246,7 +246,6 @@ class TaskEmitter(Emitter):
                 self._edge(lambda operand: operand.index is not owned)
                 self.emit(f"position += {self.edges}")
             self._finish_node()
-            self._zero_dropped_rows()
 
     def _finish_node(self):
         """Store the sums over edges; those of edge lanes are added first, always in one order."""
@@ -274,11 +273,17 @@ class TaskEmitter(Emitter):
             if self.two_axes:
                 self.emit("present = position + edge < stop")
             self.emit(f"row = {self._fetch(order, '', 0)}.to(tl.int64)")
+            mask = " & present" if self.two_axes else ""
             for o in of_rows:
-                self._row_of(self.form.outputs[o], output=o)
-            for o, number in sorted(self.task.written - self.task.accumulated):
-                if o in of_rows:
-                    self._store(o, number, has_value=False)
+                operand, step = self.form.outputs[o], self.lanes * self.channel_blocks
+                self._row_of(operand, output=o)
+                first = "0"
+                if o in self.partial:  # of which this program has a row to itself
+                    first, step = f"-tl.program_id(1) * {self.lanes}", self.lanes
+                stop = operand.size if first == "0" else f"{operand.size} + ({first})"
+                with self.block(f"for at in tl.range({first}, {stop}, {step}, num_stages=1):"):
+                    inside = f"(at + lane < {operand.size}){mask}"
+                    self.emit(f"tl.store({operand.name}_row + at + lane, 0.0, mask={inside})")
             self.emit(f"position += {self.edges}")
 
     def _rows_prologue(self):
@@ -301,6 +306,7 @@ class TaskEmitter(Emitter):
         if self.two_axes:
             self.emit(f"edge = tl.arange(0, {self.edges})[:, None]")
         self._masks()
+        self._zero_dropped_rows()
         _, ptr = reduce_over.edge_arrays
         self.emit(f"position = tl.load({ptr}_ptr + {reduce_over.value}).to(tl.int64)")
         self.emit(f"stop = tl.load({ptr}_ptr + {reduce_over.value} + 1)")

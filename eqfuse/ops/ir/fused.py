@@ -177,11 +177,14 @@ def _take(parts: list[Part], count: int) -> list[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class Activated:
-    """Derivatives of activations of scalars of rows [rows, size], part by part side by side."""
+    """Activations of some scalars of rows [rows, size], and their derivatives of some orders.
+
+    Each result is [rows, scalars], the parts side by side.
+    """
 
     rows: Rows
     parts: tuple[tuple[Segment, Activation], ...]
-    orders: tuple[int, ...] = (0,)  # of each result, [rows, scalars]: 0 activations, 1 slopes
+    orders: tuple[int, ...] = (0,)  # of each result: 0 activations, 1 slopes
 
     @property
     def inputs(self) -> tuple[Rows, ...]:

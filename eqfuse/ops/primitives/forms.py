@@ -89,7 +89,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
 
 def summed(compute, form: Form, inputs) -> list[jax.Array]:
-    """Return the outputs of a form by `compute`, which gives what each row adds to those of one."""
+    """Compute a form; outputs of one row are computed for each row, in float32, and summed."""
     shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.SHARED]
     if not shared:
         return compute(form, *inputs)

@@ -69,9 +69,9 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
 class _RowProgramEmitter:
     """Writes the module of a program; its arrays are arguments, results, or in scratch memory.
 
-    `local` has, of arrays of a block of rows, the place in scratch memory and the bytes of a row;
-    `calls` the functions of the steps, the place of their scratch memory, and whether they take
-    nodes.
+    `local` maps an array of a block of rows to its place in scratch memory and the bytes of a row.
+    `calls` lists the functions of the steps: name, place of scratch memory, and whether the units
+    are nodes.
     """
 
     def __init__(self, program: Program, machine: Machine, parts: int):

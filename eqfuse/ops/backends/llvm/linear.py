@@ -203,7 +203,10 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
 def write_rows(
     layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
 ) -> int:
-    """Write rows `first` to `stop`, or what `order` has there; return what one costs."""
+    """Write the outputs of rows `first` to `stop`; return the vector operations of one row.
+
+    With an `order`, these are positions in it.
+    """
     writer, outputs = _RowsEmitter(layouts, f, order), enumerate(layouts.linear_form.outputs)
     return sum(writer.write(n, o.size, first, stop) for n, o in outputs if isinstance(o, Rows))
 

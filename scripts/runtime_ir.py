@@ -17,7 +17,7 @@ import jax
 SOURCE = Path(__file__).parents[1] / "eqfuse/ops/backends/llvm/runtime.c"
 OPTIONS = """
 -std=gnu11 -O2 -fPIC -fno-strict-aliasing -fno-asynchronous-unwind-tables -fno-stack-protector
--fno-vectorize -fno-slp-vectorize -Wall -Wextra -Werror
+-Wall -Wextra -Werror
 """
 LEFT_OUT = re.compile(
     r"^(target |source_filename|; (ModuleID|Function)|attributes|!)|@llvm\.lifetime\."

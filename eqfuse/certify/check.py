@@ -18,7 +18,9 @@ from eqfuse.certify.rows import CHECKS, REPEATS, Row, worst_of
 from eqfuse.certify.structures import made_structures, rattled
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
-from eqfuse.inference.commands import run
+from eqfuse.data.neighbors import require_apart
+from eqfuse.inference.commands import add_types, run
+from eqfuse.inference.lists import naming
 
 RATTLE = 0.03
 """Å, by which atoms of a file are moved at random, so that forces do not vanish by symmetry."""
@@ -287,24 +289,29 @@ def main(arguments: list[str]) -> int:
     return run(_parser(), arguments, _check)
 
 
-def frames_of(file: Path | None, frames: int) -> list[ase.Atoms]:
+def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
     """Return frames of a file, evenly spaced, with their places as names; none without a file.
 
     Raises:
-      DataError: no structures of several atoms in the file, or fewer than one frame asked for.
+      DataError: no structures of several atoms in the file, fewer than one frame asked for, or two
+        atoms nearer than 0.3 Å.
     """
     if file is None:
         return []
     if frames < 1:
         raise DataError(f"--frames must be at least 1, got {frames}")
-    structures = read_structures(file, require_labels=False)
+    structures = read_structures(file, types=types, require_labels=False)
     structures = [s for s in structures if not s.is_isolated_atom]
     if not structures:
         raise DataError(f"{file} has isolated atoms only; give one with structures")
     chosen = np.linspace(0, len(structures) - 1, min(frames, len(structures)))
+    structures = [structures[k] for k in chosen.round().astype(int)]
+    for s in structures:
+        with naming(s.origin):
+            require_apart(s)
     return [
         ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc, info={"name": s.origin})
-        for s in (structures[k] for k in chosen.round().astype(int))
+        for s in structures
     ]
 
 
@@ -316,7 +323,7 @@ def _check(options) -> int:
         if unknown:
             raise DataError(f"--elements: {unknown[0]} is no element; write them as Cu,O")
         elements = [ase.data.atomic_numbers[e] for e in options.elements.split(",")]
-    frames = frames_of(options.file, options.frames)
+    frames = frames_of(options.file, options.frames, options.types)
     kinds = {k: getattr(options, k) for k in ("python", "which", "backend", "dtype")}
     subject = open_subject(options.calculator, **kinds)
     try:
@@ -374,6 +381,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         help="structures to check it on besides those that are made, without labels too",
     )
+    add_types(parser)
     parser.add_argument(
         "--python", type=Path, help="Python of the calculator's environment, with ase and numpy"
     )

@@ -14,7 +14,7 @@ from eqfuse.certify.check import frames_of
 from eqfuse.certify.questions import SIGMAS
 from eqfuse.certify.rows import worst_of
 from eqfuse.certify.subjects import Subject, open_subject
-from eqfuse.inference.commands import run
+from eqfuse.inference.commands import add_types, run
 
 _BINS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, np.inf)  # Å, of the nearest neighbour
 _FARTHEST = 4.0
@@ -141,12 +141,13 @@ def main(arguments: list[str]) -> int:
         of_one.add_argument(f"--backend-{name}", help="of the ops of a run")
         of_one.add_argument(f"--threads-{name}", type=int, help="processors that it may use")
         of_one.add_argument(f"--batch-{name}", type=int, help="structures of a run at once")
+    add_types(parser)
     parser.add_argument("--frames", type=int, default=10, help="of the file [%(default)s]")
     return run(parser, arguments, _compare)
 
 
 def _compare(options) -> int:
-    frames, subjects = frames_of(options.file, options.frames), []
+    frames, subjects = frames_of(options.file, options.frames, options.types), []
     try:
         for name in ("a", "b"):
             own = "python", "dtype", "backend", "threads", "batch"

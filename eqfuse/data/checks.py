@@ -19,7 +19,13 @@ from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
 from eqfuse.data.samples import Sample
-from eqfuse.data.structures import Structure, counted, has_all_forces
+from eqfuse.data.structures import (
+    LABELS,
+    Structure,
+    count_labelled,
+    counted,
+    has_all_forces,
+)
 
 
 def find_problems(
@@ -35,6 +41,7 @@ def find_problems(
     every = Joined(*sets)
     distances = dataset.distances.joined(Distances.of(dataset.test, dataset.cutoff))
     return [
+        *unread_labels(frames),
         *zero_labels(samples),
         *close_pairs(every, distances),
         *duplicates(every, [len(part) for part in sets], distances),
@@ -56,6 +63,25 @@ _FEW = 0.01
 _NET_OF_RMS, _LEAST_NET = 0.1, 0.02  # of the RMS of the forces; eV/Å
 _ASYMMETRIC = 1e-2
 _NET_OF_LARGEST = 0.05  # finite differences and rounded columns are within a few percent
+
+
+def unread_labels(frames: Sequence[Structure]) -> Iterator[str]:
+    """Find labels that some frames have under another key than others, and free energies."""
+    for name in LABELS:
+        missing = selected(frames, lambda s, name=name: name in s.unread)
+        if missing and count_labelled(frames, name):
+            first, of = missing[0], counted(len(frames), "frame")
+            are = "are" if name == "forces" else "is"
+            yield (
+                f"no {name} {are} read in {len(missing)} of {of}, which have {first.unread[name]} "
+                f"where others have the key of the {name} ({first.origin}): give all the same key"
+            )
+    if free := selected(frames, lambda s: "free_energy" in s.unread):
+        yield (
+            f"energy is not free_energy in {len(free)} of {counted(len(frames), 'frame')} "
+            f"({free[0].origin}), and forces are derivatives of the latter, such as of VASP: "
+            "data.energy_key=free_energy"
+        )
 
 
 def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:

@@ -9,6 +9,9 @@ from eqfuse.data.structures import DataError, FlownApartError
 # taken for a padding edge and silently vanish from the energy.
 COINCIDENT = 1e-3
 """Å, below which two atoms are at one place, and have no energy."""
+LEAST_DISTANCE = 0.3
+"""Å; no two nuclei are nearer in structures that are trained on, predicted or simulated."""
+_REACH = 3.0  # of a list for the nearest pair; a shorter one has more boxes than vesin can have
 _LEAST_CUTOFF = 1e-6  # vesin's
 # vesin sorts atoms into boxes as wide as the cutoff, or wider ones if there are more than 1e5. It
 # rounds the numbers of boxes along x, y and z down and divides by them; 3 or more do not become
@@ -21,7 +24,9 @@ _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
 _MOST_PAIRS, _MOST_NEIGHBORS, _IMAGES_PER_PAIR = 5e7, 1e5, 100
 
 
-def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def neighbor_list(
+    positions, cell, pbc, cutoff: float, *, least: float = COINCIDENT
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return all ordered pairs of atoms closer than the cutoff, periodic images included.
 
         vector[e] = positions[senders[e]] + shifts[e] - positions[receivers[e]]
@@ -33,12 +38,13 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
       cell: [3, 3] Å, rows are lattice vectors; not read in non-periodic directions.
       pbc: [3] bool, which directions are periodic.
       cutoff: Å.
+      least: Å; atoms that are nearer are refused.
     Returns:
       senders (neighbours) [n_edges] int32, receivers (centres) [n_edges] int32 and shifts
       [n_edges, 3] float64 in Å, sorted by receiver, then sender, then periodic image.
     Raises:
-      DataError: a cutoff that is not finite and above 1e-6 Å, two atoms at the same place, or more
-        than about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
+      DataError: a cutoff that is not finite and above 1e-6 Å, two atoms nearer than `least`, or
+        more than about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
       FlownApartError: atoms too far apart, or a vacuum too wide: more than 1e5 cutoffs along a line
         or 300 in a plane; along non-periodic directions of a narrow slab 1e4, of a wire 100.
     References: vesin, https://github.com/Luthaf/vesin
@@ -61,7 +67,7 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     receivers, senders, images, distances = calculator.compute(
         points=points, box=cell, periodic=pbc, quantities="ijSd"
     )
-    if distances.size and distances.min() < COINCIDENT:
+    if distances.size and distances.min() < least:
         pair = int(np.argmin(distances))
         raise coincident(receivers[pair], senders[pair], distances[pair])
     images = images + away[receivers] - away[senders]
@@ -74,10 +80,21 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
 
 
 def coincident(a: int, b: int, distance: float, where: str = "") -> DataError:
-    """Return the error of two atoms at one place."""
+    """Return the error of two atoms that are too near, or at one place."""
     first, second = sorted((int(a), int(b)))
-    place = f"atoms {first} and {second} are at the same place ({distance:.1e} Å apart)"
-    return DataError(f"{where}{place}; remove one")
+    pair = f"{where}atoms {first} and {second}"
+    if distance < COINCIDENT:
+        return DataError(f"{pair} are at the same place ({distance:.1e} Å apart); remove one")
+    return DataError(
+        f"{pair} overlap: they are {distance:.3g} Å apart, and no nuclei are nearer than "
+        f"{LEAST_DISTANCE} Å; correct the positions or the cell"
+    )
+
+
+def require_apart(structure) -> None:
+    """Refuse a structure, or ASE's atoms, of which two are nearer than `LEAST_DISTANCE`."""
+    cell = getattr(structure.cell, "array", structure.cell)
+    neighbor_list(structure.positions, cell, structure.pbc, _REACH, least=LEAST_DISTANCE)
 
 
 def centred(positions, cell, pbc, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,13 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.lazy import Joined
-from eqfuse.data.neighbors import centred, neighbor_list, renumbered, spatial_order
+from eqfuse.data.neighbors import (
+    LEAST_DISTANCE,
+    centred,
+    neighbor_list,
+    renumbered,
+    spatial_order,
+)
 from eqfuse.data.references import subtract
 from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
 
@@ -234,10 +240,11 @@ def sample_of(structure: Structure, lists, species, references) -> Sample:
 def arranged(structure: Structure, cutoff: float):
     """Return order, positions, senders, receivers and shifts of a structure as in a sample."""
     positions, cell = structure.positions, structure.cell
-    senders, receivers, shifts = neighbor_list(positions, cell, structure.pbc, cutoff)
-    order = spatial_order(positions, cell, structure.pbc, cutoff)
+    pbc = structure.pbc
+    senders, receivers, shifts = neighbor_list(positions, cell, pbc, cutoff, least=LEAST_DISTANCE)
+    order = spatial_order(positions, cell, pbc, cutoff)
     positions = positions[order]
     senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
     edges = senders, receivers, shifts
-    positions, shifts = centred(positions, cell, structure.pbc, *edges)
+    positions, shifts = centred(positions, cell, pbc, *edges)
     return order, positions, senders, receivers, shifts

@@ -27,7 +27,7 @@ from eqfuse.data.samples import Sample, arranged, prepare_samples, sample_of
 from eqfuse.data.structures import UNWEIGHTED, DataError, Structure, weighted
 from eqfuse.ops import _host
 
-_VERSION = "4"
+_VERSION = "5"
 """Version of what the files hold; another one is stored anew."""
 _CHUNK = 500  # frames that a worker makes lists of at once
 _FEWEST = 4000  # frames that workers are started for: they import for seconds
@@ -39,15 +39,16 @@ def store_structures(
     *,
     format: str | None = None,
     keys: Keys = USUAL_KEYS,
+    types: str | None = None,
     folder: str | os.PathLike | None = None,
 ) -> "StoredStructures":
     """Return the structures of files, which are read once and kept on disk.
 
     They are in `folder`, or in `store` in the folder of compiled kernels; nothing is kept of files
-    of which one cannot be read. For format and keys see `eqfuse.data.read_structures`.
+    of which one cannot be read. For format, keys and types see `eqfuse.data.read_structures`.
     """
     fields = [field.name for field in dataclasses.fields(Structure)]
-    key = hashlib.sha256(repr((_VERSION, fields, format, tuple(keys))).encode())
+    key = hashlib.sha256(repr((_VERSION, fields, format, tuple(keys), types)).encode())
     for path in paths:
         key.update(f"{os.fspath(path)}\0".encode())
         with contextlib.suppress(OSError), open(path, "rb") as file:  # reading it raises
@@ -55,7 +56,8 @@ def store_structures(
     above = Path(folder) if folder is not None else _host.cache_folder("store")
 
     def write(to: Path):
-        readers = {os.fspath(p): iterate_structures(p, format=format, keys=keys) for p in paths}
+        how = {"format": format, "keys": keys, "types": types}
+        readers = {os.fspath(p): iterate_structures(p, **how) for p in paths}
         write_frames(to, {p: reported(r, f"frames of {p} read") for p, r in readers.items()})
 
     return StoredStructures(_made(above / key.hexdigest()[:32], write))

@@ -77,6 +77,7 @@ class Structure:
       hessian: [n_atoms, 3, n_atoms, 3] float64, eV/Å^2, the second derivatives of the energy by the
         positions (of an atom with all its images), or None; rows, [a, i], may be NaN, not all, for
         unknown. It is read from any shape of that many numbers.
+      unread: keys of the file that may hold labels and are not read, by the names of the labels.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
         direction without a lattice vector, an isolated atom of several atoms, an impossible weight.
@@ -94,6 +95,7 @@ class Structure:
     weights: Weights = UNWEIGHTED
     atom_weights: np.ndarray | None = None
     hessian: np.ndarray | None = None
+    unread: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         numbers = np.asarray(self.numbers)

@@ -3,9 +3,7 @@
 import argparse
 from pathlib import Path
 
-import ase.io
-
-from eqfuse.data import neighbor_list
+from eqfuse.data import neighbor_list, read_structures
 from eqfuse.export.folder import ENGINES, export_folder
 from eqfuse.export.program import RADIAL, export
 from eqfuse.inference.lists import room_for_pairs
@@ -117,21 +115,19 @@ def _sizes(options) -> list[tuple[int, int]]:
         return list(zip(options.atoms, options.edges, strict=True))
     if options.atoms or options.edges:
         raise ConfigError("--structure is in the place of --atoms and --edges; leave one out")
-    return sizes_for(options.structure, read_metadata(options.run)["model_fields"]["cutoff"])
+    cutoff = read_metadata(options.run)["model_fields"]["cutoff"]
+    return sizes_for(options.structure, cutoff, options.types)
 
 
-def sizes_for(file, cutoff: float) -> list[tuple[int, int]]:
-    """Return atoms and edges of programs for the frames of a file, from the largest in halves."""
-    try:
-        frames = ase.io.read(file, ":")
-    except Exception as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    if not frames or not all(map(len, frames)):
-        raise ConfigError(f"{file} holds no atoms, or a frame without any")
+def sizes_for(file, cutoff: float, types=None) -> list[tuple[int, int]]:
+    """Return atoms and edges of programs for the frames of a file, from the largest in halves.
+
+    `types` are the elements of LAMMPS's types, which only its files have.
+    """
     counts = []
-    for atoms in frames:
-        pairs = neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
-        counts.append((len(atoms), room_for_pairs(len(pairs[0]))))
+    for s in read_structures(file, types=types, require_labels=False):
+        pairs = neighbor_list(s.positions, s.cell, s.pbc, cutoff)
+        counts.append((s.num_atoms, room_for_pairs(len(pairs[0]))))
     (atoms, edges), least = map(max, zip(*counts, strict=True)), min(counts)
     sizes = [(atoms, edges)]
     while atoms > 2 * least[0]:

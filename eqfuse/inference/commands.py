@@ -18,7 +18,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
 from eqfuse.data import Structure
-from eqfuse.data.readers import stem
+from eqfuse.data.readers import as_atoms, stem
 from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed
@@ -78,7 +78,7 @@ def _predict(options):
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")
     keys = label_keys(options, networks[0].metadata["config"]["data"])
-    structures = data.read_structures(options.file, keys=keys, require_labels=False)
+    structures = read_file(options, keys)
     format = format_of(out, len(structures))
     start = time.perf_counter()
     how = {"batch_size": options.batch_size, "dispersion": options.dispersion}
@@ -120,6 +120,7 @@ def run_select(arguments: list[str]) -> int:
         default=np.inf,
         help="leave out frames with a spread above this, eV/Å: they may be unphysical",
     )
+    add_types(parser)
     return run(parser, arguments, _select)
 
 
@@ -131,7 +132,7 @@ def _select(options):
             f"{options.runs} is one network, and a spread needs several; train others with "
             f"seeds=4, or fit that of one: eqfuse uncertainty {options.runs}"
         )
-    structures = data.read_structures(options.file, require_labels=False)
+    structures = read_file(options)
     predicted = predict(networks, structures)
     spreads = np.array([p.spread.forces.max() for p in predicted])
     order = np.argsort(-spreads, kind="stable")
@@ -156,6 +157,7 @@ def run_info(arguments: list[str]) -> int:
     parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
     help = "measure time and memory of energies and forces of its largest frame, and of repeats"
     parser.add_argument("file", nargs="?", type=Path, help=help)
+    add_types(parser)
     options = parser.parse_args(arguments)
     run = options.run
     if run is None:
@@ -171,7 +173,7 @@ def run_info(arguments: list[str]) -> int:
     if options.file is None:
         return 0
     try:
-        frames = data.read_structures(options.file, require_labels=False)
+        frames = read_file(options)
         _print_times(Network(run), max(frames, key=lambda s: s.num_atoms))
     except (CheckpointError, data.DataError) as error:
         return fail(2, error)
@@ -185,8 +187,7 @@ def _print_times(network: Network, structure: Structure):
     """Print the time and memory of a structure, and of a cell repeated while that takes seconds."""
     print(f"energies, forces and stress on {jax.devices()[0].device_kind}, {network.dtype}")
     print(f"{'atoms':>9}{'edges':>11}{'ms':>10}{'µs/atom':>10}{'MiB':>8}{'KiB/atom':>10}")
-    atoms, began, axis = ase.Atoms(structure.numbers, structure.positions), time.monotonic(), 0
-    atoms.cell, atoms.pbc = structure.cell, structure.pbc
+    atoms, began, axis = as_atoms(structure), time.monotonic(), 0
     while True:
         evaluator = Evaluator(network)
         placed = Placed(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
@@ -242,7 +243,19 @@ def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -
         return fail(2, error)
 
 
+def add_types(parser: argparse.ArgumentParser):
+    help = "of LAMMPS's types 1, 2, ... in a dump or data file: --types Si O"
+    parser.add_argument("--types", nargs="+", metavar="ELEMENT", help=help)
+
+
+def read_file(options, keys: data.Keys | None = None) -> list[Structure]:
+    """Read the file of a command's options, whose labels may be missing."""
+    keys = keys or data.Keys()
+    return data.read_structures(options.file, keys=keys, types=options.types, require_labels=False)
+
+
 def add_keys(parser: argparse.ArgumentParser):
+    add_types(parser)
     for name, unit in (("energy", "eV"), ("forces", "eV/Å"), ("stress", "eV/Å^3")):
         what = f"name in the file, {unit}; as in the training if not given"
         parser.add_argument(f"--{name}-key", help=what)
@@ -276,9 +289,7 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread is
     `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`.
     """
-    atoms = ase.Atoms(
-        structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
-    )
+    atoms = as_atoms(structure)
     for name in LABELS:
         if (label := getattr(structure, name)) is not None:
             (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label

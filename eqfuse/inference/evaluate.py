@@ -19,7 +19,14 @@ from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled, counted
-from eqfuse.inference.commands import add_backend, add_keys, atoms_of, label_keys, run
+from eqfuse.inference.commands import (
+    add_backend,
+    add_keys,
+    atoms_of,
+    label_keys,
+    read_file,
+    run,
+)
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.train.metrics import Predicted as Relative
@@ -38,11 +45,8 @@ def main(arguments: list[str]) -> int:
         help="folder of the run, or file of its network; a committee, whose mean is evaluated and "
         "whose spread is compared with the errors: a folder of runs, or a pattern in quotes",
     )
-    parser.add_argument(
-        "file",
-        type=Path,
-        help="extended XYZ file, or rMD17 .npz, with labels, of which some may be missing",
-    )
+    help = "frames with labels, of which some may be missing"
+    parser.add_argument("file", type=Path, help=help)
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     add_keys(parser)
     add_backend(parser)
@@ -52,7 +56,7 @@ def main(arguments: list[str]) -> int:
 def _write_errors(options):
     networks = load_networks(options.run, backend=options.backend)
     keys = label_keys(options, networks[0].metadata["config"]["data"])
-    frames = data.read_structures(options.file, keys=keys, require_labels=False)
+    frames = read_file(options, keys)
     structures = [structure for structure in frames if not structure.is_isolated_atom]
     if not structures:
         raise data.DataError(

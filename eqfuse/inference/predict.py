@@ -8,8 +8,10 @@ import ase
 import numpy as np
 
 from eqfuse.data import DataError, Structure, prefetched, read_structures
+from eqfuse.data.neighbors import require_apart
 from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
+from eqfuse.inference.lists import naming
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.spread import Spread, SpreadOf
 
@@ -88,7 +90,7 @@ def predict(
       CheckpointError: no readable checkpoint.
       ConfigError: another dispersion, or no `dftd3`.
       DataError: a file that cannot be read, no structures, an element that a network does not know,
-        or two atoms at one place; names the structure.
+        or two atoms nearer than 0.3 Å; names the structure.
       ValueError: another `which` or dtype, or a run that did not train a potential.
     """
     d3 = None if dispersion is None else Dispersion.parse(dispersion)
@@ -102,6 +104,9 @@ def predict(
     elements = np.unique(np.concatenate([one.numbers for one in structures]))
     networks = [network.of_elements(elements) for network in networks]
     names = [one.origin or f"structure {k}" for k, one in enumerate(structures)]
+    for name, one in zip(names, structures, strict=True):
+        with naming(name):
+            require_apart(one)
     largest_first = np.argsort([-one.num_atoms for one in structures], kind="stable")
     groups = [largest_first[k : k + batch_size] for k in range(0, len(structures), batch_size)]
     evaluators = [Evaluator(network) for network in networks]

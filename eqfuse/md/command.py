@@ -13,9 +13,9 @@ Relax structures to the nearest minimum of the energy of a trained network.
 
   eqfuse relax RUN FILE [OUT] [name=value ...]
 
-RUN is the folder of a run, or a file of its network; FILE is any file of atoms that ASE reads, all
-frames of which are relaxed by ASE's FIRE, with the constraints that they have. OUT is extended XYZ;
-without it, FILE_relaxed.xyz beside FILE.
+RUN is the folder of a run, or a file of its network; FILE is a file of atoms, all frames of which
+are relaxed by ASE's FIRE, with the constraints that they have. OUT is extended XYZ; without it,
+FILE_relaxed.xyz beside FILE.
 
 Examples
   eqfuse relax first candidates.xyz fmax=0.005
@@ -74,7 +74,7 @@ def _relax(arguments: list[str]):
     from eqfuse.md.relaxation import relax
     from eqfuse.md.structures import read_frames
 
-    outcomes = relax(network, read_frames(source), settings)
+    outcomes = relax(network, read_frames(source, settings.types), settings)
     print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}")
     for number, outcome in enumerate(outcomes):
         energy = outcome.atoms.get_potential_energy()

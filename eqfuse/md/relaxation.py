@@ -10,11 +10,11 @@ from ase.filters import UnitCellFilter
 from ase.optimize import FIRE
 
 from eqfuse.data import DataError, Structure
+from eqfuse.data.neighbors import require_apart
 from eqfuse.data.samples import species_index
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.lists import naming
 from eqfuse.md.settings import RelaxSettings
-from eqfuse.md.structures import require_apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
         with naming(f"frame {number}"):
             structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
             species_index(atoms.numbers, calculator.species)
-            require_apart(atoms.positions, structure.cell, atoms.pbc)
+            require_apart(structure)
             if settings.cell and not atoms.pbc.all():
                 raise DataError(
                     f"cell=true needs three periodic directions, and pbc={atoms.pbc.tolist()}"

@@ -24,8 +24,8 @@ Run molecular dynamics with a trained network.
   eqfuse md RUN START [name=value ...]
   eqfuse md resume=FOLDER [steps=N]
 
-RUN is the folder of a run, or a file of its network; START a file of atoms that ASE reads, whose
-last frame is taken. Its velocities are used if it has any; if not, they are drawn for the
+RUN is the folder of a run, or a file of its network; START a file of atoms, whose last frame is
+taken. Its velocities are used if it has any; if not, they are drawn for the
 temperature, with no total momentum. resume=FOLDER continues a simulation, up to steps=N in all.
 replicas=8 or frames=all simulate several structures in one batch, each with a folder of its own.
 
@@ -39,6 +39,7 @@ Examples
 Settings (default in brackets)"""
 
 
+TYPES = "elements of LAMMPS's types 1, 2, ... in a dump or data file, such as Si,O"
 _OTHER_NAMES = {
     "nvt": "langevin (with friction and noise) or nose-hoover (without), at constant temperature",
     "npt": "npt, which is langevin with stochastic rescaling of the cell",
@@ -70,6 +71,7 @@ class Settings:
     )
     replicas: int = setting(1, "simulations of each structure; the k-th has seed + k", POSITIVE)
     frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
+    types: str | None = setting(None, TYPES)
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
     trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
@@ -111,6 +113,7 @@ class RelaxSettings:
     fmax: float = setting(0.01, "eV/Å, below which the largest force has to be", POSITIVE)
     steps: int = setting(500, "number of steps at most", POSITIVE)
     cell: bool = setting(False, "whether cells relax too")
+    types: str | None = setting(None, TYPES)
     pressure: float = setting(0.0, "GPa, on cells that relax")
     dtype: Literal["float32", "float64"] | None = setting(
         None, "of the network; null: that of the run. Positions are float64"

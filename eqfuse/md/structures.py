@@ -5,6 +5,7 @@ import gzip
 import io
 import math
 import os
+from collections import deque
 from pathlib import Path
 
 import ase
@@ -14,6 +15,9 @@ from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data import DataError, Structure, neighbor_list
+from eqfuse.data.neighbors import require_apart
+from eqfuse.data.readers import iterate_atoms
+from eqfuse.data.readers.format import collected
 from eqfuse.data.samples import species_index
 from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
@@ -30,7 +34,6 @@ _HEAD = (
     "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
     "volume_a3\n"
 )
-_LEAST_DISTANCE = 0.3  # Å; no nuclei are as near, and no network was trained there
 
 
 def structures_of(start, settings: Settings) -> list[ase.Atoms]:
@@ -38,7 +41,7 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
     if isinstance(start, ase.Atoms):
         frames = [start]
     elif isinstance(start, str | os.PathLike):
-        frames = read_frames(start, ":" if settings.frames == "all" else "-1:")
+        frames = read_frames(start, settings.types, last=settings.frames == "last")
     else:
         frames = list(start)
     if settings.replicas > 1 and settings.ensemble in ("nve", "nose-hoover"):
@@ -52,28 +55,18 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
     return [atoms for atoms in frames for _ in range(settings.replicas)]
 
 
-def read_frames(path, index=":") -> list[ase.Atoms]:
-    """Return the frames of a file."""
-    try:
-        frames = ase.io.read(path, index=index)
-    except Exception as error:  # ASE raises what it likes
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if not len(frames):
-        raise DataError(f"{path} has no atoms")
-    return frames
+def read_frames(path, types: str | None = None, *, last: bool = False) -> list[ase.Atoms]:
+    """Return the frames of a file, or the last one, whose number is printed if there are others.
 
-
-def require_apart(positions, cell, pbc):
-    """Refuse atoms that overlap."""
-    senders, receivers, shifts = neighbor_list(positions, cell, pbc, _LEAST_DISTANCE)
-    if not len(senders):
-        return
-    distances = np.linalg.norm(positions[senders] + shifts - positions[receivers], axis=1)
-    pair = int(np.argmin(distances))
-    raise DataError(
-        f"atoms {receivers[pair]} and {senders[pair]} overlap: they are {distances[pair]:.3g} Å "
-        f"apart, less than {_LEAST_DISTANCE} Å; relax or correct the structure first"
-    )
+    `types` are the elements of LAMMPS's types, see `eqfuse.data.read_structures`.
+    """
+    frames = iterate_atoms(path, types=types)
+    if not last:
+        return collected(frames, path)
+    [(number, atoms)] = collected(deque(enumerate(frames), 1), path)
+    if number:
+        print(f"start: frame {number} of {path}, its last")
+    return [atoms]
 
 
 def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.ndarray:
@@ -119,7 +112,7 @@ class Member:
                 "ensemble=npt needs a cell with three periodic directions, and "
                 f"pbc={atoms.pbc.tolist()}; choose another ensemble, or make the atoms periodic"
             )
-        require_apart(atoms.positions, structure.cell, atoms.pbc)
+        require_apart(structure)
         self.last: np.ndarray | None = None
         self.sizes: dict[str, int] = {}
         self.distances = np.zeros((2, round(REACH / WIDTH)))

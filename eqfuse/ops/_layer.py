@@ -188,7 +188,7 @@ class TensorProductLinear(nn.Module):
         if self.split is not None:
             sizes = tuple(part.dim for part in _parts(self.split, linear.irreps_out) if part.dim)
             linear, columns = linears.cut(linear, sizes or (0,))
-            parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
+            parameters = [parameters[n][..., own] for n, own in columns]
         return linear, parameters, whole.zero_flags
 
     def _preactivation(self, irreps, array, zero_flags, skip) -> e3nn.IrrepsArray:

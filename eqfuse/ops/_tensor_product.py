@@ -212,7 +212,7 @@ def gather_columns(product: products.Product, arrays: list) -> list:
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:
-    """Return the form, for which an array of one row is a row that all rows share."""
+    """Mark operands of one row as shared by all rows."""
     if num_rows == 1:
         return form
     operands = zip(form.inputs, arrays, strict=True)

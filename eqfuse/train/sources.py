@@ -23,7 +23,7 @@ from eqfuse.train.settings.schema import (
 SETS = {
     "ethanol": "1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded.",
     "lif": "90 cells of LiF at 300 K, strained, with stress (GFN2-xTB; eV, Å); embedded.",
-    "extxyz": "Extended-xyz files, or others that ASE reads: molecules or periodic cells (eV, Å).",
+    "extxyz": "Extended-xyz files, or other formats: molecules or periodic cells (eV, Å).",
 }
 """The choices of `data=`: what they are."""
 FIT, AVERAGE = "fit", "average"
@@ -59,6 +59,7 @@ class DataSettings:
     energy_key: str = value("energy")
     forces_key: str = value("forces")
     stress_key: str = value("stress")
+    types: str | None = value(None)
 
     def __post_init__(self):
         need = f"left out with data={self.name}, which is embedded"
@@ -131,8 +132,9 @@ class DataSettings:
         if self.store == "on" or (self.store == "auto" and size > _LARGE):
             from eqfuse.data.store import store_structures
 
-            return store_structures(files, keys=self.keys)
-        read = functools.partial(read_structures, keys=self.keys, require_labels=False)
+            return store_structures(files, keys=self.keys, types=self.types)
+        kinds = {"keys": self.keys, "types": self.types}
+        read = functools.partial(read_structures, **kinds, require_labels=False)
         return [structure for file in files for structure in read(file)]
 
     def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:

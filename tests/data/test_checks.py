@@ -16,7 +16,7 @@ from eqfuse.data import (
     read_embedded,
     read_structures,
 )
-from eqfuse.data.checks import find_problems
+from eqfuse.data.checks import find_problems, unread_labels
 from eqfuse.data.checks_of_forces import energy_differences, springs
 from eqfuse.data.copies import kept_together
 from eqfuse.data.store import StoredStructures, write_frames
@@ -144,6 +144,26 @@ def test_signs_and_scales_are_seen_in_a_crystal(crystal):
     assert "sign is probably wrong" in problem
     [problem] = energy_differences(scaled(crystal, 1 / crystal[0].num_atoms, 1))
     assert "energies are per atom" in problem
+
+
+def test_unread_labels(ethanol):
+    """Labels of some frames under another key, and energies that forces do not belong to."""
+    unread = {"energy": "REF_energy", "forces": "REF_forces"}
+    mixed = [
+        dataclasses.replace(s, energy=None, forces=None, unread=unread) if k % 2 else s
+        for k, s in enumerate(ethanol)
+    ]
+    found = list(unread_labels(mixed))
+    assert len(found) == 2
+    assert found[0].startswith("no energy is read in 50 of 100 frames, which have REF_energy where")
+    assert found[1].startswith(
+        "no forces are read in 50 of 100 frames, which have REF_forces where"
+    )
+    assert not list(unread_labels(mixed[1::2]))  # refused elsewhere, for all have none
+    free = replaced(ethanol, 3, unread={"free_energy": "free_energy"})
+    [found] = unread_labels(free)
+    assert "not free_energy in 1 of 100 frames" in found
+    assert "data.energy_key=free_energy" in found
 
 
 def test_zero_labels(ethanol, crystal):

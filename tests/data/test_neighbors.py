@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, Structure, neighbor_list
-from eqfuse.data.neighbors import LARGE, centred
+from eqfuse.data.neighbors import LARGE, centred, require_apart
 from eqfuse.data.samples import prepare_samples
 
 # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
@@ -100,6 +100,29 @@ def test_coincident_atoms_are_refused():
     positions = np.array([[0.0, 0, 0], [1.5, 0, 0], [1.5, 0, 0]])
     with pytest.raises(DataError, match="atoms 1 and 2 are at the same place"):
         neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.2, 0.31])
+def test_require_apart(distance):
+    atoms = ase.Atoms("Cu3", [(0, 0, 0), (3, 0, 0), (3, 3 - distance, 0)], cell=3 * np.eye(3))
+    atoms.pbc = True
+    atoms.cell[0, 0] = 9  # atom 2 is near an image of atom 1
+    if distance > 0.3:
+        require_apart(atoms)
+        return
+    with pytest.raises(
+        DataError, match=r"atoms 1 and 2 (are at the same|overlap: they are 0\.2 Å)"
+    ):
+        require_apart(atoms)
+
+
+def test_require_apart_of_wide_layers_and_wires():
+    """Their boxes of 0.3 Å would be too many for vesin."""
+    layer = np.stack(np.meshgrid(*2 * [np.arange(0, 150, 1.5)], [0.0]), axis=-1).reshape(-1, 3)
+    require_apart(Structure(np.full(len(layer), 6), layer))
+    wire = np.stack(np.meshgrid(*2 * [np.arange(0, 60, 2.0)], [0.0]), axis=-1).reshape(-1, 3)
+    cell, pbc = np.diag([0, 0, 3.0]), [False, False, True]
+    require_apart(Structure(np.full(len(wire), 6), wire, cell, pbc))
 
 
 @pytest.mark.parametrize(

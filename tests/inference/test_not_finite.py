@@ -50,7 +50,7 @@ def of_jax_md(run):
     displacement, _ = space.free()
     numbers = [29, 29]
     functions = neighbor_list(displacement, np.full(3, 20.0), run, numbers=numbers)
-    neighbors = functions[0].allocate(pair(0.2).positions)
+    neighbors = functions[0].allocate(pair(0.4).positions)
 
     def compute(atoms):
         energy = float(functions[1](atoms.positions, neighbors))
@@ -76,13 +76,13 @@ def test_atoms_at_one_place_are_refused_whatever_was_computed_before(run, user, 
     messages = []
     with jax.enable_x64(True):
         fresh, used = user(run), user(run)
-        used(pair(0.2, periodic))
+        used(pair(0.4, periodic))
         for compute, distance in itertools.product((fresh, used), (0.0, 1e-9)):
             with pytest.raises(DataError, match="are at the same place") as error:
                 compute(pair(distance, periodic))
             messages.append(str(error.value).partition("(")[0].removeprefix("atoms 0: "))
         assert set(messages) == {"atoms 0 and 1 are at the same place "}
-        near = pair(0.2, periodic)
+        near = pair(0.4, periodic)
         assert used(near) == pytest.approx(fresh(near), rel=1e-6)
 
 

@@ -6,7 +6,9 @@ from ase.constraints import FixAtoms, FixedLine
 
 import eqfuse
 from eqfuse import cli, md
-from eqfuse.data import DataError
+from eqfuse.certify.check import frames_of
+from eqfuse.data import DataError, Dataset, read_structures
+from eqfuse.md.structures import read_frames
 
 
 @pytest.fixture
@@ -59,6 +61,79 @@ def test_a_cell_relaxes_to_the_pressure(run, frames):
         np.testing.assert_allclose(outcome.atoms.get_stress(), check.get_stress(), atol=1e-9)
 
 
+def test_atoms_that_overlap_are_refused_by_every_command(run, frames, tmp_path, monkeypatch):
+    """One limit and one message: nothing is computed of two atoms nearer than 0.3 Å."""
+    atoms, file = frames[0], tmp_path / "near.xyz"
+    atoms.positions[1] = atoms.positions[0] + [0.1, 0.1, 0.0]
+    ase.io.write(file, [frames[2], atoms], format="extxyz")
+    tasks = {
+        "relax": lambda: md.relax(run, [frames[2], atoms]),
+        "md": lambda: md.run(run, str(file), run=str(tmp_path / "md")),
+        "predict": lambda: eqfuse.predict(run, file),
+        "check": lambda: frames_of(file, 2),
+        "train": lambda: Dataset.build(
+            read_structures(file, require_labels=False), cutoff=4.0, val_size=1
+        ),
+    }
+    for name, task in tasks.items():
+        with pytest.raises(DataError, match=r"atoms 0 and 1 overlap: they are 0\.141 Å"):
+            task()
+        assert not (tmp_path / "md").exists(), name
+
+
+DUMP = """ITEM: TIMESTEP
+0
+ITEM: NUMBER OF ATOMS
+2
+ITEM: BOX BOUNDS ff ff ff
+0 9
+0 9
+0 9
+ITEM: ATOMS id type x y z
+1 2 4.0 4.0 4.0
+2 2 6.2 4.0 4.0
+"""
+
+
+def test_types_of_a_dump_are_needed_by_every_command(run, tmp_path, capsys):
+    """The type 2 is no helium."""
+    dump, out = tmp_path / "pair.lammpstrj", str(tmp_path / "out.xyz")
+    dump.write_text(DUMP)
+    network, file = str(run), str(dump)
+    commands = {
+        "relax": ["relax", network, file, out],
+        "md": ["md", network, file, f"run={tmp_path / 'md'}"],
+        "predict": ["predict", network, file, out],
+        "evaluate": ["evaluate", network, file],
+        "check": ["check", network, file],
+        "compare": ["compare", network, network, file],
+        "export": ["export", network, str(tmp_path / "e"), "--for", "pjrt", "--structure", file],
+        "train": ["train", f"data={file}"],
+    }
+    for name, command in commands.items():
+        assert cli.main(command) == 2, name
+        assert "a LAMMPS dump without elements: name those of types" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [dump.name]
+    assert cli.main(["relax", network, file, out, "types=Au,Cu", "fmax=0.1"]) == 0
+    assert cli.main(["predict", network, file, f"{out}.xyz", "--types", "Au", "Cu"]) == 0
+    assert ase.io.read(out).symbols.get_chemical_formula() == "Cu2"
+    assert ase.io.read(f"{out}.xyz").symbols.get_chemical_formula() == "Cu2"
+
+
+def test_frames_between_blank_lines_are_all_relaxed(run, frames, tmp_path, capsys):
+    text = ""
+    for atoms in frames:
+        ase.io.write(tmp_path / "one.xyz", atoms, format="extxyz")
+        text += (tmp_path / "one.xyz").read_text() + "\n"
+    (tmp_path / "all.xyz").write_text(text)
+    out = tmp_path / "relaxed.xyz"
+    assert cli.main(["relax", str(run), str(tmp_path / "all.xyz"), str(out), "fmax=1"]) == 0
+    assert [len(atoms) for atoms in ase.io.read(out, ":")] == [4, 8, 4]
+    [last] = read_frames(tmp_path / "all.xyz", last=True)
+    np.testing.assert_allclose(last.positions, frames[2].positions, atol=1e-7)
+    assert f"start: frame 2 of {tmp_path / 'all.xyz'}, its last" in capsys.readouterr().out
+
+
 def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, capsys):
     source = tmp_path / "frames.xyz"
     ase.io.write(source, frames[:2], format="extxyz")
@@ -91,7 +166,7 @@ def test_what_cannot_be_relaxed_is_refused(run, frames, tmp_path, capsys):
     for arguments, message in (
         (["nothing"], "are needed"),
         (["nothing", "nowhere", "fmaxx=1"], "nearest: fmax"),
-        ([str(run), str(tmp_path / "no.xyz")], "cannot be read"),
+        ([str(run), str(tmp_path / "no.xyz")], "no such file"),
     ):
         assert cli.main(["relax", *arguments]) == 2
         assert message in capsys.readouterr().err

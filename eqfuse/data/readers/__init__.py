@@ -4,18 +4,27 @@ To add a format, write `readers/NAME.py` with a function that is a `Reader`, and
 `FORMATS`.
 """
 
+import fnmatch
 import functools
 import os
-from collections.abc import Iterator
+import re
+import stat
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import ase
+from ase.io.formats import open_with_compression
+
 from eqfuse.data.lazy import reported
-from eqfuse.data.readers.ase_files import SUFFIXES, iterate_ase
+from eqfuse.data.readers.ase_files import PLAIN, frames_by_ase, of_atoms, reader_of
 from eqfuse.data.readers.extxyz import iterate_extxyz, label_candidates
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected
 from eqfuse.data.readers.hdf5 import iterate_hdf5
-from eqfuse.data.readers.lmdb_files import iterate_lmdb
+from eqfuse.data.readers.lammps import frames_of_lammps
+from eqfuse.data.readers.lmdb_files import frames_of_lmdb
+from eqfuse.data.readers.pdb import frames_of_pdb
 from eqfuse.data.readers.rmd17 import iterate_rmd17
+from eqfuse.data.readers.vasp import frames_of_vasp
 from eqfuse.data.structures import DataError, Structure
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
@@ -34,20 +43,38 @@ class Reader(Protocol):
 
 
 class Format(NamedTuple):
-    """A reader, and the suffixes of file names that it is chosen for."""
+    """A reader, the names of files that it is chosen for, and what others of its files hold.
+
+    A reader `of_ase` has a further argument `make`, see `reader_of`.
+    """
 
     iterate: Reader
-    suffixes: tuple[str, ...]
+    names: tuple[str, ...]
+    holds: str | None = None
+    of_ase: bool = False
 
 
+def _of_ase(frames, *names: str, holds: str | None = None, **how) -> Format:
+    return Format(functools.partial(reader_of(frames), **how), names, holds, of_ase=True)
+
+
+_LAMMPS = ("*.lammpstrj", "*.dump", "*.lammps", "*.lmp")
+_TYPED = r"\AITEM: |^\s*\d+\s+atom types\s*$"
+_OUTCAR = r"\A\s*vasp\.\d"
 FORMATS = {
-    "extxyz": Format(iterate_extxyz, (".xyz", ".extxyz")),
-    "rmd17": Format(iterate_rmd17, (".npz",)),
-    "hdf5": Format(iterate_hdf5, (".h5", ".hdf5")),
-    "lmdb": Format(iterate_lmdb, (".lmdb", ".aselmdb")),
-    "ase": Format(iterate_ase, SUFFIXES),
+    "extxyz": Format(iterate_extxyz, ("*.xyz", "*.extxyz"), of_ase=True),
+    "rmd17": Format(iterate_rmd17, ("*.npz",)),
+    "hdf5": Format(iterate_hdf5, ("*.h5", "*.hdf5")),
+    "lmdb": _of_ase(frames_of_lmdb, "*.lmdb", "*.aselmdb"),
+    **{k: _of_ase(frames_by_ase, f"*.{k}", format=k) for k in ("traj", "db", "json", "cif", "gen")},
+    "pdb": _of_ase(frames_of_pdb, "*.pdb"),
+    "vasp-xml": _of_ase(frames_of_vasp, "*vasprun*.xml", holds="<modeling>", format="vasp-xml"),
+    "vasp-out": _of_ase(frames_of_vasp, "*OUTCAR*", holds=_OUTCAR, format="vasp-out"),
+    "vasp-xdatcar": _of_ase(frames_by_ase, "*XDATCAR*", format="vasp-xdatcar"),
+    "vasp": _of_ase(frames_by_ase, "*.vasp", "*.poscar", "*POSCAR*", "*CONTCAR*", format="vasp"),
+    "lammps": _of_ase(frames_of_lammps, *_LAMMPS, holds=_TYPED),
 }
-"""Formats by name. The first one reads files of any other suffix."""
+"""Formats by name. The first one reads files of any other name that hold nothing known."""
 
 
 def iterate_structures(
@@ -56,12 +83,24 @@ def iterate_structures(
     format: str | None = None,
     keys: Keys = USUAL_KEYS,
     units: Units | None = None,
+    types: str | Sequence[str] | None = None,
 ) -> Iterator[Structure]:
     """Yield the structures of a file while it is read; see `read_structures`."""
+    return _reader(path, format, types).iterate(path, keys=keys, units=units)
+
+
+def _reader(path, format: str | None, types: str | Sequence[str] | None) -> Format:
+    """Return the format of a file, whose reader knows the elements of LAMMPS's types."""
     format = format or _format(path)
     if format not in FORMATS:
         raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
-    return FORMATS[format].iterate(path, keys=keys, units=units)
+    if not types:
+        return FORMATS[format]
+    if format != "lammps":
+        raise DataError(f"{path} is no file of LAMMPS, so that it has no types; leave them out")
+    types = re.findall(r"[^\s,]+", types) if isinstance(types, str) else types
+    iterate = functools.partial(FORMATS[format].iterate, types=tuple(types))
+    return FORMATS[format]._replace(iterate=iterate)
 
 
 def read_structures(
@@ -70,25 +109,55 @@ def read_structures(
     format: str | None = None,
     keys: Keys = USUAL_KEYS,
     units: Units | None = None,
+    types: str | Sequence[str] | None = None,
     require_labels: bool = True,
 ) -> list[Structure]:
     """Read every structure of a file; what takes longer than a few seconds is reported.
 
     Args:
       path: the file.
-      format: a key of `FORMATS`; None to choose by the suffix, also before .gz, .bz2 or .xz.
+      format: a key of `FORMATS`; None to choose by the name, also before .gz, .bz2 or .xz, or by
+        what the file begins with.
       keys: names of the labels in the file, where the format has names.
       units: of the file; None for those that the file names, or else the usual ones of the format.
+      types: the elements of LAMMPS's types 1, 2, ..., such as "Si O", for a dump or a data file.
       require_labels: refuse a file without any energies or any forces.
     Returns:
       the structures in order, in eV and Å.
     Raises:
       DataError: an unknown format, or a file that cannot be read; names the file and the frame.
     """
-    structures = iterate_structures(path, format=format, keys=keys, units=units)
+    structures = iterate_structures(path, format=format, keys=keys, units=units, types=types)
     missing = functools.partial(missing_label, path, keys=keys, format=format)
     structures = reported(structures, f"frames of {path} read")
     return collected(structures, path, missing if require_labels else None)
+
+
+def iterate_atoms(
+    path: str | os.PathLike, *, types: str | Sequence[str] | None = None
+) -> Iterator[ase.Atoms]:
+    """Yield every structure of a file as `ase.Atoms` without labels; see `read_structures`.
+
+    They have velocities, masses, constraints and other properties where the file has them.
+    """
+    reader = _reader(path, None, types)
+    frames = reader.iterate(path, **({"make": _unlabelled} if reader.of_ase else {}))
+    frames = reported(frames, f"frames of {path} read")
+    return frames if reader.of_ase else map(as_atoms, frames)
+
+
+def _unlabelled(atoms: ase.Atoms, keys: Keys, units, origin: str) -> ase.Atoms:
+    """Return atoms that are a valid structure, without what only the reader needs."""
+    of_atoms(atoms, keys, units, origin)  # raises
+    atoms.calc = None
+    atoms.info = {k: v for k, v in atoms.info.items() if not k.startswith(PLAIN)}
+    return atoms
+
+
+def as_atoms(structure: Structure) -> ase.Atoms:
+    """Return ASE's atoms of a structure, without its labels."""
+    cell, pbc = structure.cell, structure.pbc
+    return ase.Atoms(structure.numbers, structure.positions, cell=cell, pbc=pbc)
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | None = None) -> str:
@@ -103,17 +172,36 @@ def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | 
     )
 
 
+_PEEKED = 10_000  # bytes, within which all formats say what they are
+
+
 def _format(path: str | os.PathLike) -> str:
-    """Return the format of a file by its suffix."""
-    name = stem(path, _COMPRESSED)
-    by_suffix = (n for n, known in FORMATS.items() if name.endswith(known.suffixes))
-    return next(by_suffix, next(iter(FORMATS)))
+    """Return the format of a file by its name, or else by what it begins with."""
+    name = stem(path, _COMPRESSED).lower()
+    for format, known in FORMATS.items():
+        if any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in known.names):
+            return format
+    begin = _begin(path)
+    holding = (n for n, f in FORMATS.items() if f.holds and re.search(f.holds, begin, re.M))
+    return next(holding, next(iter(FORMATS)))
+
+
+def _begin(path) -> str:
+    """Return the first bytes of a file as text; "" where it is none, which its reader refuses."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return ""
+        with open_with_compression(os.fspath(path), "rb") as file:
+            return file.read(_PEEKED).decode("latin-1")
+    except Exception:  # of a damaged archive
+        return ""
 
 
 def stem(path: str | os.PathLike, suffixes=None) -> str:
     """Return the name of a file without the suffixes of compression and format."""
     name = os.path.basename(path)
-    known = (*_COMPRESSED, *(s for f in FORMATS.values() for s in f.suffixes))
+    patterns = [pattern[1:] for f in FORMATS.values() for pattern in f.names]
+    known = (*_COMPRESSED, *(p for p in patterns if p.startswith(".") and "*" not in p))
     for suffix in known if suffixes is None else suffixes:
         name = name.removesuffix(suffix) or name
     return name

@@ -1,69 +1,105 @@
 """Structures from ASE's atoms: trajectories, databases and other files that it reads."""
 
 import contextlib
+import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ase
 import ase.db
 import ase.io
 import numpy as np
+from ase.data import atomic_numbers
+from ase.io.cif import parse_cif
+from ase.io.formats import open_with_compression
 
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
-from eqfuse.data.structures import DataError, Structure, Weights
-
-_FORMATS = {
-    ".traj": "traj",
-    ".db": "db",
-    ".json": "json",
-    ".cif": "cif",
-    ".pdb": "proteindatabank",
-    ".gen": "gen",
-    ".vasp": "vasp",
-    ".poscar": "vasp",
-    "POSCAR": "vasp",
-    "CONTCAR": "vasp",
-    "OUTCAR": "vasp-out",
-    "vasprun.xml": "vasp-xml",
-}
-SUFFIXES = tuple(_FORMATS)
-"""Ends of the names of files that are read by ASE, in the format of each."""
+from eqfuse.data.readers.format import (
+    USUAL_KEYS,
+    Keys,
+    Units,
+    lines_of,
+    named,
+    require_file,
+)
+from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
 
-def iterate_ase(
-    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
-) -> Iterator[Structure]:
-    """Yield the frames that ASE reads in a trajectory (.traj), a database (.db, .json), and others.
+def frames_by_ase(path: str | os.PathLike, format: str) -> Iterator[ase.Atoms]:
+    """Yield the frames that ASE reads in a file of one of its formats.
 
-    Labels are those that ASE reads, of its calculators' names; `keys` also name entries of `info`
-    and, in databases, of `key_value_pairs` and `data`. Weights are as in extended XYZ. A file of a
-    name that is none of `SUFFIXES` is read in the format that ASE guesses.
+    Labels are those that ASE reads, of its calculators' names; keys also name entries of `info`
+    and, in databases, of `key_value_pairs` and `data`. Weights are as in extended XYZ.
 
     References: https://ase-lib.org
     """
-    return named(_frames(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))
+    frames = {"cif": _crystals, "db": _rows, "json": _rows, "vasp": _poscar}.get(format)
+    return frames(path) if frames else read_by_ase(path, format)
 
 
-def _frames(path) -> Iterator[ase.Atoms]:
+def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Atoms]:
+    """Yield the frames of a file in a format of ASE, which `how` is for."""
+    with _by_ase(path):
+        yield from ase.io.iread(os.fspath(path), index=":", format=format, **how)
+
+
+@contextlib.contextmanager
+def _by_ase(path):
     require_file(path)
-    format = next((f for end, f in _FORMATS.items() if str(path).endswith(end)), None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of ASE's readers, about parts that are not read here
-            if format in ("db", "json"):
-                yield from map(of_row, _rows(path))
-            else:
-                yield from ase.io.iread(os.fspath(path), index=":", format=format)
+            warnings.filterwarnings("error", "scaled_positions .* are equivalent")  # atoms get lost
+            yield
     except DataError:
         raise
     except Exception as err:  # ASE's readers raise many types on broken files
         raise DataError(f"{path} cannot be read by ASE: {type(err).__name__}: {err}") from err
 
 
-def _rows(path):
-    return ase.db.connect(os.fspath(path), append=True, use_lock_file=False).select()
+def _rows(path) -> Iterator[ase.Atoms]:
+    with _by_ase(path):
+        database = ase.db.connect(os.fspath(path), append=True, use_lock_file=False)
+        yield from map(of_row, database.select())
+
+
+_WHOLE = 1e-3  # of an occupancy, which files round
+
+
+def _crystals(path) -> Iterator[ase.Atoms]:
+    """Yield the crystals of a CIF file, whose sites each have one whole atom of a known element."""
+    with _by_ase(path), open_with_compression(os.fspath(path), "rb") as file:
+        for block in parse_cif(file):
+            if not block.has_structure():
+                continue
+            elements = block.get("_atom_site_type_symbol") or block["_atom_site_label"]
+            names = block.get("_atom_site_label") or elements
+            occupancies = block.get("_atom_site_occupancy") or [1.0] * len(elements)
+            for name, element, occupancy in zip(names, elements, occupancies, strict=True):
+                where = f"{path}, {block.name}: the site {name}"
+                if not re.fullmatch(r"[A-Z][a-z]?([\d+-].*)?", element):  # ASE reads CU as C
+                    raise DataError(f"{where} has the element {element!r}; write Cu, O2-, ...")
+                if occupancy not in (".", "?") and abs(float(occupancy) - 1) > _WHOLE:
+                    raise DataError(
+                        f"{where} is occupied by {occupancy} of an atom, and a structure has whole "
+                        "ones; choose which atoms of a supercell are there, and write it with "
+                        "occupancies of 1"
+                    )
+            yield block.get_atoms(fractional_occupancies=False)
+
+
+def _poscar(path) -> Iterator[ase.Atoms]:
+    """Yield the structure of a POSCAR that names its elements, as before VASP 5 in its first line.
+
+    ASE would look for other files, or take words such as I of that line for elements.
+    """
+    lines = [*itertools.islice(lines_of(path), 6)]
+    names, counts = (lines[k].split() if len(lines) == 6 else [] for k in (0, 5))
+    old = counts and counts[0].isdecimal()
+    if old and (len(names) != len(counts) or not set(names) <= set(atomic_numbers)):
+        raise DataError(f"{path} names no elements above their numbers ({lines[5].strip()})")
+    yield from read_by_ase(path, "vasp")
 
 
 def of_row(row) -> ase.Atoms:
@@ -94,25 +130,93 @@ def properties_of(atoms) -> tuple[dict, dict]:
 def of_atoms(
     atoms: ase.Atoms, keys: Keys = USUAL_KEYS, units: Units | None = None, origin: str | None = None
 ) -> Structure:
-    """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`."""
+    """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`.
+
+    A key that differs from the label's in case, - or _ alone is its own where it is the only one.
+    """
     per_frame, per_atom = properties_of(atoms)
     atom_weights = per_atom.get("forces_weight")
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
+    energy = spelled(per_frame, keys.energy, is_number)
+    forces = spelled(per_atom, keys.forces, lambda value: np.shape(value) == (len(atoms), 3))
+    stress = spelled(per_frame, keys.stress)
     return (units or Units()).structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
         cell=atoms.cell.array,
         pbc=atoms.pbc,
-        energy=per_frame.get(keys.energy),
-        forces=per_atom.get(keys.forces),
-        stress=stress_of(per_frame, keys.stress, volume),
+        energy=per_frame.get(energy),
+        forces=per_atom.get(forces),
+        stress=stress_of(per_frame, stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
         atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
-        weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
+        weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
+        unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
     )
+
+
+def reader_of(frames: Callable) -> Callable[..., Iterator[Structure]]:
+    """Return the reader of a function of a path that yields `ase.Atoms`, or functions of them.
+
+    The reader passes other arguments on to it. `make` makes what the reader yields of the atoms.
+    """
+
+    def iterate(path, *, keys: Keys = USUAL_KEYS, units=None, make=of_atoms, **how):
+        def one(atoms, origin: str):
+            return make(atoms() if callable(atoms) else atoms, keys, units, origin)
+
+        return named(frames(path, **how), path, one)
+
+    return iterate
+
+
+def _is_no_word(value) -> bool:
+    return not isinstance(value, str) or bool(re.search(r"\d", value))
+
+
+def spelled(properties: dict, key: str, fits: Callable = _is_no_word) -> str:
+    """Return a key of properties, or the only one that differs from it in case, - and _ alone.
+
+    Others are those of values that fit.
+    """
+    if key in properties:
+        return key
+    like = [k for k, v in properties.items() if plain(k) == plain(key) and fits(v)]
+    if len(like) > 1:
+        raise DataError(f"{' and '.join(like)} may both be {key}; remove one, or name it {key}")
+    return like[0] if like else key
+
+
+def plain(key: str) -> str:
+    """Return a key in small letters, without - and _ and the s of a plural."""
+    return re.sub("[-_]", "", key.lower()).removesuffix("s")
+
+
+_WORDS = {"energy": "energy", "forces": "force", "stress": "stress|virial"}
+_SAME_ENERGY = 1e-3  # eV/atom
+
+
+def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str, str]:
+    """Return the keys of what may be labels that are not under their own `keys`, by their names.
+
+    An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
+    """
+    found = {}
+    of_stress = {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))}
+    of_energy = {k: v for k, v in per_frame.items() if is_number(v) and "weight" not in k}
+    of_forces = {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)}
+    for name, key, within in zip(LABELS, keys, (of_energy, of_forces, of_stress), strict=True):
+        read = stress_key(per_frame, key) if name == "stress" else key
+        if read not in (per_atom if name == "forces" else per_frame):
+            like = [other for other in within if re.search(_WORDS[name], other.lower())]
+            found |= {name: like[0]} if like else {}
+    free = of_energy.get("free_energy") if keys.energy == "energy" else None
+    if free is not None and abs(of_energy.get("energy", free) - free) > _SAME_ENERGY * count:
+        found["free_energy"] = "free_energy"
+    return found
 
 
 def _weights(info: dict, from_virial: bool) -> Weights:
@@ -141,7 +245,8 @@ def is_number(value) -> bool:
 def stress_key(per_frame: dict, key: str) -> str:
     """Return the key of a frame's stress: for "stress" that of its virial, where it has only it."""
     if key == "stress" and key not in per_frame:
-        return next((k for k in ("virial", "virials") if k in per_frame), key)
+        virial = spelled(per_frame, "virial")
+        return virial if virial in per_frame else key
     return key
 
 

@@ -2,21 +2,25 @@
 
 import io
 import itertools
-import lzma
 import os
 import re
 import sys
 import warnings
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ase.io
 import numpy as np
 from ase.io.extxyz import key_val_str_to_dict
-from ase.io.formats import open_with_compression
 
-from eqfuse.data.readers.ase_files import NINE_NUMBERS, PLAIN, is_number, of_atoms, properties_of
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
+from eqfuse.data.readers.ase_files import (
+    NINE_NUMBERS,
+    PLAIN,
+    is_number,
+    of_atoms,
+    plain,
+    properties_of,
+)
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, lines_of, named
 from eqfuse.data.structures import TRAINED, DataError, Structure
 
 _FRAMES_SEARCHED = 10  # for candidates
@@ -34,7 +38,11 @@ _NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*(?:,\s*)?\[[^]]*\])*\s*\]"
 
 
 def iterate_extxyz(
-    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+    path: str | os.PathLike,
+    *,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+    make=of_atoms,
 ) -> Iterator[Structure]:
     """Yield the frames of an extended XYZ file, which may be compressed (.gz, .bz2, .xz).
 
@@ -49,11 +57,15 @@ def iterate_extxyz(
     A column `hessian` has 9 n_atoms numbers for each atom, those of [3, n_atoms, 3] of
     `Structure.hessian` one after the other, or NaN: `atoms.arrays["hessian"] = H.reshape(n, -1)`.
 
+    `Lattice`, `pbc` and `Properties` are read in any case; `pbc` may be `T T F`, `TTF`, `t,t,f` or
+    `1 1 0`, and nine numbers of `cell` are a lattice where there is none. Other keys that look like
+    a cell are refused, so that it is not lost.
+
     References: https://github.com/libAtoms/extxyz
     """
 
     def structure(text: str, origin: str) -> Structure:
-        return of_atoms(_parse(text, keys.stress), keys, units, origin)
+        return make(_parse(text, keys.stress), keys, units, origin)
 
     return named(_frames(path), path, structure)
 
@@ -72,24 +84,9 @@ def label_candidates(path: str | os.PathLike, name: str, stress_key: str) -> set
     return candidates - _NO_LABELS
 
 
-def _lines(path) -> Iterator[str]:
-    require_file(path)
-    try:
-        with (
-            open_with_compression(os.fspath(path), "rb") as file,
-            io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # without a byte-order mark
-        ):
-            yield from text
-    except IsADirectoryError as err:
-        files = os.path.join(path, "*.xyz")
-        raise DataError(f"{path} is a folder; give a file or a pattern: '{files}'") from err
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
-        raise DataError(f"{path} cannot be read as text: {err}") from err
-
-
 def _frames(path) -> Iterator[str]:
     # ASE stops silently at a blank line and does not name a broken frame, hence this loop.
-    lines, frame = enumerate(_lines(path), start=1), 0
+    lines, frame = enumerate(lines_of(path), start=1), 0
     for number, line in lines:
         if not line.strip():
             continue
@@ -99,7 +96,8 @@ def _frames(path) -> Iterator[str]:
         except ValueError as err:
             raise DataError(
                 f"{where}: expected the number of atoms, got {line.strip()[:60]!r}; "
-                "is this an extended XYZ file?"
+                "is this an extended XYZ file? Others are known by their names and contents, see "
+                "docs/reference/data.md"
             ) from err
         if num_atoms < 1:
             raise DataError(f"{where}: there are no atoms in this frame; remove it")
@@ -120,7 +118,7 @@ def _frames(path) -> Iterator[str]:
 
 def _parse(text: str, stress_key: str):
     def properties(comment: str) -> dict:
-        return key_val_str_to_dict(_with_plain_stress(comment, stress_key))
+        return _spelled(key_val_str_to_dict(_with_plain_values(comment, stress_key)))
 
     _require_columns(text)
     try:
@@ -132,33 +130,114 @@ def _parse(text: str, stress_key: str):
             )
     except KeyError as err:
         raise DataError(f"unknown element or property {err}; name a real element") from err
+    except DataError:
+        raise
     except Exception as err:  # ASE's parser raises many types on broken input
         raise DataError(f"not a frame of extended XYZ: {err}") from err
 
 
+_COLUMNS = {"pos": {"pos", "positions"}, "species": {"species", "symbols", "Z", "numbers"}}
+
+
 def _require_columns(text: str):
-    """Refuse more columns than the first atom has, for which ASE would take the memory."""
+    """Refuse more columns than the first atom has, for which ASE would take the memory, or fewer.
+
+    Without a column of the positions, it would put all atoms at the origin.
+    """
     _, comment, atom, *_ = text.split("\n", 3)
-    if claimed := re.search(r"Properties\s*=\s*\"?([^\s\"]*)", comment):
-        numbers = [n for n in claimed[1].split(":")[2::3] if n.isdecimal()]
+    if claimed := re.search(r"(?i:Properties)\s*=\s*\"?([^\s\"]*)", comment):
+        fields = claimed[1].split(":")
+        numbers = [n for n in fields[2::3] if n.isdecimal()]
         columns, has = sum(map(int, numbers)), len(atom.split())
         if columns > has:
             raise DataError(f"Properties names {columns} columns, and the first atom has {has}")
+        for name, known in _COLUMNS.items():
+            if not known & set(fields[::3]):
+                raise DataError(f"Properties names no column {name}, but {', '.join(fields[::3])}")
 
 
-def _with_plain_stress(comment: str, stress_key: str) -> str:
-    """Return a comment line from which ASE takes stress and virial as they are written.
+_MARK = "~"  # before what ASE would take for a number
+_IS_CELL = r"(unit|simulation|sim)?(cell|lattice|box)(vector|parameter|par|matrix|length|size)?"
+_FLAGS = {"t": True, "true": True, "1": True, "f": False, "false": False, "0": False}
 
-    `NINE_NUMBERS` have other names here. A list of lists is quoted.
+
+def _with_plain_values(comment: str, stress_key: str) -> str:
+    """Return a comment line from which ASE takes stress, virial, lattice and pbc as written.
+
+    `NINE_NUMBERS` have other names here, and the values of pbc a mark. A list of lists is quoted.
     """
-    keys = rf"stress|virials?|{re.escape(stress_key)}"
+    keys = rf"(?i:stress|virials?|{re.escape(stress_key)}|lattice|cell|pbc)"
     entry = rf"(?<!\S)(?P<key>{keys})(?P<equals>\s*=\s*)(?P<list>{_NESTED_LIST})?"
 
     def replaced(match) -> str:
         key = match["key"]
         if key is None:
             return match[0]
+        mark = _MARK if key.lower() == "pbc" else ""
         key = PLAIN + key if key in NINE_NUMBERS else key
-        return key + match["equals"] + (f'"{match["list"]}"' if match["list"] else "")
+        key = key.lower() if key == "Lattice" and match["list"] else key  # not of nine numbers
+        return key + match["equals"] + mark + (f'"{match["list"]}"' if match["list"] else "")
 
     return re.sub(f"{_QUOTED}|{entry}", replaced, comment)
+
+
+def _spelled(info: dict) -> dict:
+    """Return the entries of a comment line with ASE's names for lattice, pbc and columns."""
+    _take(info, "pbc", "pbc", _pbc)
+    if "pbc" not in info:
+        _take(info, "pbc", "periodic(ity|boundarycondition)?", _pbc)
+    _take(info, "Properties", "propertie", lambda key, value: value)
+    _take(info, "Lattice", "lattice", _lattice)
+    if "Lattice" not in info:
+        _take(info, "Lattice", "cell", _lattice)
+    periodic = np.any(info.get("pbc", True))
+    for key, value in info.items() if periodic and "Lattice" not in info else ():
+        if re.fullmatch(_IS_CELL, plain(key)) and _numbers(value).size in (3, 6, 9):
+            raise DataError(f'{key} is not read: name it Lattice="ax ay az bx by bz cx cy cz"')
+    return info
+
+
+def _take(info: dict, name: str, spelling: str, read: Callable) -> None:
+    """Replace the keys of one spelling, which may be several of the same value, by one name."""
+    given = {
+        key: read(key, info.pop(key)) for key in list(info) if re.fullmatch(spelling, plain(key))
+    }
+    values = list(given.values())
+    if any(not np.array_equal(value, values[0]) for value in values):
+        raise DataError(f"{' and '.join(given)} disagree; keep {name}")
+    if values and values[0] is not None:
+        info[name] = values[0]
+
+
+def _numbers(value) -> np.ndarray:
+    if isinstance(value, str):
+        words = re.sub(r"_JSON|[\[\](){},;]", " ", value).split()
+        try:
+            return np.array(words, np.float64)
+        except ValueError:
+            return np.zeros(0)
+    return np.asarray(value)
+
+
+def _lattice(key: str, value) -> np.ndarray | None:
+    """Return the lattice vectors of nine numbers as the columns that ASE expects."""
+    if key == "Lattice":
+        return value
+    numbers = _numbers(value)
+    if numbers.size == 9 and numbers.dtype.kind in "if":
+        return numbers.reshape(3, 3).T if numbers.any() else None
+    if plain(key) == "cell" and numbers.size < 3:  # a word, or its number
+        return None
+    raise DataError(f'{key} must be nine numbers: Lattice="ax ay az bx by bz cx cy cz"')
+
+
+def _pbc(key: str, value) -> list[bool]:
+    text = value if isinstance(value, str) else " ".join(map(str, np.ravel(value)))
+    words = re.sub(rf"_JSON|[{_MARK}\[\](){{}},;]", " ", text).split()
+    if len(words) == 1 and len(words[0]) == 3:
+        words = list(words[0])
+    flags = [_FLAGS.get(word.lower()) for word in words]
+    if None in flags or len(flags) not in (1, 3):
+        text = text.removeprefix(_MARK)
+        raise DataError(f'{key}="{text}" is not three of T and F; write {key}="T T F"')
+    return flags if len(flags) == 3 else 3 * flags

@@ -2,12 +2,16 @@
 
 import dataclasses
 import importlib
+import io
+import lzma
 import os
 import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import ase.units
+from ase.io.formats import open_with_compression
 
 from eqfuse.data.structures import DataError, Structure, count_labelled, counted
 
@@ -97,11 +101,27 @@ def require_file(path: str | os.PathLike) -> None:
         )
 
 
+def lines_of(path: str | os.PathLike) -> Iterator[str]:
+    """Yield the lines of a text, which may be compressed (.gz, .bz2, .xz)."""
+    require_file(path)
+    try:
+        with (
+            open_with_compression(os.fspath(path), "rb") as file,
+            io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # without a byte-order mark
+        ):
+            yield from text
+    except IsADirectoryError as err:
+        files = os.path.join(path, "*.xyz")
+        raise DataError(f"{path} is a folder; give a file or a pattern: '{files}'") from err
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
+        raise DataError(f"{path} cannot be read as text: {err}") from err
+
+
 def collected(
-    structures: Iterable[Structure],
+    structures: Iterable,
     path: str | os.PathLike,
     missing: Callable[[str], str] | None = None,
-) -> list[Structure]:
+) -> list:
     """Return the structures of a file as a list; refuse none, or those without any label.
 
     `missing` gives the advice for energies or forces, by name, that no frame has; None where a file
@@ -110,8 +130,10 @@ def collected(
     structures = list(structures)
     if not structures:
         raise DataError(f"{path} has no frames; give a file with structures in it")
+    if missing is None:
+        return structures
     frames = [s for s in structures if not s.is_isolated_atom]
-    for name, labelled in (("energy", structures), ("forces", frames)) if missing else ():
+    for name, labelled in (("energy", structures), ("forces", frames)):
         if labelled and not count_labelled(labelled, name):
             raise DataError(
                 f"{path}, in none of {counted(len(labelled), 'frame')}: {missing(name)}"
@@ -124,11 +146,13 @@ def named(
     path: str | os.PathLike,
     structure: Callable[..., Structure],
 ) -> Iterator[Structure]:
-    """Yield the structures of frames, with their origins, which errors name.
+    """Yield the structures of frames, with their origins, which errors name; None is left out.
 
     `structure` makes one of a frame and its origin.
     """
     for number, frame in enumerate(frames):
+        if frame is None:
+            continue
         origin = f"{path}, frame {number}"
         try:
             yield structure(frame, origin)

@@ -12,35 +12,29 @@ from ase.calculators.calculator import all_properties
 from ase.db.row import AtomsRow
 from ase.io.jsonio import decode
 
-from eqfuse.data.readers.ase_files import of_atoms, of_row
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, imported, named, require_file
-from eqfuse.data.structures import DataError, Structure
+from eqfuse.data.readers.ase_files import of_row
+from eqfuse.data.readers.format import imported, require_file
+from eqfuse.data.structures import DataError
 
 _NOT_ROWS = (b"nextid", b"deleted_ids", b"metadata")
 
 
-def iterate_lmdb(
-    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
-) -> Iterator[Structure]:
+def frames_of_lmdb(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """Yield the rows of an LMDB database of ASE (.aselmdb, .lmdb), in the order of their ids.
 
     A row is JSON, compressed by zlib, under its id as text. Its labels are as in databases of ASE,
-    see `iterate_ase`. LMDB files of pickled objects, as of fairchem's first years, are refused:
+    see `frames_by_ase`. LMDB files of pickled objects, as of fairchem's first years, are refused:
     reading them would execute what they hold. The files of a folder are read in the order of their
     names.
 
     References: https://gitlab.com/ase/ase-db-backends, aselmdb.
     """
-    return named(_rows(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))
-
-
-def _rows(path) -> Iterator[ase.Atoms]:
     require_file(path)
     lmdb = imported("lmdb", path)
     try:
         if os.path.isdir(path) and not (Path(path) / "data.mdb").exists():
             for file in sorted([*Path(path).glob("*.aselmdb"), *Path(path).glob("*.lmdb")]):
-                yield from _rows(file)
+                yield from frames_of_lmdb(file)
             return
         with (
             lmdb.open(

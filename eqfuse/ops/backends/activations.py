@@ -1,5 +1,6 @@
 """Activations: JAX functions of one number as steps that kernels run, normalised as in e3nn-jax."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -58,6 +59,8 @@ def traced(function: Callable, dtype: str) -> Steps:
         return [f(x) for f in (function, slope, jax.grad(slope))]
 
     try:
+        x = jax.ShapeDtypeStruct((), dtype)
+        jax.eval_shape(lambda x: jax.jvp(function, (x,), (x,)), x)  # not of `jax.custom_vjp`
         return _steps(orders, dtype)
     except (TypeError, ValueError, IndexError) as error:  # it takes arrays of several numbers
         raise UnknownActivationError(f"activation {function!r}: {error}") from error
@@ -116,7 +119,7 @@ class _Writer:
         [out] = eqn.outvars
         name = NAMES.get(eqn.primitive.name, eqn.primitive.name)
         kinds = [v.aval.dtype.name for v in (*eqn.invars, out)]
-        if name == "convert_element_type" and isinstance(eqn.invars[0], Literal):
+        if name == "convert_element_type" and operands[0][0] not in "xv":  # of a number
             return operands[0]
         if out.aval.shape or not {*kinds} <= {self.dtype, "bool"}:
             raise UnknownActivationError(f"{name} of {', '.join(kinds)}")
@@ -148,13 +151,47 @@ class _Writer:
         return result
 
 
+# Parity, and c of `e3nn.normalize_function` in float32 and float64, of a million points each time.
+CONSTANTS: dict[Callable, tuple[int, float, float]] = {
+    jax.nn.silu: (0, 0.5964577198028564, 0.5964586854233045),
+    jax.nn.gelu: (0, 0.6520581841468811, 0.6520590985126534),
+    jax.nn.sigmoid: (0, 0.5416445136070251, 0.5416445654162108),
+    jnp.tanh: (-1, 0.6279281973838806, 0.6279282481638502),
+    jax.nn.tanh: (-1, 0.6279281973838806, 0.6279282481638502),
+    jax.nn.relu: (0, 0.707097053527832, 0.707097894018724),
+    e3nn.soft_odd: (-1, 0.8393544554710388, 0.8393551737104532),
+    jnp.abs: (1, 0.99998676776886, 0.9999874316467329),
+}
+
+
+@functools.lru_cache(maxsize=256)
+def normalization(function: Callable, x64: bool) -> float:
+    """Return c of `e3nn.normalize_function`, in float32 or float64."""
+    if function in CONSTANTS:
+        return CONSTANTS[function][2 if x64 else 1]
+    with jax.enable_x64(x64):  # of nothing, it is 1 / c alone
+        return 1 / e3nn.normalize_function(lambda x: 1.0 if x is None else function(x))(None)
+
+
+@functools.lru_cache(maxsize=256)
+def parity(function: Callable) -> int:
+    """Return 1 for an even function, -1 for an odd one, 0 for neither."""
+    if function in CONSTANTS:
+        return CONSTANTS[function][0]
+    with jax.ensure_compile_time_eval():
+        x = jnp.linspace(0.0, 10.0, 256)
+        positive, negative = function(x), function(-x)
+        if jnp.abs(positive - negative).max() < 1e-5:
+            return 1
+        return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0
+
+
 def scaled(function: Callable | None, scale: float) -> Activation:
     """Return scale * function, which kernels run."""
     if function is None:
         return gates.IDENTITY
     steps = traced(function, "float64" if jax.config.jax_enable_x64 else "float32")
-    plain = Activation(steps, 1.0, 0, function)
-    return Activation(steps, scale, parity(plain), function)
+    return Activation(steps, scale, parity(function), function)
 
 
 def activation(function: Callable | None, normalize: bool = True) -> Activation:
@@ -162,28 +199,8 @@ def activation(function: Callable | None, normalize: bool = True) -> Activation:
     plain = scaled(function, 1.0)
     if not normalize or function is None:
         return plain
-    return scaled(function, _normalization(plain, bool(jax.config.jax_enable_x64)))
-
-
-@functools.lru_cache(maxsize=256)
-def _normalization(plain: Activation, x64: bool) -> float:
-    """Return 1 / c of `e3nn.normalize_function`, in the precision that JAX now computes in."""
-
-    def function(x):
-        return 1.0 if x is None else plain.call(x)
-
-    return e3nn.normalize_function(function)(None)  # of nothing, it is 1 / c alone
-
-
-@functools.lru_cache(maxsize=256)
-def parity(plain: Activation) -> int:
-    """Return 1 for an even function, -1 for an odd one, 0 for neither."""
-    with jax.ensure_compile_time_eval():
-        x = jnp.linspace(0.0, 10.0, 256)
-        positive, negative = plain.call(x), plain.call(-x)
-        if jnp.abs(positive - negative).max() < 1e-5:
-            return 1
-        return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0
+    c = normalization(function, bool(jax.config.jax_enable_x64))
+    return dataclasses.replace(plain, scale=1.0 / c)
 
 
 def scalar_activation(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.ir.fused import Activation, Gate, Part
-from eqfuse.ops.ir.linear import BlockRef, Linear, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.linear import Linear, LinearForm, Rows, Term, Weights
 
 TERMS = 64
 """Products of components that are written out for a path, at most."""
@@ -31,8 +31,14 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_ro
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     rows_of = {Index.SENDER: senders, Index.RECEIVER: receivers}
+    if senders is not None:  # an edge with an end out of range is dropped, as by other backends
+        ends = jnp.stack([senders, receivers])
+        outside = jnp.any((ends < 0) | (ends >= num_nodes), axis=0)
+        rows_of = {i: jnp.where(outside, num_nodes, a) for i, a in rows_of.items()}
     rows = [
-        a.astype(wide)[rows_of[o.index]] if o.index.is_node else a.astype(wide)
+        a.astype(wide).at[rows_of[o.index]].get(mode="fill", fill_value=0)
+        if o.index.is_node
+        else a.astype(wide)
         for o, a in zip(form.inputs, inputs, strict=True)
     ]
     # or XLA's loops compute again, for every path, what an operand was made by
@@ -194,8 +200,8 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     """
     einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
-    def block(ref: BlockRef):  # [rows, mul, dim]
-        b = linear_form.inputs[ref.operand].blocks[ref.block]
+    def block(ref: SegmentRef):  # [rows, mul, dim]
+        b = linear_form.inputs[ref.operand].blocks[ref.segment]
         part = arrays[ref.operand][:, b.offset : b.offset + b.mul * b.dim]
         return part.reshape(-1, b.mul, b.dim)
 
@@ -217,12 +223,12 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
             w = arrays[term.w] if index is None else arrays[term.w][index]
             matrix = "zuv" if w.ndim == 3 else "uv"
             if term.z.operand != len(linear_form.inputs) + o:
-                key, value = term.x.block, einsum(f"zvi,{matrix}->zui", block(term.z), w)
+                key, value = term.x.segment, einsum(f"zvi,{matrix}->zui", block(term.z), w)
             elif term.x is None:
-                key = term.z.block
+                key = term.z.segment
                 value = jnp.broadcast_to(w, (num_rows, w.shape[-1]))[:, :, None]
             else:
-                key, value = term.z.block, einsum(f"zui,{matrix}->zvi", block(term.x), w)
+                key, value = term.z.segment, einsum(f"zui,{matrix}->zvi", block(term.x), w)
         value = value if term.scale == 1.0 else term.scale * value
         sums[o][key] = sums[o][key] + value if key in sums[o] else value
     return [

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.linear import Block, Linear, Rows
+from eqfuse.ops.ir.linear import Linear, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,21 +176,15 @@ def _take(parts: list[Part], count: int) -> list[Part]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ActivatedPart:
-    """`mul` scalars from `offset` of a row on, which are activated."""
-
-    offset: int
-    mul: int
-    act: Activation
-
-
-@dataclasses.dataclass(frozen=True)
 class Activated:
-    """Derivatives of activations of parts of rows [rows, size], part by part side by side."""
+    """Activations of some scalars of rows [rows, size], and their derivatives of some orders.
+
+    Each result is [rows, scalars], the parts side by side.
+    """
 
     rows: Rows
-    parts: tuple[ActivatedPart, ...]
-    orders: tuple[int, ...] = (0,)  # of each result, [rows, scalars]: 0 activations, 1 slopes
+    parts: tuple[tuple[Segment, Activation], ...]
+    orders: tuple[int, ...] = (0,)  # of each result: 0 activations, 1 slopes
 
     @property
     def inputs(self) -> tuple[Rows, ...]:
@@ -205,18 +200,16 @@ class Activated:
 
     @property
     def size(self) -> int:
-        return sum(part.mul for part in self.parts)
+        return sum(scalars.mul for scalars, _ in self.parts)
 
     def of_orders(self, orders) -> Activated:
         return dataclasses.replace(self, orders=tuple(orders))
 
-    def places(self) -> list[tuple[int, int, int]]:
-        """Return (offset, channels, components) of each part in a result."""
-        places, offset = [], 0
-        for part in self.parts:
-            places.append((offset, part.mul, 1))
-            offset += part.mul
-        return places
+    def places(self) -> list[Segment]:
+        """Return where each part is in a result."""
+        muls = [scalars.mul for scalars, _ in self.parts]
+        offsets = itertools.accumulate(muls, initial=0)
+        return [Segment.mul_ir(*place, 1) for place in zip(offsets, muls, strict=False)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -224,7 +217,7 @@ def chain_rule(activated: Activated, count: int) -> Form:
     """Return the form of tangents of `count` results: (their slopes, a tangent of the rows)."""
     places = activated.places()
     slopes = [operand(f"d{n}", activated.size, places) for n in range(count)]
-    tangent = operand("t", activated.rows.size, [(p.offset, p.mul, 1) for p in activated.parts])
+    tangent = operand("t", activated.rows.size, [scalars for scalars, _ in activated.parts])
     outputs = [operand(f"t_a{n}", activated.size, places) for n in range(count)]
     paths = [
         path_between((SegmentRef(n, s), SegmentRef(count, s)), SegmentRef(n, s), (1, 1))
@@ -235,21 +228,20 @@ def chain_rule(activated: Activated, count: int) -> Form:
 
 
 @functools.lru_cache(maxsize=256)
-def sum_form(size: int, blocks: tuple[Block, ...] = ()) -> Form:
+def sum_form(size: int, blocks: tuple[Segment, ...] = ()) -> Form:
     """Return the sum of two arrays of rows of `size`, of these blocks where a Linear has them."""
-    places = [(b.offset, b.mul, b.dim) for b in blocks] or [(0, size, 1)]
+    places = blocks or [Segment.mul_ir(0, size, 1)]
     inputs = tuple(operand(name, size, places) for name in "xy")
     paths = [
-        path_between((SegmentRef(n, s),), SegmentRef(0, s), (dim,))
+        path_between((SegmentRef(n, s),), SegmentRef(0, s), (place.dim,))
         for n in range(2)
-        for s, (_, _, dim) in enumerate(places)
+        for s, place in enumerate(places)
     ]
     return Form(inputs, (operand("sum", size, places),), tuple(paths))
 
 
-def operand(name: str, size: int, places) -> Operand:
-    segments = tuple(Segment(offset, mul, dim, dim) for offset, mul, dim in places)
-    return Operand(name, size, segments, True)
+def operand(name: str, size: int, segments) -> Operand:
+    return Operand(name, size, tuple(segments), True)
 
 
 def path_between(factors, output: SegmentRef, dims: tuple[int, ...]) -> Path:
@@ -274,26 +266,25 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
     blocks = linear.blocks_out
     [rows] = linear.linear_form.outputs
 
-    def place(part: Part) -> tuple[int, int, int]:
+    def place(part: Part) -> Segment:
         block = blocks[part.block]
-        return block.offset + part.first * block.dim, part.mul, block.dim
+        return Segment.mul_ir(block.offset + part.first * block.dim, part.mul, block.dim)
 
     parts, z_places, a_places, out_places = [], [], [], []
     values, tangents = [], []  # paths
     for tile in gate.tiles:
-        offset, mul, dim = place(tile.part)
-        z = len(z_places)
-        z_places.append((offset, mul, dim))
-        out = SegmentRef(0, len(out_places))
-        out_places.append((tile.offset, mul, dim))
+        z, own = len(z_places), place(tile.part)
+        z_places.append(own)
+        out, dim = SegmentRef(0, len(out_places)), own.dim
+        out_places.append(Segment.mul_ir(tile.offset, own.mul, dim))
         if tile.gate is None and tile.act == IDENTITY:
             values.append(path_between((SegmentRef(1, z),), out, (dim,)))
             tangents.append(path_between((SegmentRef(3, z),), out, (dim,)))
             continue
         a = len(a_places)
         scalars = place(tile.gate or tile.part)
-        a_places.append((sum(p.mul for p in parts), mul, 1))
-        parts.append(ActivatedPart(scalars[0], mul, tile.act))
+        a_places.append(Segment.mul_ir(sum(s.mul for s, _ in parts), own.mul, 1))
+        parts.append((scalars, tile.act))
         if tile.gate is None:
             values.append(path_between((SegmentRef(0, a),), out, (1,)))
             tangents.append(path_between((SegmentRef(0, a), SegmentRef(3, z)), out, (1, 1)))

@@ -16,19 +16,26 @@ ROWS_OF_A_PART = 256  # the fewest that a program walks for its sum of gradients
 MOST_PARTS = 64  # such sums: each is an array of the size of all parameters
 
 
-def _launch(call: Call, kernel, named: dict, count: int, sizes, *, scalars=()) -> list:
-    """Return the outputs [count, size] of a kernel."""
-    arrays, shapes = [named[name] for name in kernel.inputs], [(count, size) for size in sizes]
-    programs = -(-count // kernel.rows) * kernel.shares
-    return launch(kernel.spec, arrays, shapes, scalars, (programs,))
+def _launch(call: Call, kernel, named: dict, shapes, programs: int, **scalars: int) -> list:
+    """Return the outputs of a kernel of these shapes, by so many programs."""
+    scalars |= {"num_rows": call.num_rows, "num_nodes": call.num_nodes}
+    arrays = [named[name] for name in kernel.inputs]
+    values = [scalars[name] for name in kernel.spec.scalars]
+    return launch(kernel.spec, arrays, shapes, values, (programs * kernel.shares,))
+
+
+def _launch_over(count: int, call: Call, kernel, named: dict, sizes) -> list:
+    """Return the outputs [count, size] of a kernel over so many rows or nodes."""
+    shapes = [(count, size) for size in sizes]
+    return _launch(call, kernel, named, shapes, -(-count // kernel.rows))
 
 
 def rows_forward(*arrays, call: Call):
     """Return the outputs, from one kernel."""
     floats, _, integers = call.split(arrays)
     kernel = row_kernels.forward(call.fused, floats[0].dtype.name)
-    named, n = call.fused.named(floats, integers), call.num_rows
-    return _launch(call, kernel, named, n, call.fused.sizes, scalars=(n,))
+    named = call.fused.named(floats, integers)
+    return _launch_over(call.num_rows, call, kernel, named, call.fused.sizes)
 
 
 def _operands_of_backward(call: Call, arrays):
@@ -46,7 +53,7 @@ def rows_backward(*arrays, call: Call):
     One kernel for those of the product's inputs; those of nodes it writes for each row, and another
     sums them. One more, or two, for the gradients of the parameters.
     """
-    fused, n, ([*wanted, _], given) = call.fused, call.num_rows, call.derivatives
+    fused, ([*wanted, _], given) = call.fused, call.derivatives
     floats, dz, integers, named = _operands_of_backward(call, arrays)
     of_inputs, of_parameters, of_skip = fused.operands(wanted)
     gated, dtype = "ct_out" in named, floats[0].dtype.name
@@ -55,7 +62,7 @@ def rows_backward(*arrays, call: Call):
         kernel = row_kernels.backward(fused, tuple(of_inputs), given, dtype)
         outputs = backward_form(fused.form, tuple(of_inputs)).outputs if any(of_inputs) else ()
         sizes = [o.size for o in outputs] + [fused.linear.size_out] * gated
-        results = _launch(call, kernel, named, n, sizes, scalars=(n,))
+        results = _launch_over(call.num_rows, call, kernel, named, sizes)
         dinputs = [
             _of_nodes(call, o.index, rows, integers) if o.index.is_node else rows
             for o, rows in zip(outputs, results, strict=False)
@@ -74,13 +81,8 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     parts = max(1, min(MOST_PARTS, call.num_rows // ROWS_OF_A_PART))
     kernel = row_kernels.gradients(call.fused, wanted, dtype, parts > 1)
     shapes = [linear_form.shape(w, call.num_rows) for w in weights]
-    results = launch(
-        kernel.spec,
-        [named[name] for name in kernel.inputs],
-        [(parts, *shape) for shape in shapes] if parts > 1 else shapes,
-        (call.num_rows, parts),
-        (parts * kernel.shares,),
-    )
+    shapes = [(parts, *shape) for shape in shapes] if parts > 1 else shapes
+    results = _launch(call, kernel, named, shapes, parts, num_parts=parts)
     return results if parts == 1 else primitive.reduced(weights, results, dtype)
 
 
@@ -91,7 +93,7 @@ def node_forward(*arrays, call: Call):
     lanes = form.edge_lanes(call.fused.form, dtype, call.num_rows, call.num_nodes)
     kernel = node.forward(call.fused, dtype, lanes)
     named = call.fused.named(floats, integers)
-    return _launch(call, kernel, named, call.num_nodes, call.sizes)
+    return _launch_over(call.num_nodes, call, kernel, named, call.sizes)
 
 
 def node_backward(*arrays, call: Call):
@@ -107,7 +109,7 @@ def node_backward(*arrays, call: Call):
     floats, cotangents, integers, named = _operands_of_backward(call, arrays)
     kernel = node.backward(fused, given, floats[0].dtype.name, 4)
     sizes = [floats[0].shape[1], *[fused.linear.size_out] * ("ct_out" in named)]
-    dm, *dz = _launch(call, kernel, named, call.num_rows, sizes)
+    dm, *dz = _launch_over(call.num_rows, call, kernel, named, sizes)
     dz, gradients = dz or cotangents, []
     if any(of_parameters):
         plain = Fused.build(fused.form, fused.linear, None, False)

@@ -8,10 +8,12 @@ import ase.io
 import lmdb
 import numpy as np
 import pytest
+from ase.constraints import FixAtoms
 from ase.db.row import AtomsRow
 from ase.io.jsonio import encode
 
 from eqfuse.data import DataError, Keys, read_structures
+from eqfuse.data.readers import iterate_atoms
 from tests.data.readers.conftest import assert_read
 from tests.data.readers.test_damaged_files import assert_read_or_refused
 
@@ -111,3 +113,23 @@ def test_pickled_objects_and_other_files_are_refused(rows, tmp_path):
     write(tmp_path / "damaged.lmdb", {"1": rows["1"], "2": zlib.compress(b"{}")})
     with pytest.raises(DataError, match=r"damaged\.lmdb: a row is damaged"):
         read_structures(tmp_path / "damaged.lmdb")
+
+
+@pytest.mark.parametrize("suffix", ["xyz", "traj", "db"])
+def test_atoms_have_what_a_simulation_starts_from(frames, tmp_path, suffix):
+    """Velocities, masses and constraints, without labels, which would be those of other places."""
+    atoms = frames[1]
+    atoms.set_masses([60.0, 61, 62, 63])
+    atoms.set_velocities(np.arange(12.0).reshape(4, 3))
+    atoms.set_constraint(FixAtoms([1]))
+    atoms.info["virial"] = -atoms.get_volume() * atoms.get_stress(voigt=False)
+    path = tmp_path / f"frames.{suffix}"
+    ase.io.write(path, frames)
+    water, copper = iterate_atoms(path)
+    assert len(water) == 3
+    np.testing.assert_allclose(copper.positions, atoms.positions, atol=1e-7)
+    np.testing.assert_allclose(copper.get_velocities(), atoms.get_velocities(), atol=1e-7)
+    np.testing.assert_array_equal(copper.get_masses(), [60, 61, 62, 63])
+    assert [c.index.tolist() for c in copper.constraints] == [[1]]
+    assert copper.calc is None
+    assert not [key for key in copper.info if key.startswith("eqfuse")]

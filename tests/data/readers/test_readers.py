@@ -169,6 +169,107 @@ def test_compressed(tmp_path, suffix, kind):
     assert len(read_structures(path)) == 1
 
 
+SLAB = """2
+{lattice} {properties}=species:S:1:pos:R:3:{forces}:R:3 {energy}=-1.5 {pbc}
+Si 0.1 0.2 0.3 0.5 0.0 0.0
+O 1.1 0.2 0.3 -0.5 0.0 0.0
+"""
+NINE_OF_CELL = "2.0 0 0 0.5 3.0 0 0 0 4.0"
+USUAL = {
+    "lattice": f'Lattice="{NINE_OF_CELL}"',
+    "properties": "Properties",
+    "forces": "forces",
+    "energy": "energy",
+    "pbc": 'pbc="T T F"',
+}
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {},
+        {"lattice": f'lattice="{NINE_OF_CELL}"'},
+        {"lattice": f"LATTICE={{{NINE_OF_CELL}}}"},
+        {"lattice": f'cell="{NINE_OF_CELL}"'},
+        {"lattice": "Lattice=[[2, 0, 0], [0.5, 3, 0], [0, 0, 4]]"},
+        {"lattice": 'cell="[[2, 0, 0], [0.5, 3, 0], [0, 0, 4]]"'},
+        {"lattice": f'Lattice="{NINE_OF_CELL}" cell="9 9 9 90 90 90"'},
+        *(
+            {"pbc": f"{key}={flags}"}
+            for key, flags in (
+                ("pbc", '"TTF"'),
+                ("pbc", "TTF"),
+                ("pbc", '"t t f"'),
+                ("PBC", '"T T F"'),
+                ("Pbc", "110"),
+                ("pbc", "T,T,F"),
+                ("pbc", '"1 1 0"'),
+                ("pbc", "[True, True, False]"),
+                ("pbc", '"_JSON [true, true, false]"'),
+                ("periodic", '"T T F"'),
+            )
+        ),
+        {"properties": "properties", "forces": "Forces", "energy": "Energy"},
+        {"properties": "PROPERTIES", "forces": "force", "energy": "ENERGY"},
+    ],
+    ids=str,
+)
+def test_header_keys_in_any_spelling(write, spelling):
+    [structure] = read_structures(write(SLAB.format(**USUAL | spelling)))
+    np.testing.assert_array_equal(structure.cell, [[2, 0, 0], [0.5, 3, 0], [0, 0, 4]])
+    assert structure.pbc.tolist() == [True, True, False]
+    assert structure.energy == -1.5
+    np.testing.assert_array_equal(structure.forces[:, 0], [0.5, -0.5])
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [
+        ({"lattice": f'unit_cell="{NINE_OF_CELL}"'}, "unit_cell is not read: name it Lattice="),
+        ({"lattice": 'cell="2 3 4"'}, "cell must be nine numbers: Lattice="),
+        ({"lattice": 'lattice="2 3 4 90 90 90"'}, "lattice must be nine numbers"),
+        ({"lattice": 'Box="2 3 4"'}, "Box is not read"),
+        ({"lattice": f'{USUAL["lattice"]} lattice="1 0 0 0 1 0 0 0 1"'}, "lattice disagree"),
+        ({"pbc": 'pbc="pp pp ff"'}, 'pbc="pp pp ff" is not three of T and F; write pbc="T T F"'),
+        ({"pbc": 'PBC="T T"'}, 'PBC="T T" is not three of T and F'),
+        ({"pbc": "pbc=2"}, 'pbc="2" is not three of T and F'),
+        ({"pbc": "pbc=TTF PBC=TTT"}, "pbc and PBC disagree; keep pbc"),
+        ({"energy": "Energy=-2 ENERGY"}, "Energy and ENERGY may both be energy; remove one"),
+    ],
+    ids=str,
+)
+def test_header_keys_that_are_not_read_are_named(write, spelling, message):
+    with pytest.raises(DataError, match=rf"data\.xyz, frame 0: .*{message}"):
+        read_structures(write(SLAB.format(**USUAL | spelling)))
+
+
+@pytest.mark.parametrize("column", ["pos", "species"])
+def test_columns_of_positions_and_elements_are_needed(write, column):
+    """Without the first, ASE puts all atoms at the origin."""
+    text = SLAB.format(**USUAL).replace(f"{column}:", f"my{column}:")
+    with pytest.raises(DataError, match=f"frame 0: Properties names no column {column}, but"):
+        read_structures(write(text))
+
+
+def test_entries_that_are_no_labels_stay_ignored(write):
+    """Of other shapes, or cells of what is not periodic."""
+    entries = 'Energy=low box="9 9 9" Force=2 cell="0 0 0 0 0 0 0 0 0" pbc='
+    text = GOOD.replace("energy=", "forces_std=1 energy=").replace("pbc=", entries)
+    [structure] = read_structures(write(text))
+    assert structure.energy == -14.25
+    assert not structure.pbc.any()
+    assert not structure.unread
+
+
+def test_labels_under_other_keys_are_remembered(write):
+    other = GOOD.replace("energy=", "REF_energy=").replace("forces:", "REF_forces:")
+    free = GOOD.replace("energy=-14.25", "energy=-14.25 free_energy=-15.0")
+    first, second, third = read_structures(write(GOOD + other + free))
+    assert (first.unread, third.unread) == ({}, {"free_energy": "free_energy"})
+    assert second.unread == {"energy": "REF_energy", "forces": "REF_forces"}
+    assert second.energy is None
+
+
 BAD_FRAMES = {
     "a weight below zero": (
         GOOD.replace("energy=", "config_forces_weight=-1 energy="),
@@ -242,8 +343,8 @@ def test_formats_are_chosen_by_name_or_suffix(write, tmp_path):
     assert len(read_structures(tmp_path / "frames.dat")) == 1
     save_md22(tmp_path / "m.npz")
     assert len(read_structures(tmp_path / "m.npz")) == 4
-    with pytest.raises(DataError, match="format 'cif' is unknown; choose from: extxyz, rmd17"):
-        read_structures(tmp_path / "m.npz", format="cif")
+    with pytest.raises(DataError, match="format 'mol' is unknown; choose from: extxyz, rmd17"):
+        read_structures(tmp_path / "m.npz", format="mol")
 
 
 def test_more_columns_than_there_are_take_no_memory(write):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from e3nn_jax._src.activation import parity_function
 
 from eqfuse import ops
 from eqfuse.ops.backends import activations, xla
@@ -106,6 +107,17 @@ def constant(function) -> float:
     if function is None:
         return 1.0
     return e3nn.normalize_function(lambda x: 1.0 if x is None else function(x))(None)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_constants_are_e3nns(x64):
+    """A float32 mean of a million numbers has some roundings, 6e-8 each."""
+    assert activations.CONSTANTS.keys() >= set(xla.FUNCTIONS.values())
+    with jax.enable_x64(x64):
+        for function, (parity, *c) in activations.CONSTANTS.items():
+            assert parity_function(function) == parity
+            expected = pytest.approx(1 / constant(function), rel=1e-12 if x64 else 3e-7)
+            assert c[x64] == expected
 
 
 def rounding_of_one(name: str):

@@ -243,13 +243,13 @@ class FunctionEmitter:
 def write_row(f: Function, activated: Activated, source: str, targets: list[str]) -> int:
     """Write the activations of a row, from `source` to a row of each order; return their cost."""
     cost = 0
-    for part, (offset, mul, _) in zip(activated.parts, activated.places(), strict=True):
-        read = f.at(source, part.offset, f.bytes)
-        places = [f.at(target, offset, f.bytes) for target in targets]
+    for (scalars, act), part in zip(activated.parts, activated.places(), strict=True):
+        read, mul = f.at(source, scalars.offset, f.bytes), part.mul
+        places = [f.at(target, part.offset, f.bytes) for target in targets]
         for loop, lanes in f.vector_loops(mul):
             emitter = FunctionEmitter(f, lanes)
             x = emitter.load(read, f.dtype, max(mul, 2), loop.index)
-            values = emitter.activated(part.act, activated.orders, x, f.dtype)
+            values = emitter.activated(act, activated.orders, x, f.dtype)
             for value, place in zip(values, places, strict=True):
                 emitter.store(value, place, f.dtype, loop.index)
         cost += OPERATIONS * -(-mul // f.widest)

@@ -15,6 +15,7 @@ import tempfile
 
 from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, Machine
 from eqfuse.ops.backends.llvm.machine import RUNTIME
+from eqfuse.ops.backends.llvm.text import with_handler
 
 TARGET = Machine(32, 16, *DEFAULT_CACHES)
 """The machine for which kernels of a library are written, whatever the machine that writes them."""
@@ -102,7 +103,7 @@ def build(texts: dict[str, str], file: pathlib.Path) -> None:
         compile_for(levels[0], _handlers(texts, len(levels)))
         for n, cpu in enumerate(levels):
             for name, text in texts.items():
-                compile_for(cpu, text.replace(f"@{name}(", f"@{name}_{n}("))
+                compile_for(cpu, with_handler(text, f"{name}_{n}"))
         exported = folder / "exported"
         names = "; ".join([*texts, "eqfuse_kernels"])
         exported.write_text(f"{{ global: {names}; local: *; }};")

@@ -18,6 +18,7 @@ import jax
 
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm.layout import Machine
+from eqfuse.ops.backends.llvm.text import with_handler
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 """Versions of XLA's FFI whose structures the runtime reads: those of jaxlib 0.10 to 0.12."""
@@ -120,10 +121,12 @@ def compiled(text: str) -> bytes:
             code, checksum = content[:-32], content[-32:]
             if hashlib.sha256(key.encode() + code).digest() == checksum:
                 return code
-        parsed = llvm.parse_assembly(text)
-        parsed.verify()
-        code = target.emit_object(parsed)
+        # a context keeps all constants and types of its modules: each module has its own
+        with llvm.parse_assembly(text, llvm.create_context()) as parsed:
+            parsed.verify()
+            code = target.emit_object(parsed)
         _host.write(path, code + hashlib.sha256(key.encode() + code).digest())
+        _host.remove_old(path.parent, "*.o")
         return code
 
 
@@ -175,7 +178,7 @@ def register(name: str, text: str) -> str:
     """
     if recorded := _recording.value:
         target = name + recorded.suffix
-        recorded.texts[target] = text.replace(f"@{name}(", f"@{target}(")
+        recorded.texts[target] = text
         return target
     for record in list(_records.values()):
         record[name] = text
@@ -185,7 +188,8 @@ def register(name: str, text: str) -> str:
             new = ctypes.pythonapi.PyCapsule_New
             new.restype = ctypes.py_object
             new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-            handler = new(_link(name, text, [name], imported)[name], None, None)
+            linked = _link(name, with_handler(text, name), [name], imported)
+            handler = new(linked[name], None, None)
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
             _registered.add(name)
     return name

@@ -23,7 +23,15 @@ typedef struct { int64_t dtype, rank, rows, width, role; const char* name; } Ent
 typedef void Run(void** buffers, int64_t begin, int64_t end, int64_t rows, void* scratch);
 // units of `block` rows, of which a node has -block where it is negative; `count` where it is known
 typedef struct { Run* run; int64_t block, row_cost, node_cost, scratch, count; } Pass;
-typedef struct { int64_t inputs, outputs, passes; const Entry* entry; const Pass* pass; } Spec;
+// an order of edges, the ends that it sorts, and the offsets of nodes in it: numbers of entries
+typedef struct { int64_t order, ends, offsets; } Order;
+typedef struct {
+  int64_t inputs, outputs, passes;
+  const Entry* entry;
+  const Pass* pass;
+  int64_t orders;
+  const Order* order;
+} Spec;
 
 int64_t eqfuse_limit = 1;           // the most threads that kernels of this process use
 _Atomic int64_t eqfuse_active = 0;  // how many they do
@@ -74,9 +82,9 @@ static int is_error(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Return how many chunks of a pass failed for want of memory.
-static int64_t run(const XLA_FFI_CallFrame* frame, const Pass* pass, void** buffers, int64_t count,
-                   int64_t rows, int64_t cost) {
+// Share out `count` units; return how many chunks failed for want of memory.
+static int64_t share(const XLA_FFI_CallFrame* frame, Run* run, void** buffers, int64_t count,
+                     int64_t rows, int64_t scratch, int64_t cost) {
   const XLA_FFI_Api* api = frame->api;
   int64_t helpers = least(least(eqfuse_limit, count) - 1, cost / WORK_OF_A_THREAD);
   if (helpers > 0) {
@@ -91,7 +99,7 @@ static int64_t run(const XLA_FFI_CallFrame* frame, const Pass* pass, void** buff
   if (!job) return 1;
   int64_t parts = 8 * (helpers + 1);
   *job = (Job){.references = helpers + 1, .count = count, .chunk = (count + parts - 1) / parts,
-               .rows = rows, .scratch = pass->scratch, .run = pass->run, .buffers = buffers};
+               .rows = rows, .scratch = scratch, .run = run, .buffers = buffers};
   for (int64_t k = 0; k < helpers; k++) {
     XLA_FFI_ThreadPool_Schedule_Args args = {sizeof args, NULL, frame->ctx, help, job};
     if (is_error(api, api->XLA_FFI_ThreadPool_Schedule(&args)))
@@ -133,13 +141,59 @@ static XLA_FFI_Error* check_buffer(const XLA_FFI_CallFrame* frame, const Entry* 
   return NULL;
 }
 
-// Check that indices are in range, orders permutations, offsets in order over all rows.
+// What a check of index arrays looks through, shared among threads as a pass is.
+typedef struct {
+  const int32_t *index, *ends, *offsets;
+  int64_t limit;
+  _Atomic int64_t is_wrong;
+} Check;
+
+static void in_range(void** check, int64_t begin, int64_t end, int64_t rows, void* scratch) {
+  (void)rows, (void)scratch;
+  Check* c = (Check*)check;
+  const int32_t* index = c->index;
+  uint32_t limit = c->limit, wrong = 0;
+  for (int64_t k = begin; k < end; k++) wrong |= (uint32_t)index[k] >= limit;
+  if (wrong) c->is_wrong = 1;
+}
+
+// The edges of a node are those of which it is the end, in ever higher numbers: so an order that
+// passes is a permutation. Its elements are in range.
+static void in_order(void** check, int64_t begin, int64_t end, int64_t rows, void* scratch) {
+  (void)rows, (void)scratch;
+  Check* c = (Check*)check;
+  int wrong = 0;
+  for (int64_t node = begin; node < end && !wrong; node++) {
+    int64_t first = c->offsets[node], stop = c->offsets[node + 1], before = -1;
+    wrong = first < 0 || stop < first || stop > c->limit;
+    if (wrong) break;
+    for (int64_t k = first; k < stop; k++) {
+      int64_t edge = c->index[k];
+      wrong |= c->ends[edge] != node || edge <= before;
+      before = edge;
+    }
+  }
+  if (wrong) c->is_wrong = 1;
+}
+
+static int fails(const XLA_FFI_CallFrame* frame, Run* run, Check* c, int64_t count, int64_t cost) {
+  if (cost < 2 * WORK_OF_A_THREAD)
+    run((void**)c, 0, count, 0, NULL);
+  else if (share(frame, run, (void**)c, count, 0, 0, cost))
+    return 1;
+  return c->is_wrong != 0;
+}
+
+// An array of a size of its own says how many rows it has, and where its indices or offsets end.
+static void use_own_size(const Entry* e, int64_t* rows, int64_t* nodes) {
+  if (e->rows >= 0) return;
+  *rows = e->role == OFFSETS ? e->width : -e->rows;
+  *nodes = e->role == OFFSETS ? -e->rows - 1 : e->width;
+}
+
+// Find the error: indices are in range, orders permutations, offsets in order over all rows.
 static XLA_FFI_Error* check_indices(const XLA_FFI_CallFrame* frame, const Entry* e,
                                     const int32_t* item, int64_t rows, int64_t nodes) {
-  if (e->rows < 0) {  // of a size of its own: its rows, and where its indices or offsets end
-    rows = e->role == OFFSETS ? e->width : -e->rows;
-    nodes = e->role == OFFSETS ? -e->rows - 1 : e->width;
-  }
   if (e->role == NODE_INDEX || e->role == ROW_INDEX) {
     int64_t limit = e->role == ROW_INDEX ? rows : nodes;
     for (int64_t k = 0; k < rows; k++) {
@@ -171,6 +225,40 @@ static XLA_FFI_Error* check_indices(const XLA_FFI_CallFrame* frame, const Entry*
              value, low, high, nodes);
     }
   return NULL;
+}
+
+static XLA_FFI_Error* check_ends(const XLA_FFI_CallFrame* frame, const Entry* e,
+                                 const int32_t* index, int64_t rows, int64_t nodes) {
+  if (e->role != NODE_INDEX) return NULL;
+  use_own_size(e, &rows, &nodes);
+  Check c = {.index = index, .limit = nodes};
+  if (!fails(frame, in_range, &c, rows, rows / 8)) return NULL;
+  return check_indices(frame, e, index, rows, nodes);
+}
+
+static XLA_FFI_Error* check_order(const XLA_FFI_CallFrame* frame, const Entry* entry,
+                                  const Order* o, void** buffers, int64_t rows, int64_t nodes) {
+  const int32_t *order = buffers[o->order], *ends = buffers[o->ends];
+  const int32_t* offsets = buffers[o->offsets];
+  int64_t own_rows = rows;
+  use_own_size(entry + o->order, &rows, &nodes);
+  use_own_size(entry + o->offsets, &own_rows, &nodes);
+  Check c = {.index = order, .ends = ends, .offsets = offsets, .limit = rows};
+  if (!fails(frame, in_range, &c, rows, rows / 8) &&
+      !fails(frame, in_order, &c, nodes, (rows + nodes) / 2) && offsets[0] == 0 &&
+      offsets[nodes] == rows)
+    return NULL;
+  XLA_FFI_Error* error = check_indices(frame, entry + o->offsets, offsets, rows, nodes);
+  if (!error) error = check_indices(frame, entry + o->order, order, rows, nodes);
+  for (int64_t node = 0; !error && node < nodes; node++)
+    for (int64_t k = offsets[node]; k < offsets[node + 1]; k++) {
+      int64_t edge = order[k], end = ends[edge];
+      if (end != node)
+        FAIL(INVALID_ARGUMENT,
+             "%s[%ld] is %ld, and %s[%ld] is %ld, not %ld: make edges by Edges.from_arrays",
+             entry[o->order].name, k, edge, entry[o->ends].name, edge, end, node);
+    }
+  return error;
 }
 
 // Ask Linux for large pages inside a large result, which it may decline; others know no such word.
@@ -206,7 +294,10 @@ XLA_FFI_Error* eqfuse_call(XLA_FFI_CallFrame* frame, const Spec* spec) {
     }
   }
   for (int64_t k = 0; k < counts[0]; k++)
-    if ((error = check_indices(frame, spec->entry + k, buffers[k], rows, nodes))) return error;
+    if ((error = check_ends(frame, spec->entry + k, buffers[k], rows, nodes))) return error;
+  for (int64_t k = 0; k < spec->orders; k++)
+    if ((error = check_order(frame, spec->entry, spec->order + k, buffers, rows, nodes)))
+      return error;
   for (int64_t k = 0; k < counts[1]; k++) ask_for_large_pages(sides[1][k]);
   for (int64_t k = 0; k < spec->passes; k++) {
     const Pass* pass = spec->pass + k;
@@ -215,7 +306,8 @@ XLA_FFI_Error* eqfuse_call(XLA_FFI_CallFrame* frame, const Spec* spec) {
     if (pass->count > 0) count = pass->count;
     // where a call has no rows, the cost is that of the whole pass
     int64_t cost = pass->row_cost * (rows < 0 ? 1 : rows) + (by_node ? pass->node_cost * nodes : 0);
-    if (run(frame, pass, buffers, count, pass->count > 0 && by_node ? nodes : rows, cost))
+    int64_t size = pass->count > 0 && by_node ? nodes : rows;
+    if (share(frame, pass->run, buffers, count, size, pass->scratch, cost))
       FAIL(RESOURCE_EXHAUSTED, "no memory for %ld bytes of scratch", pass->scratch);
   }
   return NULL;

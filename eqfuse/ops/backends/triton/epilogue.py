@@ -7,8 +7,8 @@ import dataclasses
 from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter
+from eqfuse.ops.ir.form import Segment
 from eqfuse.ops.ir.fused import IDENTITY, Fused, Part, Tile
-from eqfuse.ops.ir.linear import Block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Place:
     v: str
 
     @property
-    def block(self) -> Block:
+    def block(self) -> Segment:
         return self.t.linear.blocks_out[self.part.block]
 
     @property

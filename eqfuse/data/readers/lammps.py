@@ -1,0 +1,219 @@
+"""Structures from LAMMPS: text dumps, and the data files of read_data and write_data."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import ase
+import ase.io
+import numpy as np
+from ase.calculators.lammps import convert
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.data import atomic_masses, atomic_numbers
+
+from eqfuse.data.readers.ase_files import read_by_ase
+from eqfuse.data.readers.format import lines_of
+from eqfuse.data.structures import DataError
+
+_UNITS = ("metal", "real", "electron", "si", "cgs", "micro", "nano")
+_WRONG_MASS, _APART = 0.01, 3  # of a mass; the next element is this many times as far
+
+
+def frames_of_lammps(
+    path: str | os.PathLike, types: Sequence[str] = ()
+) -> Iterator[Callable[[], ase.Atoms]]:
+    """Yield the frames of a LAMMPS text dump, or the structure of a data file.
+
+    Elements are those of `types`, the elements of LAMMPS's types 1, 2, ...; else the dump's column
+    `element`, the data file's type labels, or masses. A file that has none of these is refused.
+    Units are those that the file names, or metal; forces (fx fy fz) and velocities, whose units are
+    others than in real, are read where it names them. Atoms are sorted by id; a data file is
+    periodic in all directions.
+
+    References: https://docs.lammps.org/dump.html, https://docs.lammps.org/read_data.html
+    """
+    types = [_number(f"the type {k}", name) for k, name in enumerate(types, start=1)]
+    first = next((line for line in lines_of(path) if line.strip()), "")
+    if not first.startswith("ITEM:"):
+        yield lambda: _data(path, types)
+        return
+    for text in _texts(path):
+        yield lambda text=text: _dump(text, types)
+
+
+def _number(what: str, name: str) -> int:
+    if name == "X" or name not in atomic_numbers:
+        raise DataError(f"{what} is named {name!r}, which is no element; write Si, O, ...")
+    return atomic_numbers[name]
+
+
+def _known_units(name: str | None) -> str | None:
+    if name is not None and name not in _UNITS:
+        raise DataError(f"its units are {name}, which are no lengths in Å")
+    return name
+
+
+def _require_known(count: int, types: Sequence[int]) -> None:
+    if types and count > len(types):
+        raise DataError(f"there are {count} types and {len(types)} elements are named; name all")
+
+
+_NAME_THEM = "name those of types 1, 2, ... (--types Si O, or types=Si,O)"
+
+
+def _of_masses(masses) -> np.ndarray:
+    """Return the elements that masses, in u, determine."""
+    numbers = np.zeros(len(masses), int)
+    for mass in set(masses):
+        away = np.abs(atomic_masses - mass)
+        away[0] = np.inf  # X
+        first, second = np.argsort(away)[:2]
+        if not away[first] <= min(_WRONG_MASS * mass, away[second] / _APART):
+            raise DataError(f"a mass of {mass:g} u is not that of one element; {_NAME_THEM}")
+        numbers[np.asarray(masses) == mass] = first
+    return numbers
+
+
+def _texts(path) -> Iterator[list[str]]:
+    """Yield the lines of each frame of a dump, with the units that the file names first."""
+    text, begun = [], False
+    for line in lines_of(path):
+        if line.startswith("ITEM: TIMESTEP"):
+            if begun:
+                yield text
+                text = text[:2] if text[0].startswith("ITEM: UNITS") else []
+            begun = True
+        if line.strip():
+            text.append(line)
+    yield text
+
+
+def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
+    items, rows = {}, []
+    for line in text:
+        if line.startswith("ITEM:"):
+            items[line[5:].strip()] = rows = []
+        else:
+            rows.append(line)
+    head = {name: next((k for k in items if k.startswith(name)), None) for name in _ITEMS}
+    if None in head.values():
+        raise DataError(f"not a frame of a LAMMPS dump, which has {', '.join(_ITEMS)}")
+    columns, table = head["ATOMS"].split()[1:], [row.split() for row in items[head["ATOMS"]]]
+    count = "".join(items[head["NUMBER OF ATOMS"]]).strip()
+    if str(len(table)) != count or any(len(row) != len(columns) for row in table):
+        raise DataError(
+            f"there are {len(table)} rows of {count} atoms, or rows without {len(columns)} "
+            "columns; the file may have been cut off"
+        )
+    units = _known_units("".join(items["UNITS"]).strip() if "UNITS" in items else None)
+    try:
+        if "id" in columns:
+            table.sort(key=lambda row: int(row[columns.index("id")]))
+        values = dict(zip(columns, zip(*table, strict=True), strict=True))
+        return _atoms(values, head["BOX BOUNDS"], items[head["BOX BOUNDS"]], types, units)
+    except (IndexError, ValueError) as err:
+        raise err if isinstance(err, DataError) else DataError(f"not a LAMMPS dump: {err}") from err
+
+
+_ITEMS = ("TIMESTEP", "NUMBER OF ATOMS", "BOX BOUNDS", "ATOMS")
+
+
+def _atoms(values, bounds: str, rows: list[str], types: Sequence[int], units: str | None):
+    """Return the atoms of columns; without units, lengths are in Å, and others are not read."""
+
+    def vectors(*names: str) -> np.ndarray | None:
+        if not all(name in values for name in names):
+            return None
+        return np.array([values[name] for name in names], np.float64).T
+
+    cell, origin, pbc = _box(bounds, rows)
+    for prefix in ("", "u"):
+        if (positions := vectors(*(f"{c}{prefix}" for c in "xyz"))) is not None:
+            break
+        if (scaled := vectors(*(f"{c}s{prefix}" for c in "xyz"))) is not None:
+            positions = origin + scaled @ cell
+            break
+    else:
+        raise DataError("there are no columns x y z, xs ys zs, xu yu zu or xsu ysu zsu")
+    positions, cell = (convert(a, "distance", units or "metal", "ASE") for a in (positions, cell))
+    atoms = ase.Atoms(_elements(values, types), positions, cell=cell, pbc=pbc)
+    if units is None:
+        return atoms
+    if (velocities := vectors("vx", "vy", "vz")) is not None:
+        atoms.set_velocities(convert(velocities, "velocity", units, "ASE"))
+    if (forces := vectors("fx", "fy", "fz")) is not None:
+        forces = convert(forces, "force", units, "ASE")
+        atoms.calc = SinglePointCalculator(atoms, forces=forces)
+    return atoms
+
+
+def _elements(values, types: Sequence[int]) -> np.ndarray:
+    numbers = np.array(values.get("type", ()), int)
+    if types and len(numbers):
+        _require_known(int(numbers.max()), types)
+        if numbers.min() < 1:
+            raise DataError(f"an atom has the type {numbers.min()}")
+        return np.array(types)[numbers - 1]
+    names = values.get("element", ())
+    # LAMMPS writes C for every type if nobody named the elements
+    if names and not (set(names) == {"C"} and len(set(numbers.tolist())) > 1):
+        return np.array([_number(f"atom {k}", name) for k, name in enumerate(names)])
+    if "mass" in values:
+        return _of_masses([float(mass) for mass in values["mass"]])
+    raise DataError(
+        f"a LAMMPS dump without elements: {_NAME_THEM}, or write them by dump_modify element"
+    )
+
+
+def _box(bounds: str, rows: list[str]) -> tuple[np.ndarray, np.ndarray, list[bool]]:
+    """Return cell [3, 3] Å, origin [3] Å and pbc of the lines of BOX BOUNDS."""
+    words = bounds.split()[2:]
+    box = np.array([row.split() for row in rows], np.float64)
+    flags = [word for word in words if re.fullmatch("[pfsm]{2}", word)]
+    if len(flags) != 3:
+        raise DataError(f"'ITEM: {bounds}' does not say which directions are periodic (pp or ff)")
+    pbc = [flag == "pp" for flag in flags]
+    if words[0] == "abc":
+        return box[:, :3], box[:, 3], pbc
+    low, high = box[:, 0].copy(), box[:, 1].copy()
+    xy, xz, yz = box[:, 2] if box.shape[1] > 2 else np.zeros(3)
+    low[0] -= min(0, xy, xz, xy + xz)
+    high[0] -= max(0, xy, xz, xy + xz)
+    low[1] -= min(0, yz)
+    high[1] -= max(0, yz)
+    cell = np.diag(high - low)
+    cell[1, 0], cell[2, 0], cell[2, 1] = xy, xz, yz
+    return cell, low, pbc
+
+
+def _data(path, types: Sequence[int]) -> ase.Atoms:
+    """Return the structure of a data file, of which one line says what its first line names."""
+    lines = list(lines_of(path))
+    named = re.search(r"units\s*=\s*(\w+)", lines[0]) if lines else None
+    units = _known_units(named and named[1])
+    text = "".join(line.partition("#")[0].rstrip() + "\n" for line in lines[1:])
+    kinds = re.search(r"^\s*(\d+)\s+atom\s+types\s*$", text, re.M)
+    if not kinds:
+        raise DataError("neither a LAMMPS dump (ITEM: TIMESTEP) nor a data file (N atom types)")
+    numbers = list(types)
+    _require_known(int(kinds[1]), types)
+    if not types and (labels := _section(text, "Atom Type Labels")):
+        numbers = [_number(f"the type {k}", name) for k, name in labels.items()]
+    elif not types and (masses := _section(text, "Masses")):
+        numbers = _of_masses(
+            [convert(float(m), "mass", units or "metal", "ASE") for m in masses.values()]
+        )
+    elif not types:
+        raise DataError(f"a LAMMPS data file without elements or masses: {_NAME_THEM}")
+    of_type = {k: int(number) for k, number in enumerate(numbers, start=1)}
+    [atoms] = read_by_ase(path, "lammps-data", Z_of_type=of_type, units=units or "metal")
+    if units is None:
+        atoms.arrays.pop("momenta", None)
+    return atoms
+
+
+def _section(text: str, name: str) -> dict[int, str]:
+    """Return the second words of the rows of a section, by their numbers, in their order."""
+    found = re.search(rf"^\s*{name}\s*\n+((?:\s*\d+\s+\S+[ \t]*\n+)+)", text, re.M)
+    rows = [row.split() for row in found[1].split("\n") if row.strip()] if found else []
+    return dict(sorted((int(row[0]), row[1]) for row in rows))

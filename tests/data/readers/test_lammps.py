@@ -1,0 +1,147 @@
+"""LAMMPS's dumps and data files: elements, boxes, units, frames that were cut off."""
+
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError, read_structures
+
+DUMP = """ITEM: TIMESTEP
+{step}
+ITEM: NUMBER OF ATOMS
+3
+ITEM: BOX BOUNDS {bounds}
+0 9
+0 9
+0 9
+ITEM: ATOMS {columns}
+2 2 4.9 4.2 4.0 {second}
+1 1 4.0 4.0 4.0 {first}
+3 2 3.5 4.8 4.1 {second}
+"""
+
+
+def dump(tmp_path, more="", first="", second="", bounds="pp pp ff", before="", steps=1):
+    given = {"bounds": bounds, "columns": f"id type x y z {more}".strip()}
+    texts = [DUMP.format(step=k, first=first, second=second, **given) for k in range(steps)]
+    path = tmp_path / "water.lammpstrj"
+    path.write_text(before + "\n".join(texts))
+    return path
+
+
+def test_dump_of_named_types(tmp_path):
+    for types in ("O H", "O,H", ["O", "H"]):
+        read = read_structures(dump(tmp_path, steps=2), types=types, require_labels=False)
+        assert len(read) == 2
+        np.testing.assert_array_equal(read[1].numbers, [8, 1, 1])
+        np.testing.assert_array_equal(read[1].positions[2], [3.5, 4.8, 4.1])
+        np.testing.assert_array_equal(read[1].cell, 9 * np.eye(3))
+        assert read[1].pbc.tolist() == [True, True, False]
+        assert (read[1].energy, read[1].forces) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("more", "first", "second"), [("element", "O", "H"), ("mass", "16", "1.0"), ("mass", "16", "2")]
+)
+def test_dump_of_elements_or_masses(tmp_path, more, first, second):
+    path = dump(tmp_path, more, first, second)
+    if second == "2":
+        with pytest.raises(DataError, match="a mass of 2 u is not that of one element; name"):
+            read_structures(path, require_labels=False)
+        return
+    [structure] = read_structures(path, require_labels=False)
+    np.testing.assert_array_equal(structure.numbers, [8, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("given", "types", "message"),
+    [
+        ({}, None, r"frame 0: a LAMMPS dump without elements: name .*--types Si O, or types=Si,O"),
+        # what LAMMPS writes if nobody named the elements
+        ({"more": "element", "first": "C", "second": "C"}, None, "a LAMMPS dump without elements"),
+        ({"more": "element", "first": "OW", "second": "H"}, None, "'OW', which is no element"),
+        ({}, "O", "there are 2 types and 1 elements are named"),
+        ({}, "O X", "the type 2 is named 'X', which is no element"),
+        ({"bounds": ""}, "O H", "does not say which directions are periodic"),
+        ({"before": "ITEM: UNITS\nlj\n"}, "O H", "its units are lj, which are no lengths"),
+        ({"more": "vx", "first": "0.1"}, "O H", "rows without 6 columns; the file may have been"),
+    ],
+)
+def test_dump_without_elements_is_refused(tmp_path, given, types, message):
+    with pytest.raises(DataError, match=message):
+        read_structures(dump(tmp_path, **given), types=types, require_labels=False)
+
+
+def test_dump_that_was_cut_off_is_refused(tmp_path):
+    path = dump(tmp_path, steps=2)
+    path.write_text(path.read_text().rstrip().rpartition("\n")[0])
+    with pytest.raises(DataError, match="frame 1: there are 2 rows of 3 atoms"):
+        read_structures(path, types="O H", require_labels=False)
+
+
+def test_dump_in_units_of_real(tmp_path):
+    """Forces are in kcal/mol/Å there, and in nobody knows what where the file has no units."""
+    [unnamed] = read_structures(
+        dump(tmp_path, "fx fy fz", "1 0 0", "0 0 2"), types="O H", require_labels=False
+    )
+    assert unnamed.forces is None
+    more, first, second = "fx fy fz", "1 0 0", "0 0 23.060548"
+    path = dump(tmp_path, more, first, second, before="ITEM: UNITS\nreal\n", steps=2)
+    for structure in read_structures(path, types="O H", require_labels=False):
+        expected = [[0.0433641, 0, 0], [0, 0, 1], [0, 0, 1]]
+        np.testing.assert_allclose(structure.forces, expected, rtol=1e-6)
+        assert structure.energy is None
+
+
+DATA = """LAMMPS data file via write_data, units = {units}
+
+3 atoms
+2 atom types
+0 9 xlo xhi
+0 9 ylo yhi
+0 9 zlo zhi
+{masses}
+Atoms # atomic
+
+1 1 4.0 4.0 4.0
+3 2 3.5 4.8 4.1
+2 2 4.9 4.2 4.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("masses", "types", "message"),
+    [
+        ("\nMasses\n\n1 15.9994\n2 1.008 # hydrogen\n", None, None),
+        ("\nAtom Type Labels\n\n1 O\n2 H\n\nMasses\n\n1 1.0\n2 1.0\n", None, None),
+        ("\nMasses\n\n1 1.0\n2 1.0\n", "O H", None),
+        ("", "O H", None),
+        ("", None, "water.lmp, frame 0: a LAMMPS data file without elements or masses: name"),
+        ("\nMasses\n\n1 40\n2 1\n", None, "a mass of 40 u is not that of one element"),
+        ("", "O", "there are 2 types and 1 elements are named"),
+    ],
+)
+def test_data_file(tmp_path, masses, types, message):
+    path = tmp_path / "water.lmp"
+    path.write_text(DATA.format(masses=masses, units="metal"))
+    if message is None:
+        [structure] = read_structures(path, types=types, require_labels=False)
+        np.testing.assert_array_equal(structure.numbers, [8, 1, 1])
+        np.testing.assert_allclose(structure.positions[2], [3.5, 4.8, 4.1], rtol=1e-12)
+        assert structure.pbc.all()
+        return
+    with pytest.raises(DataError, match=message):
+        read_structures(path, types=types, require_labels=False)
+
+
+def test_types_are_of_lammps(tmp_path):
+    path = tmp_path / "atom.xyz"
+    path.write_text("1\n\nH 0 0 0\n")
+    with pytest.raises(DataError, match=r"atom\.xyz is no file of LAMMPS, so that it has no types"):
+        read_structures(path, types="O H", require_labels=False)
+
+
+def test_data_in_other_units_is_refused(tmp_path):
+    path = tmp_path / "data.water"  # recognised by its content
+    path.write_text(DATA.format(masses="", units="lj"))
+    with pytest.raises(DataError, match="its units are lj"):
+        read_structures(path, types="O H", require_labels=False)

@@ -1,0 +1,117 @@
+"""Output of VASP: which energy, steps that did not converge, and names of files."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError, Keys, read_structures
+
+HEADER = """ vasp.6.4.2 20Jul23 (build ...) complex
+ POTCAR:    PAW_PBE Cu 22Jun2005
+ POTCAR:    PAW_PBE Cu 22Jun2005
+   ISPIN  =      1    spin polarized calculation?
+   ions per type =               2
+   NELM   =     {most};   NELMIN=  2; NELMDL= -5     # of ELM steps
+"""
+STEP = """  FORCE on cell =-STRESS in cart. coord.  units (eV):
+  in kB      10.0    20.0    30.0     1.0     2.0     3.0
+      direct lattice vectors                 reciprocal lattice vectors
+     4.0 0.0 0.0   0.25 0.0 0.0
+     0.0 4.0 0.0   0.0 0.25 0.0
+     0.0 0.0 4.0   0.0 0.0 0.25
+ POSITION                                       TOTAL-FORCE (eV/Angst)
+ -----------------------------------------------------------------------------------
+      0.00000      0.00000      0.00000         0.100000      0.000000      0.000000
+      0.00000      2.00000      {y}         -0.100000      0.000000      0.000000
+ -----------------------------------------------------------------------------------
+  FREE ENERGIE OF THE ION-ELECTRON SYSTEM (eV)
+  ---------------------------------------------------
+  free  energy   TOTEN  =       {energy} eV
+
+  energy  without entropy=       -7.000  energy(sigma->0) =       -6.500
+"""
+REACHED = "----------- aborting loop because EDIFF is reached -----------\n"
+ABORTED = "----------- aborting loop EDIFF was not reached (unconverged) -----------\n"
+
+
+def outcar(*steps: tuple[int, str], most: int = 6) -> str:
+    """Return an OUTCAR of steps: the number of electronic ones, and how they ended."""
+    text = HEADER.format(most=most)
+    for number, (count, end) in enumerate(steps, start=1):
+        for k in range(1, count + 1):
+            text += f"--------------- Iteration {number:>6}({k:>4})  ---------------\n"
+        text += end + STEP.format(y=f"2.0{number}", energy=-8.0 - number)
+    return text
+
+
+@pytest.mark.parametrize("name", ["OUTCAR", "OUTCAR_1", "run.OUTCAR.gz", "step1.out", "first.gz"])
+def test_outcar_by_names_and_contents(tmp_path, name):
+    """`energy` is the free energy, whose derivatives the forces are."""
+    path, data = tmp_path / name, outcar((3, REACHED), (4, REACHED)).encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    read = read_structures(path)
+    assert [s.energy for s in read] == [-9, -10]
+    assert [s.energy for s in read_structures(path, keys=Keys("energy_zero"))] == [-6.5, -6.5]
+    for structure, y in zip(read, (2.01, 2.02), strict=True):
+        np.testing.assert_array_equal(structure.numbers, [29, 29])
+        np.testing.assert_allclose(structure.positions[1], [0, 2, y])
+        np.testing.assert_array_equal(structure.forces[:, 0], [0.1, -0.1])
+        np.testing.assert_array_equal(structure.cell, 4 * np.eye(3))
+        assert structure.stress[0, 0] == pytest.approx(-10 / 1602.1766, rel=1e-6)
+        assert not structure.unread
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "kept"),
+    [
+        (((3, REACHED), (6, ""), (6, REACHED)), 6, [0, 2]),
+        (((3, ABORTED), (2, REACHED)), 6, [1]),
+        (((6, REACHED), (5, "")), 6, [0, 1]),
+        (((1, ""), (1, "")), 1, [0, 1]),  # NELM=1 asks for one step
+        (((6, ""),), 6, []),
+    ],
+)
+def test_outcar_unconverged_steps_are_left_out(tmp_path, capsys, steps, most, kept):
+    path = tmp_path / "OUTCAR"
+    path.write_text(outcar(*steps, most=most))
+    if kept:
+        read = read_structures(path)
+        assert [s.energy for s in read] == [-9.0 - k for k in kept]
+        assert [s.origin for s in read] == [f"{path}, frame {k}" for k in kept]
+    else:
+        with pytest.raises(DataError, match="OUTCAR has no frames"):
+            read_structures(path)
+    left = len(steps) - len(kept)
+    said = f"{path}: {left} step left out, as the electrons did not converge within NELM\n"
+    assert capsys.readouterr().err == (said if left else "")
+
+
+XML = """<?xml version="1.0" encoding="ISO-8859-1"?><modeling>
+<kpoints><varray name="kpointlist"><v>0 0 0</v></varray><varray name="weights"><v>1</v></varray>
+</kpoints><parameters><i type="int" name="NELM">3</i></parameters>
+<atominfo><array name="atoms"><set><rc><c>Cu</c><c>1</c></rc></set></array></atominfo>
+<structure name="initialpos">{crystal}</structure>{steps}</modeling>"""
+CRYSTAL = """<crystal><varray name="basis"><v>2 0 0</v><v>0 2 0</v><v>0 0 2</v></varray></crystal>
+<varray name="positions"><v>0 0 0.{k}</v></varray>"""
+ENERGIES = """<energy><i name="e_fr_energy">-{k}.0</i><i name="e_wo_entrp">-{k}.4</i>
+<i name="e_0_energy">-{k}.2</i></energy>"""
+
+
+@pytest.mark.parametrize("name", ["vasprun.xml", "vasprun_2.xml", "vasprun.xml.gz", "other.xml"])
+def test_vasprun_unconverged_steps_are_left_out(tmp_path, capsys, name):
+    steps = ""
+    for k, count in enumerate((2, 3, 1), start=1):
+        energies = ENERGIES.format(k=k)
+        steps += f"<calculation>{count * f'<scstep>{energies}</scstep>'}"
+        steps += f"<structure>{CRYSTAL.format(k=k)}</structure>"
+        steps += f'<varray name="forces"><v>0 0 {k}</v></varray>{energies}</calculation>'
+    data = XML.format(crystal=CRYSTAL.format(k=0), steps=steps).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    first, third = read_structures(tmp_path / name)
+    assert (first.energy, third.energy) == (-1, -3)
+    np.testing.assert_allclose(third.forces, [[0, 0, 3]])
+    np.testing.assert_allclose(third.positions, [[0, 0, 0.6]])
+    assert "1 step left out" in capsys.readouterr().err
+    [zero, _] = read_structures(tmp_path / name, keys=Keys("energy_zero"))
+    assert zero.energy == pytest.approx(-1.2)

@@ -130,7 +130,6 @@ def test_every_op_runs_on_its_backend():
     calls = {
         "tensor_product": lambda b: ops.tensor_product(x, y, backend=b),
         "elementwise_tensor_product": lambda b: ops.elementwise_tensor_product(x, x, backend=b),
-        "tensor_square": lambda b: ops.tensor_square(x, backend=b),
         "channelwise_tensor_product": lambda b: ops.channelwise_tensor_product(x, x, backend=b),
         "graph_tensor_product": lambda b: ops.graph_tensor_product(x, y, None, edges, backend=b),
         "symmetric_contraction": lambda b: ops.symmetric_contraction(

@@ -89,7 +89,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
 
 def summed(compute, form: Form, inputs) -> list[jax.Array]:
-    """Return the outputs of a form by `compute`, which gives what each row adds to those of one."""
+    """Compute a form; outputs of one row are computed for each row, in float32, and summed."""
     shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.SHARED]
     if not shared:
         return compute(form, *inputs)
@@ -226,10 +226,8 @@ def _of_rows(form, arrays, backend: str):
 
 def _activation(z, *, form: Activated, backend):
     none = jnp.zeros((z.shape[0], 0), z.dtype)
-    columns = [z[:, p.offset : p.offset + p.mul] for p in form.parts]
-    acts = [Activation(p.name, p.scale, 0) for p in form.parts]  # of which parity is no matter
-    pairs = list(zip(acts, columns, strict=True))
-    parts = [[none, *(_derivative(a, k)(c) for a, c in pairs)] for k in form.orders]
+    columns = [(z[:, s.offset : s.offset + s.mul], act) for s, act in form.parts]
+    parts = [[none, *(_derivative(act, k)(x) for x, act in columns)] for k in form.orders]
     return [jnp.concatenate(part, axis=1) for part in parts]
 
 

@@ -11,7 +11,6 @@ from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import layer
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call
-from eqfuse.ops.primitives.rules import definitions, split
 
 ROWS_OF_A_PART = 256  # the fewest that a program walks for its sum of gradients of parameters
 MOST_PARTS = 64  # such sums: each is an array of the size of all parameters
@@ -33,28 +32,29 @@ def _launch_over(count: int, call: Call, kernel, named: dict, sizes) -> list:
 
 def rows_forward(*arrays, call: Call):
     """Return the outputs, from one kernel."""
-    floats, integers = split(arrays, call.fused.num_floats)
+    floats, _, integers = call.split(arrays)
     kernel = row_kernels.forward(call.fused, floats[0].dtype.name)
     named = call.fused.named(floats, integers)
     return _launch_over(call.num_rows, call, kernel, named, call.fused.sizes)
 
 
-def _operands_of_backward(fused: Fused, arrays, given):
+def _operands_of_backward(call: Call, arrays):
     """Return floats, cotangents and integers, and all by the names that kernels use."""
-    floats, [z], cotangents, integers = split(arrays, fused.num_floats, 1, sum(given))
+    fused, (_, given) = call.fused, call.derivatives
+    [*floats, z], cotangents, integers = call.split(arrays)
     named = fused.named(floats, integers) | {"z": z}
     named |= dict(zip(fused.cotangents(given), cotangents, strict=True))
     return floats, cotangents, integers, named
 
 
-def rows_backward(*arrays, call: Call, wanted, given):
+def rows_backward(*arrays, call: Call):
     """Return cotangents of the wanted operands.
 
     One kernel for those of the product's inputs; those of nodes it writes for each row, and another
     sums them. One more, or two, for the gradients of the parameters.
     """
-    fused = call.fused
-    floats, dz, integers, named = _operands_of_backward(fused, arrays, given)
+    fused, ([*wanted, _], given) = call.fused, call.derivatives
+    floats, dz, integers, named = _operands_of_backward(call, arrays)
     of_inputs, of_parameters, of_skip = fused.operands(wanted)
     gated, dtype = "ct_out" in named, floats[0].dtype.name
     dinputs, gradients = [], []
@@ -88,7 +88,7 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
 
 def node_forward(*arrays, call: Call):
     """Return the outputs and the sums of nodes, from one kernel."""
-    floats, integers = split(arrays, call.fused.num_floats)
+    floats, _, integers = call.split(arrays)
     dtype = floats[0].dtype.name
     lanes = form.edge_lanes(call.fused.form, dtype, call.num_rows, call.num_nodes)
     kernel = node.forward(call.fused, dtype, lanes)
@@ -96,36 +96,38 @@ def node_forward(*arrays, call: Call):
     return _launch_over(call.num_nodes, call, kernel, named, call.sizes)
 
 
-def node_backward(*arrays, call: Call, wanted, given):
+def node_backward(*arrays, call: Call):
     """Return cotangents of the wanted operands of what follows the sums; see `Fused.epilogue`.
 
     One kernel for that of the sums, which writes that of the pre-activation too; the gradients of
     parameters are the Linear's.
     """
-    fused, composed = call.fused, definitions[layer.backward_p]
+    fused, ([*wanted, _], given) = call.fused, call.derivatives
     [of_sums], of_parameters, of_skip = fused.operands(wanted)
     if not of_sums:
-        return composed(*arrays, call=call, wanted=wanted, given=given)
-    floats, cotangents, integers, named = _operands_of_backward(fused, arrays, given)
+        return layer.definition(*arrays, call=call)
+    floats, cotangents, integers, named = _operands_of_backward(call, arrays)
     kernel = node.backward(fused, given, floats[0].dtype.name, 4)
     sizes = [floats[0].shape[1], *[fused.linear.size_out] * ("ct_out" in named)]
     dm, *dz = _launch_over(call.num_rows, call, kernel, named, sizes)
     dz, gradients = dz or cotangents, []
     if any(of_parameters):
-        plain = dataclasses.replace(call, fused=Fused.build(fused.form, fused.linear, None, False))
-        operands = [*floats[: plain.fused.num_floats], dz[0], *dz, *integers]
-        wanted = (False, *of_parameters)
-        gradients = composed(*operands, call=plain, wanted=wanted, given=(True,) * len(dz))
+        plain = Fused.build(fused.form, fused.linear, None, False)
+        linear = (False, *of_parameters, False), (True,) * len(dz)
+        operands = [*floats[: plain.num_floats], dz[0], *dz, *integers]
+        plain = dataclasses.replace(call, fused=plain, derivatives=linear)
+        gradients = layer.definition(*operands, call=plain)
     return [dm, *gradients, *(dz if of_skip else [])]
 
 
 KERNELS = {
-    (layer.fused_p, Kernels.ROWS): rows_forward,
-    (layer.fused_p, Kernels.NODES): node_forward,
-    (layer.fused_p, Kernels.VALUE): node_forward,
-    (layer.backward_p, Kernels.ROWS): rows_backward,
-    (layer.backward_p, Kernels.EPILOGUE): node_backward,
+    (Kernels.ROWS, 0): rows_forward,
+    (Kernels.ROWS, 2): rows_backward,
+    (Kernels.NODES, 0): node_forward,
+    (Kernels.VALUE, 0): node_forward,
+    (Kernels.EPILOGUE, 2): node_backward,
 }
+"""By what computes an op and how often it is derived: tangents and transposes."""
 
 
 def _of_nodes(call: Call, index: Index, rows, integers):

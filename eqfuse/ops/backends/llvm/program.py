@@ -309,12 +309,12 @@ class _ProgramEmitter:
         """Return the kernel; its passes are so many steps each."""
         for first in range(0, len(self.program.steps), LONGEST):
             name = f"steps{len(self.passes)}"
-            self.main = Function.of_pass(name, self.dtype)
+            self.main = Function(self.dtype)
             self.most, self.pointers = 0, {}
             self.memory = self.arguments.load(self.main, "scratch", 0)
             for step in self.program.steps[first : first + LONGEST]:
                 (self._form_step if isinstance(step, FormStep) else self._step)(step)
-            self.passes.append(Pass(name, self.main.text(), WHOLE, 0, scratch=self.most))
+            self.passes.append(Pass(name, self.main, WHOLE, 0, scratch=self.most))
         # its scratch memory is that of all threads, and so a result
         elements = max(1, self.scratch // BYTES[self.dtype])
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
@@ -365,12 +365,11 @@ class _ProgramEmitter:
         """Call the function of a step that is no form, which equal ones share."""
         names = {n: f"%a{k}" for k, n in enumerate(self.program.in_memory(step))}
         parameters = ", ".join(f"ptr {name}" for name in names.values())
-        f = Function(f"define internal void @NAME({parameters})", self.dtype, self.widest)
+        f = Function(self.dtype, self.widest, parameters)
         WRITERS[type(step)](f, step, self.arrays, names)
         self.declared |= f.declared
-        text = f.text()
-        name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        self.texts[name] = text.replace("@NAME(", f"@{name}(", 1)
+        name = f"step_{hashlib.sha256(f.text('NAME').encode()).hexdigest()[:16]}"
+        self.texts[name] = f.text(name)
         pointers = {n: self._pointer(n) for n in names}
         if isinstance(step, Copy):  # where it starts is no part of its function
             width = BYTES[self.arrays[step.write].dtype]
@@ -390,7 +389,7 @@ class _ProgramEmitter:
             self.texts |= written.functions
             for p in written.passes:
                 name = f"{self.kernels[form]}_{p.name}"
-                self.texts[name] = p.text.replace(f"@{p.name}(", f"@{name}(")
+                self.texts[name] = p.function.text(name)
             self.declared.update(written.declared)
         numbers = (*step.operands, *step.writes)
         place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)

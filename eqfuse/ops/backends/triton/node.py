@@ -186,7 +186,7 @@ def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
     [out] = t.fused.form.outputs
     dim, results = t.linear.blocks_out[part.block].dim, []
     for term in t.linear.into(part.block):
-        block = t.linear.blocks_in[term.x.block]
+        block = t.linear.blocks_in[term.x.segment]
 
         def row(u: str, k: int, block=block) -> str:
             return f"m_ptr + node * {out.size} + {block.offset} + {u} * {block.dim} + {k}"
@@ -208,7 +208,7 @@ def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
     with t.block(loop):
         results = []
         for term in t.linear.linear_form.terms:
-            if term.x is None or term.x.block != number:
+            if term.x is None or term.x.segment != number:
                 continue
             whole = t.linear.block_of(term)
             width = t.linear.blocks_out[whole].mul

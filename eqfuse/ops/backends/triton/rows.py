@@ -166,11 +166,11 @@ class RowEmitter(FusedEmitter):
         """Return the matrices that read a segment of the product."""
         held = [b.holds(self.out.segments[segment]) for b in self.linear.blocks_in]
         terms = self.linear.linear_form.terms
-        return [t for t in terms if t.x is not None and held[t.x.block]]
+        return [t for t in terms if t.x is not None and held[t.x.segment]]
 
     def rows_of(self, segment: int, term: Term) -> tuple[int, int]:
         """Return (first, step): channel u of a segment has row first + u * step of a matrix."""
-        s, block = self.out.segments[segment], self.linear.blocks_in[term.x.block]
+        s, block = self.out.segments[segment], self.linear.blocks_in[term.x.segment]
         return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
 
     def parameter(self, term: Term, which: str) -> str:

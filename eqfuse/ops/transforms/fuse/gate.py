@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile
+from eqfuse.ops.backends.activations import scaled
+from eqfuse.ops.ir.fused import IDENTITY, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
 from eqfuse.ops.transforms.fuse.drafts import monomials
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Unfit, variable
@@ -85,7 +86,7 @@ def _activation_of(trace: Trace, value: int) -> tuple[str, int] | None:
     for name in xla.FUNCTIONS if aval.dtype.name in FLOATS else ():
         template, bound = _template(name, tuple(aval.shape), aval.dtype), []
         is_equal = _equal(trace, value, template, template.outputs[0], bound)
-        if name != "identity" and is_equal and bound:
+        if is_equal and bound:
             return name, bound[0]
     return None
 
@@ -174,7 +175,7 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> Gate:
             rest[tuple(key[n] for n in kept)] = scale, tuple(index[n] for n in kept)
         scale, gating = next(iter(rest.values()))[0], activated(act)[number]
         if list(rest) == [()]:
-            lines.append((Activation(act.name, scale, xla.parity(act.name)), gating, None))
+            lines.append((scaled(xla.FUNCTIONS[act.name], scale), gating, None))
         else:
             scales.setdefault(act, []).append(scale)
             lines.append((act, element(rest, scale), gating))
@@ -183,7 +184,7 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> Gate:
         mean = float(np.mean(values))
         if (np.abs(np.array(values) / mean - 1) > most).any():
             raise Unfit("no gate")
-        of_act[act] = Activation(act.name, mean, xla.parity(act.name))
+        of_act[act] = scaled(xla.FUNCTIONS[act.name], mean)
     tiles = _tiles([(of_act.get(act, act), part, gate) for act, part, gate in lines], linear)
     _check(tiles, linear)
     irreps = e3nn.Irreps(

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
-from eqfuse.ops.ir.linear import BlockRef
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.transforms.fuse.polynomials import Unfit
 from eqfuse.ops.transforms.fuse.rows import FOLLOWED, RowPolynomials
@@ -71,8 +70,8 @@ def _read_by(node: Node, value: int) -> list[int] | None:
         return None
     form = node.params["form"]
     blocks = [getattr(o, "blocks", ()) for o in form.inputs]
-    refs = {x for t in form.terms for x in (t.x, t.z) if isinstance(x, BlockRef)}
-    read = [blocks[r.operand][r.block] for r in refs if r.operand < len(blocks)]
+    refs = {x for t in form.terms for x in (t.x, t.z) if isinstance(x, SegmentRef)}
+    read = [blocks[r.operand][r.segment] for r in refs if r.operand < len(blocks)]
     return [n for b in read for n in range(b.offset, b.offset + b.mul * b.dim)]
 
 

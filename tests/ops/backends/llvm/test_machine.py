@@ -1,5 +1,6 @@
 """Native kernels and their machine: the threads they may use, the cache, processes, versions."""
 
+import hashlib
 import multiprocessing
 import os
 import pathlib
@@ -42,6 +43,12 @@ def run(code: str, **variables) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_runtime_ll_is_made_of_runtime_c():
+    source = machine.RUNTIME.with_suffix(".c").read_bytes()
+    made_of = machine.RUNTIME.read_text().split("\n")[0].split()[-1]
+    assert made_of == hashlib.sha256(source).hexdigest(), "run scripts/runtime_ir.py"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +271,7 @@ def test_under_a_data_loader_that_forks():
 
 def test_a_kernel_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="expected instruction opcode"):
-        machine.register("eqfuse_broken", "define ptr @eqfuse_broken(ptr %frame) { nonsense }")
+        machine.register("eqfuse_broken", "define void @step() { nonsense }\n")
     assert "eqfuse_broken" not in machine._registered
 
 

@@ -12,6 +12,7 @@ from eqfuse import models
 from eqfuse.convert.converted import ConvertError
 from eqfuse.convert.layers import normalized_by
 from eqfuse.convert.mace_parameters import our_maps, symmetric_components
+from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.files import require_one_head
 
@@ -40,6 +41,8 @@ def export_mace(run, path) -> None:
         raise ConvertError(f"{path} exists already and is not overwritten; name another file")
     require_one_head(run)
     params, metadata, _ = read_checkpoint(run, ("best", "last"))
+    if dispersion := Dispersion.of_run(metadata):
+        _refuse(run, f"a dispersion beside it, {dispersion} (its labels were less that),")
     _check(metadata, run)  # older runs lack newer settings
     params = jax.tree.map(lambda p: np.asarray(p, np.float64), params["params"])
     scale, shift = params["scale"], params["shift"]

@@ -48,6 +48,7 @@ def export(
     which: str | None = None,
     dtype: str | None = None,
     radial: str = "auto",
+    dispersion: str | None = None,
 ) -> dict:
     """Write the program of a trained network to a file of safetensors.
 
@@ -64,6 +65,7 @@ def export(
       radial: "network", or "table" for tables of its radial functions in the place of the networks
         that compute them, with forces that are the networks' to about 1e-7. "auto" is the network
         here, since XLA reads tables more slowly on a CPU.
+      dispersion: "none" for a run with `data.dispersion`, whose network alone is written.
     Returns:
       the metadata of the file, as text.
     Raises:
@@ -79,7 +81,9 @@ def export(
     if radial not in RADIAL:
         raise ValueError(f"radial must be one of {', '.join(RADIAL)}, got {radial!r}")
     radial = "network" if radial == "auto" else radial
-    network = Network(run, which=which, dtype=dtype, backend="xla", radial=radial)
+    how = {"backend": "xla", "radial": radial, "dispersion": dispersion}
+    network = Network(run, which=which, dtype=dtype, **how)
+    network.require_alone("an exported program")
     leaves, structure = jax.tree.flatten(network.params)
     with network.precision():
         shapes = _shapes(leaves, network.dtype)

@@ -91,12 +91,14 @@ def fit(run, train=None, validation=None) -> Fitted:
     if not folder.is_dir():
         raise CheckpointError(f"{run} is not the folder of a run, which the uncertainty is kept in")
     network = Network(folder)
-    network.uncertainty = None
+    dispersion, network.dispersion, network.uncertainty = network.dispersion, None, None
     own = _data_of(folder) if train is None or validation is None else (None, None)
     given = network.metadata["config"]["data"]
     keys = Keys(*(given.get(f"{name}_key", name) for name in Keys._fields))
-    train = _labelled("training", own[0] if train is None else train, keys)
-    validation = _labelled("validation", own[1] if validation is None else validation, keys)
+    # the network's own frames are less the dispersion already
+    train = own[0] if train is None else _read(train, keys, dispersion)
+    validation = own[1] if validation is None else _read(validation, keys, dispersion)
+    train, validation = _labelled("training", train), _labelled("validation", validation)
 
     rows = _totals(network, train) / np.array([[s.num_atoms] for s in train])
     values, vectors = np.linalg.eigh(rows.T @ rows)
@@ -145,10 +147,15 @@ def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
     return [*chosen(structures, dataset.train_indices)], [*chosen(validation, dataset.val_indices)]
 
 
-def _labelled(name: str, frames, keys: Keys) -> list[Structure]:
-    """Return the frames, or those of a file, that have an energy."""
+def _read(frames, keys: Keys, dispersion) -> list[Structure]:
+    """Return the frames, or those of a file, with labels less a dispersion."""
     if isinstance(frames, str | os.PathLike):
         frames = read_structures(frames, keys=keys, require_labels=False)
+    return frames if dispersion is None else [*map(dispersion.without, frames)]
+
+
+def _labelled(name: str, frames) -> list[Structure]:
+    """Return the frames that have an energy."""
     frames = [s for s in frames if s.energy is not None and not s.is_isolated_atom]
     if len(frames) < _FEWEST:
         raise DataError(

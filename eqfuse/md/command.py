@@ -84,7 +84,8 @@ def _relax(arguments: list[str]):
             f"{outcome.largest:>11.5f}{'' if outcome.is_relaxed else '  not relaxed'}"
         )
     ase.io.write(target, [outcome.atoms for outcome in outcomes], format="extxyz")
-    added = "" if settings.dispersion is None else f", with {outcomes[0].atoms.info['dispersion']}"
+    dispersion = outcomes[0].atoms.info.get("dispersion")
+    added = "" if dispersion is None else f", with {dispersion}"
     print(f"{len(outcomes)} structures{added} in {target}")
     if missing := sum(not outcome.is_relaxed for outcome in outcomes):
         raise TrainingFailed(

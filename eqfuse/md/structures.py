@@ -113,6 +113,9 @@ class Member:
                 f"pbc={atoms.pbc.tolist()}; choose another ensemble, or make the atoms periodic"
             )
         require_apart(structure)
+        if (dispersion := network.dispersion) is not None:
+            dispersion.of(structure)  # refused where there is none
+            self.atoms.info["dispersion"] = str(dispersion)
         self.last: np.ndarray | None = None
         self.sizes: dict[str, int] = {}
         self.distances = np.zeros((2, round(REACH / WIDTH)))

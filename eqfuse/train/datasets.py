@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from eqfuse import data
 from eqfuse.data import Dataset, Sample, Structure
 from eqfuse.data.lazy import Joined, without_isolated_atoms
+from eqfuse.data.remarks import unread
 from eqfuse.data.samples import species_table
 from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weighted_by_type
 from eqfuse.train.run.terminal import warnings_printed
@@ -98,6 +99,8 @@ def load_dataset(
         messages += more
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
+    remarks = (remark for s in Joined(structures, validation or ()) for remark in s.remarks)
+    messages += [text] if (text := unread(remarks)) else []
     if (test := settings.read("test")) is not None:
         frames = without_isolated_atoms(test)
         if not frames:

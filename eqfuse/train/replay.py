@@ -27,6 +27,7 @@ from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
 from eqfuse.models import Potential, compile_predict
 from eqfuse.models.features import layer_features
+from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import Predicted, predictions
 
 FILE = "replay.traj"
@@ -177,7 +178,14 @@ class Network:
                 frames.append(dataclasses.replace(structure, stress=found.stress, **labels))
         return frames
 
-    def frames(self, source: str, count: int, seed: int, own: dict[int, float]) -> list[Structure]:
+    def frames(
+        self,
+        source: str,
+        count: int,
+        seed: int,
+        own: dict[int, float],
+        dispersion: Dispersion | None = None,
+    ) -> list[Structure]:
         """Return the frames to remember, chosen farthest from each other by descriptors.
 
         Args:
@@ -186,6 +194,7 @@ class Network:
           count: how many, at most.
           seed: of what is made.
           own: eV by atomic number.
+          dispersion: of the network, which labels of a file are less.
         Raises:
           DataError: a file that cannot be read, or has no frame of the network's elements.
         """
@@ -194,7 +203,7 @@ class Network:
         else:
             known = {*self.species}
             given = [
-                s
+                s if dispersion is None else dispersion.without(s)
                 for s in read_structures(source, require_labels=False)
                 if not s.is_isolated_atom and {*s.numbers.tolist()} <= known
             ]

@@ -16,6 +16,7 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
+from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
 from eqfuse.train.run.files import (
     FILES,
@@ -62,7 +63,19 @@ class Start:
         if resumed and head is not None:
             number = [own["head"] for own in metadata["heads"]].index(head)
             params, metadata = head_of(params, number), metadata | metadata["heads"][number]
-        return cls(params, metadata, resumed, config)
+        made = cls(params, metadata, resumed, config)
+        own = made.dispersion
+        if own is not None and own != config.data.subtracted():
+            raise ConfigError(
+                f"the network of {run} was trained on labels less {own}, which is added to it: "
+                f"give data.dispersion={own} with start_from="
+            )
+        return made
+
+    @property
+    def dispersion(self) -> Dispersion | None:
+        """Return what the labels of the network were less."""
+        return Dispersion.of_run(self.metadata)
 
     @property
     def species(self) -> tuple[int, ...]:
@@ -213,6 +226,7 @@ def _of_data(dataset: Dataset) -> dict:
             "force_rms": dataset.force_rms,
             "avg_num_neighbors": dataset.avg_num_neighbors,
             "energy_per_atom": dataset.energy_per_atom,
+            "periodic": all(bool(sample.cell.any()) for sample in dataset.train),
         },
     }
 

@@ -88,12 +88,19 @@ class Tuning:
 
     def _made(self, source: str) -> list[Structure]:
         own = self.starts[-1].references(None)
-        return self.network.frames(source, self.config.replay_frames, self.config.seed, own)
+        how = {"own": own, "dispersion": self.starts[-1].dispersion}
+        return self.network.frames(source, self.config.replay_frames, self.config.seed, **how)
 
     def with_past(self, dataset: Dataset) -> Dataset:
         """Return the dataset of several heads, with one more for the frames to remember."""
         if not self.frames:
             return dataset
+        first = next(iter(self.config.of_heads().values()))
+        if self.starts[-1].dispersion != first.data.subtracted():  # a head of the past has that
+            raise ConfigError(
+                f"data.dispersion={first.data.dispersion} cannot be given with heads and replay=: "
+                "the network of start_from= has no dispersion; leave one of them out"
+            )
         train = self.network.remembered(self.frames, self.config.replay_weight)
         own = next(iter(dataset.heads.values()))
         references = self.network.references

@@ -14,10 +14,10 @@ from eqfuse import cli
 from eqfuse.certify.check import Certificate, drift
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
-from eqfuse.certify.rows import CHECKS, Row
+from eqfuse.certify.rows import CHECKS, Row, worst_of
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
-from tests.certify.calculators import Soft
+from tests.certify.calculators import Listed, Soft
 from tests.convert.conftest import GOLDENS, unpacked
 
 
@@ -92,6 +92,39 @@ def test_a_planted_fault_is_found_and_named(fault, dtype):
     assert row.verdict == "FAILED"
     assert remark in row.remark
     assert row.meaning == CHECKS[name][1]
+
+
+STALE = (
+    "0.3 since the last call",
+    "0.3 or the cell",
+    "cell ignored",
+    "never",
+    "skin too small",
+    "whole skin",
+    "every 10 calls",
+)
+
+
+@pytest.fixture(scope="module", params=["float64", "float32"])
+def certificate(request):
+    """Return the checks of a right potential, up to those of history."""
+    certificate = Certificate(Subject(Soft(request.param)), elements=[29], duration=0)
+    next(row for row in certificate.rows() if row.name == "path")
+    return certificate
+
+
+@pytest.mark.parametrize("skin", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("kept", ["right", *STALE])
+def test_a_list_that_is_not_made_anew_in_time_is_found(kept, skin, certificate):
+    certificate.subject = Subject(Listed(kept, skin, certificate.precision))
+    row = worst_of("history", certificate._of_small_steps())
+    assert row.verdict == ("passed" if kept == "right" else "FAILED"), row
+
+
+def test_a_stale_list_fails_the_question_of_history():
+    row = row_of("history", Listed("0.3 since the last call"))
+    assert row.verdict == "FAILED"
+    assert "coming nearer by" in row.remark
 
 
 def test_an_energy_that_is_rougher_than_its_precision_is_found():

@@ -374,3 +374,11 @@ def test_one_atom_has_the_temperature_and_a_slab_its_stress(run, tmp_path):
     expected = kinetic - slab.get_stress(voigt=False).trace() / 3
     assert row["pressure_gpa"] * units.GPa == pytest.approx(expected, rel=1e-6)
     assert np.isnan(first_row(ase.Atoms("Cu2", [[0, 0, 0], [2.5, 0, 0]]), "pair")["pressure_gpa"])
+
+
+def test_a_crystal_without_a_cell_is_said(run, tmp_path, capsys):
+    crystal = ase.build.bulk("Cu", cubic=True).repeat(2)
+    for atoms in (crystal, ase.Atoms(crystal.numbers, crystal.positions)):
+        simulation._Simulation(run, [atoms], simulation.Settings(run=str(tmp_path / "run")))
+    [warning] = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: atoms 0 is not periodic, and the network was trained on")

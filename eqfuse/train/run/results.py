@@ -16,6 +16,7 @@ import yaml
 
 from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
+from eqfuse.data.checks_of_labels import nothing_learned
 from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import UNITS, error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
@@ -80,10 +81,15 @@ def write_results(
                 frames = counted(len(part), f"{name} frame")
                 title = f"{folder.path.name}, epoch {metadata['epoch']}: {frames}"
                 plots.parity(zip(samples, part, strict=True), target, title)
-            if name == "validation" and (hint := stress_hint(samples, part)):
-                print(f"warning: {hint}", file=sys.stderr, flush=True)
+            if name == "validation":
+                validated = samples, part
+                if hint := stress_hint(samples, part):
+                    print(f"warning: {hint}", file=sys.stderr, flush=True)
         if ended:
             print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
+            trained = metadata["config"]["training"].get("forces_weight", 0)
+            if trained and (hint := nothing_learned(*validated)):
+                print(f"warning: {hint}", file=sys.stderr, flush=True)
         write_table(folder.path / "errors.csv", rows)
         facts = {**facts, "training time": duration(last["position"]["elapsed"])}
         text = _page(folder.path, metadata, rows, facts, ended)

@@ -36,12 +36,22 @@ def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
+        **_dispersion(config),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "backend": backend_report(config.backend, config.dtype),
         "devices": f"{devices.count}, each with its part of every batch",
         "run": str(folder.path),
     }
     return {name: text for name, text in rows.items() if name != "devices" or devices.count > 1}
+
+
+def _dispersion(config: Config) -> dict[str, str]:
+    """Return what the labels are less, of each head if there are several."""
+    found = {name: own.data.subtracted() for name, own in config.of_heads().items()}
+    texts = [f"{d}" + (f" of {name}" if name else "") for name, d in found.items() if d]
+    if not texts:
+        return {}
+    return {"dispersion": f"labels are less {', '.join(texts)}; predictions of the run add it"}
 
 
 def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""Slow tests are left out, unless they are asked for."""
+"""Slow tests are left out, unless they are asked for; children warn as tests do."""
 
 import pytest
+
+from tests.child import run_python
 
 pytest_plugins = "pytester"
 
@@ -38,3 +40,10 @@ def test_slow_tests_run_if_asked_for(arguments, passed, pytester):
     done.assert_outcomes(passed=passed, deselected=None)
     asked_for = {"--run-slow", "-m"} & {*arguments}
     assert ("--run-slow" in done.stdout.str()) == (not asked_for)
+
+
+def test_children_ignore_the_foreign_warnings_of_the_tests_and_no_others():
+    code = "import warnings; warnings.warn({!r}, DeprecationWarning)"
+    run_python("-c", code.format("Setting the shape on a NumPy array"))
+    ours = run_python("-c", code.format("Setting a shape"), check=False)
+    assert ours.stderr.endswith("\nDeprecationWarning: Setting a shape\n")

@@ -6,8 +6,6 @@ import importlib.util
 import io
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import ase.build
@@ -183,13 +181,3 @@ def test_pages_that_are_written_are_up_to_date(name):
 def test_the_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 110
-
-
-@pytest.mark.slow
-def test_the_documentation_builds(tmp_path):
-    for package in ("sphinx", "myst_parser", "furo"):
-        pytest.importorskip(package)
-    command = [sys.executable, "-m", "sphinx", "-W", "-q", str(ROOT / "docs"), str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "reference" / "ops.html").exists()

@@ -5,13 +5,12 @@ Inside of ops: ir <- backends <- primitives <- transforms <- the public ops.
 
 import ast
 import graphlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.child import ROOT, run_python
+
 PACKAGE = ROOT / "eqfuse"
 
 ALLOWED = {
@@ -163,8 +162,7 @@ def test_one_module_uses_what_is_private_in_jax():
 def test_ops_import_nothing_that_only_training_needs():
     heavy = ("ase", "matplotlib", "optax", "safetensors", "vesin")
     code = f"import sys, eqfuse.ops; print([n for n in {heavy} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert run_python("-c", code).stdout == "[]\n"
 
 
 def test_only_launchers_import_triton():

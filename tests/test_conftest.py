@@ -1,8 +1,11 @@
 """Slow tests are left out, unless they are asked for; children warn as tests do."""
 
+import os
+
 import pytest
 
 from tests.child import run_python
+from tests.programs import folder_of_programs
 
 pytest_plugins = "pytester"
 
@@ -47,3 +50,12 @@ def test_children_ignore_the_foreign_warnings_of_the_tests_and_no_others():
     run_python("-c", code.format("Setting the shape on a NumPy array"))
     ours = run_python("-c", code.format("Setting a shape"), check=False)
     assert ours.stderr.endswith("\nDeprecationWarning: Setting a shape\n")
+
+
+def test_programs_that_are_kept_are_those_used_last(tmp_path):
+    folder = folder_of_programs(tmp_path)
+    for number in range(3):
+        (folder / f"{number}-cache").write_bytes(bytes(100))
+        os.utime(folder / f"{number}-cache", (number, number))
+    assert folder_of_programs(tmp_path, kept=250) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["1-cache", "2-cache"]

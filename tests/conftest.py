@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import functools
 import gc
 import os
 import sys
@@ -28,6 +29,7 @@ import ase.io
 import jax
 import numpy as np
 import pytest
+from e3nn_jax._src import activation
 
 from tests.small_runs import labelled, train_on_copper, write_displaced
 
@@ -39,6 +41,12 @@ MEMORY = 3 << 30
 
 # Reduced precision of matrix products would hide, or look like, an error of ours.
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+# e3nn-jax evaluates a million points for each activation of each trace.
+_normalize = activation.normalize_function
+_normalized = functools.cache(lambda phi, x64: _normalize(phi))
+activation.normalize_function = lambda phi: _normalized(phi, jax.config.jax_enable_x64)
 
 
 def pytest_addoption(parser):

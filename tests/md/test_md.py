@@ -203,6 +203,7 @@ def _of_another_network(folder):
     return arrays, metadata | {"digest": "0"}
 
 
+@pytest.mark.slow
 def test_energy_is_conserved_and_float32_follows(run, crystal, tmp_path):
     """The drift in 400 steps of 1 fs is a small part of what kinetic energy moves."""
     for dtype in ("float64", "float32"):

@@ -80,10 +80,8 @@ CORE = "rows-linear graph-gate-skip rows-indexed-bias graph-channelwise-split"
 ORDERS = {
     "xla": "rows-linear",
     "llvm": f"{CORE} rows-channelwise rows-fully-connected graph-scalar-first",
-    "llvm always": "rows-linear rows-gate-skip graph-channelwise-small rows-channels-of-both",
+    "llvm always": "rows-gate-skip graph-channelwise-small rows-channels-of-both",
     "triton": f"{CORE} rows-many-columns",
-    "triton always": "rows-linear rows-gate-skip rows-indexed-bias graph-small",
-    "triton blocks": "graph-channelwise-small",
 }
 
 
@@ -94,7 +92,7 @@ def test_all_orders_equal_e3nn(name, way, run_by):
 
 ROUNDED = "rows-linear graph-gate-skip"
 """Those that are rounded in the product, the Linear, the gate and a skip."""
-LOW = {"llvm": ROUNDED, "triton": ROUNDED, "triton always": "rows-linear"}
+LOW = {"llvm": ROUNDED, "triton": ROUNDED}
 
 
 @pytest.mark.parametrize(("name", "way"), [w for w in ways(LOW) if "blocks" not in w.values[1]])

@@ -31,6 +31,7 @@ import numpy as np
 import pytest
 from e3nn_jax._src import activation
 
+from eqfuse import plots
 from tests.small_runs import labelled, train_on_copper, write_displaced
 
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
@@ -114,6 +115,28 @@ def _forget_what_was_compiled():
     resident = Path("/proc/self/statm")  # of Linux; elsewhere each file forgets
     if not resident.exists() or int(resident.read_text().split()[1]) * 4096 > MEMORY:
         jax.clear_caches()
+
+
+PICTURES = {
+    name: getattr(plots, name)
+    for name in ("learning_curves", "parity", "spread", "dynamics", "walks", "drifts")
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures(request):
+    """Leave pictures to modules and tests that look at them: they take half of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in () if getattr(request.module, "PICTURES", False) else PICTURES:
+            patch.setattr(plots, name, lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """Draw pictures in a module without `PICTURES`."""
+    for name, draw in PICTURES.items():
+        monkeypatch.setattr(plots, name, draw)
 
 
 @pytest.fixture(scope="session")

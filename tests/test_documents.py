@@ -113,6 +113,7 @@ def trained(copper, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOW_TO)
+@pytest.mark.usefixtures("pictures")
 def test_guides_run(name, trained, tmp_path):
     for place in ("RUN", "runs/first", "runs/seed-0", "runs/seed-1"):
         shutil.copytree(trained, tmp_path / place)
@@ -143,6 +144,7 @@ def test_guides_run(name, trained, tmp_path):
         for n in (*TUTORIALS, "train-from-python")
     ],
 )
+@pytest.mark.usefixtures("pictures")
 def test_pages_run(name, tmp_path):
     for package in ("haiku", "equinox") if name == "fuse" else ():
         pytest.importorskip(package)

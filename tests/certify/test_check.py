@@ -178,6 +178,7 @@ def calculator_file(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file, capsys):
     file = calculator_file / "copper.xyz"
     ase.io.write(file, ase.build.bulk("Cu", cubic=True))

@@ -52,6 +52,17 @@ def test_links_lead_somewhere():
     assert missing == []
 
 
+def test_files_that_pages_name_exist():
+    named = re.compile(r"`((?:eqfuse|tests|docs|scripts|examples|benchmarks)/[\w/.-]+\.[a-z]+)\b")
+    to_be_written = re.compile("my_op|deepmd.py")  # what a page tells to add
+    missing = {}
+    for page, text in PAGES.items():
+        missing[page] = [n for n in named.findall(text) if not (ROOT / n).exists()]
+        missing[page] = [n for n in missing[page] if not to_be_written.search(n)]
+    missing.pop(ROOT / "CHANGELOG.md")
+    assert {page: names for page, names in missing.items() if names} == {}
+
+
 def test_a_broken_link_is_seen():
     assert LINK.findall("[a](b.md#c), [d](https://e.f), ![g](h.png)") == ["b.md", "h.png"]
 

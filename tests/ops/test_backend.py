@@ -9,14 +9,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import _backend
-from eqfuse.ops._backend import (
-    BACKENDS,
-    Op,
-    availability,
-    recorded,
-    resolve,
-    resolve_here,
-)
+from eqfuse.ops._backend import BACKENDS, Op, availability, recorded, resolve, resolve_here
 from eqfuse.ops.info import info
 from eqfuse.ops.ir.linear import LinearForm
 from tests.child import run_python

@@ -23,11 +23,7 @@ HAIKU = {
     "channels": ({"channel_out": 2}, (NODES, CHANNELS), None),
     "indexed": ({"num_indexed_weights": 3}, (NODES,), INDEX),
     "mixed": ({}, (NODES,), RNG.normal(size=(NODES, 4))),
-    "per channel": (
-        {"weights_per_channel": True},
-        (NODES, CHANNELS),
-        RNG.normal(size=(NODES, 4)),
-    ),
+    "per channel": ({"weights_per_channel": True}, (NODES, CHANNELS), RNG.normal(size=(NODES, 4))),
 }
 EQUINOX = {
     "channels": {},

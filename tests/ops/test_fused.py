@@ -201,8 +201,7 @@ def size_of_product(case: Case) -> int:
 @pytest.mark.usefixtures("any_product_is_large")
 @pytest.mark.parametrize("order", ["value", "gradient", "loss"])
 @pytest.mark.parametrize(
-    "name",
-    ["graph-channelwise-small", pytest.param("rows-gate", marks=pytest.mark.slow)],
+    "name", ["graph-channelwise-small", pytest.param("rows-gate", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("fused", ["auto", "always", "never"])
 def test_the_product_of_all_rows_is_in_no_array(fused, name, order):

@@ -26,8 +26,7 @@ def fused_kernels(name, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "target"),
-    tiers.targets(["rows-gate-16-l1", "rows-16-l1", "rows-64-l1"]),
+    ("case", "target"), tiers.targets(["rows-gate-16-l1", "rows-16-l1", "rows-64-l1"])
 )
 def test_fused_kernels_compile_without_spilling(case, target):
     for spec in fused_kernels(case, "float32"):
@@ -101,9 +100,6 @@ def test_kernels_of_linear_load_several_elements_at_once():
 def test_kernels_of_nodes_compile_without_spilling(case, target):
     fused = CASES[case]
     given = (True,) + (False,) * (len(fused.sizes) - 1)
-    specs = [
-        node.forward(fused, "float32", 2),
-        node.backward(fused.epilogue, given, "float32", 2),
-    ]
+    specs = [node.forward(fused, "float32", 2), node.backward(fused.epilogue, given, "float32", 2)]
     for kernel in specs:
         assert compile_kernel(kernel.spec, target).spilled_bytes == 0

@@ -37,7 +37,7 @@ from tests.small_runs import labelled, train_on_copper, write_displaced
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
 gc.set_threshold(100_000, 50, 100)
 
-MEMORY = 3 << 30
+MEMORY = 2 << 30
 """Bytes of a process above which it forgets, after each file, what was compiled."""
 
 # Reduced precision of matrix products would hide, or look like, an error of ours.

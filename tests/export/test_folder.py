@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import ase.build
@@ -30,6 +29,7 @@ from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
 from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.train.settings.schema import ConfigError
+from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 
 SOURCES = Path(eqfuse.__file__).parent / "export"
@@ -55,18 +55,8 @@ def compiled(source: Path, out: Path):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command = [
-        "g++",
-        "-O1",
-        "-std=c++17",
-        *warnings,
-        str(source),
-        "-o",
-        str(out),
-        "-ldl",
-        "-pthread",
-    ]
-    subprocess.run(command, check=True)
+    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out)]
+    subprocess.run([*command, "-ldl", "-pthread"], check=True)
     return out
 
 
@@ -307,11 +297,8 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     arrays = {"numbers": atoms.numbers, "positions": atoms.positions}
     np.savez(tmp_path / "a.npz", **arrays, cell=atoms.cell.array, pbc=atoms.pbc)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-c", READER, *map(str, (folder, tmp_path / "copy"))]
-    done = subprocess.run(
-        [*command, str(tmp_path / "a.npz")], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    given = folder, tmp_path / "copy", tmp_path / "a.npz"
+    done = run_python("-c", READER, *given, env=environment)
     unknown, one_place = done.stdout.splitlines()
     assert "does not know the elements [79]; it knows Al Cu" in unknown
     assert "are at one place" in one_place

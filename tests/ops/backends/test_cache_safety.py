@@ -6,12 +6,12 @@ import os
 import pathlib
 import runpy
 import stat
+import subprocess
 import sys
 
 import pytest
 
 from eqfuse.ops import _host
-from tests.child import run_python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="of systems with modes")
 
@@ -139,7 +139,7 @@ def test_a_temporary_folder_is_removed(folder):
     folder.mkdir()
     folder.chmod(0o777)
     code = f"import runpy; print(runpy.run_path({_host.__file__!r})['cache_folder']())"
-    done = run_python("-c", code)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     used = pathlib.Path(done.stdout.strip())
     assert not used.is_relative_to(folder)
     assert not used.exists()

@@ -293,11 +293,8 @@ def activation(function: Callable | None, normalize: bool = True) -> Activation:
 
 
 def normalization(function: Callable, x64: bool) -> float:
-    """Return c of `e3nn.normalize_function`, in float32 or float64."""
-    if function in _NAMES:
-        return CONSTANTS[_NAMES[function]][2 if x64 else 1]
-    with jax.enable_x64(x64):  # of nothing, it is 1 / c alone
-        return 1 / e3nn.normalize_function(lambda x: 1.0 if x is None else function(x))(None)
+    """Return c of `e3nn.normalize_function` for one of `FUNCTIONS`, in float32 or float64."""
+    return CONSTANTS[_NAMES[function]][2 if x64 else 1]
 
 
 def parity(name: str) -> int:

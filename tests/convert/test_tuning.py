@@ -267,10 +267,7 @@ def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
         ("replay=auto", "a new network has no past"),
         ("elastic=30", "a new network has no past"),
         ("elastic=-1 start_from=RUN", "elastic=-1.0 is impossible"),
-        (
-            "elastic=30 adapter=lora start_from=RUN",
-            "which holds the parameters that",
-        ),
+        ("elastic=30 adapter=lora start_from=RUN", "which holds the parameters that"),
     ],
 )
 def test_what_is_for_another_run_is_refused(run, water, capsys, given, text):

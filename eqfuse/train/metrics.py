@@ -165,7 +165,7 @@ class Errors:
 
     def add(self, sums: dict):
         for name, values in sums.items():
-            values = [float(v) for v in values]
+            values = np.asarray(values, float).tolist()
             before = self.sums.get(name, [0] * len(values))
             self.sums[name] = [a + b for a, b in zip(before, values, strict=True)]
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax.numpy as jnp
+import numpy as np
 
 from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
@@ -100,7 +100,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
             metadata["started_from"] = before if tuning is None else tuning.origin
         if config.resume is not None:
             with devices.together(), warnings_printed():
-                like = init_state(training[0].flatten(params), training[1])
+                like = init_state(params, training[1], training[0])
                 limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
                 resume = interrupted_run(config, like, metadata, folder, limits, writes)
         if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
@@ -163,7 +163,7 @@ def _initial_network(
     heads = []
     for own in dataset.heads.values() or [dataset]:
         numbers = dict(zip(names, _scale_and_shift(config.model, own), strict=True))
-        given = {name: jnp.array(numbers[name], config.dtype) for name in names}
+        given = {name: np.array(numbers[name], config.dtype) for name in names}
         heads.append({**params, "params": {**params["params"], **given}})
     return potential, fields, stack_heads(heads) if config.heads else heads[0]
 

@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
 from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.train.settings.schema import ConfigError
+from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 
 SOURCES = Path(eqfuse.__file__).parent / "export"
@@ -56,18 +56,8 @@ def compiled(source: Path, out: Path):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command = [
-        "g++",
-        "-O1",
-        "-std=c++17",
-        *warnings,
-        str(source),
-        "-o",
-        str(out),
-        "-ldl",
-        "-pthread",
-    ]
-    subprocess.run(command, check=True)
+    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out)]
+    subprocess.run([*command, "-ldl", "-pthread"], check=True)
     return out
 
 
@@ -130,6 +120,11 @@ def run_host(host, folder, atoms, tmp_path, *options, environment=()):
     return energy[0], np.array(forces), np.reshape(virial, (3, 3))
 
 
+@functools.cache
+def calculator(run, dtype: str, radial: str):
+    return eqfuse.Calculator(run, dtype=dtype, backend="xla", radial=radial)
+
+
 def assert_agreement(results, atoms, run, tolerance, dtype="float64", rounded=True, radial="auto"):
     """Compare with the calculator on XLA's kernels, whose positions have the digits of a file.
 
@@ -140,7 +135,7 @@ def assert_agreement(results, atoms, run, tolerance, dtype="float64", rounded=Tr
     if rounded:
         atoms.positions = atoms.positions.round(8)
         atoms.set_cell(atoms.cell.array)
-    atoms.calc = eqfuse.Calculator(run, dtype=dtype, backend="xla", radial=radial)
+    atoms.calc = calculator(run, dtype, radial)
     assert abs(energy - atoms.get_potential_energy()) < tolerance * abs(energy)
     largest = np.abs(atoms.get_forces()).max()
     np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=tolerance * largest)
@@ -160,7 +155,8 @@ def test_a_program_without_python_agrees_with_the_calculator(mace, host, tmp_pat
     results = run_host(host, folder, atoms, tmp_path, *options)
     # the file has 8 decimals, also of the cell: 1e-8 of 0.1 Å
     assert_agreement(results, atoms, run, 2e-8)
-    assert_agreement(results, atoms, run, 2e-7, radial="network")  # with the bound of tables
+    if name == "crystal":  # with the bound of tables
+        assert_agreement(results, atoms, run, 2e-7, radial="network")
     assert "\nradial tables of 256 knots" in (folder / "manifest.txt").read_text()
 
 
@@ -199,11 +195,14 @@ def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
         assert_agreement(results, atoms, run, 2e-8)
 
 
-@pytest.mark.parametrize(("model", "backend"), [("nequip", "xla"), ("allegro", "llvm")])
+@pytest.mark.parametrize(
+    ("model", "backend"),
+    [("allegro", "llvm"), pytest.param("nequip", "xla", marks=pytest.mark.slow)],
+)
 def test_float32_and_other_networks(place, host, tmp_path, model, backend):
     run = untrained_run(tmp_path, model)
     folder = export_folder(
-        run, tmp_path / "a", engine="pjrt", sizes=SIZES, dtype="float32", backend=backend
+        run, tmp_path / "a", engine="pjrt", sizes=SIZES[1:], dtype="float32", backend=backend
     )
     assert (folder / "eqfuse_kernels.so").exists() == (backend == "llvm")
     atoms = structure("crystal")
@@ -314,11 +313,8 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     arrays = {"numbers": atoms.numbers, "positions": atoms.positions}
     np.savez(tmp_path / "a.npz", **arrays, cell=atoms.cell.array, pbc=atoms.pbc)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-c", READER, *map(str, (folder, tmp_path / "copy"))]
-    done = subprocess.run(
-        [*command, str(tmp_path / "a.npz")], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    given = folder, tmp_path / "copy", tmp_path / "a.npz"
+    done = run_python("-c", READER, *given, env=environment)
     unknown, one_place = done.stdout.splitlines()
     assert "does not know the elements [79]; it knows Al Cu" in unknown
     assert "are at one place" in one_place

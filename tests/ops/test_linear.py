@@ -13,14 +13,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
-from tests.ops.parity import (
-    BACKENDS,
-    TRITON,
-    UNOPTIMIZED,
-    along_random_directions,
-    initial,
-    only,
-)
+from tests.ops.parity import BACKENDS, TRITON, UNOPTIMIZED, along_random_directions, initial, only
 
 ROWS, CHANNELS, WEIGHTS = 7, 3, 4
 IRREPS, OTHER = "2x0e+3x1o+2x0e+1x0o+0x1e", "4x0e+2x1o"

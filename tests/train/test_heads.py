@@ -53,8 +53,7 @@ def run(heads, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
-    [("nequip", {}), ("mace", {"correlation": 2}), ("allegro", {"latent_dim": 8})],
+    ("name", "more"), [("nequip", {}), ("mace", {"correlation": 2}), ("allegro", {"latent_dim": 8})]
 )
 def test_each_graph_has_the_head_of_its_sample(name, more):
     """Energies, forces and stress are those of the head as a network alone, to rounding."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import yaml
 
@@ -68,7 +67,7 @@ def write_results(
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
         batcher = Batcher(samples, batch_size, dtype=dtype)
-        predicted = _predicted(potential, jax.tree.map(jnp.asarray, params), batcher)
+        predicted = _predicted(potential, jax.device_put(params), batcher)
         rows, start = [], 0
         for name, samples in sets.items():
             part = predicted[start : start + len(samples)]

@@ -10,16 +10,7 @@ import pytest
 
 from eqfuse.bench.cases import CASES
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import (
-    Form,
-    Index,
-    Operand,
-    Path,
-    Role,
-    Segment,
-    SegmentRef,
-    derivatives,
-)
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef, derivatives
 
 
 def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0):

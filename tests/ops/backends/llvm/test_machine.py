@@ -18,6 +18,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops import _backend
 from eqfuse.ops.backends.llvm import machine
+from tests.child import run_python
 
 PRODUCT = """
 import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
@@ -38,11 +39,7 @@ def run(code: str, **variables) -> str:
     """Return what a fresh process prints."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # whose warnings would be errors
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python("-c", code, env=environment).stdout.strip()
 
 
 def test_runtime_ll_is_made_of_runtime_c():

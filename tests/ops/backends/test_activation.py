@@ -116,7 +116,7 @@ def test_constants_are_e3nns(x64):
         for name, function in xla.FUNCTIONS.items():
             assert parity_function(function) == xla.parity(name)
             if name != "identity":
-                expected = pytest.approx(1 / constant(function), rel=1e-12 if x64 else 3e-7)
+                expected = pytest.approx(1 / constant(function), rel=1e-12 if x64 else 3e-7, abs=0)
                 assert xla.normalization(function, x64) == expected
 
 

@@ -4,7 +4,7 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops.backends import xla
+from eqfuse.ops.backends import activations
 from eqfuse.ops.backends.triton import form, rows
 from eqfuse.ops.backends.triton import linear as linear_kernel
 from eqfuse.ops.backends.triton import linear as linear_plan
@@ -54,7 +54,7 @@ def fused(
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
     acts = dict(zip(names, (jax.nn.silu, jnp.tanh) * 2, strict=True))
-    gate = xla.gate(linear.irreps_out, **acts, normalize_act=True) if gated else None
+    gate = activations.gate(linear.irreps_out, **acts, normalize_act=True) if gated else None
     return Fused.build(product.form, linear, gate, gated)
 
 

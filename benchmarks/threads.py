@@ -4,7 +4,7 @@
 
 No thread but one is needed: the kernels of energy, forces and stress are recorded as they are
 traced, with their passes, and their units of work are dealt out in chunks as the runtime does
-(`eqfuse.ops.backends.llvm.runtime`), to threads of one speed. What is counted are operations on
+(`eqfuse/ops/backends/llvm/runtime.c`), to threads of one speed. What is counted are operations on
 vectors. What XLA computes between the kernels, and the speed of memory, are not counted.
 """
 
@@ -20,11 +20,13 @@ from benchmarks.record import Record, add_json_option
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.programs import Kept
 from eqfuse.ops.backends.llvm import text
-from eqfuse.ops.backends.llvm.runtime import WORK_OF_A_THREAD
 from eqfuse.ops.primitives import native
 
 CHUNKS = 8
 """Chunks of a pass for each thread, as in the runtime."""
+
+WORK_OF_A_THREAD = 30_000
+"""Operations that are worth a thread, as in the runtime."""
 
 
 class Counted(NamedTuple):

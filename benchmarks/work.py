@@ -57,7 +57,7 @@ def linear_operations(linear_form: LinearForm, num_rows: int) -> int:
     """Return a multiplication and an addition for each row, component and element of a matrix."""
     total = 0
     for term in linear_form.terms:
-        block = linear_form.operands[term.z.operand].blocks[term.z.block]
-        source = term.x and linear_form.operands[term.x.operand].blocks[term.x.block]
+        block = linear_form.operands[term.z.operand].blocks[term.z.segment]
+        source = term.x and linear_form.operands[term.x.operand].blocks[term.x.segment]
         total += 2 * num_rows * block.mul * block.dim * (source.mul if source else 1)
     return total

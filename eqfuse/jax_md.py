@@ -8,6 +8,7 @@
 It needs jax-md: pip install "eqfuse[jaxmd]".
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -32,6 +33,7 @@ def neighbor_list(
     reference_energies: bool = False,
     dtype: str | None = None,
     backend: str | None = None,
+    dispersion: str | None = None,
     **neighbor_kwargs,
 ):
     """Return a neighbour function and an energy function, as those of `jax_md.energy`.
@@ -39,6 +41,11 @@ def neighbor_list(
     Lengths are in Å, energies in eV and forces, `-jax.grad(energy_fn)`, in eV/Å, also with
     fractional coordinates (jax-md differentiates by the positions in space). Each evaluation sorts
     the edges; `eqfuse.md` does so only where a list is new, and is faster.
+
+    A box that changes is passed to `allocate`, `update` and the energy as `box=`. Each such update
+    makes a new list, since jax-md compares fractional positions only. In a periodic box narrower
+    than twice the cutoff, jax-md does not see all images: `update` sets `did_buffer_overflow`,
+    `allocate` raises, and the energy is NaN.
 
     Args:
       displacement: of `jax_md.space`; further arguments of the energy, such as `box`, are passed
@@ -53,12 +60,13 @@ def neighbor_list(
         them, float32 resolves more.
       dtype: "float64" or "float32", of the network; None for that of the run.
       backend: see `eqfuse.ops`.
+      dispersion: "none" for a run with `data.dispersion`, whose network alone is computed here.
     Returns:
       (neighbor_fn, energy_fn); energy_fn(R, neighbor, **kwargs).
     Raises:
       ImportError: jax-md is not there.
       ValueError: numbers are needed, a list of another format, a periodic box narrower than twice
-        the cutoff, in which jax-md does not see all images, or float64 where JAX has it disabled.
+        the cutoff, or float64 where JAX has it disabled.
       DataError: an element that the network does not know.
       CheckpointError: no readable network.
     """
@@ -67,19 +75,17 @@ def neighbor_list(
     except ImportError as error:
         raise ImportError('eqfuse.jax_md needs jax-md: pip install "eqfuse[jaxmd]"') from error
 
-    network = _network(run, dtype, backend)
+    network = _network(run, dtype, backend, dispersion)
     if numbers is None and len(network.species) > 1:
         raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
     if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
         raise ValueError("the list must have format=jax_md.partition.Sparse, with both directions")
-    _require_wide(displacement, box, network.cutoff, fractional_coordinates)
-    neighbor_fn = partition.neighbor_list(
-        displacement,
-        box,
-        network.cutoff,
-        dr_threshold,
-        fractional_coordinates=fractional_coordinates,
-        **neighbor_kwargs,
+    is_periodic = _periodic_directions(displacement, box, fractional_coordinates)
+    narrow = functools.partial(_excess, is_periodic, network.cutoff)
+    _require_wide(narrow(box), network.cutoff)
+    neighbor_kwargs["fractional_coordinates"] = fractional_coordinates
+    neighbor_fn = _neighbor_fn(
+        partition, narrow, (displacement, box, network.cutoff), dr_threshold, neighbor_kwargs
     )
     index = None if numbers is None else species_index(numbers, network.species)
 
@@ -89,9 +95,12 @@ def neighbor_list(
         if len(species) != count:
             raise ValueError(f"there are {count} positions and {len(species)} numbers")
         difference = jax.vmap(functools.partial(displacement, **kwargs))
-        vectors, edges = _edges(R, neighbor, difference, network)
+        vectors, edges, wrong = _edges(R, neighbor, difference, network)
+        wrong |= jnp.any(narrow(kwargs.get("box", box)) > 0)
+        vectors *= jnp.where(wrong, jnp.nan, 1)  # and forces with them
         with jax.default_matmul_precision("highest"):
             energies = network.module.potential.apply(network.params, vectors, species, edges)
+        energies += jnp.where(wrong, jnp.nan, 0)  # tables are finite for NaN
         if reference_energies:
             energies += network.references[species]
         return energies if per_particle else jnp.sum(energies)
@@ -99,9 +108,10 @@ def neighbor_list(
     return neighbor_fn, energy_fn
 
 
-def _network(run, dtype: str | None, backend: str | None) -> Network:
-    """Read a network; refuse one of float64 where JAX has it disabled."""
-    network = Network(run, dtype=dtype, backend=backend)
+def _network(run, dtype: str | None, backend: str | None, dispersion: str | None) -> Network:
+    """Read a network; refuse a dispersion, and float64 where JAX has it disabled."""
+    network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
+    network.require_alone("eqfuse.jax_md")
     if network.dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(
             "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
@@ -110,10 +120,10 @@ def _network(run, dtype: str | None, backend: str | None) -> Network:
     return network
 
 
-def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]:
+def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges, jax.Array]:
     """Return vectors [n, 3] Å of a list, zero beyond the cutoff and for padding, and edges.
 
-    Those of two atoms at one place are NaN.
+    The last is whether two atoms are at one place, which has no energy.
     """
     count = R.shape[0]
     receivers, senders = neighbor.idx
@@ -125,24 +135,62 @@ def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]
     squares = jnp.sum(vectors**2, axis=1)
     near = ~padding & (squares < network.cutoff**2)
     vectors = jnp.where(near[:, None], vectors, 0)
-    # two atoms at one place have no energy
-    vectors = jnp.where((near & (squares < COINCIDENT**2))[:, None], jnp.nan, vectors)
     vectors = vectors.astype(network.dtype)
-    return vectors, Edges.from_arrays(senders, receivers, count)
+    touching = jnp.any(near & (squares < COINCIDENT**2))
+    return vectors, Edges.from_arrays(senders, receivers, count), touching
 
 
-def _require_wide(displacement, box, cutoff: float, fractional: bool):
+def _neighbor_fn(partition, narrow, of_list: tuple, dr_threshold: float, options: dict):
+    """Return jax-md's neighbour function, whose lists of a changed box are right or flagged."""
+    displacement, box, cutoff = of_list
+    kept = partition.neighbor_list(*of_list, dr_threshold, **options)
+    anew = partition.neighbor_list(displacement, box, cutoff + dr_threshold, 0.0, **options)
+    overflow = partition.PartitionErrorCode.NEIGHBOR_LIST_OVERFLOW
+
+    def allocate(position, extra_capacity: int = 0, **kwargs):
+        _require_wide(narrow(kwargs.get("box", box)), cutoff)
+        made = kept.allocate(position, extra_capacity, **kwargs)
+        return dataclasses.replace(made, update_fn=update)
+
+    def update(position, neighbors, **kwargs):
+        if "box" not in kwargs:
+            return kept.update(position, neighbors, **kwargs)
+        made = anew.update(position, neighbors, **kwargs)
+        lacks = jnp.any(narrow(kwargs["box"]) > 0) | (made.cell_size_too_small > 0)
+        return dataclasses.replace(made, error=made.error.update(overflow, lacks))
+
+    return partition.NeighborListFns(allocate, update)
+
+
+def _periodic_directions(displacement, box, fractional: bool) -> np.ndarray:
+    """Test whether the displacement of each lattice vector is zero, [3] bool."""
+    vectors = _lattice_vectors(np.asarray(box, float))
+    lattice = jnp.asarray(np.eye(3) if fractional else vectors)
+    apart = [np.linalg.norm(displacement(one, jnp.zeros(3))) for one in lattice]
+    return np.array(apart) < 0.1 * np.asarray(_heights(vectors))
+
+
+def _lattice_vectors(box):
+    return box.T if jnp.ndim(box) == 2 else jnp.eye(3) * box
+
+
+def _heights(vectors):
+    """Return the widths of a cell, [3] Å, between opposite faces."""
+    return 1 / jnp.linalg.norm(jnp.linalg.inv(vectors), axis=0)
+
+
+def _excess(is_periodic, cutoff: float, box):
+    """Return how much a box is narrower than twice the cutoff, [3] Å; negative for wider ones."""
+    heights = _heights(_lattice_vectors(jax.lax.stop_gradient(jnp.asarray(box, float))))
+    return jnp.where(is_periodic, 2 * cutoff - heights, -jnp.inf)
+
+
+def _require_wide(excess, cutoff: float):
     """Refuse a periodic box in which an atom has several images within the cutoff of another."""
-    box = np.asarray(box, float)
-    vectors = box.T if box.ndim == 2 else np.eye(3) * box
-    heights = 1 / np.linalg.norm(np.linalg.inv(vectors), axis=0)
-    origin = jnp.zeros(3)
-    for k in range(3):
-        lattice = jnp.asarray(np.eye(3)[k] if fractional else vectors[k])
-        apart = np.linalg.norm(displacement(lattice, origin))
-        if apart < 0.1 * heights[k] and heights[k] < 2 * cutoff:
-            raise ValueError(
-                f"the box is {heights[k]:.4g} Å wide along direction {k}, less than twice the "
-                f"cutoff of {cutoff:g} Å, so that jax-md would miss images of atoms; repeat the "
-                "cell, or use eqfuse.md or eqfuse.Calculator, which take cells of any size"
-            )
+    k = int(np.argmax(excess))
+    if excess[k] > 0:
+        raise ValueError(
+            f"the box is {2 * cutoff - excess[k]:.4g} Å wide along direction {k}, less than twice "
+            f"the cutoff of {cutoff:g} Å, so that jax-md would miss images of atoms; repeat the "
+            "cell, or use eqfuse.md or eqfuse.Calculator, which take cells of any size"
+        )

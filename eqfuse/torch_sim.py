@@ -13,7 +13,14 @@ from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network
 
 
-def model(run, *, skin: float = 0.5, dtype: str | None = None, backend: str | None = None):
+def model(
+    run,
+    *,
+    skin: float = 0.5,
+    dtype: str | None = None,
+    backend: str | None = None,
+    dispersion: str | None = None,
+):
     """Return a `torch_sim.models.interface.ModelInterface` with energy, forces and stress.
 
     All systems of a state are computed in one call on the device of JAX, to which states are moved.
@@ -24,6 +31,7 @@ def model(run, *, skin: float = 0.5, dtype: str | None = None, backend: str | No
       skin: Å.
       dtype: "float64" or "float32", of the network; None for that of the run.
       backend: see `eqfuse.ops`.
+      dispersion: see `eqfuse.Calculator`.
     Raises:
       ImportError: torch-sim is not there.
       CheckpointError: no readable network.
@@ -40,7 +48,7 @@ def model(run, *, skin: float = 0.5, dtype: str | None = None, backend: str | No
     class Model(ModelInterface):
         def __init__(self):
             super().__init__()
-            network = Network(run, dtype=dtype, backend=backend)
+            network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
             self._evaluator = Evaluator(network, skin)
             self._device = torch.device("cuda" if jax.default_backend() == "gpu" else "cpu")
             self._dtype = getattr(torch, network.dtype)
@@ -60,9 +68,15 @@ def model(run, *, skin: float = 0.5, dtype: str | None = None, backend: str | No
             parts = zip(np.split(numbers, ends), np.split(positions, ends), cells, strict=True)
             structures = [Placed(*part, pbc) for part in parts]
             energies, forces, strain, references = self._evaluator(structures)
+            energies = np.bincount(index, energies + references, len(cells))
+            if (dispersion := self._evaluator.network.dispersion) is not None:
+                more = [dispersion.of(one) for one in structures]
+                energies = energies + [one.energy for one in more]
+                forces = forces + np.concatenate([one.forces for one in more])
+                strain = strain + [one.strain for one in more]
             volumes = np.abs(np.linalg.det(cells))[:, None, None]
             results = {
-                "energy": np.bincount(index, energies + references, len(cells)),
+                "energy": energies,
                 "forces": forces,
                 "stress": np.divide(strain, volumes, out=np.zeros_like(strain), where=volumes > 0),
             }

@@ -18,6 +18,7 @@ from benchmarks.launches import tetris as tetris_launches
 from eqfuse.bench import steps as networks
 from eqfuse.bench.cases import CASES
 from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.text import with_handler
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.primitives import lowering
 
@@ -48,7 +49,7 @@ def main():
         args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
         jax.jit(function).lower(*args)
         for n, (module, text) in enumerate(sorted(set(texts))):
-            show(f"{name} llvm {n}", module, text)
+            show(f"{name} llvm {n}", module, with_handler(text, module))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """What every test runs under."""
 
-import atexit
+import functools
 import gc
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
+
+from tests.programs import folder_of_programs
 
 # Where there is no GPU, JAX takes its CUDA plug-in, which compiles for one, only if told to use the
 # CPU. Before JAX is imported, and in the environment, for the programs that tests run.
@@ -18,11 +18,10 @@ if not (any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
 if "--run-slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-# Programs that several tests and the commands that they run have in common are compiled once.
+# Programs that tests, the commands that they run and later runs of the tests have in common are
+# compiled once.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _programs = tempfile.mkdtemp(prefix="eqfuse-tests-")
-    atexit.register(shutil.rmtree, _programs, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder_of_programs())
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import ase.build
@@ -30,14 +29,25 @@ import ase.io
 import jax
 import numpy as np
 import pytest
+from e3nn_jax._src import activation
 
+from eqfuse import plots
 from tests.small_runs import labelled, train_on_copper, write_displaced
 
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
 gc.set_threshold(100_000, 50, 100)
 
+MEMORY = 2 << 30
+"""Bytes of a process above which it forgets, after each file, what was compiled."""
+
 # Reduced precision of matrix products would hide, or look like, an error of ours.
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+# e3nn-jax evaluates a million points for each activation of each trace.
+_normalize = activation.normalize_function
+_normalized = functools.cache(lambda phi, x64: _normalize(phi))
+activation.normalize_function = lambda phi: _normalized(phi, jax.config.jax_enable_x64)
 
 
 def pytest_addoption(parser):
@@ -100,9 +110,33 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_what_was_compiled():
-    """Thousands of small programs of JAX take gigabytes, which the next file does not need."""
+    """Thousands of small programs of JAX take gigabytes."""
     yield
-    jax.clear_caches()
+    resident = Path("/proc/self/statm")  # of Linux; elsewhere each file forgets
+    if not resident.exists() or int(resident.read_text().split()[1]) * 4096 > MEMORY:
+        jax.clear_caches()
+
+
+PICTURES = {
+    name: getattr(plots, name)
+    for name in ("learning_curves", "parity", "spread", "dynamics", "walks", "drifts")
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures(request):
+    """Leave pictures to modules and tests that look at them: they take half of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in () if getattr(request.module, "PICTURES", False) else PICTURES:
+            patch.setattr(plots, name, lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """Draw pictures in a module without `PICTURES`."""
+    for name, draw in PICTURES.items():
+        monkeypatch.setattr(plots, name, draw)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 
 from eqfuse import __version__
 from eqfuse.cli import COMMANDS, main
+from tests.child import run_python
 
 
 def test_help_names_every_command(capsys):
@@ -94,5 +95,5 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
 def test_nobody_waits_for_jax_where_nothing_is_computed(code, returned):
     """It may take ten seconds."""
     code = f"import sys; {code}; sys.exit(7 if 'jax' in sys.modules else code)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    found = run_python("-c", code, check=False)
     assert found.returncode == returned, found.stderr

@@ -1,6 +1,11 @@
-"""Slow tests are left out, unless they are asked for."""
+"""Slow tests are left out, unless they are asked for; children warn as tests do."""
+
+import os
 
 import pytest
+
+from tests.child import run_python
+from tests.programs import folder_of_programs
 
 pytest_plugins = "pytester"
 
@@ -38,3 +43,19 @@ def test_slow_tests_run_if_asked_for(arguments, passed, pytester):
     done.assert_outcomes(passed=passed, deselected=None)
     asked_for = {"--run-slow", "-m"} & {*arguments}
     assert ("--run-slow" in done.stdout.str()) == (not asked_for)
+
+
+def test_children_ignore_the_foreign_warnings_of_the_tests_and_no_others():
+    code = "import warnings; warnings.warn({!r}, DeprecationWarning)"
+    run_python("-c", code.format("Setting the shape on a NumPy array"))
+    ours = run_python("-c", code.format("Setting a shape"), check=False)
+    assert ours.stderr.endswith("\nDeprecationWarning: Setting a shape\n")
+
+
+def test_programs_that_are_kept_are_those_used_last(tmp_path):
+    folder = folder_of_programs(tmp_path)
+    for number in range(3):
+        (folder / f"{number}-cache").write_bytes(bytes(100))
+        os.utime(folder / f"{number}-cache", (number, number))
+    assert folder_of_programs(tmp_path, kept=250) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["1-cache", "2-cache"]

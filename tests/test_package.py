@@ -1,6 +1,7 @@
 """What is installed: every file of the package."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -35,6 +36,18 @@ def test_every_folder_of_tests_is_in_a_part_of_the_nightly_run():
     covers = {f: {f"{f}/test_*.py", str(f), *map(str, list(f.parents)[:-2])} for f in folders}
     left_out = [str(folder) for folder, names in covers.items() if not parts & names]
     assert left_out == []
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [commands] = re.findall(r"(?m)^pip install .*pytest.*$", readme)
+    first, _, rest = (ROOT / ".ci/run").read_text(encoding="utf-8").partition("fresh rest")
+    assert "\n  ".join(["fresh readme", *commands.split(" && ")]) in first
+    # tests that are skipped there for want of these run in the rest
+    skipped = re.compile(r'importorskip\((package|"haiku|"equinox|"jax_md)')
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if skipped.search(path.read_text(encoding="utf-8")):
+            assert str(path.relative_to(ROOT)) in rest.split(), path
 
 
 def test_the_citation_has_the_version():

@@ -15,6 +15,7 @@ from eqfuse.certify.paths import paths_of, walk
 from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.rows import CHECKS, REPEATS, Row, worst_of
+from eqfuse.certify.steps import small_steps
 from eqfuse.certify.structures import made_structures, rattled
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
@@ -156,7 +157,9 @@ class Certificate:
 
     def _of_paths(self) -> Iterator[Row]:
         cluster = next(atoms for atoms in self._made if atoms.info["name"] == "molecule")
-        for path, begin in paths_of(self.elements, cluster, self._rng):
+        self._other = cluster[:3]
+        self._paths = paths_of(self.elements, cluster, self._rng)
+        for path, begin in self._paths:
             self.walks.append(walk(self.subject, path, begin, self.precision, self._rng))
         yield worst_of("path", [("", f) for one in self.walks for f in one.findings])
 
@@ -172,7 +175,7 @@ class Certificate:
             after = self.subject.in_turn([other, atoms])[1]
             where = f"after {other.info['name']}"
             findings += [(where, finding) for finding in asked.apart(after, first, noise)]
-        yield worst_of("history", findings)
+        yield worst_of("history", findings + self._of_small_steps())
         batched = self.subject.compute(self._structures)
         alone = self.subject.in_turn(self._structures)
         together = zip(batched, alone, self._noise, strict=True)
@@ -180,6 +183,12 @@ class Certificate:
             (self._name(k), f) for k, each in enumerate(together) for f in asked.apart(*each)
         ]
         yield worst_of("batch", findings)
+
+    def _of_small_steps(self) -> list[tuple[str, asked.Finding]]:
+        measured = zip(self._structures, self._noise, strict=True)
+        cells = [pair for pair in measured if pair[0].info["name"] == "skewed cell"]
+        pairs = [(self._paths[0][0], self.walks[0])]
+        return small_steps(self.subject, pairs, cells, self._other, self.precision, self._rng)
 
     def _of_repeats(self) -> Row:
         """Ask for the same bits, of each quantity; those of sums in another order are noted."""

@@ -42,6 +42,7 @@ class Walk(NamedTuple):
       energies: [n] eV.
       forces: [n] eV/Å, of the last atom along the direction.
       findings: of the question "path".
+      noise: the rounding at 2.5 Å.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Walk(NamedTuple):
     energies: np.ndarray
     forces: np.ndarray
     findings: list[Finding]
+    noise: Rounding
 
 
 def paths_of(elements, cluster: ase.Atoms, rng) -> list[tuple[Path, float]]:
@@ -105,7 +107,7 @@ def walk(subject: Subject, path: Path, begin: float, precision: str, rng) -> Wal
         )
         findings.append(Finding(opposite, SIGMAS * noise.forces, "eV/Å", "sum of all forces"))
         findings += _jumps(subject, path, rows, noise, precision, row, rng)
-    return Walk(path.name, *rows.T, findings)
+    return Walk(path.name, *rows.T, findings, noise)
 
 
 def _misfits(rows, slope):

@@ -78,6 +78,17 @@ class Subject:
         """Compute structures, in any order and several at once."""
         return self.in_turn(structures)
 
+    def fresh(self, structures: Sequence[ase.Atoms], other: ase.Atoms) -> list[Answer]:
+        """Compute structures with a calculator that has seen none that is like them.
+
+        It is a new one where one can be made; before each, it computes the `other` structure.
+        """
+        answers = []
+        for atoms in structures:
+            self.ask("compute", other, fresh=True)
+            answers.append(_answer(self.ask("compute", atoms, fresh=True), len(atoms)))
+        return answers
+
     def versions(self) -> dict[str, str]:
         """Return the versions of what computes."""
         found = self.ask("versions", modules=list(self._modules))
@@ -114,6 +125,10 @@ class Run(Subject):
         voigt = [0, 4, 8, 5, 2, 1]
         stresses = [None if p.stress is None else p.stress.ravel()[voigt] for p in found]
         return [Answer(p.energy, p.forces, s) for p, s in zip(found, stresses, strict=True)]
+
+    def fresh(self, structures, other):
+        """Compute structures, each with a new neighbour list."""
+        return self.compute(structures)
 
 
 class Remote(Subject):

@@ -5,6 +5,7 @@ Any Python runs this file: it needs ase and numpy, and imports nothing of eqfuse
 
 import ast
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import io
@@ -142,11 +143,16 @@ def arrays_of(atoms: ase.Atoms) -> dict:
     return {"numbers": atoms.numbers, "positions": atoms.positions, "cell": cell, "pbc": atoms.pbc}
 
 
-def answer(calculator, request: dict) -> dict:
-    """Return the arrays that a request asks for; `error` is a text where the calculator raises."""
+def answer(calculator, request: dict, new=None) -> dict:
+    """Return the arrays that a request asks for; `error` is a text where the calculator raises.
+
+    `new` returns another calculator of this kind, for tasks that ask for a fresh one.
+    """
     task = json.loads(str(request.pop("task")))
     kind = task.pop("kind")
     try:
+        if task.pop("fresh", False) and new is not None:
+            calculator = new()
         if kind == "versions":
             return {"versions": json.dumps(versions(**task))}
         atoms = ase.Atoms(**request)
@@ -173,9 +179,10 @@ def serve():
     except Exception as error:
         send(replies, {"error": f"{type(error).__name__}: {error}"})
         return
+    new = functools.cache(lambda: build(name))
     send(replies, {"ready": True})
     while (request := receive(sys.stdin.buffer)) is not None:
-        send(replies, answer(calculator, request))
+        send(replies, answer(calculator, request, new))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 
 from eqfuse.convert.e3nn_torch import Matrices, Path
 from eqfuse.models.irreps import SCALAR, gated
+from eqfuse.ops.backends.activations import normalization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +176,4 @@ def named_biases(values: np.ndarray, irreps_out) -> dict[str, np.ndarray]:
 
 def normalized_by(name: str) -> float:
     """Return the factor with which e3nn-jax normalises an activation of `jax.nn`."""
-    act = getattr(jax.nn, name)
-    with jax.enable_x64(True):
-        return float(e3nn.normalize_function(act)(1.0) / act(1.0))
+    return 1 / normalization(getattr(jax.nn, name), x64=True)

@@ -11,13 +11,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
+from ase.units import Hartree, Rydberg, kcal, kJ, mol
 
 from eqfuse.data.checks_of_forces import energy_differences, springs
+from eqfuse.data.checks_of_hessians import hessians
+from eqfuse.data.checks_of_labels import energies_elsewhere, forces_elsewhere, lengths
 from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
+from eqfuse.data.remarks import APERIODIC
 from eqfuse.data.samples import Sample
 from eqfuse.data.structures import (
     LABELS,
@@ -45,6 +49,10 @@ def find_problems(
         *zero_labels(samples),
         *close_pairs(every, distances),
         *duplicates(every, [len(part) for part in sets], distances),
+        *aperiodic(frames),
+        *lengths(frames),
+        *forces_elsewhere(frames),
+        *energies_elsewhere(frames),
         *springs(frames),
         *energy_differences(frames),
         *stress_problems(frames),
@@ -53,6 +61,7 @@ def find_problems(
         *force_outliers(samples),
         *net_forces(samples),
         *undetermined_references(dataset, structures),
+        *wrong_references(dataset, samples),
     ]
 
 
@@ -62,7 +71,6 @@ _FEW = 0.01
 """Outliers are at most this fraction of the frames; more of them are a kind of structure."""
 _NET_OF_RMS, _LEAST_NET = 0.1, 0.02  # of the RMS of the forces; eV/Å
 _ASYMMETRIC = 1e-2
-_NET_OF_LARGEST = 0.05  # finite differences and rounded columns are within a few percent
 
 
 def unread_labels(frames: Sequence[Structure]) -> Iterator[str]:
@@ -186,26 +194,14 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
         )
 
 
-def hessians(frames: Sequence[Structure]) -> Iterator[str]:
-    """Find Hessians that a move of all atoms contradicts, or whose energies fall to all sides."""
-    labelled = selected(frames, lambda s: s.hessian is not None)
-    sums, negative = [], []
-    for s in labelled:
-        largest, net = np.nanmax(np.abs(s.hessian)), np.abs(s.hessian.sum(axis=2))
-        if np.nanmax(net) > _NET_OF_LARGEST * largest:
-            sums.append(s.origin)
-        if np.nanmean(np.einsum("aiai->ai", s.hessian)) < 0:
-            negative.append(s.origin)
-    of = counted(len(labelled), "frame")
-    if sums:
+def aperiodic(frames: Sequence[Structure]) -> Iterator[str]:
+    """Find crystals without periodic directions."""
+    found = selected(frames, lambda s: APERIODIC in s.remarks)
+    if found:
         yield (
-            f"rows of Hessians do not add up to zero in {len(sums)} of {of} ({sums[0]}): are they "
-            "of all atoms, in the order [n_atoms, 3, n_atoms, 3]?"
-        )
-    if negative:
-        yield (
-            f"diagonals of Hessians are negative in {len(negative)} of {of} ({negative[0]}): "
-            "second derivatives of the energy are minus the derivatives of the forces"
+            f"{counted(len(found), 'frame has', 'frames have')} {APERIODIC} ({found[0].origin}), "
+            "and the images of the atoms in this lattice are bonded to them: they are probably "
+            'periodic; write pbc="T T T"'
         )
 
 
@@ -231,7 +227,7 @@ def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str
         yield (
             f"{counted(count, 'frame has', 'frames have')} atoms nearer than {NEAREST} Å; the "
             f"nearest are {distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
-            f"and {pair[1]}): are positions in Å?"
+            f"and {pair[1]}): are positions in Å, and lattice vectors the rows of the cell?"
         )
 
 
@@ -304,3 +300,40 @@ def _loose(counts: np.ndarray) -> np.ndarray:
     _, singular, rows = np.linalg.svd(counts, full_matrices=True)
     rank = int((singular > 1e-10 * singular.max()).sum())
     return (np.abs(rows[rank:]) > 1e-8).any(axis=0)
+
+
+_BINDING = -15.0, 5.0
+"""eV/atom, of energies less those of isolated atoms: -9 in tungsten, above zero in hot gases."""
+_UNITS = {"Hartree": Hartree, "Rydberg": Rydberg, "kcal/mol": kcal / mol, "kJ/mol": kJ / mol}
+
+
+def wrong_references(dataset: Dataset, samples: Sequence[Sample]) -> Iterator[str]:
+    """Find reference energies, that were given, of another unit or code than the energies."""
+    labelled = selected(samples, lambda s: s.energy is not None and s.head is None)
+    if dataset.references_fitted or not labelled or not any(dataset.references.values()):
+        return
+    given = np.array([dataset.references.get(int(z), 0.0) for z in dataset.species])
+    binding = np.fromiter((s.energy / s.num_atoms for s in labelled), np.float64)
+    atoms = np.fromiter((given[s.species].mean() for s in labelled), np.float64)
+
+    def wrong(values: np.ndarray) -> float:
+        return float(np.mean((values < _BINDING[0]) | (values > _BINDING[1])))
+
+    if wrong(binding) <= 0.5:
+        return
+    total = binding + atoms
+    reasons = [
+        text.format(unit)
+        for unit, factor in _UNITS.items()
+        for text, values in (
+            ("the reference energies are probably in {}", total - factor * atoms),
+            ("the energies of the frames are probably in {}", factor * total - atoms),
+        )
+        if wrong(values) <= 0.5
+    ]
+    yield (
+        f"energies less the reference energies are {np.median(binding):.4g} eV/atom in the median, "
+        f"and {_BINDING[0]:g} to {_BINDING[1]:g} in matter: "
+        f"{reasons[0] if reasons else 'they are of different codes, methods or pseudopotentials'}; "
+        f"{_GIVE} of the same code, in eV, or leave them out"
+    )

@@ -45,11 +45,12 @@ def energy_differences(structures: Sequence[Structure]) -> Iterator[str]:
     are not correlated, as for frames that are far apart.
     """
     work, change, atoms = [np.zeros(0)], [np.zeros(0)], []
-    for group in groups_of(structures, _atoms_and_cell):
-        group_work, group_change = _pairs(group)
+    for group in groups_of(structures, atoms_and_cell):
+        a, b, of_group = near_pairs(group)
+        energies = np.array([s.energy for s in group])
         # the same weight for each atom, however large the structures are
-        work.append(group_work / group[0].num_atoms)
-        change.append(group_change / group[0].num_atoms)
+        work.append(of_group / group[0].num_atoms)
+        change.append((energies[b] - energies[a]) / group[0].num_atoms)
         atoms.append(group[0].num_atoms)
     work, change = np.concatenate(work), np.concatenate(change)
     size = np.sqrt((work @ work) * (change @ change))
@@ -78,7 +79,8 @@ def _explained(ratio: float, atoms: list[int]) -> str:
     return f"probably {' (or: '.join(texts[:2])}{')' if len(texts) > 1 else ''}"
 
 
-def _atoms_and_cell(s: Structure):
+def atoms_and_cell(s: Structure):
+    """Return the key of frames whose energies are compared."""
     small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
     if small and s.energy is not None and has_all_forces(s):
         return s.numbers.tobytes(), s.cell.round(5).tobytes()
@@ -92,10 +94,10 @@ def groups_of(structures: Sequence[Structure], key: Callable) -> list[list[Struc
         if (own := key(s)) is not None:
             groups[own].append(k)
     largest = sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]
-    return [[structures[k] for k in _sampled(group)] for group in largest if len(group) >= 3]
+    return [[structures[k] for k in consecutive(group)] for group in largest if len(group) >= 3]
 
 
-def _sampled(group: Sequence[int]) -> Sequence[int]:
+def consecutive(group: Sequence[int]) -> Sequence[int]:
     """Return numbers of pieces of consecutive frames, which are similar in a trajectory."""
     if len(group) <= _COMPARED:
         return group
@@ -104,9 +106,8 @@ def _sampled(group: Sequence[int]) -> Sequence[int]:
     return [group[k] for k in np.unique((starts[:, None] + np.arange(length)).ravel())]
 
 
-def _pairs(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the work against the forces and the change of the energy, of pairs of near frames."""
-    energies = np.array([s.energy for s in group])
+def near_pairs(group: list[Structure]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return numbers of near frames, two of each pair, and the work against the forces, eV."""
     if group[0].pbc.any():
         a, b, moves, _ = map(np.array, zip(*near_cells(group), strict=True))
         gradients = -np.array([s.forces for s in group])
@@ -121,7 +122,7 @@ def _pairs(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
     gradients = gradients.reshape(len(group), -1)
     work = ((gradients[a] + gradients[b]) / 2 * moves).sum(axis=1)
     once = np.unique(np.sort(np.stack([a, b]), axis=0), axis=1, return_index=True)[1]
-    return work[once], (energies[b] - energies[a])[once]
+    return a[once], b[once], work[once]
 
 
 def near_cells(group: list[Structure], least_strain: float = 0.0) -> list[tuple]:
@@ -181,7 +182,8 @@ def _inverse_distances(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
 
 _FRAMES = 100  # that are looked at
 _MOST_ATOMS = 20_000  # of these together
-_BONDED = 1.25  # times the sum of covalent radii
+BONDED = 1.25
+"""Times the sum of covalent radii; atoms that are nearer are bonded."""
 _CERTAIN = 10  # standard errors
 _EXPLAINED = 0.1  # of the variance of the forces
 
@@ -189,7 +191,7 @@ _COVALENT = {5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35}
 _D_METALS = {*range(21, 30), *range(39, 48), *range(72, 80)}
 
 
-def _usual(z1: int, z2: int) -> tuple[float, float] | None:
+def usual_stiffness(z1: int, z2: int) -> tuple[float, float] | None:
     """Return the usual range of the stiffness of a bond, eV/Å^2; None where it is not known.
 
     X-H bonds have 26 to 46 in data of molecules, others of light elements 4 to 25 (multiple bonds
@@ -230,9 +232,9 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
             "probably wrong; forces are minus the gradient of the energy"
         )
     # Bonds of hydrogen vary least; others are averaged over single and multiple ones.
-    known = [k for k in np.flatnonzero(certain) if _usual(*pairs[k])]
+    known = [k for k in np.flatnonzero(certain) if usual_stiffness(*pairs[k])]
     known = [k for k in known if 1 in pairs[k]] or known
-    usual = {k: _usual(*pairs[k]) for k in known}
+    usual = {k: usual_stiffness(*pairs[k]) for k in known}
     odd = [k for k, (low, high) in usual.items() if not low < abs(stiffness[k]) < high]
     if len(odd) > len(known) / 2:
         k = max(odd, key=lambda k: abs(stiffness[k]) / error[k])
@@ -258,13 +260,13 @@ def _sample(structures: Sequence[Structure]) -> list[Structure]:
 def _bonds(structure: Structure):
     """Return the atoms, unit vectors, lengths (Å) and pairs of elements of the bonds."""
     radii = covalent_radii[structure.numbers]
-    reach = 2 * _BONDED * radii.max()
+    reach = 2 * BONDED * radii.max()
     senders, receivers, shifts = neighbor_list(
         structure.positions, structure.cell, structure.pbc, reach
     )
     vector = structure.positions[senders] + shifts - structure.positions[receivers]
     length = np.linalg.norm(vector, axis=1)
-    bonded = length < _BONDED * (radii[senders] + radii[receivers])
+    bonded = length < BONDED * (radii[senders] + radii[receivers])
     pairs = np.sort(np.stack([structure.numbers[senders], structure.numbers[receivers]]), axis=0)
     kind = pairs[0] * 1000 + pairs[1]
     unit = vector[bonded] / length[bonded, None]

@@ -78,6 +78,7 @@ class Structure:
         positions (of an atom with all its images), or None; rows, [a, i], may be NaN, not all, for
         unknown. It is read from any shape of that many numbers.
       unread: keys of the file that may hold labels and are not read, by the names of the labels.
+      remarks: names of what its file says and no network reads, see `eqfuse.data.remarks`.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
         direction without a lattice vector, an isolated atom of several atoms, an impossible weight.
@@ -96,6 +97,7 @@ class Structure:
     atom_weights: np.ndarray | None = None
     hessian: np.ndarray | None = None
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self):
         numbers = np.asarray(self.numbers)

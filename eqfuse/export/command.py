@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="features of ghosts come from their owners between layers; ghosts reach one cutoff",
     )
+    what = "the network alone, of a run with data.dispersion"
+    parser.add_argument("--dispersion", choices=("none",), help=what)
     parser.add_argument("--head", help="which head of a network with several")
     return parser
 
@@ -72,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     """Write the program of a network, and print what it is; return the exit code."""
     options = _parser().parse_args(arguments)
-    kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
+    kinds = {n: getattr(options, n) for n in ("which", "dtype", "radial", "dispersion")}
 
     def write():
         options.run = head_file(options.run, options.head)

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from pathlib import Path
 
 import jax
@@ -58,6 +59,7 @@ def export_folder(
     radial: str = "auto",
     backend: str = "llvm",
     exchange: bool = False,
+    dispersion: str | None = None,
 ) -> Path:
     """Write a trained network as a folder that an engine runs on CPUs, without eqfuse.
 
@@ -75,6 +77,7 @@ def export_folder(
       backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
       exchange: with domains, whether ghosts reach one cutoff only, and have their features from
         their owners between layers, on CPUs; if not, they reach a cutoff for each layer.
+      dispersion: "none" for a run with `data.dispersion`, whose network alone is written.
     Returns:
       the folder.
     Raises:
@@ -88,7 +91,9 @@ def export_folder(
         backend = "triton"
     if radial == "auto" and backend == "xla":
         radial = "network"
-    network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
+    how = {"backend": backend, "radial": radial, "dispersion": dispersion}
+    network = Network(run, which=which, dtype=dtype, **how)
+    network.require_alone("an exported folder")
     try:
         elements = [atomic_numbers[t] for t in types] or list(network.species)
         species = np.array([network.species.index(z) for z in elements], np.int32)
@@ -303,8 +308,10 @@ def _write_texts(
         *programs,
         *([f"processor {platform.machine()}", f"library {KERNELS}"] if texts else []),
         *(f"kernel {name}" for name in texts),
+        *(f"checksum {f.name} {zlib.crc32(f.read_bytes())}" for f in sorted(part.iterdir())),
     ]
-    (part / MANIFEST).write_text("\n".join(lines) + "\n")
+    text = "".join(f"{line}\n" for line in lines)
+    (part / MANIFEST).write_text(f"{text}checksum {MANIFEST} {zlib.crc32(text.encode())}\n")
     here = Path(__file__).parent
     for name in ENGINES[engine]:
         shutil.copyfile(here / name, part / name)

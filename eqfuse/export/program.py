@@ -1,5 +1,6 @@
 """A trained network as one program to take along: StableHLO and weights in one file."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -48,6 +49,7 @@ def export(
     which: str | None = None,
     dtype: str | None = None,
     radial: str = "auto",
+    dispersion: str | None = None,
 ) -> dict:
     """Write the program of a trained network to a file of safetensors.
 
@@ -64,6 +66,7 @@ def export(
       radial: "network", or "table" for tables of its radial functions in the place of the networks
         that compute them, with forces that are the networks' to about 1e-7. "auto" is the network
         here, since XLA reads tables more slowly on a CPU.
+      dispersion: "none" for a run with `data.dispersion`, whose network alone is written.
     Returns:
       the metadata of the file, as text.
     Raises:
@@ -79,7 +82,9 @@ def export(
     if radial not in RADIAL:
         raise ValueError(f"radial must be one of {', '.join(RADIAL)}, got {radial!r}")
     radial = "network" if radial == "auto" else radial
-    network = Network(run, which=which, dtype=dtype, backend="xla", radial=radial)
+    how = {"backend": "xla", "radial": radial, "dispersion": dispersion}
+    network = Network(run, which=which, dtype=dtype, **how)
+    network.require_alone("an exported program")
     leaves, structure = jax.tree.flatten(network.params)
     with network.precision():
         shapes = _shapes(leaves, network.dtype)
@@ -103,6 +108,11 @@ def export(
     }
     arrays = {f"weights.{k:04}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
     arrays["program"] = np.frombuffer(program, np.uint8)
+    # of names and values, and of the arrays by name: see the reader in docs/how-to/export.md
+    digest = hashlib.sha256("".join(map("".join, sorted(metadata.items()))).encode())
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    metadata["sha256"] = digest.hexdigest()
     data = safetensors.numpy.save(arrays, metadata)
     try:
         write_whole(file, data)

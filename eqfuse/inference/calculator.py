@@ -4,6 +4,7 @@ import difflib
 import inspect
 import os
 import threading
+import warnings
 from typing import NamedTuple
 
 import ase.calculators.calculator
@@ -13,14 +14,15 @@ import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import ops
-from eqfuse.data import DataError, Structure
+from eqfuse.data import DataError
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
-from eqfuse.inference.network import Network, find_runs
+from eqfuse.inference.network import Network, find_runs, unlike_training
+from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import Spread, SpreadOf, with_spread
 from eqfuse.train.device.process import keep_memory
+from eqfuse.train.dispersion import Added
 
 _DIVERGED = (
     "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
@@ -94,7 +96,9 @@ class Calculator(ase.calculators.calculator.Calculator):
         functions of lengths are read from tables wherever these are close to the networks.
       head: which head, or fidelity, of a network that was converted with several.
       dispersion: "d3(bj)", "d3(bj,r2scan)", ..., which `dftd3` computes on the CPU and is added;
-        without a functional it is that of PBE. There are then no stresses of atoms.
+        without a functional it is that of PBE. None is that of the run, which has one if it was
+        trained with `data.dispersion`, and "none" is the network alone. With a dispersion there
+        are no stresses of atoms, and their energies are computed only where they are asked for.
       spread: whether results have the spread, as those of `eqfuse.Committee`, of a run to which
         `eqfuse uncertainty` fitted it; it costs a derivative for each of its features.
       atoms, label, directory: as in ASE's calculators.
@@ -134,13 +138,13 @@ class Calculator(ase.calculators.calculator.Calculator):
         if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
-        self.network = Network(run, radial=radial, **how)
+        self.network = Network(run, radial=radial, dispersion=dispersion, **how)
         self.skin = None if skin is None else float(skin)
-        self.dispersion = None if dispersion is None else Dispersion.parse(dispersion)
+        self.dispersion = self.network.dispersion
         self.spread = bool(spread)
         if spread:
             with_spread(self.network)  # refused where none was fitted
-        if dispersion is not None:
+        if self.dispersion is not None:
             names = self.implemented_properties
             self.implemented_properties = tuple(n for n in names if n != "stresses")
         self._state: _State | None = None
@@ -152,14 +156,15 @@ class Calculator(ase.calculators.calculator.Calculator):
         return Evaluator(network, skin_of if self.skin is None else self.skin)
 
     def _begin(self):
-        self._evaluator = self._evaluator_of(self.network)
+        self._evaluator, self._said = self._evaluator_of(self.network), set()
         self._lock = threading.RLock()
         self._found: Results | None = None
+        self._added: Added | None = None
         self._spread: dict = {}
         self._cell, self._volume = None, 0.0
 
     def __getstate__(self):
-        ours = ("_evaluator", "_lock", "_found", "_spread", "_cell", "_volume")
+        ours = ("_evaluator", "_said", "_lock", "_found", "_added", "_spread", "_cell", "_volume")
         return {name: value for name, value in self.__dict__.items() if name not in ours}
 
     def __setstate__(self, state):
@@ -211,13 +216,21 @@ class Calculator(ase.calculators.calculator.Calculator):
             if atoms is not None and atoms is not self.atoms:
                 self._take(atoms)
             if self._found is None:
-                self._found = self._compute(of_atoms=False)
+                found = self._compute(of_atoms=False)
+                self._added = self.dispersion and self.dispersion.of(self._placed)
+                self._found = found  # both are there
                 self._spread = self._spread_of_atoms() if self.spread else {}
             energies, forces, [strain], references = self._found
             energies = energies + references
-            energy = float(energies.sum())
-            self.results = {"energy": energy, "free_energy": energy}
-            self.results |= {"energies": energies, "forces": forces, **self._spread}
+            energy, has_energies = float(energies.sum()), True
+            if self._added is not None:
+                added, has_energies = self._added, "energies" in properties
+                energy, forces, strain = energy + added[0], forces + added[1], strain + added[2]
+                if has_energies:
+                    energies = energies + self.dispersion.energies_of_atoms(self._placed)
+            self.results = {"energy": energy, "free_energy": energy, "forces": forces}
+            self.results |= {"energies": energies} if has_energies else {}
+            self.results |= self._spread
             if not self._volume:
                 return
             if "stress" in properties:
@@ -263,23 +276,29 @@ class Calculator(ase.calculators.calculator.Calculator):
             self._evaluator = self._evaluator_of(network)
 
     def _spread_of_atoms(self) -> dict:
-        evaluator, atoms = self._evaluator, self.atoms
-        placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
-        [spread] = SpreadOf(evaluator.network)(evaluator.listed, [placed])
+        evaluator = self._evaluator
+        [spread] = SpreadOf(evaluator.network)(evaluator.listed, [self._placed])
         return spread.results()
+
+    @property
+    def _placed(self) -> Placed:
+        atoms = self.atoms
+        return Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
 
     def _compute(self, *, of_atoms: bool) -> Results:
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
             raise DataError(f"positions are not finite: {_DIVERGED}")
         if self._cell is None:
-            checked = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+            [checked] = as_structures(atoms)
             self._cell, self._volume = checked.cell, checked.volume
+            for text in unlike_training(self.network, [checked]):
+                if text not in self._said:
+                    self._said.add(text)
+                    warnings.warn(text, UserWarning, stacklevel=2)
             self._choose_elements()
-        placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
         try:
-            results = self._evaluator([placed], of_atoms=of_atoms)
-            return results if self.dispersion is None else self.dispersion.added(results, [placed])
+            return self._evaluator([self._placed], of_atoms=of_atoms)
         except FlownApartError as error:
             raise FlownApartError(f"{error}; in a simulation: {_DIVERGED}") from error
 
@@ -323,13 +342,15 @@ class Committee(ase.calculators.calculator.Calculator):
                 "use eqfuse.Calculator"
             )
         self.members = [Calculator(run, **options) for run in found]
+        each = [set(member.implemented_properties) for member in self.members]
+        self.implemented_properties = tuple(set.intersection(*each))
         super().__init__(atoms=atoms)
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):
         """Compute the mean and the spread, in eV, eV/Å and eV/Å^3."""
         super().calculate(atoms, properties, system_changes)
         for member in self.members:
-            member.calculate(self.atoms, properties, system_changes)
+            member.calculate(self.atoms, [*properties, "energies"], system_changes)
         names = self.members[0].results
         values = {name: np.array([m.results[name] for m in self.members]) for name in names}
         self.results = {name: value.mean(axis=0) for name, value in values.items()}
@@ -348,7 +369,8 @@ def hessian(run, atoms=None) -> np.ndarray:
 
         H[a, i, b, j] = d^2 E / dr_ai dr_bj
 
-    It is the exact derivative of the forces, computed on the device one column after the other.
+    It is the exact derivative of the forces, computed on the device one column after the other;
+    that of a dispersion is by differences of its forces.
     `ase.vibrations.VibrationsData(atoms, eqfuse.hessian(atoms))` has frequencies and modes.
 
     Args:
@@ -370,7 +392,8 @@ def hessian(run, atoms=None) -> np.ndarray:
     columns = columns.reshape(count, 3, -1, 3)[:, :, :count]
     out = np.empty((count, 3, count, 3))
     out[order[:, None], :, order[None]] = columns.transpose(0, 2, 1, 3)
-    return out
+    dispersion = calculator.dispersion
+    return out if dispersion is None else out + dispersion.hessian(calculator._placed)
 
 
 def _columns(module, params, pairs, geometry, size, *, count: int):

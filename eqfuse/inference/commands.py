@@ -20,13 +20,14 @@ from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import as_atoms, stem
 from eqfuse.data.structures import LABELS, counted
-from eqfuse.inference.dispersion import Dispersion
 from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
+from eqfuse.train.run.files import whole
 from eqfuse.train.run.stopping import fail
+from eqfuse.train.run.terminal import warnings_printed
 from eqfuse.train.settings.schema import ConfigError
 
 
@@ -52,7 +53,10 @@ def run_predict(arguments: list[str]) -> int:
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
     parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
     parser.add_argument("--head", help="which head of a network with several")
-    what = "is added, by dftd3 on the CPU: 'd3(bj)' (of PBE), 'd3(bj,r2scan)', 'd3(zero)', ..."
+    what = (
+        "is added, by dftd3 on the CPU: 'd3(bj)' (of PBE), 'd3(bj,r2scan)', 'd3(zero)', ...; "
+        "'none' for the network alone (that of the run's data.dispersion if not given)"
+    )
     parser.add_argument("--dispersion", help=what)
     add_backend(parser)
     return run(parser, arguments, _predict)
@@ -74,6 +78,7 @@ def _predict(options):
         dtype=options.dtype,
         backend=options.backend,
         head=options.head,
+        dispersion=options.dispersion,
     )
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")
@@ -81,12 +86,11 @@ def _predict(options):
     structures = read_file(options, keys)
     format = format_of(out, len(structures))
     start = time.perf_counter()
-    how = {"batch_size": options.batch_size, "dispersion": options.dispersion}
-    predicted = predict(networks, structures, **how)
+    with warnings_printed():
+        predicted = predict(networks, structures, batch_size=options.batch_size)
     seconds = time.perf_counter() - start
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
-    if options.dispersion is not None:
-        named = str(Dispersion.parse(options.dispersion))
+    if named := ", ".join(sorted({str(n.dispersion) for n in networks} - {"None"})):
         print(f"with the dispersion {named}, by dftd3 on the CPU")
         for atoms in frames:
             atoms.info["dispersion"] = named
@@ -169,12 +173,15 @@ def run_info(arguments: list[str]) -> int:
         return fail(2, error)
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        print(f"  radial   {Network(run).radial}")
+        network = Network(run)
+        print(f"  radial   {network.radial}")
+        if network.dispersion is not None:
+            print(f"  labels were less {network.dispersion}, which predictions add")
     if options.file is None:
         return 0
     try:
         frames = read_file(options)
-        _print_times(Network(run), max(frames, key=lambda s: s.num_atoms))
+        _print_times(network, max(frames, key=lambda s: s.num_atoms))
     except (CheckpointError, data.DataError) as error:
         return fail(2, error)
     return 0
@@ -331,10 +338,5 @@ def format_of(path: str | os.PathLike, frames: int) -> str:
 def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
     """Write frames to a file, which is complete or not there."""
     path = Path(path)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        partial.unlink(missing_ok=True)  # a database would be added to
-        ase.io.write(partial, frames, format=format)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path, path.with_name(f".{path.stem}.partial{path.suffix}")) as part:
+        ase.io.write(part, frames, format=format)

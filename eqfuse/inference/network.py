@@ -5,20 +5,25 @@ import copy
 import dataclasses
 import glob
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+from flax.errors import FlaxError
 
 from eqfuse import models
+from eqfuse.data import Structure
+from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.remarks import APERIODIC, unread
 from eqfuse.inference.tables import placed, tables_of
 from eqfuse.models import Potential
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.device.process import keep_memory, keep_programs
-from eqfuse.train.run.files import head_file
+from eqfuse.train.dispersion import Dispersion
+from eqfuse.train.run.files import digest_of, head_file
+from eqfuse.train.settings.schema import ConfigError
 
 UNCERTAINTY = "uncertainty.npz"
 """The file in the folder of a run that `eqfuse.inference.uncertainty` writes."""
@@ -59,23 +64,38 @@ class Network:
         within `eqfuse.inference.tables.BOUND` of the networks. None for that of the run, which is
         auto unless it says otherwise. `radial` is then a text of what was chosen.
       head: which head of a network with several; None where there is one.
+      dispersion: see `eqfuse.Calculator`; `dispersion` is then a `Dispersion`, or None. Whoever
+        computes with the network adds it, or calls `require_alone`.
     Raises:
       CheckpointError: no readable checkpoint, or no such head.
+      ConfigError: another dispersion, or no `dftd3`.
       ValueError: another `which`, dtype or `radial`.
     """
 
-    def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None, head=None):
+    def __init__(
+        self,
+        run,
+        *,
+        which=None,
+        dtype=None,
+        backend=None,
+        radial=None,
+        head=None,
+        dispersion: str | None = None,
+    ):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         keep_programs()
         keep_memory()
         run = head_file(run, head)
         self.metadata = metadata = read_metadata(run, which=which)
+        self.dispersion = Dispersion.of_run(metadata, dispersion)
         self.dtype = dtype or metadata["config"]["dtype"]
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
-        with self.precision():
+        self._run = run
+        with self.precision(), self.described():
             potential, params, _ = load_run(run, which=which, backend=backend)
             self._take(potential, params, radial or potential.model.radial)
         file = Path(run).expanduser() / UNCERTAINTY
@@ -132,6 +152,23 @@ class Network:
                 smaller.params = self.params | jax.device_put(params)
         return smaller
 
+    def with_dispersion(self, given: str | None) -> "Network":
+        """Return this network with another dispersion; itself for None."""
+        if given is None:
+            return self
+        other = copy.copy(self)
+        other.dispersion = Dispersion.of_run(self.metadata, given)
+        return other
+
+    def require_alone(self, what: str):
+        """Refuse a network with a dispersion, for `what` computes the network alone."""
+        if self.dispersion is not None:
+            raise ConfigError(
+                f"{what} has no dispersion, and this run was trained on labels less "
+                f"{self.dispersion}: use eqfuse.Calculator or eqfuse md, which add it, or say "
+                "dispersion=none for the network alone"
+            )
+
     def __getstate__(self):
         return {**self.__dict__, "params": jax.tree.map(np.asarray, self.params)}
 
@@ -141,24 +178,67 @@ class Network:
             self.params = jax.device_put(self.params)
 
     @contextlib.contextmanager
+    def described(self):
+        """Return a context in which flax's error of parameters is one of the file."""
+        try:
+            yield
+        except FlaxError as error:
+            raise CheckpointError(
+                f"{self._run} is damaged: its parameters are not those of the network that its "
+                f"metadata describe: {str(error).partition(' (http')[0]}"
+            ) from error
+
+    @contextlib.contextmanager
     def precision(self):
         """Enter the dtype, without TF32, which would cost three digits of the forces on a GPU."""
         with jax.enable_x64(self.dtype == "float64"), jax.default_matmul_precision("highest"):
             yield
 
 
+_SEVERAL = 8  # atoms
+_SURROUNDED = 0.8  # of the neighbours that atoms had in the training
+
+
+def unlike_training(network: Network, structures: Sequence[Structure]) -> list[str]:
+    """Return warnings of what a network does not read, and of crystals without a cell."""
+    texts = [unread(remark for s in structures for remark in s.remarks)]
+    known = network.metadata.get("statistics", {})
+    # of another network, or one that was converted, it is not known what it was trained on
+    periodic = known.get("periodic", False) and "started_from" not in network.metadata
+    for s in structures:
+        if s.pbc.any() or s.num_atoms < _SEVERAL:
+            continue
+        where = s.origin or "the structure"
+        if APERIODIC in s.remarks:
+            texts.append(f"{where} has {APERIODIC}: should it be periodic?")
+        elif periodic:
+            pairs = neighbor_list(s.positions, s.cell, s.pbc, network.cutoff)[0]
+            mean, usual = len(pairs) / s.num_atoms, known["avg_num_neighbors"]
+            if mean < _SURROUNDED * usual:
+                texts.append(
+                    f"{where} is not periodic, and the network was trained on periodic cells only: "
+                    f"atoms have {mean:.3g} neighbours in the mean, and {usual:.3g} there; should "
+                    "it have a cell and pbc T T T?"
+                )
+        if len(texts) > 1:
+            break
+    return [text for text in texts if text]
+
+
 def _uncertainty(file: Path, network: str) -> dict | None:
     """Return what was fitted to a network of this digest; None if there is no file."""
     try:
         with np.load(file) as arrays:
-            found = {"root": arrays["root"], "forces": float(arrays["forces"])}
-            fitted_to = str(arrays["network"])
+            arrays = dict(arrays)
+        fitted_to, digest = str(arrays.pop("network")), str(arrays.pop("sha256"))
+        if digest_of(arrays) != digest:
+            raise ValueError("its arrays have changed")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of NumPy and zipfile, which raise many
         raise CheckpointError(f"{file} is damaged ({error}); remove it, or fit it again") from error
     if fitted_to == network:
-        return found
+        return arrays
     text = f"{file} was fitted to another network, and is not used; fit it again"
     warnings.warn(text, UserWarning, stacklevel=3)
     return None
@@ -188,11 +268,15 @@ def _runs_of(run) -> list:
     return [Path(match) for match in matches]
 
 
-def load_networks(run, *, which=None, dtype=None, backend=None, head=None) -> list[Network]:
-    """Return the networks of a run or a committee, see `find_runs`; or those that are given."""
+def load_networks(run, **how) -> list[Network]:
+    """Return the networks of a run or a committee, see `find_runs`; or those that are given.
+
+    Args:
+      run: see `find_runs`; or a `Network`, or several.
+      how: they are read, see `Network`; of those that are given, the dispersion alone.
+    """
     if isinstance(run, Network):
-        return [run]
+        run = [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
-        return list(run)
-    how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
+        return [one.with_dispersion(how.get("dispersion")) for one in run]
     return [Network(one, **how) for one in find_runs(run)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Sequence
 
 import ase
@@ -9,11 +10,12 @@ import numpy as np
 
 from eqfuse.data import DataError, Structure, prefetched, read_structures
 from eqfuse.data.neighbors import require_apart
-from eqfuse.inference.dispersion import Dispersion
+from eqfuse.data.remarks import remarks_of
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.lists import naming
-from eqfuse.inference.network import load_networks
+from eqfuse.inference.network import load_networks, unlike_training
 from eqfuse.inference.spread import Spread, SpreadOf
+from eqfuse.train.dispersion import Dispersion
 
 _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs
 
@@ -93,11 +95,13 @@ def predict(
         or two atoms nearer than 0.3 Å; names the structure.
       ValueError: another `which` or dtype, or a run that did not train a potential.
     """
-    d3 = None if dispersion is None else Dispersion.parse(dispersion)
-    networks = load_networks(run, which=which, dtype=dtype, backend=backend, head=head)
+    how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
+    networks = load_networks(run, **how, dispersion=dispersion)
     structures = as_structures(structures)
     if not structures:
         raise DataError("there are no structures to predict")
+    for text in unlike_training(networks[0], structures):
+        warnings.warn(text, UserWarning, stacklevel=2)
     if batch_size is None:
         most = max(structure.num_atoms for structure in structures)
         batch_size = max(1, min(16, _ATOMS_AT_ONCE // most))
@@ -120,16 +124,24 @@ def predict(
     predicted = [None] * len(structures)
     for group, listed in zip(groups, prefetched(map(lists, groups)), strict=True):
         of_group, members = [structures[k] for k in group], []
-        for evaluator, own in zip(evaluators, listed, strict=True):
-            results = evaluator.run(own)
-            results = results if d3 is None else d3.added(results, of_group)
-            members.append(_split(of_group, results))
+        results = [evaluator.run(own) for evaluator, own in zip(evaluators, listed, strict=True)]
+        added = {
+            d: _dispersion(d, of_group, [names[k] for k in group])
+            for d in {network.dispersion for network in networks} - {None}
+        }
+        for network, own in zip(networks, results, strict=True):
+            members.append(_split(of_group, own, added.get(network.dispersion)))
         for k, of_members in zip(group, zip(*members, strict=True), strict=True):
             predicted[k] = mean_of(of_members)
         if spreads is not None:
             for k, spread in zip(group, spreads(*listed, of_group), strict=True):
                 predicted[k] = dataclasses.replace(predicted[k], spread=spread)
     return predicted
+
+
+def _structure_of(atoms: ase.Atoms, name: str) -> Structure:
+    given = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
+    return Structure(*given, origin=name, remarks=remarks_of(atoms))
 
 
 def as_structures(structures) -> list[Structure]:
@@ -139,14 +151,26 @@ def as_structures(structures) -> list[Structure]:
     if isinstance(structures, ase.Atoms | Structure):
         structures = [structures]
     return [
-        Structure(one.numbers, one.positions, one.cell.array, one.pbc, origin=f"atoms {n}")
-        if isinstance(one, ase.Atoms)
-        else one
+        _structure_of(one, f"atoms {n}") if isinstance(one, ase.Atoms) else one
         for n, one in enumerate(structures)
     ]
 
 
-def _split(structures: list[Structure], results: Results) -> list[Predicted]:
+def _dispersion(dispersion: Dispersion, structures, names) -> tuple[np.ndarray, ...]:
+    """Return the energies of atoms, forces and strain derivatives of structures, as `Results`."""
+    found = []
+    for structure, name in zip(structures, names, strict=True):
+        with naming(name):
+            _, *derivatives = dispersion.of(structure)
+            found.append((dispersion.energies_of_atoms(structure), *derivatives))
+    energies, forces, strain = zip(*found, strict=True)
+    return np.concatenate(energies), np.concatenate(forces), np.stack(strain)
+
+
+def _split(structures: list[Structure], results: Results, added) -> list[Predicted]:
+    """Return the results of each structure, to which `_dispersion` is added unless it is None."""
+    if added is not None:
+        results = Results(*(a + b for a, b in zip(results, added, strict=False)), results[-1])
     predicted, stop = [], 0
     for structure, strain in zip(structures, results.strain, strict=True):
         own = slice(stop, stop := stop + structure.num_atoms)

@@ -9,7 +9,6 @@ the folder of `eqfuse.ops._host`, so that each network is measured once.
 
 import hashlib
 import io
-import os
 import zipfile
 from typing import NamedTuple
 
@@ -135,7 +134,6 @@ def _read(file) -> Tables | None:
     if (content := _host.read(file)) is None:
         return None
     try:
-        os.utime(file)  # files that are used are kept
         with np.load(io.BytesIO(content)) as arrays:  # which checks the sums of zip
             arrays = dict(arrays)
         knots, why = int(arrays.pop("knots")), str(arrays.pop("why"))

@@ -57,6 +57,11 @@ def main(arguments: list[str]) -> int:
         "close to the networks",
     )
     parser.add_argument(
+        "--dispersion",
+        choices=("none",),
+        help="the network alone, of a run with data.dispersion",
+    )
+    parser.add_argument(
         "--log", default="log.lammps", help="LAMMPS's log file, or none [%(default)s]"
     )
     options = parser.parse_args(arguments)
@@ -89,6 +94,7 @@ def _run(options, mpi, lammps):
             dtype=options.dtype,
             backend=options.backend,
             radial=options.radial,
+            dispersion=options.dispersion,
         )
         _run_file(lmp, mpi.COMM_WORLD, rest)
     except ValueError as error:

@@ -43,6 +43,7 @@ def attach(
     dtype: str | None = None,
     backend: str | None = None,
     radial: str | None = None,
+    dispersion: str | None = None,
 ) -> "Attached":
     """Let a network compute the forces of a LAMMPS instance, whose box and atoms are there.
 
@@ -66,6 +67,7 @@ def attach(
       forces: "returned" (less to compute, messages between neighbours) or "complete".
       skin: Å, by which lists of neighbours extend beyond the cutoff.
       which, dtype, backend, radial: see `eqfuse.Calculator`; tables are made here, once.
+      dispersion: "none" for a run with `data.dispersion`, whose network alone is computed here.
     Returns:
       what is called in each step, with counts of what it did.
     Raises:
@@ -90,7 +92,9 @@ def attach(
     load_mpi()
     comm = lmp.get_mpi_comm()
     share_cores(comm)
-    network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
+    how = {"backend": backend, "radial": radial, "dispersion": dispersion}
+    network = Network(run, which=which, dtype=dtype, **how)
+    network.require_alone("eqfuse in LAMMPS")
     network = network.of_elements([atomic_numbers[element] for element in types])
     attached = Attached(lmp, comm, network, types, fix or "eqfuse", forces, skin)
     if fix is None:

@@ -47,6 +47,10 @@ _OTHER_NAMES = {
     "nve": "nve",
 }
 """What ensembles of other programs are here."""
+_DISPERSION = (
+    "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ..., by dftd3 on the CPU; none: the "
+    "network alone; null: that of the run's data.dispersion"
+)
 
 
 @dataclasses.dataclass
@@ -88,6 +92,7 @@ class Settings:
         None, "of the network; null: that of the run. Positions and velocities are float64"
     )
     backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
+    dispersion: str | None = setting(None, _DISPERSION)
     run: str | None = setting(
         None, "folder that is written; null: runs/<date-time>_md", convert=os.path.expanduser
     )
@@ -119,10 +124,7 @@ class RelaxSettings:
         None, "of the network; null: that of the run. Positions are float64"
     )
     backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
-    dispersion: str | None = setting(
-        None,
-        "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ...; dftd3 computes it on the CPU",
-    )
+    dispersion: str | None = setting(None, _DISPERSION)
 
     def __post_init__(self):
         check_ranges(self, "")

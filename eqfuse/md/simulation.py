@@ -13,7 +13,8 @@ from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
-from eqfuse.inference.network import Network
+from eqfuse.inference.network import Network, unlike_training
+from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -21,6 +22,7 @@ from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper,
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.files import encode, read_file, write_whole
+from eqfuse.train.run.log import warn
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
@@ -128,7 +130,8 @@ class _Simulation:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._settings, self._path = settings, str(Path(network).resolve())
-        network = Network(network, dtype=settings.dtype, backend=settings.backend)
+        how = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
+        network = Network(network, **how)
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self._network = network if settings.max_spread is None else with_spread(network)
         self.digest = self._network.metadata["arrays_sha256"]
@@ -136,6 +139,8 @@ class _Simulation:
         for number, atoms in enumerate(frames):
             with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
+        for text in unlike_training(self._network, as_structures(frames)):
+            warn(text)
         pbc = self._members[0].atoms.pbc
         for number, member in enumerate(self._members):
             if (member.atoms.pbc != pbc).any():
@@ -219,7 +224,9 @@ class _Simulation:
 
     def proceed(self):
         """Take all steps, and return the last frames."""
-        print(f"trajectory, thermo.csv and checkpoint are written to {self._folder}", flush=True)
+        added = "" if (d3 := self._network.dispersion) is None else f"with {d3}, by dftd3; "
+        files = f"trajectory, thermo.csv and checkpoint are written to {self._folder}"
+        print(f"{added}{files}", flush=True)
         saved = printed = began = time.perf_counter()
         first = None  # the step from which on nothing compiles
         with StopRequest() as request:

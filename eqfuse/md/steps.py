@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from ase import units
 
-from eqfuse.inference.evaluator import Geometry, Sizes, evaluate, strain_derivatives
+from eqfuse.data import DataError
+from eqfuse.inference.evaluator import Geometry, Placed, Sizes, evaluate, strain_derivatives
 from eqfuse.inference.lists import (
     Grid,
     Needed,
@@ -99,15 +100,16 @@ def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
     return Listing(pairs, np.full_like(positions, np.inf), cells + np.eye(3))
 
 
-def _compile_steps(module: Module, room: Room, settings: Settings):
+def _compile_steps(module: Module, room: Room, settings: Settings, added=None):
     """Compile a function that takes steps, and returns `Advanced`.
 
     No forces are computed with a list that is too short: before them, a new one is made if atoms,
     with the cell, have moved too far in one of the structures. A step for which the arrays are too
     small is not taken; the caller enlarges them, and takes it then. The row of a step that a limit
-    refused for one of the structures comes last.
+    refused for one of the structures comes last. What is `added` is a function of positions and
+    cells, see `Stepper.dispersion`.
     """
-    take = functools.partial(_take, module, room, settings)
+    take = functools.partial(_take, module, room, settings, added)
 
     def advance(params, structures: Constants, state: State, listing: Listing, steps, timestep):
         def body(carry):
@@ -130,7 +132,7 @@ def _compile_steps(module: Module, room: Room, settings: Settings):
     return jax.jit(advance, donate_argnums=(2, 3))
 
 
-def _take(module: Module, room: Room, settings, params, structures, before, listing, step):
+def _take(module: Module, room: Room, settings, added, params, structures, before, listing, step):
     """Take one step of all structures; return state, listing, reason, row and `Most`."""
 
     def each(function, *arrays):
@@ -158,6 +160,9 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
     edges, energies = done.near.num_edges, done.node_energy.reshape(is_atom.shape)
     potential = jnp.sum(jnp.where(is_atom, energies, 0), axis=1)
     forces, strain = done.forces.reshape(state.positions.shape), strain_derivatives(done, geometry)
+    if added is not None:
+        more = added(state.positions, state.cell)
+        potential, forces, strain = potential + more[0], forces + more[1], strain + more[2]
     state = state._replace(forces=forces, strain=strain)
     state = each(lambda integrator, state: integrator.finish(state, step), state)
     spread = jnp.full(len(is_atom), jnp.nan)
@@ -216,6 +221,7 @@ class Stepper:
 
     def __init__(self, network: Network, species, masses, pbc, settings: Settings):
         self._network, self._settings, self._pbc = network, settings, pbc
+        self._numbers = [np.array(network.species)[one] for one in species]
         self._sizes = np.array([len(one) for one in species])
         # noise acts on the total momentum too; without it the momentum is conserved
         conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)
@@ -299,8 +305,34 @@ class Stepper:
         shrinking = _SHRINKING if self._settings.ensemble == "npt" else 1.0
         return grid_of(structures, self._pbc, self._reach, shrinking)
 
+    def dispersion(self, positions, cells):
+        """Return energies, forces and strain derivatives of all structures; inside of `jit`.
+
+        They are NaN where there is none.
+        """
+        dispersion = self._network.dispersion
+
+        def on_host(*bits):
+            positions, cells = (np.array(part).view(np.float64)[..., 0] for part in bits)
+            out = np.zeros(len(cells)), np.zeros_like(positions), np.zeros_like(cells)
+            for k, (numbers, cell) in enumerate(zip(self._numbers, cells, strict=True)):
+                placed = Placed(numbers, positions[k, : len(numbers)], cell, self._pbc)
+                try:
+                    out[0][k], out[1][k, : len(numbers)], out[2][k] = dispersion.of(placed)
+                except DataError:
+                    out[0][k] = np.nan
+            return [part[..., None].view(np.uint32) for part in out]
+
+        # as bits: where JAX calls back, it has float64 disabled, and would round
+        bits = [jax.lax.bitcast_convert_type(a, jnp.uint32) for a in (positions, cells)]
+        shapes = [(len(cells), 2), bits[0].shape, bits[1].shape]
+        shapes = [jax.ShapeDtypeStruct(shape, np.uint32) for shape in shapes]
+        found = jax.pure_callback(on_host, shapes, *bits)
+        return [jax.lax.bitcast_convert_type(part, jnp.float64) for part in found]
+
     def _use(self, room: Room):
         self.room = room
-        self._advance = _compile_steps(self._network.module, room, self._settings)
+        added = None if self._network.dispersion is None else self.dispersion
+        self._advance = _compile_steps(self._network.module, room, self._settings, added)
         self._listing = _no_listing(room, *self._structures.species.shape)
         self.num_programs += 1

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.models.irreps import SCALAR, gated
 from eqfuse.models.message_passing import GATE, convolution, linear, num_products
-from eqfuse.models.mlp import normalized
+from eqfuse.models.mlp import gate
 from eqfuse.models.radial_table import RadialTable, kept
 
 DENSITY_HIDDEN = 64
@@ -88,9 +88,7 @@ class NonlinearBasis(nn.Module):
         beta = self.param("beta", nn.initializers.zeros, (), basis.dtype)
         z = z / (alpha + beta * density)[:, None] + linear(self, irreps_gate, "linear_residual")(x)
         acts = GATE | {"even_gate_act": jax.nn.sigmoid}
-        acts = {name: normalized(act) for name, act in acts.items()}
-        a = e3nn.gate(z, normalize_act=False, **acts)
-        return linear(self, self.irreps, "linear_gated")(a)
+        return linear(self, self.irreps, "linear_gated")(gate(z, acts))
 
 
 class MACELayer(nn.Module):
@@ -210,7 +208,7 @@ class Readout(nn.Module):
         irreps_out = e3nn.Irreps(self.irreps_out)
         hidden = gated([(self.hidden, ir) for ir in {ir for _, ir in irreps_out}])
         # [n_nodes, hidden x each irrep]
-        h = e3nn.gate(linear(self, hidden, "linear_in")(h), **GATE)
+        h = gate(linear(self, hidden, "linear_in")(h), GATE)
         if self.biases:
-            h = e3nn.gate(linear(self, hidden, "linear_mid", biases=True)(h), **GATE)
+            h = gate(linear(self, hidden, "linear_mid", biases=True)(h), GATE)
         return linear(self, irreps_out, "linear_out", biases=self.biases)(h)

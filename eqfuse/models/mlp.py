@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 
 from eqfuse import ops
+from eqfuse.ops.backends.activations import normalization
 
 FEW_ROWS = 16384
 """Number of rows up to which launches and threads cost more than arithmetic."""
@@ -58,8 +59,14 @@ def normalized(act: Callable | None) -> Callable:
     """
     if act is None:
         return lambda x: x
-    with jax.enable_x64(True):
-        return e3nn.normalize_function(act)
+    c = normalization(act, x64=True)
+    return lambda x: act(x) / c
+
+
+def gate(x: e3nn.IrrepsArray, acts: dict[str, Callable], normalize: bool = True):
+    """Return `e3nn.gate` with the given activations, normalised by constants of float64."""
+    acts = {name: normalized(act) for name, act in acts.items()} if normalize else acts
+    return e3nn.gate(x, normalize_act=False, **acts)
 
 
 def dense(x, kernel, backend: str | None):

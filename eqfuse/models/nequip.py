@@ -28,7 +28,7 @@ from eqfuse.models.message_passing import (
     linear,
     radial_networks,
 )
-from eqfuse.models.mlp import normalized
+from eqfuse.models.mlp import gate
 from eqfuse.models.radial import (
     lengths_and_directions,
     network_basis,
@@ -88,10 +88,7 @@ class Interaction(nn.Module):
         down = convolution(self, irreps_gate, "linear_down", op, **options)
         h = down(x, sh, weights, edges, skip=skip)
         if self.layer_norm:
-            # normalised by constants that are exact in any precision
-            norm = normalized if self.normalize_activation else lambda act: act
-            act = {name: norm(f) for name, f in GATE.items()}
-            h = e3nn.gate(RMSNorm(name="norm")(h), **act, normalize_act=False)
+            h = gate(RMSNorm(name="norm")(h), GATE, self.normalize_activation)
         assert h.irreps == irreps, (h.irreps, irreps)
         return h
 

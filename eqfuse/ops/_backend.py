@@ -58,7 +58,7 @@ def recorded():
 
 
 def record_fused(text: str) -> None:
-    """Record of the op that was called last whether it is one kernel, and why."""
+    """Record whether the last op runs as one kernel, and the reason."""
     if ops := _recorded.get():
         ops[-1] = dataclasses.replace(ops[-1], fused=text)
 

@@ -20,6 +20,12 @@ class Edges:
     `receiver_order[receiver_ptr[i] : receiver_ptr[i + 1]]`, in the order in which they were given;
     `sender_order` and `sender_ptr` are the same for the senders. Make one with `Edges.from_arrays`.
 
+    Indices out of range are an error: `from_arrays` raises where they are known. Where they are
+    traced, the native kernels of a CPU raise when they run, as they do for orders that are not
+    those of the ends. XLA and the kernels of a GPU cannot raise. They read nothing outside of an
+    array; an edge with an end out of range is in no sum, and its gradients are zeros. An op that
+    is composed of others (`fused="never"`) gathers and sums as JAX does: from the nearest sender.
+
     Attributes:
       senders, receivers: [n_edges] int32, in [0, num_nodes); any order.
       receiver_order, sender_order: [n_edges] int32, permutations of the edges.
@@ -43,8 +49,8 @@ class Edges:
           senders, receivers: [n_edges], integers.
           num_nodes: number of nodes, static.
         Raises:
-          ValueError: shapes that differ, a negative number of nodes, or (for an array that is not
-            traced) an index out of range.
+          ValueError: shapes that differ, a negative number of nodes, edges without nodes, or (for
+            an array that is not traced) an index out of range.
           TypeError: indices that are not integers, or a `num_nodes` that is traced.
         """
         if isinstance(num_nodes, jax.core.Tracer):
@@ -62,6 +68,8 @@ class Edges:
                 "senders and receivers must be vectors of one length, "
                 f"got shapes {shapes[0]} and {shapes[1]}"
             )
+        if num_nodes == 0 and isinstance(shapes[0][0], int) and shapes[0][0]:
+            raise ValueError(f"there are {shapes[0][0]} edges, and no nodes")
         for name, index in ends.items():
             if index.size == 0:
                 continue
@@ -91,6 +99,21 @@ def check_edges(edges, weights=None) -> None:
             f"edges must be an eqfuse.ops.Edges, got {type(edges).__name__}: "
             "Edges.from_arrays(senders, receivers, num_nodes) makes them"
         )
+    if edges is not None:
+        _check_order("receiver", edges.receivers, edges.receiver_order)
+        _check_order("sender", edges.senders, edges.sender_order)
+
+
+def _check_order(end: str, nodes, order) -> None:
+    """Refuse an order that does not group edges by their end, if both are on the host."""
+    if isinstance(nodes, np.ndarray) and isinstance(order, np.ndarray):
+        count = len(nodes)
+        fits = order.shape == nodes.shape and ((order >= 0) & (order < count)).all()
+        if not fits or (np.bincount(order) != 1).any() or (np.diff(nodes[order]) < 0).any():
+            raise ValueError(
+                f"{end}_order must list all {count} edges in the order of their {end}s, and does "
+                "not: Edges.from_arrays makes edges from senders and receivers in any order"
+            )
 
 
 def as_int32(index) -> np.ndarray | jax.Array:
@@ -123,21 +146,22 @@ def orders(ends, num_nodes: int) -> list:
 
     They are [n_edges] and [num_nodes + 1], int32.
     """
-    if any(isinstance(index, np.ndarray) for index in ends):
+    if all(isinstance(index, np.ndarray) for index in ends):
         return [array for index in ends for array in _on_host(np.asarray(index), num_nodes)]
     count = ends[0].shape[0]  # symbolic in `jax.export`
     numbers = jax.lax.iota(jnp.int32, count)
-    # ends out of range go before or behind all
-    groups = jnp.clip(jnp.stack(ends), -1, num_nodes) + 1
-    if isinstance(count, int) and (num_nodes + 2) * count <= MOST:
+    groups = jnp.stack(ends)
+    outside = jnp.any((groups < 0) | (groups >= num_nodes), axis=0)
+    groups = jnp.where(outside, num_nodes, groups)  # behind all, and in no group of a node
+    if isinstance(count, int) and (num_nodes + 1) * count <= MOST:
         # XLA sorts numbers several times as fast as pairs, and both ends in the launches of one
         order = jnp.sort(groups * count + numbers, axis=1) % max(count, 1)
     else:
         pairs = groups, jnp.broadcast_to(numbers, groups.shape)
         order = jax.lax.sort(pairs, dimension=1, num_keys=1, is_stable=True)[1]
-    counts = jnp.zeros((len(ends), num_nodes + 2), jnp.int32)
-    counts = jax.vmap(lambda sums, of: sums.at[of].add(1))(counts, groups)
-    ptr = jnp.cumsum(counts, axis=1, dtype=jnp.int32)[:, :-1]
+    counts = jnp.zeros((len(ends), num_nodes + 1), jnp.int32)
+    counts = jax.vmap(lambda sums, of: sums.at[of + 1].add(1, mode="drop"))(counts, groups)
+    ptr = jnp.cumsum(counts, axis=1, dtype=jnp.int32)
     return [array for both in zip(order, ptr, strict=True) for array in both]
 
 

@@ -48,8 +48,8 @@ def graph_tensor_product(
       edges: who sends to whom.
       filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
       backend: as in `tensor_product`.
-      fused: "auto" and "always" are the above, and "always" refuses what is more than one kernel
-        forward or backward. "never" gathers, multiplies, weights and sums one after the other. See
+      fused: "auto" and "always" are the above, and "always" refuses what is written to memory.
+        "never" gathers, multiplies, weights and sums one after the other. See
         `eqfuse.ops.resolve_fused`.
     Returns:
       IrrepsArray [num_nodes, irreps_out] of the promoted dtype, accumulated in float32 or better;
@@ -86,7 +86,7 @@ def graph_tensor_product(
         on_graph=True,
         unroll=backend == "llvm",
     )
-    refuse(mode, unsupported_product_reason(product, backend, x.dtype))
+    refuse(mode, unsupported_product_reason(product, backend))
     if product.channel_columns or mode == "never":  # multiplicities on both sides: no one kernel
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:

@@ -24,8 +24,8 @@ DEFAULT_CACHES = 1 << 20, 1 << 24
 """Bytes of the caches of level 2 and 3 of a small server, where the system reports none."""
 _TEMPORARY: list[tempfile.TemporaryDirectory] = []
 """Folders that are removed when the process ends."""
-KEPT_DAYS = 30
-"""How long programs are kept after they were compiled, and tables of networks after their use."""
+KEPT_DAYS, KEPT_MB = 30, 1000
+"""How long a file is kept after its use, and how much each folder keeps: see `remove_old`."""
 
 
 def num_processors() -> int:
@@ -130,6 +130,8 @@ def read(path: pathlib.Path) -> bytes | None:
     try:
         with open(path, "rb") as file:
             if not (fault := _fault(os.fstat(file.fileno()))):
+                with contextlib.suppress(OSError):  # a folder that is read only
+                    os.utime(path)  # the least recently used are removed first
                 return file.read()
     except OSError:
         return None
@@ -155,12 +157,26 @@ def remove_untrusted(folder: pathlib.Path) -> None:
 
 
 def remove_old(folder: pathlib.Path, pattern: str) -> None:
-    """Remove files that are older than `KEPT_DAYS`."""
-    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    """Remove files that were not used for `KEPT_DAYS`, or else the least recently used.
+
+    What is left is at most EQFUSE_CACHE_MB, or `KEPT_MB`, and what was used in the last hour, which
+    another process may be about to read.
+
+    Raises:
+      ValueError: EQFUSE_CACHE_MB is no whole number.
+    """
+    text, now, kept = os.environ.get("EQFUSE_CACHE_MB") or str(KEPT_MB), time.time(), 0
+    if not text.isdecimal():
+        raise ValueError(f"EQFUSE_CACHE_MB must be a whole number of megabytes, got {text!r}")
+    found = []
     for path in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
-            if path.stat().st_mtime < oldest:
-                path.unlink()
+            status = path.stat()
+            found.append((now - status.st_mtime, status.st_size, path))
+    for age, size, path in sorted(found):
+        kept += size
+        if age > KEPT_DAYS * 24 * 3600 or (age > 3600 and kept > int(text) * 10**6):
+            path.unlink(missing_ok=True)
 
 
 def write(path: pathlib.Path, content: bytes) -> None:

@@ -30,8 +30,8 @@ from eqfuse.ops._tensor_product import (
     normalization,
     operands,
 )
-from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.xla import UnknownActivationError
+from eqfuse.ops.backends import activations
+from eqfuse.ops.backends.activations import UnknownActivationError
 from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import INDEX_ARRAYS
@@ -188,7 +188,7 @@ class TensorProductLinear(nn.Module):
         if self.split is not None:
             sizes = tuple(part.dim for part in _parts(self.split, linear.irreps_out) if part.dim)
             linear, columns = linears.cut(linear, sizes or (0,))
-            parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
+            parameters = [parameters[n][..., own] for n, own in columns]
         return linear, parameters, whole.zero_flags
 
     def _preactivation(self, irreps, array, zero_flags, skip) -> e3nn.IrrepsArray:
@@ -284,8 +284,9 @@ class TensorProductLinearGate(TensorProductLinear):
 
     Attributes:
       even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: as in `e3nn.gate`; the kernels
-        know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None. With another function,
-        whatever the backend, product and Linear are fused, and `e3nn.gate` follows them.
+        compute any function of arithmetic, comparisons, exponentials, logarithms, roots and
+        trigonometric functions. With another one, such as `jax.scipy.special.erf`, product and
+        Linear are fused, and `e3nn.gate` follows them.
       gated: False activates the scalars only, as `e3nn.scalar_activation`.
     References: Weiler et al. 2018 (the gate); Batzner et al. 2022; e3nn-jax 0.21.
     """
@@ -299,10 +300,10 @@ class TensorProductLinearGate(TensorProductLinear):
 
     def _gate(self):
         names = ["even_act", "odd_act"]
-        make, reference = xla.scalar_activation, e3nn.scalar_activation
+        make, reference = activations.scalar_activation, e3nn.scalar_activation
         if self.gated:
             names += ["even_gate_act", "odd_gate_act"]
-            make, reference = xla.gate, e3nn.gate
+            make, reference = activations.gate, e3nn.gate
         acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
         return functools.partial(make, **acts), functools.partial(reference, **acts)
 
@@ -346,7 +347,7 @@ def _fused_gate(make_gate, linear, zero_flags, mode: str):
     try:
         return make_gate(linear.irreps_out)
     except UnknownActivationError:
-        refuse(mode, "the kernels do not know an activation; see the argument even_act")
+        refuse(mode, "kernels cannot compute an activation; see the argument even_act")
     return None
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import evaluate_rows, operands
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.linear import BlockRef, LinearForm, Rows, Term, Weights, blocks
+from eqfuse.ops.ir.form import SegmentRef
+from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights, blocks
 from eqfuse.ops.primitives import forms
 
 MODES = ("uvu", "uvuv", "uvw")
@@ -106,9 +107,9 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
         matrices = [of[id(i)].reshape(-1, i.output_multiplicity) for i, _ in mixed]
         terms = [
             Term(
-                BlockRef(0, n),
+                SegmentRef(0, n),
                 1 + k,
-                BlockRef(1 + len(mixed), outs.index(i.i_out)),
+                SegmentRef(1 + len(mixed), outs.index(i.i_out)),
                 float(i.path_weight),
             )
             for k, (i, n) in enumerate(mixed)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import nearest
 from eqfuse.ops.ir import linear as linears
-from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.form import Segment, SegmentRef
+from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
@@ -300,12 +301,14 @@ def grouped_dense(
 @functools.cache
 def _linear_form(groups: int, n_in: int, widths, split: bool, scale: float, precision: str):
     count, starts = len(widths), (0, *itertools.accumulate(widths))
-    rows_in = Rows(groups * n_in, tuple(Block(k * n_in, n_in, 1) for k in range(groups)))
-    blocks = tuple(Block(starts[k], width, 1) for k, width in enumerate(widths))
+    rows_in = Rows(groups * n_in, tuple(Segment.mul_ir(k * n_in, n_in, 1) for k in range(groups)))
+    blocks = tuple(Segment.mul_ir(starts[k], width, 1) for k, width in enumerate(widths))
     outputs = [Rows(starts[-1], blocks)]
     if split:
-        outputs = [Rows(width, (Block(0, width, 1),)) for width in widths]
-    out = [BlockRef(1 + count + k, 0) if split else BlockRef(1 + count, k) for k in range(count)]
-    terms = tuple(Term(BlockRef(0, k % groups), 1 + k, out[k], scale) for k in range(count))
+        outputs = [Rows(width, (Segment.mul_ir(0, width, 1),)) for width in widths]
+    out = [
+        SegmentRef(1 + count + k, 0) if split else SegmentRef(1 + count, k) for k in range(count)
+    ]
+    terms = tuple(Term(SegmentRef(0, k % groups), 1 + k, out[k], scale) for k in range(count))
     inputs = rows_in, *(Weights((n_in, width)) for width in widths)
     return LinearForm(inputs, tuple(outputs), terms, 0, precision)

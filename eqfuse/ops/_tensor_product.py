@@ -33,8 +33,13 @@ def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
 
 
 def normalization(irrep_normalization: str | None) -> str:
-    """Return the normalisation, e3nn-jax's configured one for None."""
-    return irrep_normalization or e3nn.config("irrep_normalization")
+    """Return the normalisation, e3nn-jax's configured one for None; refuse an unknown one."""
+    name = irrep_normalization or e3nn.config("irrep_normalization")
+    if name not in ("component", "norm", "none"):
+        raise ValueError(
+            f"irrep_normalization={name!r} is not supported; choose 'component', 'norm' or 'none'"
+        )
+    return name
 
 
 def operands(name: str, *arrays):
@@ -96,7 +101,8 @@ def tensor_product(
 def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **options):
     """Return e3nn's product of this name by a form of ours; for irreps, the product's irreps."""
     backend = resolve(backend, "" if are_irreps(input1, input2) else op, input1, input2)
-    of_e3nn = functools.partial(getattr(e3nn, op), filter_ir_out=filter_ir_out, **options)
+    keep = irreps_filter(filter_ir_out)  # once: it may be an iterator
+    of_e3nn = functools.partial(getattr(e3nn, op), filter_ir_out=keep, **options)
     if backend == "e3nn":
         return of_e3nn(input1, input2)
     more = {}
@@ -104,7 +110,7 @@ def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **opti
         more = {"regroup": options["regroup_output"], "unroll": backend == "llvm"}
     build = functools.partial(
         getattr(products, op),
-        filter_ir_out=irreps_filter(filter_ir_out),
+        filter_ir_out=keep,
         normalization=normalization(options["irrep_normalization"]),
         **more,
     )
@@ -207,7 +213,7 @@ def gather_columns(product: products.Product, arrays: list) -> list:
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:
-    """Return the form, for which an array of one row is a row that all rows share."""
+    """Mark operands of one row as shared by all rows."""
     if num_rows == 1:
         return form
     operands = zip(form.inputs, arrays, strict=True)
@@ -257,12 +263,12 @@ def tensor_square(
     regroup_output: bool = True,
     backend: str | None = None,
 ):
-    """Compute `e3nn_jax.tensor_square`, an array times itself, its products in one kernel.
+    """Compute `e3nn_jax.tensor_square`, an array times itself, by e3nn-jax on every backend.
 
         out[..., (u, v), k] = sum over i, j:  c * cg[i, j, k] * input[..., u, i] * input[..., v, j]
 
     for channels u < v of a block, all of them of two blocks, and u = v where l is even; c makes the
-    result normalised for normal input. The pairs of channels are written to memory.
+    result normalised for normal input.
 
     Args:
       input: IrrepsArray [..., irreps]; or irreps, to get the irreps of the square.
@@ -273,73 +279,19 @@ def tensor_square(
     Returns:
       IrrepsArray [..., irreps_out] of the dtype of the input; the Irreps if irreps were given.
     Raises:
-      ValueError: a backend that cannot run here, or an unknown normalisation.
+      ValueError: an unknown backend or normalisation.
     References: e3nn-jax 0.21.
     """
-    backend = resolve(backend, "" if are_irreps(input) else "tensor_square", input)
-    irrep_normalization = normalization(irrep_normalization)
-    if irrep_normalization not in ("component", "norm", "none"):
-        raise ValueError(
-            f"irrep_normalization={irrep_normalization!r} is not supported; "
-            "choose 'component', 'norm' or 'none'"
-        )
-    if backend == "e3nn" or are_irreps(input):
-        return E3NN_SQUARE(
-            input,
-            irrep_normalization=irrep_normalization,
-            normalized_input=normalized_input,
-            regroup_output=regroup_output,
-        )
-    [x] = operands("tensor_square", input)
-    x = x.regroup() if regroup_output else x
-    sides, scales = ([], []), []
-    for pair, same in _pairs(x):
-        for side, block in zip(sides, pair, strict=True):
-            side.append(block)
-        irs = [ir for (_, ir), _ in pair]
-        for ir in irs[0] * irs[1]:  # a vector with itself has no product of odd l
-            square = _square(*irs, ir, same, irrep_normalization, normalized_input)
-            scales.append(0.0 if same and ir.l % 2 else math.sqrt(square))
-    left, right = (
-        e3nn.from_chunks([i for i, _ in side], [c for _, c in side], x.shape[:-1], x.dtype)
-        for side in sides
+    if not are_irreps(input):
+        [input] = operands("tensor_square", input)
+        normalization(irrep_normalization)
+        resolve(backend, "tensor_square", input, of_e3nn="no kernel of ours is faster")
+    return E3NN_SQUARE(
+        input,
+        irrep_normalization=irrep_normalization,
+        normalized_input=normalized_input,
+        regroup_output=regroup_output,
     )
-    flags = left.zero_flags, right.zero_flags
-    product = products.elementwise_tensor_product(left.irreps, right.irreps, None, "none", *flags)
-    out = evaluate_rows(product, left, right, backend)
-    kept = [b for b in zip(out.irreps, out.chunks, scales, strict=True) if b[2]]
-    chunks = [None if chunk is None else scale * chunk for _, chunk, scale in kept]
-    out = e3nn.from_chunks([i for i, *_ in kept], chunks, x.shape[:-1], x.dtype).sort()
-    return out.regroup() if regroup_output else out
-
-
-def _pairs(x: e3nn.IrrepsArray):
-    """Yield blocks (irreps, chunk) of x whose channels are multiplied, and if with themselves."""
-
-    def block(n: int, channels):
-        (_, ir), chunk = x.irreps[n], x.chunks[n]
-        return (len(channels), ir), None if chunk is None else chunk[..., channels, :]
-
-    for n, (mul, _) in enumerate(x.irreps):
-        if mul > 1:
-            yield [block(n, channels) for channels in np.triu_indices(mul, 1)], False
-        yield [block(n, np.arange(mul))] * 2, True
-        for k, (other, _) in enumerate(x.irreps[n + 1 :], start=n + 1):
-            u, v = np.indices((mul, other)).reshape(2, -1)
-            yield [block(n, u), block(k, v)], False
-
-
-def _square(ir1, ir2, ir_out, same: bool, normalization: str, normalized: bool) -> float:
-    d1, d2, d_out = ir1.dim, ir2.dim, ir_out.dim
-    if normalization == "none":
-        return 1.0
-    if not normalized:
-        square = d_out if normalization == "component" else d1 * d2
-        return square / ((d1 + 2 if ir_out.l == 0 else 2) if same else 1)
-    square = d_out if normalization == "component" else 1
-    if not same:
-        return d1 * d2 * square
-    return d1 * d_out if ir_out.l == 0 else d1 * (d1 + 2) / 2 * square
 
 
 def channelwise_tensor_product(

@@ -1,15 +1,16 @@
 """The datasets of a run: one, or one for each of its heads; read, checked, split and referenced."""
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
 from eqfuse import data
 from eqfuse.data import Dataset, Sample, Structure
 from eqfuse.data.lazy import Joined, without_isolated_atoms
+from eqfuse.data.remarks import unread
 from eqfuse.data.samples import species_table
 from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weighted_by_type
+from eqfuse.train.run.log import warn
 from eqfuse.train.run.terminal import warnings_printed
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import Config
@@ -98,6 +99,8 @@ def load_dataset(
         messages += more
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
+    remarks = (remark for s in Joined(structures, validation or ()) for remark in s.remarks)
+    messages += [text] if (text := unread(remarks)) else []
     if (test := settings.read("test")) is not None:
         frames = without_isolated_atoms(test)
         if not frames:
@@ -108,7 +111,7 @@ def load_dataset(
         messages += settings.check_data(dataset, structures, validation)
     for message in messages:
         of_head = "" if head is None else f"head {head}: "
-        print(f"warning: {of_head}{message}", file=sys.stderr, flush=True)
+        warn(f"{of_head}{message}")
     return dataset, start
 
 

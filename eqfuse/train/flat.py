@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 ALIGNMENT = 256
 """Bytes: XLA hands a slice that starts at a multiple to a kernel as it is, and copies others."""
@@ -40,18 +41,22 @@ class Flat:
         return sum(self.sizes)
 
     def flatten(self, tree) -> jax.Array:
-        """Return the tree as one array [size]."""
-        parts = []
-        for leaf, size in zip(self.tree.flatten_up_to(tree), self.sizes, strict=True):
-            parts += [jnp.ravel(leaf), jnp.zeros(size - leaf.size, self.dtype)]
-        return jnp.concatenate([part for part in parts if part.size])
+        """Return the tree as one array [size], which is NumPy's if all leaves are."""
+        leaves, parts = self.tree.flatten_up_to(tree), []
+        xp = np if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp
+        for leaf, size in zip(leaves, self.sizes, strict=True):
+            parts += [xp.ravel(leaf), xp.zeros(size - leaf.size, self.dtype)]
+        return xp.concatenate([part for part in parts if part.size])
 
     def unflatten(self, array) -> object:
-        """Return the tree of an array [size]."""
+        """Return the tree of an array [size], whose leaves are NumPy's if it is."""
         sizes = []
         for shape, size in zip(self.shapes, self.sizes, strict=True):
             sizes += [math.prod(shape), size - math.prod(shape)]
         # not slices, whose gradient would be a sum of as many arrays, where this is one
-        parts = jax.lax.split(array, sizes)[::2]
+        if isinstance(array, np.ndarray):
+            parts = np.split(array, np.cumsum(sizes)[:-1])[::2]
+        else:
+            parts = jax.lax.split(array, sizes)[::2]
         leaves = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.tree, leaves)

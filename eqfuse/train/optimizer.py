@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -127,7 +128,7 @@ def decays_of(params):
 
     def decays(path, leaf):
         physical = {"scale", "shift"} & {getattr(key, "key", None) for key in path}
-        return jnp.full_like(leaf, 0.0 if physical else 1.0)
+        return np.full(leaf.shape, 0.0 if physical else 1.0, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(decays, params)
 
@@ -146,7 +147,7 @@ def trained_of(params, freeze: str | None):
         name = name.removeprefix("params/").removeprefix("model/")
         matches = {p for p in patterns if any(fnmatchcase(name, form) for form in (p, f"{p}/*"))}
         used.update(matches)
-        return jnp.full_like(leaf, 0.0 if matches else 1.0)
+        return np.full(leaf.shape, 0.0 if matches else 1.0, leaf.dtype)
 
     mask = jax.tree_util.tree_map_with_path(trained, params)
     for pattern in patterns:

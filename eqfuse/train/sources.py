@@ -11,6 +11,7 @@ from typing import Literal
 
 import yaml
 
+from eqfuse.train.run.log import printable
 from eqfuse.train.settings.schema import (
     POSITIVE,
     Range,
@@ -56,6 +57,7 @@ class DataSettings:
     duplicates: Literal["warn", "drop", "error"] = value("warn")
     check: Literal["warn", "strict", "off"] = value("warn")
     store: Literal["auto", "on", "off"] = value("auto")
+    dispersion: str | None = value(None)
     energy_key: str = value("energy")
     forces_key: str = value("forces")
     stress_key: str = value("stress")
@@ -68,6 +70,9 @@ class DataSettings:
         unset = self.val == DataSettings.val
         require(self.val_path is None or unset, "data.val", self.val, need)
         check_ranges(self, "data.")
+        need = "off or auto with data.dispersion: frames are then kept in memory"
+        require(self.dispersion is None or self.store != "on", "data.store", "on", need)
+        self.subtracted()
         self.type_weights()
         self._typed_references()
 
@@ -82,6 +87,14 @@ class DataSettings:
         from eqfuse.data import Keys
 
         return Keys(energy=self.energy_key, forces=self.forces_key, stress=self.stress_key)
+
+    def subtracted(self):
+        """Return the `Dispersion` that labels are less, or None; or refuse the setting."""
+        if self.dispersion is None:
+            return None
+        from eqfuse.train.dispersion import Dispersion
+
+        return Dispersion.parse(self.dispersion)
 
     def type_weights(self) -> dict[str, float]:
         """Return the weights of frames by config_type, or refuse the setting."""
@@ -102,7 +115,7 @@ class DataSettings:
         problems = find_problems(dataset, structures, validation)
         if problems and self.check == "strict":
             for problem in problems:
-                print(f"problem: {problem}", file=sys.stderr, flush=True)
+                print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
             raise DataError(
                 f"data.check=strict refuses data with {counted(len(problems), 'problem')}"
             )
@@ -120,8 +133,15 @@ class DataSettings:
     def read(self, part: str = "path") -> list | None:
         """Return the structures, in eV and Å, of `data.path`, `val_path` or `test`, or None.
 
-        Frames of files are kept on disk where `store` asks for it.
+        Their labels are less the dispersion, if there is one. Frames of files are kept on disk
+        where `store` asks for it.
         """
+        structures, dispersion = self._read(part), self.subtracted()
+        if structures is None or dispersion is None:
+            return structures
+        return [dispersion.without(structure) for structure in structures]
+
+    def _read(self, part: str) -> list | None:
         from eqfuse.data import read_embedded, read_structures
 
         path = getattr(self, part)
@@ -129,7 +149,8 @@ class DataSettings:
             return read_embedded(self.name) if part == "path" else None
         files = matching(path)
         size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
-        if self.store == "on" or (self.store == "auto" and size > _LARGE):
+        large = self.store == "auto" and size > _LARGE and self.dispersion is None
+        if self.store == "on" or large:
             from eqfuse.data.store import store_structures
 
             return store_structures(files, keys=self.keys, types=self.types)

@@ -16,6 +16,8 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
+from eqfuse.train.dispersion import Dispersion
+from eqfuse.train.metrics import predictions
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
 from eqfuse.train.run.files import (
     FILES,
@@ -62,7 +64,19 @@ class Start:
         if resumed and head is not None:
             number = [own["head"] for own in metadata["heads"]].index(head)
             params, metadata = head_of(params, number), metadata | metadata["heads"][number]
-        return cls(params, metadata, resumed, config)
+        made = cls(params, metadata, resumed, config)
+        own = made.dispersion
+        if own is not None and own != config.data.subtracted():
+            raise ConfigError(
+                f"the network of {run} was trained on labels less {own}, which is added to it: "
+                f"give data.dispersion={own} with start_from="
+            )
+        return made
+
+    @property
+    def dispersion(self) -> Dispersion | None:
+        """Return what the labels of the network were less."""
+        return Dispersion.of_run(self.metadata)
 
     @property
     def species(self) -> tuple[int, ...]:
@@ -138,14 +152,8 @@ class Start:
         potential, _ = self.potential()
         predict, params = compile_predict(potential), self.initial_params()
         batcher = Batcher(dataset.train, self.config.data.batch_size, dtype=self.config.dtype)
-        predicted = np.concatenate(
-            [
-                predict(params, batch.graph).energy[np.asarray(batch.graph.graph_mask)]
-                for batch in batcher.batches(shuffle=False)
-            ]
-        )
-        pairs = zip(dataset.train, predicted, strict=True)
-        known = [(s, float(e)) for s, e in pairs if s.energy is not None]
+        pairs = zip(dataset.train, predictions(predict, params, batcher), strict=True)
+        known = [(s, found.energy) for s, found in pairs if s.energy is not None]
         missing = [s.energy - e for s, e in known]
         species = np.array(dataset.species)
         moves = fit_energies_of_atoms((species[s.species] for s, _ in known), missing)
@@ -178,8 +186,11 @@ def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
-def run_metadata(config: Config, dataset: Dataset, potential, fields: dict, params: dict) -> dict:
-    """Return plain values, from which the network can be made and the run recognised."""
+def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dict, params: dict):
+    """Return plain values, from which the network can be made and the run recognised.
+
+    `train` are all samples that are trained on, those of replay too.
+    """
     metadata = {
         "task": "molecule",
         "config": dataclasses.asdict(config),
@@ -187,7 +198,7 @@ def run_metadata(config: Config, dataset: Dataset, potential, fields: dict, para
         "model_fields": fields,
         "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
         "potential": potential.to_plain(),
-        "data_sha256": _fingerprint(dataset),
+        "data_sha256": _fingerprint(Joined(train, dataset.val)),
         "species": list(dataset.species),
         "units": UNITS,
         **_of_data(dataset),
@@ -213,14 +224,15 @@ def _of_data(dataset: Dataset) -> dict:
             "force_rms": dataset.force_rms,
             "avg_num_neighbors": dataset.avg_num_neighbors,
             "energy_per_atom": dataset.energy_per_atom,
+            "periodic": all(bool(sample.cell.any()) for sample in dataset.train),
         },
     }
 
 
-def _fingerprint(dataset: Dataset) -> str:
-    """Return the SHA-256 of the structures and labels that are trained on and validated with."""
+def _fingerprint(samples) -> str:
+    """Return the SHA-256 of the structures and labels of samples."""
     digest = hashlib.sha256()
-    for sample in Joined(dataset.train, dataset.val):
+    for sample in samples:
         labels = sample.forces, sample.stress, sample.atom_weights, sample.hessian
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):
@@ -270,6 +282,7 @@ def interrupted_run(
         if theirs[name] != metadata[name]:
             data = [own.data for own in config.of_heads().values()]
             files = [f for own in data for f in (own.origin, own.val_path) if f]
+            files += ["replay.traj"] if config.replay else []
             raise ConfigError(
                 f"{' or '.join(files)} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"

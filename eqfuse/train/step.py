@@ -29,9 +29,14 @@ class TrainState:
     step: jax.Array  # number of steps taken, int32
 
 
-def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
-    """Return the state before the first step."""
-    return TrainState(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
+def init_state(params, optimizer: optax.GradientTransformation, flat=None) -> TrainState:
+    """Return the state before the first step, by one program; of parameters as `flat` has them."""
+
+    def initial(params):
+        params = params if flat is None else flat.flatten(params)
+        return TrainState(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    return jax.jit(initial)(params)
 
 
 def initial_parameters(module, seed: int, graph: Graph, dtype: str) -> dict:
@@ -120,13 +125,8 @@ class Compiled:
 
     def initial(self) -> TrainState:
         """Return the state before the first step."""
-        return init_state(self._flat.flatten(self._params), self._optimizer)
+        return init_state(self._params, self._optimizer, self._flat)
 
     def average_of(self, state: TrainState) -> Callable:
         """Return a function that gives the averaged parameters as a tree."""
         return lambda: self._flat.unflatten(np.asarray(state.average))
-
-    def adapter_of(self, state: TrainState) -> Callable | None:
-        """Return a function that gives the averaged adapter as a tree; None without an adapter."""
-        layout = getattr(self._flat, "layout", None)
-        return layout and (lambda: layout.unflatten(np.asarray(state.average)))

@@ -8,6 +8,13 @@ from eqfuse.data import neighbor_list
 CUTOFF = 5.0
 
 
+def pairs_within(atoms, reach):
+    cell = atoms.cell.array
+    j, i, shifts = neighbor_list(atoms.positions, cell, atoms.pbc, reach)
+    images = shifts @ np.linalg.pinv(cell) if len(shifts) else np.zeros((0, 3))
+    return j, i, images.round()
+
+
 class Soft(Calculator):
     """Energy of pairs, 3 exp(-r / 1.3 Å) with a smooth cutoff, in a precision.
 
@@ -29,7 +36,8 @@ class Soft(Calculator):
         super().calculate(atoms, properties, system_changes)
         real, fault = self.dtype, self.fault
         cell = atoms.cell.array
-        j, i, shifts = neighbor_list(atoms.positions, cell, atoms.pbc, CUTOFF)
+        j, i, images = self.pairs(atoms)
+        shifts = images @ cell
         if fault == "images":  # an atom in another cell is taken as it is given
             lengths = np.linalg.norm(shifts, axis=1)
             shifts = np.where((lengths > 1.5 * cell.max())[:, None], 0.99 * shifts, shifts)
@@ -65,6 +73,10 @@ class Soft(Calculator):
             scale = {"stress sign": -1.0, "stress kbar": 1602.1766}.get(fault, 1.0)
             self.results["stress"] = scale * stress
 
+    def pairs(self, atoms):
+        """Return the pairs within the cutoff, with the numbers of lattice vectors between them."""
+        return pairs_within(atoms, CUTOFF)
+
     def _spoiled(self, energy, forces, atoms):
         fault, last = self.fault, len(atoms) - 1
         if fault == "one atom":
@@ -94,3 +106,41 @@ class Soft(Calculator):
         elif fault == "nan" and len(atoms) == 2 and atoms.get_distance(0, 1) < 0.5:
             energy = np.nan
         return energy, forces
+
+
+class Listed(Soft):
+    """`Soft` with a list that goes beyond the cutoff by a skin and is kept for some calls.
+
+    Args:
+      kept: name of what is wrong with how long it is kept; "right" for nothing.
+      skin: Å.
+    """
+
+    def __init__(self, kept="right", skin=0.6, dtype="float64"):
+        super().__init__(dtype)
+        self.kept, self.skin, self.calls = kept, skin, 0
+        self.list = self.listed = self.last = None
+
+    def pairs(self, atoms):
+        self.calls += 1
+        if self.listed is None or len(self.listed) != len(atoms) or not self.is_kept(atoms):
+            self.list, self.listed = pairs_within(atoms, CUTOFF + self.skin), atoms.copy()
+        self.last = atoms.copy()
+        return self.list
+
+    def is_kept(self, atoms) -> bool:
+        def farthest(before):
+            return np.linalg.norm(atoms.positions - before.positions, axis=1).max()
+
+        is_cell = (atoms.cell.array == self.listed.cell.array).all()
+        is_cell &= (atoms.pbc == self.listed.pbc).all()
+        return {
+            "right": is_cell and 2 * farthest(self.listed) < self.skin,
+            "0.3 since the last call": is_cell and farthest(self.last) < 0.3,
+            "0.3 or the cell": (atoms.pbc == self.listed.pbc).all() and farthest(self.last) < 0.3,
+            "cell ignored": 2 * farthest(self.listed) < self.skin,
+            "never": True,
+            "skin too small": is_cell and farthest(self.listed) < 1.5 * self.skin,
+            "whole skin": is_cell and farthest(self.listed) < self.skin,
+            "every 10 calls": self.calls % 10 != 0,
+        }[self.kept]

@@ -14,10 +14,10 @@ from eqfuse import cli
 from eqfuse.certify.check import Certificate, drift
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
-from eqfuse.certify.rows import CHECKS, Row
+from eqfuse.certify.rows import CHECKS, Row, worst_of
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
-from tests.certify.calculators import Soft
+from tests.certify.calculators import Listed, Soft
 from tests.convert.conftest import GOLDENS, unpacked
 
 
@@ -28,10 +28,21 @@ def rows_of(calculator, **options):
 
 
 def row_of(name, calculator, duration=0, **options):
-    """Return one row, after which nothing is computed."""
-    return next(
-        row for row in rows_of(calculator, duration=duration, **options) if row.name == name
+    """Return one row; of the others only the rounding is measured, which is its limit."""
+    certificate = Certificate(
+        Subject(calculator), **({"elements": [29], "duration": duration} | options)
     )
+    rows = [*certificate._of_rounding()]
+    groups = {
+        "path": certificate._of_paths,
+        "repeat": lambda: [certificate._of_repeats()],
+        "history": certificate._of_calls,
+        "nve": lambda: [certificate._of_dynamics()],
+        "backend": lambda: [certificate._against(*options["others"][0])],
+    }
+    groups |= {"rounding": list, "precision": groups["backend"]}
+    rows += groups.get(name, certificate._of_questions)()
+    return next(row for row in rows if row.name == name)
 
 
 def failed(rows) -> list[str]:
@@ -94,6 +105,39 @@ def test_a_planted_fault_is_found_and_named(fault, dtype):
     assert row.meaning == CHECKS[name][1]
 
 
+STALE = (
+    "0.3 since the last call",
+    "0.3 or the cell",
+    "cell ignored",
+    "never",
+    "skin too small",
+    "whole skin",
+    "every 10 calls",
+)
+
+
+@pytest.fixture(scope="module", params=["float64", "float32"])
+def certificate(request):
+    """Return the checks of a right potential, up to those of history."""
+    certificate = Certificate(Subject(Soft(request.param)), elements=[29], duration=0)
+    next(row for row in certificate.rows() if row.name == "path")
+    return certificate
+
+
+@pytest.mark.parametrize("skin", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("kept", ["right", *STALE])
+def test_a_list_that_is_not_made_anew_in_time_is_found(kept, skin, certificate):
+    certificate.subject = Subject(Listed(kept, skin, certificate.precision))
+    row = worst_of("history", certificate._of_small_steps())
+    assert row.verdict == ("passed" if kept == "right" else "FAILED"), row
+
+
+def test_a_stale_list_fails_the_question_of_history():
+    row = row_of("history", Listed("0.3 since the last call"))
+    assert row.verdict == "FAILED"
+    assert "coming nearer by" in row.remark
+
+
 def test_an_energy_that_is_rougher_than_its_precision_is_found():
     assert row_of("rounding", Soft("float64", "rough")).verdict == "FAILED"
 
@@ -147,11 +191,11 @@ def test_a_drift_that_shorter_steps_do_not_mend_fails():
     assert row_of("nve", Soft("float64", "force jump"), duration=0.4).verdict == "FAILED"
 
 
-@pytest.mark.parametrize("place", np.linspace(-3.2, 3.2, 65))
-def test_the_bound_of_a_slope_holds_where_the_force_has_a_kink(place):
-    energies = np.maximum(np.array([-3, -2, -1, 1, 2, 3]) - place, 0.0) ** 3
-    slope, bound = _slope(energies, 1.0)
-    assert abs(slope - 3 * max(-place, 0.0) ** 2) <= 0.7 * bound + 1e-12
+def test_the_bound_of_a_slope_holds_where_the_force_has_a_kink():
+    for place in np.linspace(-3.2, 3.2, 65):
+        energies = np.maximum(np.array([-3, -2, -1, 1, 2, 3]) - place, 0.0) ** 3
+        slope, bound = _slope(energies, 1.0)
+        assert abs(slope - 3 * max(-place, 0.0) ** 2) <= 0.7 * bound + 1e-12
 
 
 @pytest.fixture
@@ -167,6 +211,7 @@ def calculator_file(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file, capsys):
     file = calculator_file / "copper.xyz"
     ase.io.write(file, ase.build.bulk("Cu", cubic=True))

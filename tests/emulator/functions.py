@@ -127,7 +127,7 @@ def _equation(equation, values, run):
     if primitive in lowerings:
         lowered = jax.make_jaxpr(functools.partial(lowerings[primitive], **params))(*values)
         return evaluate(lowered.jaxpr, lowered.consts, values, run)
-    if inner := call_of(params):
+    if primitive.name != "scan" and (inner := call_of(params)):
         return evaluate(inner.jaxpr, inner.consts, values, run)
     found = primitive.bind(*map(jnp.asarray, values), **params)
     return found if primitive.multiple_results else [found]

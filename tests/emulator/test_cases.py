@@ -21,7 +21,7 @@ SMALL = (
     ("fused rows-16-l1", "backward", "float32"),
     ("linear 16-l1", "backward", "float32"),
 )
-"""Run by default: a minute with their compilation."""
+"""Run by default; of kernels of whole ops over rows, which nobody gets unasked, one."""
 
 
 def _parameters():

@@ -5,6 +5,7 @@ python -m tests.fuzz damage --seed 17 --count 1 --work KEPT
 """
 
 import argparse
+import collections
 import importlib
 import sys
 import tempfile
@@ -13,7 +14,9 @@ from pathlib import Path
 
 from tests.fuzz.checks import FailureError, time_limit
 
-KINDS = ("damage", "settings", "ops")
+KINDS = ("damage", "doors", "settings", "ops", "labels", "programs")
+WIDTH = 800
+"""Of the description of a case, and of what is said of a failure."""
 
 
 def run(kind: str, seed: int, count: int, folder: Path) -> list[str]:
@@ -28,17 +31,22 @@ def run(kind: str, seed: int, count: int, folder: Path) -> list[str]:
       folder: to work in; what takes long to make is kept there.
     """
     cases, failures = importlib.import_module(f"tests.fuzz.{kind}").Cases(folder), []
+    outcomes = collections.Counter()
     for number in range(seed, seed + count):
         what, case = cases.prepare(number)
-        what = ascii(what)[1:-1][:100]
+        what = ascii(what)[1:-1][:WIDTH]
         print(f"{kind} {number}: {what}: ", end="", flush=True)  # seen if it ends this process
         try:
             with time_limit(cases.seconds):
                 outcome = case()
         except FailureError as failure:
-            outcome = f"FAILURE {str(failure)[:500]!r}"
+            outcome = f"FAILURE {str(failure)[:WIDTH]!r}"
             failures.append(f"{kind} {number}: {what}: {outcome}")
         print(outcome, flush=True)
+        outcomes["FAILURE" if outcome.startswith("FAILURE") else outcome.split(":")[0]] += 1
+    print(f"{kind}:", ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()))
+    for what, number in getattr(cases, "counts", {}).items():
+        print(f"{kind}: {number} {what}")
     return failures
 
 

@@ -10,9 +10,11 @@ import pytest
 from tests.fuzz import __main__ as command
 from tests.fuzz.checks import FailureError, check_refusal, memory_limit, run_command
 
+COUNTS = {"damage": 12, "doors": 60, "settings": 20, "ops": 40, "labels": 40, "programs": 20}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("damage", 12), ("settings", 20), ("ops", 40)])
+@pytest.mark.parametrize(("kind", "count"), COUNTS.items())
 def test_a_few_of_each_kind(kind, count, tmp_path):
     assert command.run(kind, int(time.time()), count, tmp_path) == []
 
@@ -37,7 +39,8 @@ def test_failures_are_reported_and_cases_are_those_of_their_seeds(tmp_path, monk
     assert command.main(["settings", "--seed", "2", "--count", "3"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == r"settings 2: one\n\udcff: refused"
-    failures = [line for line in lines[3:] if "FAILURE" in line]
+    assert lines[3] == "settings: 2 FAILURE, 1 refused"
+    failures = [line for line in lines[4:] if "FAILURE" in line]
     assert [line.split(":")[0] for line in failures] == ["settings 3", "settings 4"]
     assert "not done after 0.5 s" in failures[1]
     assert lines[-1] == "2 of 3 cases failed"

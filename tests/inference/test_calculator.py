@@ -19,6 +19,7 @@ from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
 from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
+from tests.lammps.untrained import untrained_run
 from tests.small_runs import TINY
 
 
@@ -250,3 +251,36 @@ def test_arguments_of_ase_calculators(run, tmp_path):
     assert atoms.calc is calculator
     assert calculator.directory == str(tmp_path)
     assert calculator.label == f"{tmp_path}/copper"
+
+
+def test_what_no_network_reads_is_said_once(run):
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.calc = eqfuse.Calculator(run)
+    atoms.get_potential_energy()  # neutral and a singlet: silent
+    atoms.info["charge"] = 1
+    atoms.set_initial_magnetic_moments([0.5] * 4)
+    for strain in (1.001, 1.002):
+        atoms.set_cell(strain * atoms.cell.array, scale_atoms=True)
+        if strain == 1.001:
+            with pytest.warns(UserWarning, match="^charge, initial magnetic moments of the"):
+                atoms.get_potential_energy()
+        atoms.get_potential_energy()
+    with pytest.warns(UserWarning, match="^charge, initial magnetic moments of the"):
+        eqfuse.predict(run, atoms)
+
+
+def test_a_crystal_without_a_cell_is_said_where_frames_were_periodic(run, tmp_path):
+    """A network that was converted does not know what it was trained on."""
+    crystal = ase.build.bulk("Cu", cubic=True).repeat(2)
+    crystal.calc = eqfuse.Calculator(run)
+    crystal.get_potential_energy()
+    bare = ase.Atoms(crystal.numbers, crystal.positions, calculator=crystal.calc)
+    with pytest.warns(UserWarning, match="trained on periodic cells only: atoms have"):
+        bare.get_potential_energy()
+    bare.rattle(0.01)
+    bare.get_potential_energy()
+    bare.calc = eqfuse.Calculator(untrained_run(tmp_path))
+    bare.get_potential_energy()
+    crystal.pbc = False
+    with pytest.warns(UserWarning, match="^atoms 0 has a lattice and pbc F F F: should it be"):
+        crystal.get_potential_energy()

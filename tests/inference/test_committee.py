@@ -43,6 +43,7 @@ def test_a_calculator_of_mean_and_spread(committee, copper):
         eqfuse.Committee(committee / "seed=0")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_errors_against_spread(committee, copper, tmp_path, capsys):
     out = tmp_path / "out"
     assert eqfuse_command(["evaluate", str(committee), str(copper), "--out", str(out)]) == 0

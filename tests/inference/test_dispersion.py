@@ -12,7 +12,7 @@ from ase.calculators.mixing import SumCalculator
 import eqfuse
 from eqfuse.cli import main
 from eqfuse.data import DataError, Structure
-from eqfuse.inference.dispersion import Dispersion
+from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.settings.schema import ConfigError
 
 dftd3 = pytest.importorskip("dftd3.ase")
@@ -87,6 +87,100 @@ def test_commands_name_it_in_what_they_write(run, atoms, tmp_path, capsys):
 def test_others_are_refused(run, text, message):
     with pytest.raises(ConfigError, match=message):
         eqfuse.Calculator(run, dispersion=text)
+
+
+def d3_of(numbers, positions, cell=None, pbc=None):
+    return Dispersion.parse("d3(bj)").of(Structure(numbers, positions, cell, pbc))
+
+
+@pytest.mark.parametrize("pbc", [(1, 1, 0), (1, 0, 1), (0, 1, 0), (1, 0, 0)])
+@pytest.mark.parametrize("given", ["zeros", "short", "skewed", "vacuum"])
+def test_slabs_and_wires_are_those_of_a_large_cell(pbc, given):
+    """Whatever is given along directions without images, and wherever the atoms are."""
+    rng, pbc = np.random.default_rng(0), np.array(pbc, bool)
+    compare_with_a_large_cell(rng, pbc, given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300))
+def test_random_cells_are_those_of_a_large_one(seed):
+    rng = np.random.default_rng(seed)
+    pbc = np.arange(3) < rng.integers(0, 4)
+    compare_with_a_large_cell(
+        rng, rng.permutation(pbc), rng.choice(["zeros", "short", "skewed", "vacuum"])
+    )
+
+
+def compare_with_a_large_cell(rng, pbc, given: str):
+    """Compare atoms in a skewed cell with those with 90 Å between images."""
+    full = np.eye(3) * rng.uniform(3, 6, 3) + rng.uniform(-1.5, 1.5, (3, 3)) * (1 - np.eye(3))
+    count = int(rng.integers(2, 7))
+    numbers = rng.choice([1, 6, 14, 29, 79], count)
+    places = rng.uniform(-1.5, 1.5, (count, 3))
+    positions, cell, large = places @ full, full.copy(), full.copy()
+    large[~pbc] = 100 * np.linalg.svd(full[pbc])[2][pbc.sum() :] if pbc.any() else 100 * np.eye(3)
+    others = {
+        "zeros": np.zeros((3, 3)),
+        "short": 0.1 * full,
+        "skewed": full[[1, 2, 0]] + full,
+        "vacuum": 5 * full,
+    }[given]
+    cell[~pbc] = others[~pbc]
+    found = d3_of(numbers, positions, cell, pbc)
+    expected = d3_of(numbers, positions, large, [True] * 3)
+    size = max(1.0, np.abs(expected.forces).max())
+    assert found.energy == pytest.approx(expected.energy, rel=1e-8)
+    np.testing.assert_allclose(found.forces, expected.forces, rtol=0, atol=1e-8 * size)
+    np.testing.assert_allclose(found.strain, expected.strain, rtol=0, atol=1e-7 * size)
+
+
+def test_a_number_that_is_not_finite_is_refused(monkeypatch):
+    found = {"energy": np.nan, "gradient": np.zeros((2, 3)), "virial": np.zeros((3, 3))}
+    monkeypatch.setattr(Dispersion, "_computed", lambda *_, **__: found)
+    with pytest.raises(DataError, match="energy or force that is not finite"):
+        d3_of([6, 6], np.eye(2, 3))
+
+
+def test_energies_of_atoms_are_computed_where_they_are_asked_for(run, atoms, monkeypatch):
+    calls = []
+    plain = Dispersion.energies_of_atoms
+    monkeypatch.setattr(Dispersion, "energies_of_atoms", lambda *a: calls.append(1) or plain(*a))
+    atoms.calc = eqfuse.Calculator(run, dispersion="d3(bj)")
+    energy, _, _ = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
+    assert not calls
+    assert atoms.get_potential_energies().sum() == pytest.approx(energy, abs=1e-9)
+    assert len(calls) == 1
+
+
+def test_a_committee_has_the_mean_of_them(committee, atoms):
+    atoms.calc = eqfuse.Committee(committee)
+    plain, spread = atoms.get_potential_energy(), atoms.calc.results["energies_spread"]
+    atoms.calc = eqfuse.Committee(committee, dispersion="d3(bj)")
+    added = d3_of(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).energy
+    assert atoms.get_potential_energy() == pytest.approx(plain + added, abs=1e-9)
+    np.testing.assert_allclose(atoms.calc.results["energies_spread"], spread, rtol=1e-6)
+    with pytest.raises(PropertyNotImplementedError):
+        atoms.get_stresses()
+
+
+def test_the_hessian_has_it(run):
+    """It is that of the differences of all forces."""
+    atoms = ase.build.molecule("N2")
+    atoms.numbers[:] = 29
+    atoms.positions *= 2
+    atoms.calc = eqfuse.Calculator(run, dispersion="d3(bj)", dtype="float64", radial="network")
+    found, step = eqfuse.hessian(atoms), 1e-3
+    for k in range(6):
+        ends = []
+        for sign in (1, -1):
+            moved = atoms.copy()
+            moved.calc = atoms.calc
+            moved.positions.reshape(-1)[k] += sign * step
+            ends.append(moved.get_forces())
+        expected = (ends[1] - ends[0]) / (2 * step)
+        np.testing.assert_allclose(found.reshape(6, 2, 3)[k], expected, rtol=0, atol=2e-5)
+    plain = eqfuse.hessian(run, atoms)
+    assert np.abs(found - plain).max() > 1e-3
 
 
 def test_elements_without_parameters_are_refused():

@@ -65,6 +65,7 @@ def test_stress_errors(rng):
         assert rows[group]["stress_mae_mev_per_a3"] is None
 
 
+@pytest.mark.usefixtures("pictures")
 def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, capsys):
     """With the numbers of frames that have each label, in every group."""
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -154,6 +155,7 @@ def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
     assert "isolated atoms only" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("pictures")
 def test_pictures_of_metrics_that_were_cut_off(tmp_path):
     metrics = tmp_path / "metrics.csv"
     for text in ("", "epoch,val_loss\n", "epoch,val_loss\n1\n"):

@@ -1,11 +1,10 @@
 """Programs of the process before are found on disk, by all that they were made of."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 
 CODE = """
@@ -31,10 +30,7 @@ def answer(tmp_path_factory):
     inherited |= {"EQFUSE_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
 
     def answer(**variables):
-        command = [sys.executable, "-W", "error", "-c", CODE, str(run)]
-        done = subprocess.run(
-            command, env=inherited | variables, check=True, capture_output=True, text=True
-        )
+        done = run_python("-c", CODE, run, env=inherited | variables)
         energy, traces, programs = done.stdout.split()
         return float(energy), int(traces), int(programs)
 

@@ -1,7 +1,8 @@
 """Runs of small networks with random parameters, which nothing had to train."""
 
+import functools
+
 import jax
-import numpy as np
 
 from eqfuse import models
 from eqfuse.convert.convert import write_run
@@ -13,6 +14,15 @@ FIELDS = {
     "mace": {"channels": 4, "layers": 2, "lmax": 1, "radial_hidden": 8, "correlation": 2},
     "allegro": {"channels": 4, "layers": 2, "lmax": 1, "latent_dim": 8, "latent_hidden": 8},
 }
+
+
+@functools.cache
+def _parameters(model: str, seed: int, fields: tuple) -> dict:
+    network = models.build(model, **dict(fields))
+    with jax.enable_x64(True):
+        graph = collate([], Shape(2, 2, 1), "float64").graph
+        arguments = graph.vectors, graph.species, graph.edges
+        return jax.device_get(jax.jit(network.init)(jax.random.key(seed), *arguments)["params"])
 
 
 def untrained_run(
@@ -30,17 +40,12 @@ def untrained_run(
     """
     fields = FIELDS[model] | other | {"cutoff": 4.0, "num_species": len(numbers)}
     fields |= {"irreps_out": "0e", "avg_num_neighbors": 12.0, "num_bessel": 4}
-    network = models.build(model, **fields)
-    with jax.enable_x64(True):
-        graph = collate([], Shape(2, 2, 1), "float64").graph
-        arguments = graph.vectors, graph.species, graph.edges
-        params = jax.jit(network.init)(jax.random.key(seed), *arguments)["params"]
     names = range(len(numbers))
     converted = Converted(
         program="eqfuse",
         model=model,
         fields=fields,
-        params=jax.tree.map(np.asarray, params),
+        params=_parameters(model, seed, tuple(fields.items())),
         scale=tuple(0.3 + 0.1 * k for k in names),
         shift=tuple(-0.5 - 0.2 * k for k in names),
         references={z: -1.0 * z for z in numbers},

@@ -79,6 +79,39 @@ def test_a_simulation_of_jax_md_conserves_the_energy(run, atoms):
     assert np.ptp(total) < 0.01 * np.ptp(kinetic)
 
 
+@pytest.mark.parametrize("cells", [(3, 3, 3), (2, 2, 3)])
+def test_a_box_that_shrinks_is_right_or_flagged(cells, run):
+    """Atoms do not move in fractional coordinates, so that jax-md would keep its list."""
+    atoms = ase.build.bulk("Cu", cubic=True, a=4.3).repeat(cells)
+    atoms.rattle(0.05, seed=0)
+    atoms.calc = eqfuse.Calculator(run)
+    box, positions = np.diag(atoms.cell.lengths()), atoms.get_scaled_positions()
+    displacement, _ = space.periodic_general(box, fractional_coordinates=True)
+    given = {"fractional_coordinates": True, "reference_energies": True}
+    neighbor_fn, energy_fn = neighbor_list(displacement, box, run, **given)
+    first = neighbor_fn.allocate(positions, extra_capacity=300)
+    update, energy = jax.jit(lambda r, n, b: n.update(r, box=b)), jax.jit(energy_fn)
+    seen = set()
+    for factor in np.linspace(1.0, 0.76, 7):
+        smaller, shrunk = atoms.copy(), box * factor
+        smaller.set_cell(shrunk, scale_atoms=True)
+        smaller.calc = atoms.calc
+        listed, wide = update(positions, first, shrunk), shrunk.diagonal().min() >= 7.2
+        seen.add(bool(wide))
+        if wide:
+            if listed.did_buffer_overflow:
+                listed = neighbor_fn.allocate(positions, box=shrunk)
+            expected = smaller.get_potential_energy()
+            assert float(energy(positions, listed, box=shrunk)) == pytest.approx(expected, rel=1e-9)
+        else:
+            assert listed.did_buffer_overflow
+            assert np.isnan(energy(positions, listed, box=shrunk))
+            assert np.isnan(jax.grad(energy_fn)(positions, listed, box=shrunk)).any()
+            with pytest.raises(ValueError, match="wide along direction 0, less than twice the"):
+                neighbor_fn.allocate(positions, box=shrunk)
+    assert True in seen
+
+
 def test_what_would_be_wrong_is_refused(run, atoms):
     displacement, _ = space.periodic(np.array([7.0, 7.0, 20.0]))
     with pytest.raises(ValueError, match="is 7 Å wide along direction 0, less than twice the"):
@@ -88,3 +121,12 @@ def test_what_would_be_wrong_is_refused(run, atoms):
         neighbor_list(displacement, 10.0, run, numbers=[1, 29])
     with jax.enable_x64(False), pytest.raises(ValueError, match="JAX has disabled"):
         neighbor_list(displacement, 10.0, run)
+
+
+def test_atoms_at_one_place_have_no_energy(run, atoms):
+    displacement, _ = space.periodic(atoms.cell.lengths())
+    atoms.positions[1] = atoms.positions[0]
+    neighbor_fn, energy_fn = neighbor_list(displacement, atoms.cell.lengths(), run)
+    positions = jnp.asarray(atoms.get_positions(wrap=True))
+    found = jax.value_and_grad(energy_fn)(positions, neighbor_fn.allocate(positions))
+    assert all(np.isnan(part).any() for part in found)

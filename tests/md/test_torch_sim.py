@@ -21,9 +21,12 @@ def frames():
     return frames
 
 
-def test_a_state_has_the_results_of_the_calculator(run, frames):
+@pytest.mark.parametrize("dispersion", [None, "d3(bj)"])
+def test_a_state_has_the_results_of_the_calculator(dispersion, run, frames):
     """At first, after moves within the skin, and after moves for which lists are made anew."""
-    model = eqfuse.torch_sim.model(run)
+    if dispersion is not None:
+        pytest.importorskip("dftd3")
+    model = eqfuse.torch_sim.model(run, dispersion=dispersion)
     rng, lists = np.random.default_rng(0), []
     for scale in (0.0, 0.01, 0.2):
         for atoms in frames:
@@ -33,7 +36,7 @@ def test_a_state_has_the_results_of_the_calculator(run, frames):
         lists.append(model._evaluator.listed)
         for k, atoms in enumerate(frames):
             own = slice(first, first := first + len(atoms))
-            atoms.calc = eqfuse.Calculator(run)
+            atoms.calc = eqfuse.Calculator(run, dispersion=dispersion)
             energy = results["energy"][k].item()
             assert energy == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
             forces, stress = results["forces"][own].numpy(), results["stress"][k].numpy()

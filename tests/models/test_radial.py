@@ -169,8 +169,7 @@ def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("rows", "backend", "native"),
-    [(16384, "llvm", 1), (16385, "llvm", 0), (9, "xla", 0)],
+    ("rows", "backend", "native"), [(16384, "llvm", 1), (16385, "llvm", 0), (9, "xla", 0)]
 )
 def test_few_rows_are_multiplied_natively(rows, backend, native, monkeypatch):
     calls = []

@@ -74,10 +74,7 @@ class Case:
 
     @property
     def options(self) -> dict:
-        options = {
-            "filter_ir_out": self.keep,
-            "irrep_normalization": self.irrep_normalization,
-        }
+        options = {"filter_ir_out": self.keep, "irrep_normalization": self.irrep_normalization}
         if self.op != "elementwise_tensor_product":
             options["regroup_output"] = self.regroup_output
         return options

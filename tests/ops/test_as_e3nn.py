@@ -87,10 +87,7 @@ def test_products(seed):
         return e3nn.scatter_sum(messages, dst=EDGES.receivers, output_size=ROWS)
 
     for ours, theirs in (
-        (
-            lambda b: ops.tensor_product(x, y, backend=b),
-            lambda: e3nn.tensor_product(x, y),
-        ),
+        (lambda b: ops.tensor_product(x, y, backend=b), lambda: e3nn.tensor_product(x, y)),
         (
             lambda b: ops.elementwise_tensor_product(x, x, backend=b),
             lambda: e3nn.elementwise_tensor_product(x, x),
@@ -220,8 +217,7 @@ FEW = "3x0e+2x1o", "0e+1o+2e", "4x2e+2x1o+3x2e+1x3e"
 
 @NATIVE
 @pytest.mark.parametrize(
-    ("irreps", "columns"),
-    [(FEW, None), (MANY, 1), pytest.param(MANY, 0, marks=pytest.mark.slow)],
+    ("irreps", "columns"), [(FEW, None), (MANY, 1), pytest.param(MANY, 0, marks=pytest.mark.slow)]
 )
 def test_weights_of_the_kept_irreps(irreps, columns, backend):
     """Weights are of those irreps that `irreps_out` has; the others have none, and count.

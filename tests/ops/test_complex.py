@@ -43,7 +43,6 @@ CALLS = {
         lambda b: ops.elementwise_tensor_product(X, X, backend=b),
         lambda: e3nn.elementwise_tensor_product(X, X),
     ),
-    "square": (lambda b: ops.tensor_square(X, backend=b), lambda: e3nn.tensor_square(X)),
     "graph": (
         lambda b: ops.graph_tensor_product(X, Y[:2], W, EDGES, backend=b),
         lambda: messages(W),

@@ -1,5 +1,7 @@
 """Edges and indices that are out of range: what the kernels say of them, and that none wraps."""
 
+import dataclasses
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -22,11 +24,53 @@ def test_the_message_names_the_ends_and_their_range(out):
     inside, outside = jnp.array([0, 1, 1]), jnp.array([0, 1, out])
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"senders\[2\] is {out}, outside \[0, 2"):
         jax.block_until_ready(jax.jit(product)(outside, inside))
-    text = r"receiver_ptr\[\d\] is \d, not in \[\d, \d\]: indices of edges must be in \[0, 2\)"
+    text = rf"receivers\[2\] is {out}, outside \[0, 2\)"
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         jax.block_until_ready(jax.jit(product)(inside, outside))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"senders\[2\]"):
         jax.block_until_ready(jax.jit(product)(outside, outside))
+
+
+def test_edges_out_of_range_under_vmap():
+    """Those of no graph of a batch become edges of another, or of its last node."""
+    inside, outside = jnp.array([[0, 1, 1], [1, 0, 0]]), jnp.array([[0, 1, 2], [1, 0, 1]])
+    x, y = (e3nn.normal("2x0e", jax.random.key(0), (rows,)) for rows in (2, 3))
+    for ends in ((inside, outside), (outside, inside)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"outside \[0, 4\)|must be in"):
+            jax.block_until_ready(jax.jit(jax.vmap(product))(*ends))
+
+    def by_xla(senders, receivers):
+        edges = ops.Edges.from_arrays(senders, receivers, 2)
+        return ops.graph_tensor_product(x, y, None, edges, backend="xla").array
+
+    found = jax.vmap(by_xla)(inside, outside)
+    for n, kept in enumerate((2, 3)):
+        messages = e3nn.tensor_product(x[inside[n, :kept]], y[:kept])
+        expected = e3nn.scatter_sum(messages, dst=outside[n, :kept], output_size=2)
+        np.testing.assert_allclose(found[n], expected.array, atol=1e-6)
+
+
+@pytest.mark.parametrize("end", ["sender", "receiver"])
+@pytest.mark.parametrize("order", [[1, 0, 2], [0, 0, 2], [0, 1, 3], [0, 1]])
+def test_edges_whose_order_is_not_that_of_their_ends(end, order):
+    """On the host at once, also where it is a permutation; traced, when a native kernel runs."""
+    edges = ops.Edges.from_arrays(np.array([0, 1, 1]), np.array([0, 1, 1]), 2)
+    wrong = dataclasses.replace(edges, **{f"{end}_order": np.array(order, np.int32)})
+    x, y = (e3nn.normal("2x0e", jax.random.key(0), (rows,)) for rows in (2, 3))
+
+    def compute(x, edges):
+        return ops.graph_tensor_product(x, y, None, edges, backend="llvm").array.sum()
+
+    with pytest.raises(ValueError, match=f"{end}_order must list all 3 edges in the order of"):
+        compute(x, wrong)
+    if len(order) == 3:
+        with pytest.raises(jax.errors.JaxRuntimeError, match=rf"{end}_order"):
+            jax.block_until_ready(jax.jit(jax.value_and_grad(compute))(x, wrong))
+
+
+def test_edges_without_nodes_are_refused():
+    with pytest.raises(ValueError, match="there are 2 edges, and no nodes"):
+        jax.jit(lambda s: ops.Edges.from_arrays(s, s, 0).senders)(np.array([0, 1]))
 
 
 WIDE = (2**32 + 1, -(2**32) + 1, 2**31 + 1, 2**63 - 1, -(2**63))

@@ -1,8 +1,5 @@
 """`ops.haiku` and `ops.equinox`: e3nn's parameters and results, alone and in `ops.fuse`."""
 
-import subprocess
-import sys
-
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.child import run_python
 
 NODES, EDGES, CHANNELS = 5, 9, 3
 X, Y, OUT = e3nn.Irreps("4x0e+3x1o"), e3nn.Irreps("0e+1o"), e3nn.Irreps("5x0e+2x1o+2e")
@@ -25,11 +23,7 @@ HAIKU = {
     "channels": ({"channel_out": 2}, (NODES, CHANNELS), None),
     "indexed": ({"num_indexed_weights": 3}, (NODES,), INDEX),
     "mixed": ({}, (NODES,), RNG.normal(size=(NODES, 4))),
-    "per channel": (
-        {"weights_per_channel": True},
-        (NODES, CHANNELS),
-        RNG.normal(size=(NODES, 4)),
-    ),
+    "per channel": ({"weights_per_channel": True}, (NODES, CHANNELS), RNG.normal(size=(NODES, 4))),
 }
 EQUINOX = {
     "channels": {},
@@ -215,8 +209,7 @@ def test_frameworks_are_imported_only_where_they_are_asked_for():
         "    try: getattr(ops, name)\n"
         "    except ImportError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
+    assert run_python("-c", code).stdout.splitlines() == [
         "eqfuse.ops.haiku needs dm-haiku: pip install dm-haiku",
         "eqfuse.ops.equinox needs equinox: pip install equinox",
     ]

@@ -13,14 +13,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
-from tests.ops.parity import (
-    BACKENDS,
-    TRITON,
-    UNOPTIMIZED,
-    along_random_directions,
-    initial,
-    only,
-)
+from tests.ops.parity import BACKENDS, TRITON, UNOPTIMIZED, along_random_directions, initial, only
 
 ROWS, CHANNELS, WEIGHTS = 7, 3, 4
 IRREPS, OTHER = "2x0e+3x1o+2x0e+1x0o+0x1e", "4x0e+2x1o"
@@ -52,13 +45,14 @@ CASES |= OF_E3NN
 def cases_and_backends():
     """Return a case and a backend of each test: by default the kernels, and XLA for one case."""
     by_default, found = {"indexed-xla"}, []
+    slow = {"plain", *OF_E3NN} - {"weights", "instructions"}
     for name in CASES:
         backends = ["xla", "llvm"] if name not in OF_E3NN else ["llvm"]
         backends += [TRITON] if name in KERNELS else []
         for backend in tiers.slow_unless(["llvm", "triton"], *backends):
             label = f"{name}-{backend.values[0]}"
             marks = () if label in by_default else backend.marks
-            marks = [*marks, pytest.mark.slow] if name == "plain" else marks
+            marks = [*marks, pytest.mark.slow] if name in slow else marks
             found.append(pytest.param(name, *backend.values, marks=marks, id=label))
     return found
 

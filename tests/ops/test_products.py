@@ -1,9 +1,7 @@
 """All products against e3nn-jax: value, derivatives, half precision, irreps, errors.
 
-A kind is an op: its cases; those of them that ask something of a backend, which run on every
-backend but XLA by default, and the first of them on XLA too; and those that ask nothing that others
-do not. By default the rest runs on the native backend, where one sees what a case asks of an op
-before it chooses a backend.
+A kind is an op: its cases, and those of them that run on every backend but XLA by default, the
+first of them on XLA too. A case that asks something new of an op or of a kernel belongs to these.
 """
 
 import functools
@@ -34,46 +32,38 @@ KINDS = {
         TENSOR_PRODUCT,
         "mul-33 l3-both-parities regroup broadcast one-y one-y-expanded no-rows uvuv-expanded "
         "zero-blocks nothing-left",
-        "mixed mul-1 mul-5 norm no-axes one-y-no-rows one-x uvuv-expanded-not-regrouped "
-        "not-regrouped zero-mul-not-regrouped no-irreps",
     ),
     "graph": (
         cases.GRAPH,
         "mul-33 l3 mul-600 not-regrouped unweighted one-y one-w no-edges uvuv-expanded one-by-many "
         "zero-blocks",
-        "l2-both-parities mixed mul-1 mul-5 norm one-y-expanded zero-mul one-y-and-w",
     ),
-    "elementwise": (
-        ELEMENTWISE,
-        "mul-33 cut-blocks one-y no-rows",
-        "l3-both-parities mixed mul-1 mul-5 no-axes zero-mul",
-    ),
-    "channelwise": (CHANNELWISE, "graph l3-both-parities graph-no-edges", "graph-mul-33"),
-    "weights": (cases.WEIGHTED_CHANNELWISE, "two-paths no-edges", "mul-33"),
-    "interpolate": (cases.INTERPOLATE, "two-tables", "one-table"),
+    "elementwise": (ELEMENTWISE, "mul-33 cut-blocks one-y no-rows"),
+    "channelwise": (CHANNELWISE, "graph l3-both-parities graph-no-edges"),
+    "weights": (cases.WEIGHTED_CHANNELWISE, "two-paths no-edges"),
+    "interpolate": (cases.INTERPOLATE, "two-tables"),
     "contraction": (
         cases.CONTRACTION,
         "two-factors-both-parities three-factors channels-33 own-weights one-index no-rows",
-        "one-factor axes no-axes one-index-axes largest",
     ),
 }
 FLOAT32 = ("product", "graph", "contraction", "interpolate")
 """Kinds that run in float32 by default; bfloat16, which is computed in it, is tested of others."""
 # coefficients of all normalisations: ir/test_form.py
-CASES = {f"{kind}: {name}": c for kind, (of, *_) in KINDS.items() for name, c in of.items()}
-CORE = {f"{kind}: {name}" for kind, (_, core, _) in KINDS.items() for name in core.split()}
-MIXED = {f"{kind}: {core.split()[0]}" for kind, (_, core, _) in KINDS.items()}
+CASES = {f"{kind}: {name}": c for kind, (of, _) in KINDS.items() for name, c in of.items()}
+CORE = {f"{kind}: {name}" for kind, (_, core) in KINDS.items() for name in core.split()}
+MIXED = {f"{kind}: {core.split()[0]}" for kind, (_, core) in KINDS.items()}
 kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
 natively = pytest.mark.parametrize("backend", tiers.NATIVELY)
 
 
 def of_all_kinds():
     """Yield a case, a dtype and a backend of each comparison, slow where it is not by default."""
-    for kind, (of, *names) in KINDS.items():
-        core, slow = (group.split() for group in names)
+    for kind, (of, names) in KINDS.items():
+        core = names.split()
         for name, dtype, given in itertools.product(of, ("float64", "float32"), BACKENDS):
             backend, marks = (given, []) if isinstance(given, str) else (*given.values, given.marks)
-            by_default = name in core or (backend == tiers.NATIVE and name not in slow)
+            by_default = name in core
             if backend == "xla" or dtype == "float32":
                 by_default = name == core[0] and (backend != "xla" or dtype == "float64")
                 by_default &= dtype == "float64" or kind in FLOAT32

@@ -66,8 +66,7 @@ def test_plain_arrays_are_scalars(backend):
 
 
 @pytest.mark.parametrize(
-    "keep",
-    ["0e + 1o", "4x1o", e3nn.Irrep("1o"), [e3nn.Irrep("0e"), "1o"], (e3nn.Irrep("2e"),), []],
+    "keep", ["0e + 1o", "4x1o", e3nn.Irrep("1o"), [e3nn.Irrep("0e"), "1o"], (e3nn.Irrep("2e"),), []]
 )
 def test_filters_are_given_as_to_e3nn(keep):
     expected = e3nn.tensor_product("2x0e + 1o", "0e + 1o", filter_ir_out=keep)

@@ -53,8 +53,7 @@ def run(heads, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
-    [("nequip", {}), ("mace", {"correlation": 2}), ("allegro", {"latent_dim": 8})],
+    ("name", "more"), [("nequip", {}), ("mace", {"correlation": 2}), ("allegro", {"latent_dim": 8})]
 )
 def test_each_graph_has_the_head_of_its_sample(name, more):
     """Energies, forces and stress are those of the head as a network alone, to rounding."""
@@ -195,7 +194,7 @@ def test_a_run_of_heads_is_resumed_exactly(run, tuned, tmp_path):
         ("ONE data=TWO", "each head has data of its own"),
         ("ONE heads.two=EMPTY", "heads.two: "),
         ("ONE heads.a/b=TWO", "a name of letters"),
-        ("ONE heads.two=TWO start_from=RUN adapter=lora head=one", "left out with heads.NAME="),
+        ("ONE heads.two=TWO start_from=RUN elastic=30 head=one", "left out with heads.NAME="),
         ("heads.new=TWO start_from=RUN", "has the heads one, three, two"),
         ("heads.replay=TWO start_from=RUN head=one replay=auto", "heads=replay is impossible"),
     ],

@@ -58,7 +58,9 @@ def test_hessians_of_a_file(file):
         factor = units.energy / units.length**2
         np.testing.assert_allclose(other.hessian, factor * structure.hessian, rtol=1e-12)
     assert frames[8].hessian is None
-    assert not list(hessians(frames))
+    [soft] = hessians(frames)  # 2 eV/Å^2 is less than any bond of hydrogen has
+    assert "probably in mdyn/Å (times 6.2415)" in soft
+    assert not list(hessians([dataclasses.replace(s, hessian=10 * s.hessian) for s in frames[:8]]))
     weighted = dataclasses.replace(frames[0], weights=frames[0].weights._replace(hessian=0.0))
     assert weighted.hessian is None
 

@@ -14,6 +14,7 @@ from eqfuse.train.main import main
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
+from tests.child import run_python
 from tests.data.test_checks_of_stress import frames_of
 from tests.ops import tiers
 from tests.small_runs import TINY, prepared, rows_of
@@ -55,6 +56,27 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
     assert [line.split()[0] for line in lines[header + 1 :][:20]] == [str(n) for n in range(1, 21)]
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
+
+
+COMPILED = """
+import sys
+import jax
+names = []
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: names.append(name))
+from eqfuse.train.main import main
+code = main(sys.argv[1:])
+print(code, sum(name.endswith("backend_compile_duration") for name in names))
+"""
+
+
+@pytest.mark.parametrize("model", tiers.slow_unless(["nequip"], "nequip", "mace"))
+def test_programs_of_a_run_are_few(tmp_path, water, model):
+    """Steps, errors, predictions and parameters are ones; the constants of e3nn-jax were 60."""
+    few = [f"model={model}", "model.layers=1", "epochs=2", f"run={tmp_path / 'run'}"]
+    done = run_python("-c", COMPILED, f"data={water}", *TINY, *few)
+    code, count = map(int, done.stdout.splitlines()[-1].split())
+    assert code == 0
+    assert 5 < count < 20
 
 
 def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):

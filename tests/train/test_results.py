@@ -131,6 +131,18 @@ def test_what_is_printed_is_kept_and_the_page_has_it(ended, water):
     assert any(shown == pytest.approx(f.max(), abs=1e-3) for f in forces)
 
 
+def test_a_run_that_learned_no_forces_says_so_at_its_end(water, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main([*TINY, f"data={water}", "epochs=1", "lr=1e-9", f"run={folder}"]) == 0
+    text = "nothing was learned of the forces: their error on validation frames, "
+    assert text in capsys.readouterr().err.splitlines()[-1]
+    lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith(f"warning: {text}") for line in lines[-2:])
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"<li>{text}" in page
+    assert "forces of the next frame, of the frame before, of other atoms" in page
+
+
 def test_an_error_is_in_the_log_and_a_resumed_run_adds_to_it(water, tmp_path, monkeypatch):
     settings = [f"data={water}", *TINY, f"run={tmp_path / 'run'}", "epochs=1"]
     with monkeypatch.context() as patch:

@@ -5,7 +5,6 @@ import runpy
 from pathlib import Path
 
 import ase.build
-import ase.io
 import numpy as np
 import pytest
 from ase.calculators.emt import EMT
@@ -28,16 +27,3 @@ def test_frames_have_their_own_labels():
         assert np.abs(frame.get_forces()).max() > 0.1
     positions = [frame.positions for frame in (*frames, *others)]
     assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.pairwise(positions))
-
-
-def test_it_writes_what_a_run_reads(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("tblite", reason="it computes GFN2-xTB")
-    ase.io.write(tmp_path / "start.xyz", ase.build.molecule("H2O"))
-    arguments = [str(tmp_path / "start.xyz"), str(tmp_path / "frames.xyz"), "--count", "3"]
-    monkeypatch.setattr("sys.argv", [str(EXAMPLE), *arguments])
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert "3 frames" in capsys.readouterr().out
-    frames = ase.io.read(tmp_path / "frames.xyz", ":")
-    assert [len(frame) for frame in frames] == [3, 3, 3]
-    assert all(np.abs(frame.get_forces()).max() > 0 for frame in frames)

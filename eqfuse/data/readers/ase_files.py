@@ -23,6 +23,7 @@ from eqfuse.data.readers.format import (
     named,
     require_file,
 )
+from eqfuse.data.remarks import remarks_of
 from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
 
@@ -155,6 +156,7 @@ def of_atoms(
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
         unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
+        remarks=remarks_of(atoms),
     )
 
 

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir import fused as gates
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.ir.fused import Activation, Gate, Part
-from eqfuse.ops.ir.linear import BlockRef, Linear, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.linear import Linear, LinearForm, Rows, Term, Weights
 
 TERMS = 64
 """Products of components that are written out for a path, at most."""
@@ -32,8 +31,14 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_ro
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     rows_of = {Index.SENDER: senders, Index.RECEIVER: receivers}
+    if senders is not None:  # an edge with an end out of range is dropped, as by other backends
+        ends = jnp.stack([senders, receivers])
+        outside = jnp.any((ends < 0) | (ends >= num_nodes), axis=0)
+        rows_of = {i: jnp.where(outside, num_nodes, a) for i, a in rows_of.items()}
     rows = [
-        a.astype(wide)[rows_of[o.index]] if o.index.is_node else a.astype(wide)
+        a.astype(wide).at[rows_of[o.index]].get(mode="fill", fill_value=0)
+        if o.index.is_node
+        else a.astype(wide)
         for o, a in zip(form.inputs, inputs, strict=True)
     ]
     # or XLA's loops compute again, for every path, what an operand was made by
@@ -195,8 +200,8 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     """
     einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
-    def block(ref: BlockRef):  # [rows, mul, dim]
-        b = linear_form.inputs[ref.operand].blocks[ref.block]
+    def block(ref: SegmentRef):  # [rows, mul, dim]
+        b = linear_form.inputs[ref.operand].blocks[ref.segment]
         part = arrays[ref.operand][:, b.offset : b.offset + b.mul * b.dim]
         return part.reshape(-1, b.mul, b.dim)
 
@@ -218,12 +223,12 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
             w = arrays[term.w] if index is None else arrays[term.w][index]
             matrix = "zuv" if w.ndim == 3 else "uv"
             if term.z.operand != len(linear_form.inputs) + o:
-                key, value = term.x.block, einsum(f"zvi,{matrix}->zui", block(term.z), w)
+                key, value = term.x.segment, einsum(f"zvi,{matrix}->zui", block(term.z), w)
             elif term.x is None:
-                key = term.z.block
+                key = term.z.segment
                 value = jnp.broadcast_to(w, (num_rows, w.shape[-1]))[:, :, None]
             else:
-                key, value = term.z.block, einsum(f"zui,{matrix}->zvi", block(term.x), w)
+                key, value = term.z.segment, einsum(f"zui,{matrix}->zvi", block(term.x), w)
         value = value if term.scale == 1.0 else term.scale * value
         sums[o][key] = sums[o][key] + value if key in sums[o] else value
     return [
@@ -248,7 +253,6 @@ def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
 
 
 FUNCTIONS: dict[str, Callable] = {
-    "identity": lambda x: x,
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
     "sigmoid": jax.nn.sigmoid,
@@ -257,69 +261,11 @@ FUNCTIONS: dict[str, Callable] = {
     "soft_odd": e3nn.soft_odd,
     "abs": jnp.abs,
 }
-_ALIASES = {jnp.tanh: "tanh", jax.nn.tanh: "tanh", jax.nn.swish: "silu", None: "identity"}
+"""Activations that `ops.fuse` matches in a trace."""
 
 
 def apply(act: Activation, x):
-    return FUNCTIONS[act.name](x) * act.scale
-
-
-class UnknownActivationError(ValueError):
-    """A function that kernels do not know, which is then composed."""
-
-
-def activation(function: Callable | None, normalize: bool = True) -> Activation:
-    """Return the activation that kernels run for a JAX function, normalised as in e3nn-jax."""
-    names = {f: name for name, f in FUNCTIONS.items()} | _ALIASES
-    if function not in names:
-        raise UnknownActivationError(
-            f"activation {function!r} is not known to the kernels, which have "
-            f"{', '.join(FUNCTIONS)}"
-        )
-    name, scale = names[function], 1.0
-    if normalize and name != "identity":
-        scale = _normalization(name, bool(jax.config.jax_enable_x64))
-    return Activation(name, scale, parity(name))
-
-
-@functools.cache
-def _normalization(name: str, x64: bool) -> float:
-    """Return 1 / c of `e3nn.normalize_function`, in the precision that JAX now computes in."""
-
-    def function(x):
-        return 1.0 if x is None else FUNCTIONS[name](x)
-
-    return e3nn.normalize_function(function)(None)  # of nothing, it is 1 / c alone
-
-
-@functools.cache
-def parity(name: str) -> int:
-    """Return 1 for an even function, -1 for an odd one, 0 for neither."""
-    with jax.ensure_compile_time_eval():
-        x = jnp.linspace(0.0, 10.0, 256)
-        positive, negative = FUNCTIONS[name](x), FUNCTIONS[name](-x)
-        if jnp.abs(positive - negative).max() < 1e-5:
-            return 1
-        return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0
-
-
-def scalar_activation(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:
-    """Return `e3nn.scalar_activation` of a row; `functions` as there."""
-    return gates.scalar_activation(z, _activations(functions, normalize_act))
-
-
-def gate(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:
-    """Return `e3nn.gate` of a row; `functions` as there."""
-    return gates.gate(z, _activations(functions, normalize_act))
-
-
-def _activations(functions, normalize: bool) -> gates.Activations:
-    """Return a function that looks an activation up when it is needed."""
-
-    def find(kind: str, parity: int):
-        return activation(functions[f"{'even' if parity == 1 else 'odd'}_{kind}"], normalize)
-
-    return find
+    return act.call(x) * act.scale
 
 
 def apply_gate(gate: Gate, linear: Linear, z):

@@ -19,7 +19,6 @@ import collections
 import dataclasses
 import enum
 import functools
-import math
 
 INDEX_ARRAYS = (
     "senders",
@@ -79,6 +78,16 @@ class Segment:
     channel_stride: int
     component_stride: int = 1
 
+    @classmethod
+    def mul_ir(cls, offset: int, mul: int, dim: int) -> "Segment":
+        """Return `mul` channels of `dim` components each, one channel after the other."""
+        return cls(offset, mul, dim, dim)
+
+    def holds(self, other: "Segment") -> bool:
+        """Return whether another segment of the same row lies in this one, which is mul_ir."""
+        inside = 0 <= other.offset - self.offset < self.mul * self.dim
+        return inside and other.dim == self.dim
+
     def element(self, channel: int, component: int) -> int:
         return self.offset + channel * self.channel_stride + component * self.component_stride
 
@@ -129,16 +138,6 @@ class Path:
     terms: tuple[tuple[tuple[int, ...], float], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Counts:
-    """Work and memory traffic of one evaluation of a form, each operand moved once."""
-
-    paths: int
-    terms: int
-    operations: int
-    bytes: int
-
-
 class Multilinear:
     """A sum of products of inputs, each of which adds to one output: a `Form`, a `LinearForm`.
 
@@ -182,9 +181,9 @@ class Multilinear:
     def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]):
         """Return the same from cotangents of the outputs to cotangents of the linear inputs.
 
-        Every product must contain exactly one linear input. Inputs: those that are not linear, then
-        a cotangent for each output marked in `cotangents` (the others are zero). Outputs: one for
-        each linear input, in order.
+        Every product must contain one linear input at most; one without is constant, and has no
+        part in it. Inputs: those that are not linear, then a cotangent for each output marked in
+        `cotangents` (the others are zero). Outputs: one for each linear input, in order.
         """
         n = len(self.inputs)
         known = [i for i in range(n) if not linear[i]]
@@ -288,20 +287,6 @@ class Form(Multilinear):
         operands = [o for o in self.operands if o.channels]
         return max((s.mul for o in operands for s in o.segments), default=1)
 
-    def counts(self, num_rows: int, num_nodes: int = 0, itemsize: int = 4) -> Counts:
-        """Return work and least memory traffic for `num_rows` rows (edges) and `num_nodes` nodes.
-
-        A term counts one operation for each factor after the first, one for its coefficient and
-        one for the sum; nothing that terms share is taken off.
-        """
-        operations = 0
-        for path in self.paths:
-            refs = [(self.inputs, ref) for ref in path.factors]
-            mul = max(o[s.operand].segments[s.segment].mul for o, s in refs)
-            operations += mul * len(path.terms) * (len(path.factors) + 1)
-        elements = sum(math.prod(o.shape(num_rows, num_nodes)) for o in self.operands)
-        return Counts(len(self.paths), self.num_terms, operations * num_rows, elements * itemsize)
-
     def jvp(self, active: tuple[bool, ...]) -> "Form":
         """Return the derivative along tangents of the active inputs, all in one form.
 
@@ -343,7 +328,10 @@ class Form(Multilinear):
             if any(ref.operand not in place for ref in refs):
                 continue
             refs = [SegmentRef(place[ref.operand], ref.segment) for ref in refs]
-            [out] = [p for p, ref in enumerate(refs) if ref.operand >= len(inputs)]
+            added = [p for p, ref in enumerate(refs) if ref.operand >= len(inputs)]
+            if not added:  # of a tangent that is an array of zeros, as JAX makes them in `remat`
+                continue
+            [out] = added
             output = SegmentRef(refs[out].operand - len(inputs), refs[out].segment)
             terms = path.terms
             if out < len(refs) - 1:

@@ -9,24 +9,56 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.linear import Block, Linear, Rows
+from eqfuse.ops.ir.linear import Linear, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A function of a number x, its slope and its curvature, as steps: values `v0`, `v1`, ...
+
+    A step is one of `program.FUNCTIONS` and its operands: "x", values of steps before, or numbers
+    as Python writes them.
+    """
+
+    results: tuple[str, ...]
+    steps: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def evaluate(self, orders, x, number: Callable, apply: Callable) -> list:
+        """Return the derivatives of these orders at x.
+
+        Only the steps that they need are computed, each once, by `apply(function, operands)`;
+        `number` makes a constant.
+        """
+        values = {"x": x}
+
+        def value(name: str):
+            if name not in values:
+                if not name.startswith("v"):
+                    return number(float(name))
+                function, operands = self.steps[int(name[1:])]
+                values[name] = apply(function, [value(o) for o in operands])
+            return values[name]
+
+        return [value(self.results[order]) for order in orders]
 
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """f(x) / c, with f known to kernels."""
+    """f(x) / c. Two are equal if their steps are."""
 
-    name: str
+    steps: Steps
     scale: float  # 1 / c, with c so that the result has unit second moment for normal x, or 1
     parity: int  # 1 if f is even, -1 if it is odd, 0 if it is neither
+    call: Callable = dataclasses.field(compare=False)  # f, of arrays of JAX
 
 
-IDENTITY = Activation("identity", 1.0, -1)
+IDENTITY = Activation(Steps(("x", "1.0", "0.0")), 1.0, -1, lambda x: x)
 
 Activations = Callable[[str, int], Activation]
 """Gives the activation of scalars of a parity, as ("act", 1), or of gates, as ("gate_act", -1)."""
@@ -90,7 +122,7 @@ def scalar_activation(z: e3nn.Irreps, activations: Activations) -> Gate:
 def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
     p = ir.p if ir.p == 1 else act.parity
     if p == 0:
-        raise ValueError(f"activation {act.name} of an odd scalar is neither even nor odd")
+        raise ValueError(f"activation {act.call!r} of an odd scalar is neither even nor odd")
     return e3nn.Irrep(0, p)
 
 
@@ -144,22 +176,15 @@ def _take(parts: list[Part], count: int) -> list[Part]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ActivatedPart:
-    """`mul` scalars from `offset` of a row on, of which `scale * name(scalar)` is computed."""
-
-    offset: int
-    mul: int
-    name: str
-    scale: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Activated:
-    """Derivatives of activations of parts of rows [rows, size], part by part side by side."""
+    """Activations of some scalars of rows [rows, size], and their derivatives of some orders.
+
+    Each result is [rows, scalars], the parts side by side.
+    """
 
     rows: Rows
-    parts: tuple[ActivatedPart, ...]
-    orders: tuple[int, ...] = (0,)  # of each result, [rows, scalars]: 0 activations, 1 slopes
+    parts: tuple[tuple[Segment, Activation], ...]
+    orders: tuple[int, ...] = (0,)  # of each result: 0 activations, 1 slopes
 
     @property
     def inputs(self) -> tuple[Rows, ...]:
@@ -175,18 +200,16 @@ class Activated:
 
     @property
     def size(self) -> int:
-        return sum(part.mul for part in self.parts)
+        return sum(scalars.mul for scalars, _ in self.parts)
 
     def of_orders(self, orders) -> Activated:
         return dataclasses.replace(self, orders=tuple(orders))
 
-    def places(self) -> list[tuple[int, int, int]]:
-        """Return (offset, channels, components) of each part in a result."""
-        places, offset = [], 0
-        for part in self.parts:
-            places.append((offset, part.mul, 1))
-            offset += part.mul
-        return places
+    def places(self) -> list[Segment]:
+        """Return where each part is in a result."""
+        muls = [scalars.mul for scalars, _ in self.parts]
+        offsets = itertools.accumulate(muls, initial=0)
+        return [Segment.mul_ir(*place, 1) for place in zip(offsets, muls, strict=False)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -194,7 +217,7 @@ def chain_rule(activated: Activated, count: int) -> Form:
     """Return the form of tangents of `count` results: (their slopes, a tangent of the rows)."""
     places = activated.places()
     slopes = [operand(f"d{n}", activated.size, places) for n in range(count)]
-    tangent = operand("t", activated.rows.size, [(p.offset, p.mul, 1) for p in activated.parts])
+    tangent = operand("t", activated.rows.size, [scalars for scalars, _ in activated.parts])
     outputs = [operand(f"t_a{n}", activated.size, places) for n in range(count)]
     paths = [
         path_between((SegmentRef(n, s), SegmentRef(count, s)), SegmentRef(n, s), (1, 1))
@@ -205,21 +228,20 @@ def chain_rule(activated: Activated, count: int) -> Form:
 
 
 @functools.lru_cache(maxsize=256)
-def sum_form(size: int, blocks: tuple[Block, ...] = ()) -> Form:
+def sum_form(size: int, blocks: tuple[Segment, ...] = ()) -> Form:
     """Return the sum of two arrays of rows of `size`, of these blocks where a Linear has them."""
-    places = [(b.offset, b.mul, b.dim) for b in blocks] or [(0, size, 1)]
+    places = blocks or [Segment.mul_ir(0, size, 1)]
     inputs = tuple(operand(name, size, places) for name in "xy")
     paths = [
-        path_between((SegmentRef(n, s),), SegmentRef(0, s), (dim,))
+        path_between((SegmentRef(n, s),), SegmentRef(0, s), (place.dim,))
         for n in range(2)
-        for s, (_, _, dim) in enumerate(places)
+        for s, place in enumerate(places)
     ]
     return Form(inputs, (operand("sum", size, places),), tuple(paths))
 
 
-def operand(name: str, size: int, places) -> Operand:
-    segments = tuple(Segment(offset, mul, dim, dim) for offset, mul, dim in places)
-    return Operand(name, size, segments, True)
+def operand(name: str, size: int, segments) -> Operand:
+    return Operand(name, size, tuple(segments), True)
 
 
 def path_between(factors, output: SegmentRef, dims: tuple[int, ...]) -> Path:
@@ -244,26 +266,25 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
     blocks = linear.blocks_out
     [rows] = linear.linear_form.outputs
 
-    def place(part: Part) -> tuple[int, int, int]:
+    def place(part: Part) -> Segment:
         block = blocks[part.block]
-        return block.offset + part.first * block.dim, part.mul, block.dim
+        return Segment.mul_ir(block.offset + part.first * block.dim, part.mul, block.dim)
 
     parts, z_places, a_places, out_places = [], [], [], []
     values, tangents = [], []  # paths
     for tile in gate.tiles:
-        offset, mul, dim = place(tile.part)
-        z = len(z_places)
-        z_places.append((offset, mul, dim))
-        out = SegmentRef(0, len(out_places))
-        out_places.append((tile.offset, mul, dim))
+        z, own = len(z_places), place(tile.part)
+        z_places.append(own)
+        out, dim = SegmentRef(0, len(out_places)), own.dim
+        out_places.append(Segment.mul_ir(tile.offset, own.mul, dim))
         if tile.gate is None and tile.act == IDENTITY:
             values.append(path_between((SegmentRef(1, z),), out, (dim,)))
             tangents.append(path_between((SegmentRef(3, z),), out, (dim,)))
             continue
         a = len(a_places)
         scalars = place(tile.gate or tile.part)
-        a_places.append((sum(p.mul for p in parts), mul, 1))
-        parts.append(ActivatedPart(scalars[0], mul, tile.act.name, tile.act.scale))
+        a_places.append(Segment.mul_ir(sum(s.mul for s, _ in parts), own.mul, 1))
+        parts.append((scalars, tile.act))
         if tile.gate is None:
             values.append(path_between((SegmentRef(0, a),), out, (1,)))
             tangents.append(path_between((SegmentRef(0, a), SegmentRef(3, z)), out, (1, 1)))

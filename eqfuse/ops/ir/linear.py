@@ -10,21 +10,7 @@ import itertools
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.ir.form import Multilinear
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """`mul` channels of `dim` components at `offset` of a row, mul_ir."""
-
-    offset: int
-    mul: int
-    dim: int
-
-    def holds(self, segment) -> bool:
-        """Return whether a segment of a form's operand lies in this block."""
-        inside = 0 <= segment.offset - self.offset < self.mul * self.dim
-        return inside and segment.dim == self.dim
+from eqfuse.ops.ir.form import Multilinear, Segment, SegmentRef
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +18,7 @@ class Rows:
     """An array [rows, size], blocks of whose rows are mixed."""
 
     size: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[Segment, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,20 +29,12 @@ class Weights:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockRef:
-    """A block of an operand: inputs are numbered first, then outputs."""
-
-    operand: int
-    block: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Term:
     """One trilinear form; `x` is None for a bias."""
 
-    x: BlockRef | None
+    x: SegmentRef | None
     w: int
-    z: BlockRef
+    z: SegmentRef
     scale: float
 
     def operands(self) -> tuple[int, ...]:
@@ -65,8 +43,8 @@ class Term:
 
     def replaced(self, place) -> Term:
         """Return the term with each operand's number n replaced by place(n)."""
-        x = self.x and BlockRef(place(self.x.operand), self.x.block)
-        return Term(x, place(self.w), BlockRef(place(self.z.operand), self.z.block), self.scale)
+        x = self.x and SegmentRef(place(self.x.operand), self.x.segment)
+        return Term(x, place(self.w), SegmentRef(place(self.z.operand), self.z.segment), self.scale)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,11 +121,11 @@ class LinearForm(Multilinear):
 
     def _with(self, inputs: list[int], outputs: list[int]) -> LinearForm:
         """Return the operands of these numbers, and the terms that have no others."""
-        place = {j: new for new, j in enumerate(inputs + outputs)}
+        place, given = {j: new for new, j in enumerate(inputs + outputs)}, set(inputs)
         terms = tuple(
             t.replaced(place.__getitem__)
             for t in self.terms
-            if all(j in place for j in t.operands())
+            if all(j in place for j in t.operands()) and not given.issuperset(t.operands())
         )
         inputs, outputs = (tuple(self.operands[j] for j in side) for side in (inputs, outputs))
         return dataclasses.replace(self, inputs=inputs, outputs=outputs, terms=terms)
@@ -177,11 +155,11 @@ class Linear:
     irreps_out: e3nn.Irreps
 
     @property
-    def blocks_in(self) -> tuple[Block, ...]:
+    def blocks_in(self) -> tuple[Segment, ...]:
         return self.linear_form.inputs[0].blocks
 
     @property
-    def blocks_out(self) -> tuple[Block, ...]:
+    def blocks_out(self) -> tuple[Segment, ...]:
         return tuple(block for rows in self.linear_form.outputs for block in rows.blocks)
 
     @functools.cached_property
@@ -195,7 +173,7 @@ class Linear:
 
     def block_of(self, term: Term) -> int:
         """Return the number of the block of the pre-activation that a matrix or a bias adds to."""
-        return self._first_blocks[term.z.operand - len(self.linear_form.inputs)] + term.z.block
+        return self._first_blocks[term.z.operand - len(self.linear_form.inputs)] + term.z.segment
 
     @property
     def size_out(self) -> int:
@@ -209,7 +187,7 @@ class Linear:
 
     def reads(self, block: int) -> bool:
         """Return whether any matrix reads a block of the row."""
-        return any(t.x is not None and t.x.block == block for t in self.linear_form.terms)
+        return any(t.x is not None and t.x.segment == block for t in self.linear_form.terms)
 
     def into(self, block: int) -> list[Term]:
         """Return the matrices into a block of the pre-activation."""
@@ -220,21 +198,13 @@ class Linear:
         return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is None]
 
 
-@dataclasses.dataclass(frozen=True)
-class ParameterColumns:
-    """Columns `first` to `stop` of the parameter of this number."""
-
-    parameter: int
-    first: int
-    stop: int
-
-
 @functools.cache
-def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[ParameterColumns, ...]]:
+def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, list[tuple[int, slice]]]:
     """Return the same Linear with its pre-activation as several arrays.
 
     A block that belongs to two arrays becomes two blocks, and so do its parameters, each of which
-    is columns of one of the given Linear. `sizes` are of whole channels, together the whole row.
+    is columns of one of the given Linear: its number and a slice, the second result. `sizes` are of
+    whole channels, together the whole row.
     """
     outputs, places = [], {}  # places: of a block, (array, block, first channel, last)
     stop = 0
@@ -245,14 +215,14 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Parameter
             last = min((stop - b.offset) // b.dim, b.mul)
             if first < last:
                 places.setdefault(n, []).append((o, len(blocks), first, last))
-                blocks.append(Block(b.offset + first * b.dim - start, last - first, b.dim))
+                blocks.append(Segment.mul_ir(b.offset + first * b.dim - start, last - first, b.dim))
         outputs.append(Rows(size, tuple(blocks)))
     assert stop == linear.size_out, (sizes, linear.irreps_out)
     columns, parameters, slots = [], [], []
     for term in linear.linear_form.terms:
         old = linear.parameters[term.w - 1]
-        for o, block, first, last in places[term.z.block]:
-            columns.append(ParameterColumns(term.w - 1, first, last))
+        for o, block, first, last in places[term.z.segment]:
+            columns.append((term.w - 1, slice(first, last)))
             shape = (*old.shape[:-1], last - first)
             parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
             slots.append((term, o, block))
@@ -262,17 +232,19 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Parameter
         inputs=(row, *(Weights(p.shape) for p in parameters)),
         outputs=tuple(outputs),
         terms=tuple(
-            Term(term.x, number, BlockRef(num_inputs + o, block), term.scale)
+            Term(term.x, number, SegmentRef(num_inputs + o, block), term.scale)
             for number, (term, o, block) in enumerate(slots, start=1)
         ),
     )
-    return Linear(linear_form, tuple(parameters), linear.irreps_out), tuple(columns)
+    return Linear(linear_form, tuple(parameters), linear.irreps_out), columns
 
 
-def blocks(irreps) -> tuple[Block, ...]:
+def blocks(irreps) -> tuple[Segment, ...]:
     """Return the layout of the blocks of irreps in a row."""
     offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
-    return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
+    return tuple(
+        Segment.mul_ir(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False)
+    )
 
 
 def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:
@@ -337,17 +309,19 @@ def linear(
     parameters, terms = [], []
     for number, i in enumerate(instructions, start=1):
         out = irreps_out[i.i_out]
-        z = BlockRef(1 + len(instructions), i.i_out)
+        z = SegmentRef(1 + len(instructions), i.i_out)
         if i.i_in < 0:
             name = f"b[{i.i_out}] {out}"
             x, shape, scale, std = None, (out.mul,), 1.0, 0.0
         else:
             name = f"w[{place[merged[i.i_in].ir]},{i.i_out}] {merged[i.i_in]},{out}"
-            x, shape = BlockRef(0, i.i_in), (merged[i.i_in].mul, out.mul)
+            x, shape = SegmentRef(0, i.i_in), (merged[i.i_in].mul, out.mul)
             scale, std = float(i.path_weight), float(i.weight_std)
         parameters.append(Parameter(name, shape, std))
         terms.append(Term(x, number, z, scale))
-    rows = Rows(irreps_in.dim, tuple(Block(offsets[ir], mul, ir.dim) for mul, ir in merged))
+    rows = Rows(
+        irreps_in.dim, tuple(Segment.mul_ir(offsets[ir], mul, ir.dim) for mul, ir in merged)
+    )
     weights = tuple(Weights(p.shape) for p in parameters)
     mixed = Rows(irreps_out.dim, blocks(irreps_out))
     linear_form = LinearForm((rows, *weights), (mixed,), tuple(terms), num_sets, input_precision)

@@ -92,11 +92,6 @@ def coupling(
         "norm": math.sqrt(ir1.dim * ir2.dim),
         "none": 1.0,
     }
-    if normalization not in scale:
-        raise ValueError(
-            f"irrep_normalization={normalization!r} is not supported; "
-            "choose 'component', 'norm' or 'none'"
-        )
     cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir_out.l), np.float64) * scale[normalization]
     return tuple(
         (tuple(map(int, index)), float(cg[tuple(index)])) for index in np.argwhere(abs(cg) > 1e-12)

@@ -6,11 +6,8 @@
   but has operands without rows, the matrices: `vmap` joins rows, and keeps one set of matrices.
 - `forms.activation_p`: the only function that is not multilinear. Its derivatives are forms and
   itself at other orders, so that a traced gate is one native kernel with what is around it.
-- `layer.fused_p`: product, Linear, skip and gate as one kernel; it is differentiated as a whole.
-- `layer.tangent_p`: its tangent, linear, so that JAX can transpose it.
-- `layer.backward_p`: the transpose, which is not composed of the tangent but has a kernel.
-- `layer.second_p`: the tangent of `backward_p`, transposed where a loss depends on forces.
-- `layer.double_p`: the transpose of that, a kernel.
+- `layer.fused_p`: product, Linear, skip and gate as one kernel, and its derivatives of every order,
+  each a kernel of the whole.
 - `native.native_p`: what is left of each when it is lowered for a CPU: a call of machine code.
 - `backends.triton.primitive.launch_p`: the same for a GPU, where a kernel has a grid and may write
   over its inputs; `compile_ahead` finds all kernels of a function by it.

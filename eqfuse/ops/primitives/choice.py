@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
+from eqfuse.ops.backends.triton import functions
 from eqfuse.ops.backends.triton import rows as tiles
-from eqfuse.ops.ir.form import Form, Index, backward_form
+from eqfuse.ops.ir.form import Index
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
 
@@ -89,12 +90,8 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(Kernels.APART, "apart: no path of the product leads to the Linear's output")
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
-        if not reason and backend == "triton":  # more than one kernel forward or backward
-            reason = (
-                _several_kernels(fused.form, dtype)
-                if fused.summed
-                else tiles.unsupported_reason(fused, dtype.name)
-            )
+        if not reason and backend == "triton" and not fused.summed:
+            reason = tiles.unsupported_reason(fused, dtype.name)
         refuse(mode, reason)
         whole = Kernels.NODES if fused.summed else Kernels.ROWS
         whole = Kernels.NATIVE if backend == "llvm" else whole
@@ -141,33 +138,22 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
             return "its matrices are so large that the matmuls of XLA are faster"
     elif backend != "triton":
         return f"backend {backend!r} computes op by op, and has no fused kernels"
-    elif fused.summed:
+    acts = {tile.act for tile in fused.gate.tiles} if fused.gate and backend == "triton" else ()
+    if unknown := sorted({function for act in acts for function in functions.unknown(act)}):
+        return f"on a GPU kernels have no {', '.join(unknown)}, which an activation needs"
+    if backend == "triton" and fused.summed:
         return walks.unsupported_reason(fused.form, dtype.name)
-    elif Index.SENDER in {o.index for o in fused.form.inputs}:
+    if backend == "triton" and Index.SENDER in {o.index for o in fused.form.inputs}:
         return "on a GPU there are fused kernels over rows, none that reads rows of senders"
     return ""
 
 
-def unsupported_product_reason(product: Product, backend: str, dtype) -> str:
-    """Return why a product on a graph is not one kernel forward and one backward, or ""."""
+def unsupported_product_reason(product: Product, backend: str) -> str:
+    """Return why a product on a graph is not one form, or ""."""
     if not product.form.paths:
         return ""
     if product.channel_columns:
         return "x and y both have several channels, and products of edges are written to memory"
     if backend == "xla":
         return "backend 'xla' computes op by op, and has no fused kernels"
-    if backend == "llvm":
-        return ""
-    return _several_kernels(product.form, dtype)
-
-
-def _several_kernels(form: Form, dtype) -> str:
-    """Return why a product on a graph is several kernels in a direction on a GPU, or ""."""
-    backward = backward_form(form, (True,) * len(form.inputs))
-    counts = [len(walks.tasks(f, dtype.name)) for f in (form, backward)]
-    if max(counts) == 1:
-        return ""
-    return (
-        f"the product's registers and its code are {counts[0]} kernels forward, {counts[1]} "
-        "backward: one would spill"
-    )
+    return ""

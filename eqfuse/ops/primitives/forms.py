@@ -71,7 +71,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
         arrays.append(array.reshape(size * array.shape[1], operand.size))
     indices = [batching.bdim_at_front(a, d, size) for a, d in indices]
     if indices:
-        indices = _batched_indices(indices, size, num_rows, num_nodes)
+        indices = _batched_indices(indices, size, num_rows, num_nodes, backend)
 
     def bound(form, *arrays):
         outputs = form_p.bind(
@@ -89,7 +89,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
 
 def summed(compute, form: Form, inputs) -> list[jax.Array]:
-    """Return the outputs of a form by `compute`, which gives what each row adds to those of one."""
+    """Compute a form; outputs of one row are computed for each row, in float32, and summed."""
     shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.SHARED]
     if not shared:
         return compute(form, *inputs)
@@ -102,19 +102,32 @@ def summed(compute, form: Form, inputs) -> list[jax.Array]:
     return [out.astype(dtype) for out in outputs]
 
 
-def _batched_indices(indices, size, num_rows, num_nodes):
-    """Return the index arrays of `size` graphs side by side."""
+def _batched_indices(indices, size, num_rows, num_nodes, backend):
+    """Return the index arrays of `size` graphs side by side.
+
+    Edges with an end out of range, which each graph has behind all others, stay out of range and
+    behind all. Native kernels refuse them, and need no order.
+    """
     copies = jnp.arange(size, dtype=jnp.int32)[:, None]
-    by_name = dict(zip(INDEX_ARRAYS, indices, strict=True))
-    for name, array in by_name.items():
-        if name.endswith("_ptr"):
-            array = (array[:, :-1] + copies * num_rows).reshape(-1)
-            array = jnp.append(array, jnp.int32(size * num_rows))
-        else:
-            step = num_rows if name.endswith("_order") else num_nodes
-            array = (array + copies * step).reshape(-1)
-        by_name[name] = array
-    return list(by_name.values())
+    of = dict(zip(INDEX_ARRAYS, indices, strict=True))
+    for end in ("sender", "receiver"):
+        nodes, order, ptr = (of[f"{end}{what}"] for what in ("s", "_order", "_ptr"))
+        inside = (nodes >= 0) & (nodes < num_nodes)
+        of[f"{end}s"] = jnp.where(inside, nodes + copies * num_nodes, -1).reshape(-1)
+        order = (order + copies * num_rows).reshape(-1)
+        kept = ptr[:, -1:]
+        if backend == "triton":
+            counts = jnp.concatenate([kept, num_rows - kept])[:, 0]
+            starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
+            firsts = jnp.concatenate([copies * num_rows, copies * num_rows + kept])[:, 0] - starts
+            places = jnp.arange(size * num_rows, dtype=jnp.int32)
+            part = jnp.searchsorted(starts, places, side="right", method="scan_unrolled") - 1
+            order = order[places + firsts[part]]
+        of[f"{end}_order"] = order
+        ends = jnp.cumsum(kept, axis=0, dtype=jnp.int32)
+        ptr = (ptr[:, :-1] + ends - kept).reshape(-1)
+        of[f"{end}_ptr"] = jnp.append(ptr, ends[-1])
+    return list(of.values())
 
 
 batching.primitive_batchers[form_p] = _batch
@@ -213,10 +226,8 @@ def _of_rows(form, arrays, backend: str):
 
 def _activation(z, *, form: Activated, backend):
     none = jnp.zeros((z.shape[0], 0), z.dtype)
-    columns = [z[:, p.offset : p.offset + p.mul] for p in form.parts]
-    acts = [Activation(p.name, p.scale, 0) for p in form.parts]  # of which parity is no matter
-    pairs = list(zip(acts, columns, strict=True))
-    parts = [[none, *(_derivative(a, k)(c) for a, c in pairs)] for k in form.orders]
+    columns = [(z[:, s.offset : s.offset + s.mul], act) for s, act in form.parts]
+    parts = [[none, *(_derivative(act, k)(x) for x, act in columns)] for k in form.orders]
     return [jnp.concatenate(part, axis=1) for part in parts]
 
 

@@ -1,8 +1,8 @@
-"""The fused op as five JAX primitives, each a derivative of the one before.
+"""The fused op and its derivatives of every order, as one JAX primitive.
 
-What no kernel computes, JAX composes from the definitions here, at any order. Where `choice`
-decides against kernels of the whole, an op is its definition from the start: JAX keeps the product
-for the backward.
+What no kernel computes, JAX composes from the definition here. Where `choice` decides against
+kernels of the whole, an op is its definition from the start, and JAX keeps the product for the
+backward.
 """
 
 from __future__ import annotations
@@ -25,17 +25,47 @@ from eqfuse.ops.primitives.rules import split
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The static arguments of one call; `kernels` is what computes it."""
+    """The static arguments of one call: an op, or a derivative of it.
+
+    `derivatives` are tangents and transposes by turns: which operands of what comes before have a
+    tangent, then which of its outputs have a cotangent, and so on. A backward pass has two of them,
+    and that of a loss on forces, the gradient of a gradient, has four.
+
+    Operands are those of what comes before (a transpose: of what its tangent is of), then tangents
+    or cotangents, then integers. A derivative of the op has one more, the pre-activation, which the
+    op computes; of several arrays of it, the last.
+    """
 
     fused: Fused
     num_rows: int
     num_nodes: int
     backend: str
     kernels: Kernels = Kernels.APART
+    derivatives: tuple[tuple[bool, ...], ...] = ()
+
+    @property
+    def is_tangent(self) -> bool:
+        return len(self.derivatives) % 2 == 1
+
+    @property
+    def before(self) -> Call:
+        """Return what this is the tangent or the transpose of."""
+        return dataclasses.replace(self, derivatives=self.derivatives[:-1])
+
+    def then(self, chosen) -> Call:
+        """Return the tangent along the chosen operands, or the transpose of the chosen outputs."""
+        return dataclasses.replace(self, derivatives=(*self.derivatives, tuple(chosen)))
+
+    def split(self, arrays) -> list:
+        """Return the operands, the tangents or cotangents, and the integers."""
+        if not self.derivatives:
+            return split(arrays, self.fused.num_floats, 0)
+        along = self if self.is_tangent else self.before
+        return split(arrays, len(along.derivatives[-1]), sum(self.derivatives[-1]))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes of the rows of all outputs; the sums of nodes come last, if kept."""
+        """Return the sizes of the rows of the op's outputs; sums of nodes come last, if kept."""
         sums = [self.fused.form.outputs[0].size] if self.kernels.keeps_sums else []
         return (*self.fused.sizes, *sums)
 
@@ -50,42 +80,11 @@ class Call:
         return {name: getattr(self, name) for name in names}
 
 
-def product(call: Call, form: Form, inputs, integers):
-    """Return a form on the operands of a call."""
-    if call.fused.is_epilogue:
-        return list(inputs)
-    _, arrays = call.fused.split(integers)
-    return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
-
-
-def _product_tangent(call: Call, inputs, tangents, integers):
-    """Return the tangent of the product, from that of each input or None; None where it is zero."""
-    if call.fused.is_epilogue:
-        return tangents[0]
-    arrays = list(call.fused.split(integers)[1].values())
-    form = call.fused.form
-    return rules.bind_tangent(forms.form_p, form, inputs, tangents, arrays, call.counts)[0]
-
-
-def _apply_gate(call: Call, z):
-    fused = call.fused
-    if call.kernels is Kernels.NATIVE:
-        return forms.gated(forms_of(fused.gate, fused.linear), z, call.backend)
-    return xla.apply_gate(fused.gate, fused.linear, z)
-
-
-def _gate_tangent(call: Call, z, t_z):
-    fused = call.fused
-    if call.kernels is Kernels.NATIVE:
-        return forms.gated_tangent(forms_of(fused.gate, fused.linear), z, t_z, call.backend)
-    return jax.jvp(functools.partial(_apply_gate, call), (z,), (t_z,))[1]
-
-
 def evaluate(call: Call, floats, integers):
     """Return the gated row of a fused op, or the arrays of the pre-activation."""
     if not call.num_rows or not call.num_output_rows:
         call = dataclasses.replace(call, kernels=Kernels.APART)
-    compute = {Kernels.APART: _fused, Kernels.BLOCKS: _in_blocks}.get(call.kernels, fused_p.bind)
+    compute = {Kernels.APART: _value, Kernels.BLOCKS: _in_blocks}.get(call.kernels, fused_p.bind)
     outputs = compute(*rules.vary_alike([*floats, *integers]), call=call)
     return outputs[: len(call.fused.sizes) if call.fused.gate is None else 1]
 
@@ -117,7 +116,7 @@ def _in_blocks(*arrays, call: Call):
             for a, o in zip(shared, form.inputs, strict=True)
         ]
         arrays += [a.astype(dtype) for a in parameters]
-        return _fused(*arrays, *rows, call=part)
+        return _value(*arrays, *rows, call=part)
 
     for _ in range(2):  # a derivative undoes one, and training on forces takes two derivatives
         block = jax.checkpoint(block, prevent_cse=False)  # in a loop there is nothing to prevent
@@ -139,13 +138,69 @@ def rows_of_nodes(size: int, index: Index, summed: bool) -> Form:
     return Form((source,), (target,), (Path((one,), one, (((0, 0), 1.0),)),))
 
 
-# the definitions, of the operands in one list: floats, z, tangents or cotangents, integers
+# the definition
 
 
-def _fused(*arrays, call):
+def definition(*arrays, call: Call) -> list:
+    """Return the outputs of an op or of a derivative."""
+    if len(call.derivatives) < 2:
+        return (_tangent if call.derivatives else _value)(*arrays, call=call)
+    operands, given, integers = call.split(arrays)
+    if call.is_tangent:
+
+        def function(*changed):
+            return definition(*_replaced(operands, changed, call), *integers, call=call.before)
+
+        return jax.jvp(function, list(compress(operands, call.derivatives[-1])), given)[1]
+
+    def linear(*tangents):
+        outputs = definition(*operands, *tangents, *integers, call=call.before)
+        return list(compress(outputs, call.derivatives[-1]))
+
+    avals = map(rules.abstract, compress(operands, call.before.derivatives[-1]))
+    return list(jax.linear_transpose(linear, *avals)(given))
+
+
+def _replaced(operands, changed, call: Call) -> list:
+    """Return the operands with others in the place of those that a tangent is along."""
+    changed, active = iter(changed), call.derivatives[-1]
+    return [next(changed) if new else old for old, new in zip(operands, active, strict=True)]
+
+
+def product(call: Call, form: Form, inputs, integers) -> list:
+    """Return a form on the operands of a call."""
+    if call.fused.is_epilogue:
+        return list(inputs)
+    _, arrays = call.fused.split(integers)
+    return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
+
+
+def _product_tangent(call: Call, inputs, tangents, integers):
+    """Return the tangent of the product, from that of each input or None; None where it is zero."""
+    if call.fused.is_epilogue:
+        return tangents[0]
+    arrays, form = list(call.fused.split(integers)[1].values()), call.fused.form
+    return rules.bind_tangent(forms.form_p, form, inputs, tangents, arrays, call.counts)[0]
+
+
+def _apply_gate(call: Call, z):
+    fused = call.fused
+    if call.kernels is Kernels.NATIVE:
+        return forms.gated(forms_of(fused.gate, fused.linear), z, call.backend)
+    return xla.apply_gate(fused.gate, fused.linear, z)
+
+
+def _gate_tangent(call: Call, z, t_z):
+    fused = call.fused
+    if call.kernels is Kernels.NATIVE:
+        return forms.gated_tangent(forms_of(fused.gate, fused.linear), z, t_z, call.backend)
+    return jax.jvp(functools.partial(_apply_gate, call), (z,), (t_z,))[1]
+
+
+def _value(*arrays, call: Call) -> list:
     """Return out and z (only the arrays of z, where nothing follows it), part by part."""
     fused = call.fused
-    floats, integers = split(arrays, fused.num_floats)
+    floats, _, integers = call.split(arrays)
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
@@ -158,15 +213,16 @@ def _fused(*arrays, call):
     return [*gated, *arrays, *([m] if call.kernels.keeps_sums else [])]
 
 
-def _tangent(*arrays, call, active):
-    """Return tangents of the outputs, linear in the tangents of the active operands."""
+def _tangent(*arrays, call: Call, m=None) -> list:
+    """Return tangents of the outputs; `m` is the product, if it is known."""
     fused = call.fused
-    floats, [z], tangents, integers = split(arrays, fused.num_floats, 1, sum(active))
+    [*floats, z], tangents, integers = call.split(arrays)
     inputs, parameters, _ = fused.operands(floats)
-    t_inputs, t_parameters, t_skip = fused.operands(_scattered(tangents, active))
+    [*changed, _] = _replaced([None] * len(call.derivatives[0]), tangents, call)
+    t_inputs, t_parameters, t_skip = fused.operands(changed)
     index, _ = fused.split(integers)
-    m, t_m = None, _product_tangent(call, inputs, t_inputs, integers)
-    if any(t is not None for t in t_parameters):
+    t_m = _product_tangent(call, inputs, t_inputs, integers)
+    if m is None and any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     results = rules.bind_tangent(
         forms.linear_form_p,
@@ -183,159 +239,78 @@ def _tangent(*arrays, call, active):
         rules.vary_alike([jnp.zeros(shape, z.dtype), z])[0] if t is None else t
         for t, shape in zip(results, shapes, strict=True)
     ]
-    if fused.gate is None:
-        return results
-    return [_gate_tangent(call, z, *results), *results]
+    gated = [] if fused.gate is None else [_gate_tangent(call, z, *results)]
+    return [*gated, *results, *([t_m] if call.kernels.keeps_sums else [])]
 
 
-def _backward(*arrays, call, wanted, given):
-    """Return cotangents of the wanted operands, from the `given` ones of the outputs."""
-    tangent = functools.partial(_tangent, call=call, active=wanted)
-    return _pulled(tangent, arrays, call.fused.num_floats + 1, wanted, given)
+# the primitive
 
 
-def _second(*arrays, call, wanted, given, active):
-    """Return tangents of the backward, linear in those of active floats, z and cotangents."""
-    operands, tangents, integers = split(arrays, len(active), sum(active))
-
-    def restricted(*changed):
-        changed = _scattered(changed, active)
-        full = [x if c is None else c for x, c in zip(operands, changed, strict=True)]
-        return _backward(*full, *integers, call=call, wanted=wanted, given=given)
-
-    return jax.jvp(restricted, list(compress(operands, active)), tangents)[1]
-
-
-def _double(*arrays, call, active, reached, **params):
-    """Return the transpose of a backward's tangent, from cotangents of the outputs `reached`."""
-    tangent = functools.partial(_second, call=call, active=active, **params)
-    return _pulled(tangent, arrays, len(active), active, reached)
-
-
-def _pulled(tangent, arrays, count: int, active, reached) -> list:
-    """Return cotangents of the active ones of `count` operands, from those of outputs `reached`."""
-    operands, cotangents, integers = split(arrays, count, sum(reached))
-
-    def linear(*tangents):
-        return list(compress(tangent(*operands, *tangents, *integers), reached))
-
-    avals = map(rules.abstract, compress(operands, active))
-    return list(jax.linear_transpose(linear, *avals)(cotangents))
-
-
-def _scattered(values, chosen) -> list:
-    """Return the values at the places that are chosen, None at the others."""
-    values = iter(values)
-    return [next(values) if is_chosen else None for is_chosen in chosen]
-
-
-def _present(values) -> tuple[tuple[bool, ...], list]:
-    """Return which values are not None, and those."""
-    which = tuple(v is not None for v in values)
-    return which, list(compress(values, which))
-
-
-# their shapes
-
-
-def _fused_abstract(*arrays, call, **params):
+def _abstract(*arrays, call: Call):
+    if call.is_tangent:
+        return _abstract(*arrays, call=call.before)
+    if call.derivatives:
+        arrays = compress(arrays, call.before.derivatives[-1])
+        return [a.update(weak_type=False) for a in arrays]
     return [arrays[0].update(shape=(call.num_output_rows, s), weak_type=False) for s in call.sizes]
 
 
-def _like(chosen: str):
-    """Return the rule of outputs that are like the operands which a parameter chooses."""
-
-    def rule(*arrays, **params):
-        return [a.update(weak_type=False) for a in compress(arrays, params[chosen])]
-
-    return rule
+def _zero(out):
+    return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
-# their derivatives
-
-
-def _summed_jvp(primals, tangents, *, call):
-    """Go from the tangent of the sums of nodes, which are kept, to those of what follows them."""
-    fused, n = call.fused, call.fused.num_floats
-    *outputs, m = fused_p.bind(*primals, call=call)
-    inputs, _, _ = fused.operands(primals[:n])
-    t_inputs, t_parameters, t_skip = fused.operands(rules.given(tangents[:n]))
-    t_m = _product_tangent(call, inputs, t_inputs, primals[n:])
-    active, changed = _present([t_m, *t_parameters, *([t_skip] if fused.skip else [])])
-    floats = [m, *primals[len(inputs) : n]]
-    index = primals[n:][: fused.num_sets > 0]
-    kernels = Kernels.EPILOGUE if call.kernels is Kernels.NODES else Kernels.APART
-    epilogue = Call(fused.epilogue, call.num_nodes, 0, call.backend, kernels)
-    arrays = rules.vary_alike([*floats, outputs[-1], *changed, *index])
-    t_outputs = tangent_p.bind(*arrays, call=epilogue, active=active)
-    t_m = ad.Zero(jax.typeof(m).to_tangent_aval()) if t_m is None else t_m
-    return [*outputs, m], [*t_outputs, t_m]
-
-
-def _fused_jvp(primals, tangents, *, call):
-    if call.kernels.keeps_sums:
-        return _summed_jvp(primals, tangents, call=call)
-    n = call.fused.num_floats
+def _jvp(primals, tangents, *, call: Call):
+    if call.is_tangent:
+        return rules.jvp_of(definition)(primals, tangents, call=call)
+    operands, given, integers = call.split(primals)
+    operands, n = [*operands, *given], call.fused.num_floats
     outputs = fused_p.bind(*primals, call=call)
-    active, changed = _present(rules.given(tangents[:n]))
-    arrays = rules.vary_alike([*primals[:n], outputs[-1], *changed, *primals[n:]])
-    return outputs, tangent_p.bind(*arrays, call=call, active=active)
+    active = [type(t) is not ad.Zero for t in tangents[: len(operands)]]
+    if not call.derivatives:
+        operands, active = [*operands, outputs[len(call.fused.sizes) - 1]], [*active, False]
+    elif call.fused.gate is None:  # the derivatives do not depend on the pre-activation
+        active[n] = False
+    if not any(active):
+        return outputs, list(map(_zero, outputs))
+    arrays = rules.vary_alike([*operands, *compress(tangents, active), *integers])
+    if not call.kernels.keeps_sums:
+        return outputs, fused_p.bind(*arrays, call=call.then(active))
+    if call.kernels is Kernels.VALUE:
+        *results, t_m = _tangent(*arrays, call=call.then(active), m=outputs[-1])
+    else:
+        *results, t_m = _epilogue_tangent(operands, rules.given(tangents), integers, outputs, call)
+    return outputs, [*results, _zero(outputs[-1]) if t_m is None else t_m]
 
 
-def _tangent_transpose(cotangents, *arrays, call, active):
-    if call.fused.gate is None:  # its kernels take those of all arrays of the pre-activation
+def _epilogue_tangent(operands, tangents, integers, outputs, call: Call) -> list:
+    """Go from the tangent of the sums of nodes, which are kept, to those of what follows them."""
+    fused, m = call.fused, outputs[-1]
+    [*floats, z] = operands
+    inputs, _, _ = fused.operands(floats)
+    t_inputs, t_parameters, t_skip = fused.operands(tangents[: len(floats)])
+    t_m = _product_tangent(call, inputs, t_inputs, integers)
+    changed = [t_m, *t_parameters, *([t_skip] if fused.skip else []), None]
+    active = [t is not None for t in changed]
+    epilogue = Call(fused.epilogue, call.num_nodes, 0, call.backend, Kernels.EPILOGUE)
+    arrays = [m, *floats[len(inputs) :], z, *compress(changed, active)]
+    arrays = rules.vary_alike([*arrays, *integers[: fused.num_sets > 0]])
+    return [*fused_p.bind(*arrays, call=epilogue.then(active)), t_m]
+
+
+def _transpose(cotangents, *arrays, call: Call):
+    operands, tangents, integers = call.split(arrays)
+    is_whole = not any(map(ad.is_undefined_primal, operands))
+    if not (call.is_tangent and is_whole and all(map(ad.is_undefined_primal, tangents))):
+        return rules.transpose_of(definition, cotangents, arrays, call=call)
+    if call.fused.gate is None:  # kernels take those of all arrays of the pre-activation
         cotangents = rules.instantiated(cotangents)
-
-    def bound(*arrays, reached):
-        return backward_p.bind(*arrays, call=call, wanted=active, given=reached)
-
-    definition, count = functools.partial(_tangent, call=call, active=active), call.fused.num_floats
-    return _transpose(definition, bound, cotangents, arrays, count + 1, active)
-
-
-def _transpose(definition, bound, cotangents, arrays, count: int, active):
-    """Return the transpose of a tangent of `count` operands along the active ones, by `bound`."""
-    operands, tangents, integers = split(arrays, count, sum(active))
-    if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
-        return rules.transpose_of(definition, cotangents, arrays)  # linear in some tangents only
-    reached, cotangents = _present(rules.given(cotangents))
-    results = bound(*rules.vary_alike([*operands, *cotangents, *integers]), reached=reached)
+    cotangents = rules.given(cotangents)
+    reached = [c is not None for c in cotangents]
+    arrays = rules.vary_alike([*operands, *compress(cotangents, reached), *integers])
+    results = fused_p.bind(*arrays, call=call.then(reached))
     return [None] * len(operands) + list(results) + [None] * len(integers)
 
 
-def _backward_jvp(primals, tangents, *, call, wanted, given):
-    params = {"call": call, "wanted": wanted, "given": given}
-    if call.kernels is not Kernels.NATIVE:
-        return rules.jvp_of(_backward)(primals, tangents, **params)
-    outputs = backward_p.bind(*primals, **params)
-    n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
-    active = [type(t) is not ad.Zero for t in tangents[:m]]
-    active[n] &= call.fused.gate is not None  # without a gate, the backward does not depend on z
-    active = tuple(active)
-    if not any(active):
-        return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
-    changed = compress(tangents, active)
-    arrays = rules.vary_alike([*primals[:m], *changed, *primals[m:]])
-    return outputs, second_p.bind(*arrays, active=active, **params)
-
-
-def _second_transpose(cotangents, *arrays, call, wanted, given, active):
-    params = {"call": call, "wanted": wanted, "given": given, "active": active}
-    definition = functools.partial(_second, **params)
-    bound = functools.partial(double_p.bind, **params)
-    return _transpose(definition, bound, cotangents, arrays, len(active), active)
-
-
-fused_p = rules.defined_primitive("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)
-tangent_p = rules.defined_primitive(
-    "eqfuse_fused_tangent", _tangent, _fused_abstract, transpose=_tangent_transpose
+fused_p = rules.defined_primitive(
+    "eqfuse_fused", definition, _abstract, jvp=_jvp, transpose=_transpose
 )
-backward_p = rules.defined_primitive(
-    "eqfuse_fused_backward", _backward, _like("wanted"), jvp=_backward_jvp
-)
-second_p = rules.defined_primitive(
-    "eqfuse_fused_second", _second, _like("wanted"), transpose=_second_transpose
-)
-double_p = rules.defined_primitive("eqfuse_fused_double", _double, _like("active"))
-
-PRIMITIVES = (fused_p, tangent_p, backward_p, second_p, double_p)

@@ -13,27 +13,19 @@ from jax.interpreters import partial_eval as pe
 from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.primitives import forms, gpu_layer, layer, native
 from eqfuse.ops.primitives.choice import Kernels
-from eqfuse.ops.primitives.rules import definitions
 
 
-def _layer(primitive: Primitive):
-    """Return the lowering of a primitive of `layer`: kernels of the whole, or its definition."""
-
-    def lowered(*arrays, call, **params):
-        if kernel := gpu_layer.KERNELS.get((primitive, call.kernels)):
-            return kernel(*arrays, call=call, **params)
-        function = functools.partial(definitions[primitive], call=call, **params)
-        if call.kernels is not Kernels.NATIVE or primitive in (layer.tangent_p, layer.second_p):
-            return function(*arrays)
-        return native.run_natively(function, arrays, call)
-
-    return lowered
+def _lower_fused(*arrays, call):
+    """Compute a fused op or its derivative: by a kernel of the whole, or as it is defined."""
+    if kernel := gpu_layer.KERNELS.get((call.kernels, len(call.derivatives))):
+        return kernel(*arrays, call=call)
+    function = functools.partial(layer.definition, call=call)
+    if call.kernels is not Kernels.NATIVE or call.is_tangent:
+        return function(*arrays)
+    return native.run_natively(function, arrays, call)
 
 
-lowerings: dict[Primitive, Callable] = {
-    **forms.lowerings,
-    **{p: _layer(p) for p in layer.PRIMITIVES},
-}
+lowerings: dict[Primitive, Callable] = {**forms.lowerings, layer.fused_p: _lower_fused}
 for _primitive, _function in lowerings.items():
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))
 

@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.ir.form import Multilinear
 
-STATIC = "form", "num_rows", "num_nodes", "backend", "call", "active", "wanted", "given", "reached"
+STATIC = "form", "num_rows", "num_nodes", "backend", "call"
 
 
 def compiled(primitive):

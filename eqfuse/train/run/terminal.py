@@ -23,7 +23,7 @@ from eqfuse.data.structures import TRAINED, counted
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.run.files import RunFolder
-from eqfuse.train.run.log import Kept
+from eqfuse.train.run.log import Kept, printable, warn
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
 
@@ -36,12 +36,22 @@ def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
+        **_dispersion(config),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "backend": backend_report(config.backend, config.dtype),
         "devices": f"{devices.count}, each with its part of every batch",
         "run": str(folder.path),
     }
     return {name: text for name, text in rows.items() if name != "devices" or devices.count > 1}
+
+
+def _dispersion(config: Config) -> dict[str, str]:
+    """Return what the labels are less, of each head if there are several."""
+    found = {name: own.data.subtracted() for name, own in config.of_heads().items()}
+    texts = [f"{d}" + (f" of {name}" if name else "") for name, d in found.items() if d]
+    if not texts:
+        return {}
+    return {"dispersion": f"labels are less {', '.join(texts)}; predictions of the run add it"}
 
 
 def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
@@ -65,7 +75,7 @@ def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
 
 def lines(rows: dict[str, str]) -> str:
     """Return rows of a report as text; those of many elements in several lines."""
-    texts = [f"{name:<10} {text}" for name, text in rows.items()]
+    texts = [f"{name:<10} {printable(text)}" for name, text in rows.items()]
     for k, name in enumerate(rows):
         if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
             text = re.sub(r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k])  # elements with their energies
@@ -192,7 +202,7 @@ def warnings_printed():
             yield
         finally:
             for text in dict.fromkeys(str(warning.message) for warning in caught):
-                print(f"warning: {text}", file=sys.stderr, flush=True)
+                warn(text)
 
 
 HEARTBEAT = 10.0

@@ -8,10 +8,12 @@ import runpy
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
 from eqfuse.ops import _host
+from eqfuse.ops.backends.llvm import machine
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="of systems with modes")
 
@@ -174,6 +176,37 @@ def test_readers_see_whole_files_while_others_write(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert set(pool.map(write_and_read, range(200))) <= set(contents)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_least_recently_used_files_are_removed(tmp_path, monkeypatch):
+    """Down to the limit, and those of 31 days; files of the last hour stay, other names too."""
+    hours = {"new.o": 0.5, "day.o": 24, "read.o": 48, "week.o": 168, "month.o": 31 * 24, "a.py": 48}
+
+    def kept(limit):
+        for name, age in hours.items():
+            path = tmp_path / name
+            path.write_bytes(b"x" * 600_000)
+            os.utime(path, (time.time() - 3600 * age,) * 2)
+        monkeypatch.setenv("EQFUSE_CACHE_MB", limit)
+        assert _host.read(tmp_path / "read.o")
+        _host.remove_old(tmp_path, "*.o")
+        return sorted(p.name for p in tmp_path.iterdir())
+
+    assert kept("") == ["a.py", "day.o", "new.o", "read.o", "week.o"]
+    assert kept("2") == ["a.py", "day.o", "new.o", "read.o"]
+    assert kept("0") == ["a.py", "new.o", "read.o"]
+    with pytest.raises(ValueError, match="EQFUSE_CACHE_MB must be a whole number of megabytes"):
+        kept("1 GB")
+
+
+def test_native_objects_on_disk_are_bounded(folder, monkeypatch):
+    machine.compiled(module(1))
+    [old] = (folder / "cpu").iterdir()
+    os.utime(old, (time.time() - 2 * 3600,) * 2)
+    monkeypatch.setenv("EQFUSE_CACHE_MB", "0")
+    machine.compiled(module(2))
+    [new] = (folder / "cpu").iterdir()
+    assert new != old
 
 
 @pytest.mark.parametrize(

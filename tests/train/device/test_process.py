@@ -1,6 +1,5 @@
 """What a run does to its process: kept memory, and the precision of matrix products."""
 
-import subprocess
 import sys
 import types
 
@@ -11,6 +10,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.train.device import process
 from eqfuse.train.device.parallel import matmul_precision
+from tests.child import run_python
 
 # Threads have arenas of their own unless there is only one. Only a part of the block is touched.
 CODE = """
@@ -45,8 +45,7 @@ print(min(faults() for _ in range(3)))
     [("keep_freed_memory", 5 << 29), ("keep_memory", 100 << 20), (None, 100 << 20)],
 )
 def test_freed_memory_is_used_again(keep, size):
-    command = [sys.executable, "-W", "error", "-c", CODE, str(size), *([keep] if keep else [])]
-    faults = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    faults = int(run_python("-c", CODE, size, *([keep] if keep else [])).stdout)
     assert faults < 40 if keep else faults > 40  # of 25 600 pages, or 50 large ones
 
 

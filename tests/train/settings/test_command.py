@@ -1,21 +1,12 @@
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from eqfuse.train import ConfigError, fit
 from eqfuse.train.main import main
-
-TRAIN = Path(__file__).parents[3] / "train.py"
-# Warnings are errors, but for those that pyproject.toml names.
-IGNORED = ("Creating NamedTuple:DeprecationWarning", "Error reading persistent:UserWarning")
-PYTHON = [sys.executable, "-W", "error", *(f"-Wignore:{warning}" for warning in IGNORED)]
+from tests.child import ROOT, run_python
 
 
 def test_a_wrong_setting_exits_with_2_and_one_line(tmp_path):
-    command = [*PYTHON, TRAIN, "layer=3"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = run_python(ROOT / "train.py", "layer=3", cwd=tmp_path, check=False)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: layer is not a setting")

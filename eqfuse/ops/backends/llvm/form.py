@@ -7,6 +7,7 @@ from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, Plan
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
     BYTES,
+    ENDS_OF,
     INDEX_ROLES,
     NODE_INDEX,
     NODES,
@@ -24,7 +25,7 @@ from eqfuse.ops.ir.form import Form, Index, reductions
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
     """Return the pass that computes the outputs of a plan."""
     name = f"pass_{plan.reduce_over.value}"
-    f = Function.of_pass(name, copies.dtype)
+    f = Function(copies.dtype)
     base = {
         key: arguments.load(f, "copy" if plan.is_copied(key) else key[0], key[1])
         for key in plan.operands()
@@ -47,10 +48,10 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
         rows.finish_unit(loop.index)
     rows.finish_pass()
     units = Units(ROWS, plan.block) if by_row else Units(NODES)
-    return Pass(name, f.text(), units, groups.cost, scratch=plan.scratch)
+    return Pass(name, f, units, groups.cost, scratch=plan.scratch)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def generate(form: Form, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a form on operands of one dtype, "float32" or "float64"."""
     return write(form, dtype, machine).module(dtype)
@@ -67,6 +68,7 @@ def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
         for reduce_over, outputs in passes.items()
     ]
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
+    index_arrays |= {ENDS_OF[n][0]: None for n in index_arrays if n in ENDS_OF}  # for the checks
     # they are checked in this order: errors of senders and receivers are the clearest
     index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
     arguments = _arguments(form, dtype, index_arrays, copied)
@@ -90,7 +92,7 @@ def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
 
 
 def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass:
-    f = Function.of_pass("pass_copy", copies.dtype)
+    f = Function(copies.dtype)
     pointers = {i: (arguments.load(f, "in", i), arguments.load(f, "copy", i)) for i in copied}
     cost = 0
     with f.loop("%end", start="%begin") as nodes:
@@ -99,7 +101,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
             copies.call("pack", f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
-    return Pass("pass_copy", f.text(), Units(NODES), node_cost=cost)
+    return Pass("pass_copy", f, Units(NODES), node_cost=cost)
 
 
 def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:

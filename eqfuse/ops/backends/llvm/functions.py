@@ -3,10 +3,9 @@
 import math
 import struct
 
+from eqfuse.ops.backends.activations import WRITTEN_OUT, written_out
 from eqfuse.ops.backends.llvm.text import BYTES, SUFFIX, Function, kind, literal, suffix
-from eqfuse.ops.ir import functions
-from eqfuse.ops.ir.functions import Expression, variable
-from eqfuse.ops.ir.fused import Activated
+from eqfuse.ops.ir.fused import Activated, Activation, Steps
 
 COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 ARITHMETIC = ("add", "sub", "mul", "div")
@@ -131,35 +130,43 @@ class FunctionEmitter:
         if name == "sign":
             is_zero = self._do("fcmp ueq", dtype, a, self.number(0, dtype))  # or NaN
             return self._select(is_zero, a, self._intrinsic("copysign", [one, a], dtype), dtype)
-        if name == "logistic":
-            return self._value(functions.logistic(variable(a)), dtype)
-        if name == "tanh":
-            return self._value(functions.tanh(variable(a), self._let(dtype)), dtype)
+        if name in WRITTEN_OUT:
+            return self._evaluated(written_out(name), [0], a, dtype, self.apply)[0]
         if dtype == "float32" and name in ("exp", "expm1"):
             return self._exp(a) if name == "exp" else self._expm1(a)
         return self._library(name, values, dtype)
 
-    def _value(self, expression: Expression | float, dtype: str) -> str:
-        """Return the value of an expression of numbers of one dtype."""
-        if not isinstance(expression, Expression):
-            return self.number(expression, dtype)
-        if expression.function == "variable":
-            return expression.operands[0]
-        values = [self._value(operand, dtype) for operand in expression.operands]
-        return self.apply(expression.function, values, dtype, dtype)
+    def _evaluated(self, steps: Steps, orders, x: str, dtype: str, apply) -> list[str]:
+        """Return the results of steps; `apply` is like that of this class."""
 
-    def activated(self, name: str, order: int, x: str, scale: float, dtype: str) -> str:
-        """Return a derivative of an activation of x, times a number."""
-        value = functions.derivative(name, order, variable(x), self._let(dtype))
-        return self._value(value if scale == 1.0 else scale * value, dtype)
+        def step(function: str, values: list[str]) -> str:
+            of = "bool" if function in ("and", "or", "not", "convert") else dtype
+            return apply(function, values, of, dtype)
 
-    def _let(self, dtype: str) -> functions.Let:
-        return lambda name, expression: variable(self._value(expression, dtype))
+        return steps.evaluate(orders, x, lambda value: self.number(value, dtype), step)
+
+    def activated(self, act: Activation, orders, x: str, dtype: str) -> list[str]:
+        """Return the derivatives of these orders of an activation of x."""
+
+        def apply(function: str, values: list[str], of: str, out: str) -> str:
+            if function in ARITHMETIC:  # rounded as JAX does: what cancels there cancels here
+                return self._do(f"f{function}", dtype, *values)
+            return self.apply(function, values, of, out)
+
+        values = self._evaluated(act.steps, orders, x, dtype, apply)
+        if act.scale == 1.0:
+            return values
+        scale = self.number(act.scale, dtype)
+        return [self.binary("mul", scale, value, dtype) for value in values]
 
     def _power(self, a: str, power: int, dtype: str) -> str:
-        one = self.number(1, dtype)
-        result = functions.power(variable(a), abs(power), self._let(dtype))
-        result = one if result is None else self._value(result, dtype)
+        one, result, square, rest = self.number(1, dtype), "", a, abs(power)
+        while rest:
+            if rest & 1:
+                result = self.binary("mul", result, square, dtype) if result else square
+            rest >>= 1
+            square = self.binary("mul", square, square, dtype) if rest else square
+        result = result or one
         return self.binary("div", one, result, dtype) if power < 0 else result
 
     def _exp(self, a: str) -> str:
@@ -236,14 +243,14 @@ class FunctionEmitter:
 def write_row(f: Function, activated: Activated, source: str, targets: list[str]) -> int:
     """Write the activations of a row, from `source` to a row of each order; return their cost."""
     cost = 0
-    for part, (offset, mul, _) in zip(activated.parts, activated.places(), strict=True):
-        read = f.at(source, part.offset, f.bytes)
-        places = [f.at(target, offset, f.bytes) for target in targets]
+    for (scalars, act), part in zip(activated.parts, activated.places(), strict=True):
+        read, mul = f.at(source, scalars.offset, f.bytes), part.mul
+        places = [f.at(target, part.offset, f.bytes) for target in targets]
         for loop, lanes in f.vector_loops(mul):
             emitter = FunctionEmitter(f, lanes)
             x = emitter.load(read, f.dtype, max(mul, 2), loop.index)
-            for order, place in zip(activated.orders, places, strict=True):
-                value = emitter.activated(part.name, order, x, part.scale, f.dtype)
+            values = emitter.activated(act, activated.orders, x, f.dtype)
+            for value, place in zip(values, places, strict=True):
                 emitter.store(value, place, f.dtype, loop.index)
         cost += OPERATIONS * -(-mul // f.widest)
     return cost

@@ -69,9 +69,9 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
 class _RowProgramEmitter:
     """Writes the module of a program; its arrays are arguments, results, or in scratch memory.
 
-    `local` has, of arrays of a block of rows, the place in scratch memory and the bytes of a row;
-    `calls` the functions of the steps, the place of their scratch memory, and whether they take
-    nodes.
+    `local` maps an array of a block of rows to its place in scratch memory and the bytes of a row.
+    `calls` lists the functions of the steps: name, place of scratch memory, and whether the units
+    are nodes.
     """
 
     def __init__(self, program: Program, machine: Machine, parts: int):
@@ -124,7 +124,7 @@ class _RowProgramEmitter:
         return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
 
     def _add_function(self, f: Function, name: str, scratch: int, cost: int, of_nodes=False):
-        self.texts[name] = f.text()
+        self.texts[name] = f.text(name)
         self.calls.append((name, self._allocate(scratch), of_nodes))
         self.cost += cost
 
@@ -135,7 +135,7 @@ class _RowProgramEmitter:
         outputs = range(len(form.outputs))
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
-        f = Function.of_pass(name, self.dtype)
+        f = Function(self.dtype)
         numbers, load = {"in": step.operands, "out": step.writes}, self.arguments.load
         base = {(side, n): load(f, "array", numbers[side][n]) for side, n in plan.operands()}
         arrays = {n: load(f, "index", n) for n in plan.index_arrays()}
@@ -171,7 +171,7 @@ class _RowProgramEmitter:
     def _activate(self, s: int, step: FormStep):
         """Write the function of activations; the rows of local arrays are by position."""
         name = f"activate_{s}"
-        f = Function.of_pass(name, self.dtype, self.copies.widest)
+        f = Function(self.dtype, self.copies.widest)
         order = self._order(f)
         arrays = {n: self.arguments.load(f, "array", n) for n in (*step.operands, *step.writes)}
         with f.loop("%end", start="%begin") as rows:
@@ -188,40 +188,37 @@ class _RowProgramEmitter:
         """Write the functions of a linear form: copies of operands, results by row, gradients."""
         numbers = (*step.operands, *step.writes)
         local = [k for k, n in enumerate(numbers) if n in self.program.local]
-        layouts = Layouts(step.form, self.dtype, self.machine, local)
+        load = functools.partial(self._load, s, step)
+        layouts = Layouts(step.form, self.dtype, self.machine, local, self.copies, load)
         for n, (_, block) in enumerate(layouts.packed):
             self._add_local((f"copy of step {s}", n), layouts.copy_width(block) * BYTES[self.dtype])
-        numbers = layouts.arguments.numbers
-        layouts.arguments.numbers = {key: self._number(s, step, key) for key in numbers}
-        layouts.copies = self.copies
         if layouts.packed:
-            f = Function.of_pass(f"copy_{s}", self.dtype)
+            f = Function(self.dtype)
             cost = write_copies(layouts, f, self._order(f))
             self._add_function(f, f"copy_{s}", 0, cost)
         if any(isinstance(o, Rows) for o in step.form.outputs):
-            f = Function.of_pass(f"rows_{s}", self.dtype)
+            f = Function(self.dtype)
             cost = linear.write_rows(layouts, f, "%begin", "%end", self._order(f))
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
         for o in layouts.gradients:
-            f = Function.of_pass(f"weights_{s}_{o}", self.dtype)
+            f = Function(self.dtype)
             cost = linear.write_weights(layouts, o, f, self._order(f))
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
-    def _number(self, s: int, step, key) -> int:
-        """Return the number in the table of pointers of an array of a linear form."""
-        side, n = key
+    def _load(self, s: int, step, f: Function, side: str, n: int) -> str:
+        """Return an array of a linear form."""
         if side == "copy":
-            return self.arguments.numbers[f"copy of step {s}", n]
+            return self.arguments.load(f, f"copy of step {s}", n)
         if side == "transposed":
-            return self.arguments.numbers["transposed", step.operands[n]]
-        return self.arguments.numbers["array", (step.operands if side == "in" else step.writes)[n]]
+            return self.arguments.load(f, "transposed", step.operands[n])
+        return self.arguments.load(f, "array", (step.operands if side == "in" else step.writes)[n])
 
     def _order(self, f: Function) -> str | None:
         return self.arguments.load(f, "index", ORDER) if self.on_graph else None
 
     def _main(self) -> Pass:
         """Return the pass that takes every part through all steps, block by block."""
-        f = Function.of_pass("sequence", self.dtype)
+        f = Function(self.dtype)
         table = self._allocate(8 * len(self.arguments.numbers))
         self.table = f.at("%scratch", table)
         for n in range(len(self.arguments.entries)):
@@ -243,7 +240,7 @@ class _RowProgramEmitter:
                     self._block(f, blocks.index, stop, None)
         axis = NODES if self.on_graph else ROWS
         units, scratch = Units(axis, count=self.parts), self.scratch
-        return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
+        return Pass("sequence", f, units, self.cost, scratch=scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
         """Return the row, or on a graph the node, that a part starts at.

@@ -102,8 +102,7 @@ class Copies:
 
     def _function(self, name: str, s: Segment, verb: str) -> str:
         to_copy = verb == "pack"
-        header = f"define internal void @{name}(ptr noalias %row, ptr noalias %copy)"
-        f = Function(header, self.dtype)
+        f = Function(self.dtype, parameters="ptr noalias %row, ptr noalias %copy")
         n, length = lanes(s.mul, self.widest), padded(s.mul, self.widest)
         whole = 0
         if n > 1 and (
@@ -126,7 +125,7 @@ class Copies:
                     here = f.at(copy, i * length * f.bytes)
                     source, target = (there, here) if to_copy else (here, there)
                     f.store(f.load(source), target)
-        return f.text()
+        return f.text(name)
 
     @staticmethod
     def _vectors(f: Function, s: Segment, channel: str, n: int, length: int, verb: str):

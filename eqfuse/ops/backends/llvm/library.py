@@ -14,8 +14,8 @@ import sys
 import tempfile
 
 from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, Machine
-from eqfuse.ops.backends.llvm.machine import API_VERSIONS
-from eqfuse.ops.backends.llvm.runtime import Runtime
+from eqfuse.ops.backends.llvm.machine import RUNTIME
+from eqfuse.ops.backends.llvm.text import with_handler
 
 TARGET = Machine(32, 16, *DEFAULT_CACHES)
 """The machine for which kernels of a library are written, whatever the machine that writes them."""
@@ -87,7 +87,6 @@ def build(texts: dict[str, str], file: pathlib.Path) -> None:
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
     levels = LEVELS[platform.machine()]
-    runtime = Runtime(min(API_VERSIONS), large_pages=True).text()
     with tempfile.TemporaryDirectory() as folder:
         folder, objects = pathlib.Path(folder), []
 
@@ -100,11 +99,11 @@ def build(texts: dict[str, str], file: pathlib.Path) -> None:
             objects.append(folder / f"{len(objects)}.o")
             objects[-1].write_bytes(target.emit_object(parsed))
 
-        compile_for(levels[0], runtime)
+        compile_for(levels[0], RUNTIME.read_text())
         compile_for(levels[0], _handlers(texts, len(levels)))
         for n, cpu in enumerate(levels):
             for name, text in texts.items():
-                compile_for(cpu, text.replace(f"@{name}(", f"@{name}_{n}("))
+                compile_for(cpu, with_handler(text, f"{name}_{n}"))
         exported = folder / "exported"
         names = "; ".join([*texts, "eqfuse_kernels"])
         exported.write_text(f"{{ global: {names}; local: *; }};")

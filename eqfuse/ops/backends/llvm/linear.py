@@ -22,7 +22,7 @@ from eqfuse.ops.backends.llvm.text import (
     Units,
 )
 from eqfuse.ops.ir.form import Operand, Segment
-from eqfuse.ops.ir.linear import Block, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
 
 Lanes = tuple[int, int]
 """A vector of channels: the first, and how many."""
@@ -55,7 +55,7 @@ class Place:
 class MatrixProduct:
     """A term that adds to a block of rows: scale * weights * source."""
 
-    source: tuple[int, Block] | None  # (operand, block), or None for a bias
+    source: tuple[int, Segment] | None  # (operand, block), or None for a bias
     weights: tuple[str, int]  # "in" or "transposed", and the number of the input
     scale: float
 
@@ -67,17 +67,26 @@ class Layouts:
     arrays. Results: the outputs, alike; copies, [rows, elements], of the blocks of rows that
     gradients of weights read with their channels side by side.
 
-    Rows of `local` inputs and outputs, by number, are those of a block that a sequence works on: by
-    position, not by row, and each component with its channels side by side.
+    In a program of rows, `load(f, side, number)` finds the arrays in its own table. Rows of `local`
+    inputs and outputs, by number, are those of a block that it works on: by position, not by row,
+    and each component with its channels side by side.
     """
 
-    def __init__(self, linear_form: LinearForm, dtype: str, machine: Machine, local=()):
+    def __init__(
+        self,
+        linear_form: LinearForm,
+        dtype: str,
+        machine: Machine,
+        local=(),
+        copies=None,
+        load=None,
+    ):
         self.linear_form, self.dtype, self.registers = linear_form, dtype, machine.registers
         self.local = frozenset(local)
         self.widest = machine.vector_bytes // BYTES[dtype]
-        self.copies = Copies(dtype, self.widest)
+        self.copies = copies or Copies(dtype, self.widest)
         self.gradients: dict[int, list[Term]] = {}
-        self.products: dict[int, dict[Block, list[MatrixProduct]]] = {}
+        self.products: dict[int, dict[Segment, list[MatrixProduct]]] = {}
         for term in linear_form.terms:
             self._sort(term)
         read = [(t.z.operand, self.block(t.z)) for terms in self.gradients.values() for t in terms]
@@ -86,6 +95,7 @@ class Layouts:
         self.index_arrays = ("index",) * bool(linear_form.num_sets)
         self.index_arrays += ("order", "offsets") * bool(linear_form.num_sets and self.gradients)
         self.arguments = Arguments(dtype)
+        self.load = load or self.arguments.load
         for i, operand in enumerate(linear_form.inputs):
             self._add("in", i, operand)
         for i in transposed(linear_form):
@@ -118,14 +128,14 @@ class Layouts:
         blocks = self.products.setdefault(o, {})
         blocks.setdefault(self.block(target), []).append(product)
 
-    def block(self, slot) -> Block:
-        return self.linear_form.operands[slot.operand].blocks[slot.block]
+    def block(self, slot) -> Segment:
+        return self.linear_form.operands[slot.operand].blocks[slot.segment]
 
     def operand(self, f: Function, n: int) -> str:
         """Return the array of an input or an output."""
         inputs = len(self.linear_form.inputs)
         key = ("in", n) if n < inputs else ("out", n - inputs)
-        return self.arguments.load(f, *key)
+        return self.load(f, *key)
 
     def lanes(self, mul: int, most: int) -> list[list[Lanes]]:
         """Return `mul` channels as vectors of powers of two, at most `most` of them together."""
@@ -140,17 +150,16 @@ class Layouts:
         index = place.position if n in self.local else place.row
         return f.at(array, index, self.linear_form.operands[n].size * f.bytes)
 
-    def strides(self, n: int, block: Block) -> tuple[int, int]:
+    def strides(self, n: int, block: Segment) -> tuple[int, int]:
         """Return elements from a channel to the next, and from a component to the next."""
         return (1, block.mul) if n in self.local else (block.dim, 1)
 
-    def copy_width(self, block: Block) -> int:
+    def copy_width(self, block: Segment) -> int:
         """Return elements of a block with its channels side by side, padded to whole vectors."""
         return block.dim * padded(block.mul, self.widest)
 
-    def layout(self, block: Block, size: int) -> Layout:
-        segment = Segment(block.offset, block.mul, block.dim, block.dim, 1)
-        return Layout(Operand("rows", size, (segment,), True), (0,), True, self.widest)
+    def layout(self, block: Segment, size: int) -> Layout:
+        return Layout(Operand("rows", size, (block,), True), (0,), True, self.widest)
 
 
 def transposed(linear_form: LinearForm) -> tuple[int, ...]:
@@ -179,7 +188,7 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
     """
     cost = 0
     sources = [layouts.operand(f, n) for n, _ in layouts.packed]
-    targets = [layouts.arguments.load(f, "copy", n) for n in range(len(layouts.packed))]
+    targets = [layouts.load(f, "copy", n) for n in range(len(layouts.packed))]
     with f.loop("%end", start="%begin") as rows:
         row = f.load_index(order, rows.index) if order else rows.index
         for (n, block), source, target in zip(layouts.packed, sources, targets, strict=True):
@@ -194,7 +203,10 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
 def write_rows(
     layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
 ) -> int:
-    """Write rows `first` to `stop`, or what `order` has there; return what one costs."""
+    """Write the outputs of rows `first` to `stop`; return the vector operations of one row.
+
+    With an `order`, these are positions in it.
+    """
     writer, outputs = _RowsEmitter(layouts, f, order), enumerate(layouts.linear_form.outputs)
     return sum(writer.write(n, o.size, first, stop) for n, o in outputs if isinstance(o, Rows))
 
@@ -208,11 +220,11 @@ def scratch(layouts: Layouts) -> int:
 class _RowsEmitter:
     def __init__(self, layouts: Layouts, f: Function, order: str | None):
         self.layouts, self.linear_form, self.f, self.order = layouts, layouts.linear_form, f, order
-        wanted = [key for key in layouts.arguments.numbers if key[0] in ("in", "transposed", "out")]
-        self.arrays = {key: layouts.arguments.load(f, *key) for key in wanted}
-        self.index = (
-            layouts.arguments.load(f, "index", "index") if self.linear_form.num_sets else None
-        )
+        wanted = [("in", n) for n in range(len(self.linear_form.inputs))]
+        wanted += [("transposed", n) for n in transposed(self.linear_form)]
+        wanted += [("out", n) for n in range(len(self.linear_form.outputs))]
+        self.arrays = {key: layouts.load(f, *key) for key in wanted}
+        self.index = layouts.load(f, "index", "index") if self.linear_form.num_sets else None
 
     def write(self, o: int, size: int, first: str, stop: str) -> int:
         """Write output o of rows `first` to `stop`; return the vector operations of one row."""
@@ -247,7 +259,7 @@ class _RowsEmitter:
         array = self.arrays["out", n - len(self.linear_form.inputs)]
         self.rows = [self.layouts.start(f, n, array, place) for place in self.places]
 
-    def _block(self, block: Block, products: list[MatrixProduct], n: int) -> int:
+    def _block(self, block: Segment, products: list[MatrixProduct], n: int) -> int:
         """Write one block of the rows of output n; return the vector operations that takes."""
         f, cost, stride = self.f, 0, padded(block.mul, self.layouts.widest)
         chosen, direct = range(len(self.rows)), block.dim == 1 or n in self.layouts.local
@@ -275,7 +287,9 @@ class _RowsEmitter:
                 )
         return cost
 
-    def _add(self, block: Block, product: MatrixProduct, vectors: list[Lanes], sums: dict) -> dict:
+    def _add(
+        self, block: Segment, product: MatrixProduct, vectors: list[Lanes], sums: dict
+    ) -> dict:
         """Return the sums with a product added, in a loop over the channels of its source."""
         f, (_, n) = self.f, product.weights
         base, step = self.arrays[product.weights], width_of(self.linear_form.inputs[n]) * f.bytes
@@ -332,12 +346,12 @@ class _WeightsEmitter:
         self.mul = layouts.linear_form.outputs[o].shape[-1]
         scales = {t.scale for t in self.terms}
         self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
-        self.matrix = self.result = layouts.arguments.load(f, "out", o)
+        self.matrix = self.result = layouts.load(f, "out", o)
         self.offsets, self.order, self.in_order = None, order, order is not None
         if layouts.linear_form.num_sets:
-            self.offsets = layouts.arguments.load(f, "index", "offsets")
-            self.order = layouts.arguments.load(f, "index", "order")
-        self.copies = [layouts.arguments.load(f, "copy", n) for n in range(len(layouts.packed))]
+            self.offsets = layouts.load(f, "index", "offsets")
+            self.order = layouts.load(f, "index", "order")
+        self.copies = [layouts.load(f, "copy", n) for n in range(len(layouts.packed))]
         used = {s.operand for t in self.terms for s in (t.x, t.z) if s is not None}
         self.operands = {n: layouts.operand(f, n) for n in used}
 
@@ -405,7 +419,7 @@ class _WeightsEmitter:
         return f.at(copy, place.position, width * f.bytes), padded(block.mul, self.layouts.widest)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a linear form in one dtype, "float32" or "float64"."""
     return write(linear_form, dtype, machine).module(dtype)
@@ -415,15 +429,15 @@ def write(linear_form: LinearForm, dtype: str, machine: Machine) -> KernelPasses
     """Return the passes that compute a linear form."""
     layouts, passes = Layouts(linear_form, dtype, machine), []
     if layouts.packed:
-        f = Function.of_pass("linear_copy", dtype)
+        f = Function(dtype)
         cost = write_copies(layouts, f)
-        passes.append(Pass("linear_copy", f.text(), Units(ROWS), cost))
+        passes.append(Pass("linear_copy", f, Units(ROWS), cost))
     if any(isinstance(o, Rows) for o in linear_form.outputs):
-        f = Function.of_pass("linear_rows", dtype)
+        f = Function(dtype)
         stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
         cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
         units, size = Units(ROWS, AT_ONCE), scratch(layouts) * f.bytes
-        passes.append(Pass("linear_rows", f.text(), units, cost, scratch=size))
+        passes.append(Pass("linear_rows", f, units, cost, scratch=size))
     passes += [_weights_pass(layouts, o) for o in layouts.gradients]
     widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
     functions = layouts.copies.functions
@@ -433,7 +447,7 @@ def write(linear_form: LinearForm, dtype: str, machine: Machine) -> KernelPasses
 def _weights_pass(layouts: Layouts, o: int) -> Pass:
     """Return the pass for one output, an array of weights: of some lines of the matrix of a set."""
     name, weights = f"linear_weights_{o}", layouts.linear_form.outputs[o]
-    f = Function.of_pass(name, layouts.dtype)
+    f = Function(layouts.dtype)
     num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
     lines_of_unit = min(MOST_LINES, -(-num_lines // (UNITS * TOGETHER)) * TOGETHER)
     units_of_set = -(-num_lines // lines_of_unit)
@@ -453,4 +467,4 @@ def _weights_pass(layouts: Layouts, o: int) -> Pass:
         with f.loop(stop, start=start, step=ROWS_OF_A_PART) as parts:
             rows = parts.index, f.minimum(stop, f.plus(parts.index, ROWS_OF_A_PART))
             cost = writer.add(first, last, num_lines, rows)
-    return Pass(name, f.text(), Units(NODES, units_of_set), cost)
+    return Pass(name, f, Units(NODES, units_of_set), cost)

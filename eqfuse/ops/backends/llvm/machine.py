@@ -18,10 +18,13 @@ import jax
 
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.backends.llvm.runtime import Runtime
+from eqfuse.ops.backends.llvm.text import with_handler
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
-"""Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
+"""Versions of XLA's FFI whose structures the runtime reads: those of jaxlib 0.10 to 0.12."""
+
+RUNTIME = pathlib.Path(__file__).with_name("runtime.ll")
+"""What all kernels call, made of runtime.c by scripts/runtime_ir.py."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +121,12 @@ def compiled(text: str) -> bytes:
             code, checksum = content[:-32], content[-32:]
             if hashlib.sha256(key.encode() + code).digest() == checksum:
                 return code
-        parsed = llvm.parse_assembly(text)
-        parsed.verify()
-        code = target.emit_object(parsed)
+        # a context keeps all constants and types of its modules: each module has its own
+        with llvm.parse_assembly(text, llvm.create_context()) as parsed:
+            parsed.verify()
+            code = target.emit_object(parsed)
         _host.write(path, code + hashlib.sha256(key.encode() + code).digest())
+        _host.remove_old(path.parent, "*.o")
         return code
 
 
@@ -134,11 +139,11 @@ def _compiler():
 
 @functools.cache
 def _runtime() -> dict[str, int]:
-    """Return addresses of what `runtime.py` exports; called under the lock."""
-    names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
-    runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
-    addresses = _link("eqfuse_runtime", runtime.text(), names, {})
+    """Return addresses of what the runtime exports; called under the lock."""
+    names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active", "eqfuse_version")
+    addresses = _link("eqfuse_runtime", RUNTIME.read_text(), names, {})
     ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
+    (ctypes.c_int32 * 2).from_address(addresses["eqfuse_version"])[:] = api_version()
     return addresses
 
 
@@ -173,7 +178,7 @@ def register(name: str, text: str) -> str:
     """
     if recorded := _recording.value:
         target = name + recorded.suffix
-        recorded.texts[target] = text.replace(f"@{name}(", f"@{target}(")
+        recorded.texts[target] = text
         return target
     for record in list(_records.values()):
         record[name] = text
@@ -183,7 +188,8 @@ def register(name: str, text: str) -> str:
             new = ctypes.pythonapi.PyCapsule_New
             new.restype = ctypes.py_object
             new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-            handler = new(_link(name, text, [name], imported)[name], None, None)
+            linked = _link(name, with_handler(text, name), [name], imported)
+            handler = new(linked[name], None, None)
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
             _registered.add(name)
     return name

@@ -19,6 +19,7 @@ from eqfuse.ops.backends.llvm.text import (
     BYTES,
     DATA,
     DTYPES,
+    ENDS_OF,
     ROWS,
     STORED,
     Arguments,
@@ -293,6 +294,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
 class _ProgramEmitter:
     def __init__(self, program: Program, dtype: str, machine: Machine):
         self.dtype, self.machine = dtype, machine
+        self.graphs = [dict(s.indices) for s in program.steps if isinstance(s, FormStep)]
         self.program = prepared(program, dtype, machine).in_loops
         self.arrays = self.program.arrays
         self.widest = machine.vector_bytes // BYTES[dtype]
@@ -307,19 +309,29 @@ class _ProgramEmitter:
         """Return the kernel; its passes are so many steps each."""
         for first in range(0, len(self.program.steps), LONGEST):
             name = f"steps{len(self.passes)}"
-            self.main = Function.of_pass(name, self.dtype)
+            self.main = Function(self.dtype)
             self.most, self.pointers = 0, {}
             self.memory = self.arguments.load(self.main, "scratch", 0)
             for step in self.program.steps[first : first + LONGEST]:
                 (self._form_step if isinstance(step, FormStep) else self._step)(step)
-            self.passes.append(Pass(name, self.main.text(), WHOLE, 0, scratch=self.most))
+            self.passes.append(Pass(name, self.main, WHOLE, 0, scratch=self.most))
         # its scratch memory is that of all threads, and so a result
         elements = max(1, self.scratch // BYTES[self.dtype])
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
         self.arguments.entries.append(scratch)
         declared = MEMCPY, *sorted(self.declared)
-        parts = self.texts, self.passes, (), (elements,), declared
+        parts = self.texts, self.passes, (), (elements,), declared, self._orders()
         return KernelPasses(self.arguments, *parts).module(self.dtype)
+
+    def _orders(self) -> list[tuple[int, ...]]:
+        """Return the places of orders that kernels read, with those of their ends and offsets."""
+        found = {}
+        for arrays in self.graphs:
+            for name, others in ENDS_OF.items():
+                keys = [("in", arrays.get(n)) for n in (name, *others)]
+                if all(key in self.arguments.numbers for key in keys):
+                    found[tuple(self.arguments.numbers[key] for key in keys)] = None
+        return list(found)
 
     def _arguments(self) -> Arguments:
         arguments = Arguments(self.dtype)
@@ -353,12 +365,11 @@ class _ProgramEmitter:
         """Call the function of a step that is no form, which equal ones share."""
         names = {n: f"%a{k}" for k, n in enumerate(self.program.in_memory(step))}
         parameters = ", ".join(f"ptr {name}" for name in names.values())
-        f = Function(f"define internal void @NAME({parameters})", self.dtype, self.widest)
+        f = Function(self.dtype, self.widest, parameters)
         WRITERS[type(step)](f, step, self.arrays, names)
         self.declared |= f.declared
-        text = f.text()
-        name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        self.texts[name] = text.replace("@NAME(", f"@{name}(", 1)
+        name = f"step_{hashlib.sha256(f.text('NAME').encode()).hexdigest()[:16]}"
+        self.texts[name] = f.text(name)
         pointers = {n: self._pointer(n) for n in names}
         if isinstance(step, Copy):  # where it starts is no part of its function
             width = BYTES[self.arrays[step.write].dtype]
@@ -378,7 +389,7 @@ class _ProgramEmitter:
             self.texts |= written.functions
             for p in written.passes:
                 name = f"{self.kernels[form]}_{p.name}"
-                self.texts[name] = p.text.replace(f"@{p.name}(", f"@{name}(")
+                self.texts[name] = p.function.text(name)
             self.declared.update(written.declared)
         numbers = (*step.operands, *step.writes)
         place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)

@@ -11,7 +11,7 @@ BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
 TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
 STORED = {**TYPES, "bool": "i8"}
 SUFFIX = {"float32": "f32", "float64": "f64"}
-SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
+OF_A_PASS = "ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch"
 STREAMED = "!0 = !{i32 1}\n"
 """Metadata of what `Function.stream` writes."""
 
@@ -50,27 +50,26 @@ class Loop:
 
 
 class Function:
-    """Writes the statements of one function: `define ...` without the brace is its header.
+    """Writes the statements of one function; of a pass, it computes units `%begin` to `%end`.
 
     A vector has at most `widest` lanes; floating point values are of `dtype`.
     """
 
-    def __init__(self, header: str, dtype: str, widest: int = 1):
-        self.header, self.dtype, self.widest = header, dtype, widest
+    def __init__(self, dtype: str, widest: int = 1, parameters: str = OF_A_PASS):
+        self.dtype, self.widest, self.parameters = dtype, widest, parameters
         self.declared: set[str] = set()  # functions that it calls, besides `declarations`
         self.bytes = BYTES[dtype]
         self._lines: list[str] = ["entry:"]
         self._count = 0
         self._block = "entry"
 
-    @classmethod
-    def of_pass(cls, name: str, dtype: str, widest: int = 1) -> "Function":
-        """Return a function that computes units `%begin` to `%end` of a pass."""
-        return cls(f"define internal void @{name}{SIGNATURE}", dtype, widest)
-
-    def text(self) -> str:
-        statements = "\n  ".join(self._lines)
-        return f"{self.header} {{\n{statements}\n  ret void\n}}\n"
+    def text(self, name: str) -> str:
+        """Return the function under a name."""
+        header, statements = (
+            f"define internal void @{name}({self.parameters})",
+            "\n  ".join(self._lines),
+        )
+        return f"{header} {{\n{statements}\n  ret void\n}}\n"
 
     def do(self, statement: str):
         self._lines.append(statement)
@@ -267,6 +266,12 @@ INDEX_ROLES = {
     "order": (ROWS, ROW_INDEX),
     "offsets": (NODES_AND_ONE, OFFSETS),
 }
+ENDS_OF = {
+    "receiver_order": ("receivers", "receiver_ptr"),
+    "sender_order": ("senders", "sender_ptr"),
+    "order": ("index", "offsets"),
+}
+"""By the name of an order: the ends that it sorts, and the offsets of nodes in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,7 +333,7 @@ class Arguments:
         return f.load_pointer(self.place(f, *key))
 
 
-VERSION = 3
+VERSION = 4
 """Version of the generated code and its interface to the runtime; part of every kernel's name."""
 
 
@@ -360,7 +365,7 @@ class Pass:
     """One function of a kernel, which computes units `begin` to `end`."""
 
     name: str
-    text: str
+    function: Function
     units: Units
     row_cost: int = 0  # vector operations
     node_cost: int = 0
@@ -369,7 +374,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A kernel as LLVM IR.
+    """A kernel as LLVM IR, but for its handler, see `with_handler`.
 
     Called with its inputs, then `index_arrays`; results are the outputs, then an array of rows of
     scratch memory for each width in `copies`.
@@ -391,13 +396,14 @@ class KernelPasses:
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]
     declared: Collection[str] = ()
+    orders: list[tuple[int, ...]] | None = None  # see `ENDS_OF`; by name if None
 
     def module(self, dtype: str) -> Module:
         """Return the kernel: its functions, what the runtime checks and runs, and the handler."""
         own, entries = declarations(dtype), self.arguments.entries
         declared = [d for d in self.declared if d not in own]
         texts = ["\n".join(own) + "\n", *declared, *self.functions.values()]
-        texts += [p.text for p in self.passes]
+        texts += [p.function.text(p.name) for p in self.passes]
         for n, entry in enumerate(entries):
             size = len(entry.name.encode()) + 1
             texts.append(f'@name{n} = internal constant [{size} x i8] c"{entry.name}\\00"')
@@ -410,16 +416,27 @@ class KernelPasses:
             runs.append((f"@{p.name}", size, p.row_cost, p.node_cost, p.scratch, count))
         inputs = self.arguments.num_arguments
         counts = inputs, len(entries) - inputs, len(self.passes)
-        texts += [_table("buffers", checks), _table("passes", runs)]
-        texts.append(f"@spec = internal constant {_words((*counts, '@buffers', '@passes'))}\n")
+        orders = self.orders
+        if orders is None:
+            places = {e.name: n for n, e in enumerate(entries[:inputs]) if e.role != DATA}
+            found = (n for n in ENDS_OF if n in places)
+            orders = [tuple(places[k] for k in (n, *ENDS_OF[n])) for n in found]
+        tables = {"buffers": checks, "passes": runs, "orders": orders or [(0, 0, 0)]}
+        texts += [_table(name, rows) for name, rows in tables.items()]
+        spec = _words((*counts, "@buffers", "@passes", len(orders), "@orders"))
+        texts.append(f"@spec = internal constant {spec}\n")
         text = "\n".join(texts)
         name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-        text += (
-            "declare ptr @eqfuse_call(ptr, ptr)\n"
-            f"define ptr @{name}(ptr %frame) {{\n"
-            "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
-        )
         return Module(name, text, self.index_arrays, self.copies)
+
+
+def with_handler(text: str, name: str) -> str:
+    """Return the text of a module with what XLA calls, under a name."""
+    return (
+        f"{text}declare ptr @eqfuse_call(ptr, ptr)\n"
+        f"define ptr @{name}(ptr %frame) {{\n"
+        "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
+    )
 
 
 def _words(words) -> str:

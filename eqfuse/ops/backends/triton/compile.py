@@ -305,6 +305,8 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
         kernel = min(kernel, other, key=lambda k: k.spilled_bytes)
     path, key = _place(spec, target)
     _host.write_entry(path, key, _to_json(kernel))
+    _host.remove_old(path.parent, "*.json")
+    _host.remove_old(_host.cache_folder("source"), "*.py")
     COUNTS["compiled"] += 1
     return _keep(spec, kernel)
 

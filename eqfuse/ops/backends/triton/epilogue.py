@@ -7,8 +7,8 @@ import dataclasses
 from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter
+from eqfuse.ops.ir.form import Segment
 from eqfuse.ops.ir.fused import IDENTITY, Fused, Part, Tile
-from eqfuse.ops.ir.linear import Block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Place:
     v: str
 
     @property
-    def block(self) -> Block:
+    def block(self) -> Segment:
         return self.t.linear.blocks_out[self.part.block]
 
     @property
@@ -125,13 +125,13 @@ def write_cotangent(t: FusedEmitter, tile: Tile, has_ct_z: bool):
         else:
             z = [place.load(place.of_z("z", k)) for k in components]
             if tile.gate is None:
-                slopes = [activated(t, tile.act, x, True) for x in z]
+                slopes = [activated(t, tile.act, x, 1) for x in z]
                 pairs = zip(cts, slopes, strict=True)
                 results = [(place, [f"{ct} * {slope}" for ct, slope in pairs])]
             else:
                 gate = Place(t, tile.gate, v)
                 x = gate.load(gate.of_z("z", 0))
-                act, slope = activated(t, tile.act, x), activated(t, tile.act, x, True)
+                act, slope = (activated(t, tile.act, x, order) for order in (0, 1))
                 total = " + ".join(f"{ct} * {value}" for ct, value in zip(cts, z, strict=True))
                 results = [(place, [f"{ct} * {act}" for ct in cts])]
                 results.append((gate, [f"({total}) * {slope}"]))

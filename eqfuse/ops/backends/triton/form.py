@@ -169,6 +169,8 @@ class TaskEmitter(Emitter):
 
     def _load(self, operand: Operand, segment, component: int, name: str, row: str = ""):
         place, mask = self._place(operand, segment, component)
+        if self.over_rows and operand.index.is_node:
+            mask += f" & {operand.index.value}_inside"
         mask = f", mask={mask}, other=0.0" if mask else ""
         wide = "" if self.task.dtype in ("float32", "float64") else f".to({self.real})"
         self.emit(f"{name} = tl.load({row or operand.name + '_row'} + {place}{mask}){wide}")
@@ -206,8 +208,10 @@ class TaskEmitter(Emitter):
         self.emit_all()
         form, arrays = self.form, self.index_arrays()
         indices = {form.outputs[o].index for o in self.partial}
-        scalars = ["num_rows"] * (self.over_rows or Index.ROW in indices)
-        scalars += ["num_nodes"] * (not self.over_rows and bool(indices - {Index.ROW}))
+        of_rows = any(form.outputs[o].index is Index.ROW for o in self.outputs)
+        scalars = ["num_rows"] * of_rows
+        of_nodes = not self.over_rows and (of_rows or indices)
+        scalars += ["num_nodes"] * bool(self.ends() or of_nodes)
         before = [form.outputs[o].name for o in self.continued]
         names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
         names += [f"{name}_before_ptr" for name in before] + list(scalars)
@@ -257,6 +261,31 @@ class TaskEmitter(Emitter):
         for o, number in segments:
             self._store(o, number, (o, number) not in zeros)
 
+    def _zero_dropped_rows(self):
+        """Write zeros for edges of no node, which are behind all in the order: the last node's."""
+        of_rows = [o for o in self.outputs if not self._owned(self.form.outputs[o])]
+        if not of_rows:
+            return
+        owner, (order, ptr) = self.task.reduce_over.value, self.task.reduce_over.edge_arrays
+        self.emit(f"position = tl.load({ptr}_ptr + {owner} + 1).to(tl.int64)")
+        self.emit(f"stop = tl.where({owner} == num_nodes - 1, num_rows, 0)")
+        with self.block("while position < stop:"):
+            if self.two_axes:
+                self.emit("present = position + edge < stop")
+            self.emit(f"row = {self._fetch(order, '', 0)}.to(tl.int64)")
+            mask = " & present" if self.two_axes else ""
+            for o in of_rows:
+                operand, step = self.form.outputs[o], self.lanes * self.channel_blocks
+                self._row_of(operand, output=o)
+                first = "0"
+                if o in self.partial:  # of which this program has a row to itself
+                    first, step = f"-tl.program_id(1) * {self.lanes}", self.lanes
+                stop = operand.size if first == "0" else f"{operand.size} + ({first})"
+                with self.block(f"for at in tl.range({first}, {stop}, {step}, num_stages=1):"):
+                    inside = f"(at + lane < {operand.size}){mask}"
+                    self.emit(f"tl.store({operand.name}_row + at + lane, 0.0, mask={inside})")
+            self.emit(f"position += {self.edges}")
+
     def _rows_prologue(self):
         self.emit(f"row = tl.program_id(0).to(tl.int64) * {self.rows}")
         self.emit(f"row = (row + tl.arange(0, {self.rows}))[:, None]")
@@ -264,6 +293,8 @@ class TaskEmitter(Emitter):
         for name in self.index_arrays():
             load = f"tl.load({name}_ptr + row, mask=present, other=0)"
             self.emit(f"{name[:-1]} = {load}.to(tl.int64)")
+            inside = f"({name[:-1]} >= 0) & ({name[:-1]} < num_nodes)"
+            self.emit(f"{name[:-1]}_inside = {inside}")
         self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})[None, :]")
         self._masks()
 
@@ -275,6 +306,7 @@ class TaskEmitter(Emitter):
         if self.two_axes:
             self.emit(f"edge = tl.arange(0, {self.edges})[:, None]")
         self._masks()
+        self._zero_dropped_rows()
         _, ptr = reduce_over.edge_arrays
         self.emit(f"position = tl.load({ptr}_ptr + {reduce_over.value}).to(tl.int64)")
         self.emit(f"stop = tl.load({ptr}_ptr + {reduce_over.value} + 1)")
@@ -294,7 +326,7 @@ class TaskEmitter(Emitter):
                 for name in self._accumulators(o):
                     self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
 
-    def _ends(self) -> list[str]:
+    def ends(self) -> list[str]:
         """Return the index arrays of the other ends of edges."""
         own = self.task.reduce_over.edge_arrays
         return [name for name in self.index_arrays() if name not in own]
@@ -303,15 +335,16 @@ class TaskEmitter(Emitter):
         """Return a load of an index array, masked where a later turn has no edge."""
         here = "position + edge" if self.two_axes else "position"
         ahead = f" + {turn * self.edges}" if turn else ""
-        return f"tl.load({name}_ptr + {at or here + ahead}, mask={here}{ahead} < stop, other=0)"
+        load = f"tl.load({name}_ptr + {at or here + ahead}, mask={here}{ahead} < stop, other=0)"
+        return self.node_index(load) if name in self.ends() else load
 
     def _fetch_first(self):
         """Load the indices of the first edge, and the row of the second."""
         order = self.task.reduce_over.edge_arrays[0]
         self.emit(f"next_row = {self._fetch(order, '', 0)}")
-        for name in self._ends():
+        for name in self.ends():
             self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 0)}")
-        if self._ends():
+        if self.ends():
             self.emit(f"later_row = {self._fetch(order, '', 1)}")
 
     def _fetch_ahead(self):
@@ -323,12 +356,12 @@ class TaskEmitter(Emitter):
         if self.two_axes:
             self.emit("present = position + edge < stop")
         self.emit("row = next_row.to(tl.int64)")
-        for name in self._ends():
+        for name in self.ends():
             self.emit(f"{name[:-1]} = next_{name[:-1]}.to(tl.int64)")
-        self.emit(f"next_row = {'later_row' if self._ends() else self._fetch(order, '', 1)}")
-        for name in self._ends():
+        self.emit(f"next_row = {'later_row' if self.ends() else self._fetch(order, '', 1)}")
+        for name in self.ends():
             self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 1)}")
-        if self._ends():
+        if self.ends():
             self.emit(f"later_row = {self._fetch(order, '', 2)}")
 
     def _accumulators(self, o: int):

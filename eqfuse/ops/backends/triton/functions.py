@@ -1,50 +1,37 @@
 """Activations of gates as text of Triton."""
 
+from eqfuse.ops.backends.activations import WRITTEN_OUT, written_out
 from eqfuse.ops.backends.triton.text import DenseEmitter
-from eqfuse.ops.ir import functions
-from eqfuse.ops.ir.functions import Expression, variable
 from eqfuse.ops.ir.fused import Activation
 
-COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", **COMPARED}
+OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "eq": "=="}
+OPERATORS |= {"ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+CALLED = {name: f"tl.{name}({{}})" for name in ("abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos")}
+CALLED |= {"neg": "-{}", "select": "tl.where({0}, {2}, {1})"}
+CALLED |= {n: f"tl.{n}imum({{}}, {{}}, tl.PropagateNan.ALL)" for n in ("max", "min")}
 
 
-def text(expression: Expression | float) -> str:
-    """Return an expression as text, with no more parentheses than it needs."""
-    return _text(expression)[0]
+def activated(t: DenseEmitter, act: Activation, x: str, order: int = 0) -> str:
+    """Return an activation of variable x, or its derivative of this order."""
+
+    def apply(function: str, values: list[str]) -> str:
+        if function in WRITTEN_OUT:
+            return written_out(function).evaluate([0], *values, repr, apply)[0]
+        if function in OPERATORS:
+            return t.name(f"{values[0]} {OPERATORS[function]} {values[1]}")
+        return t.name(CALLED[function].format(*values))
+
+    [value] = act.steps.evaluate([order], x, repr, apply)
+    return t.name(value if act.scale == 1.0 else f"{act.scale!r} * {value}")
 
 
-def _text(expression: Expression | float) -> tuple[str, int]:
-    """Return the text of an expression, and how strongly its outermost operator binds."""
-    if not isinstance(expression, Expression):
-        return repr(expression), 4
-    function, operands = expression.function, expression.operands
-    if function == "variable":
-        return operands[0], 4
-    parts = [_text(o) for o in operands]
+def unknown(act: Activation) -> list[str]:
+    """Return the functions of an activation that Triton's text has no words for."""
+    found: list[str] = []
 
-    def within(k: int, least: int) -> str:
-        text, binds = parts[k]
-        return text if binds >= least else f"({text})"
+    def note(function: str, values: list[str]) -> str:
+        found.append(function)
+        return function
 
-    if function == "neg":
-        return f"-{within(0, 3)}", 3
-    if function in OPERATORS or function == "div":
-        binds = 0 if function in COMPARED else 1 if function in ("add", "sub") else 2
-        operator = OPERATORS.get(function, "/")
-        return f"{within(0, binds)} {operator} {within(1, binds + 1)}", binds
-    if function == "select":
-        condition, no, yes = (part for part, _ in parts)
-        return f"tl.where({condition}, {yes}, {no})", 4
-    return f"tl.{function}({parts[0][0]})", 4
-
-
-def activated(t: DenseEmitter, act: Activation, x: str, derivative: bool = False) -> str:
-    """Return an activation of variable x, or its derivative."""
-
-    def let(name: str, expression: Expression) -> Expression:
-        t.emit(f"act_{name} = {text(expression)}")
-        return variable(f"act_{name}")
-
-    value = text(functions.ACTIVATIONS[act.name](variable(x), let)[derivative])
-    return t.name(value if act.scale == 1.0 else f"{act.scale!r} * ({value})")
+    act.steps.evaluate([0, 1], "x", repr, note)
+    return [f for f in found if f not in (*OPERATORS, *CALLED, *WRITTEN_OUT)]

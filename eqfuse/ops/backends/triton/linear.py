@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import SLICE, WARPS, DenseEmitter, power_of_two
-from eqfuse.ops.ir.linear import BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.form import SegmentRef
+from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
 
 TILE = 32
 WIDE_TILE = 64
@@ -37,7 +38,7 @@ def jobs(linear_form: LinearForm) -> list[Job]:
             result[o, b] = []
     for term in linear_form.terms:
         slots = (s for s in (term.x, term.z) if s and s.operand >= len(linear_form.inputs))
-        block = next((slot.block for slot in slots), 0)
+        block = next((slot.segment for slot in slots), 0)
         result[linear_form.output_of(term), block].append(term)
     return [Job(o, b, terms) for (o, b), terms in result.items()]
 
@@ -60,8 +61,8 @@ def operations(linear_form: LinearForm, num_rows: int) -> int:
     """Return the additions and multiplications of a linear form."""
     total = 0
     for term in linear_form.terms:
-        z = linear_form.operands[term.z.operand].blocks[term.z.block]
-        x = linear_form.operands[term.x.operand].blocks[term.x.block].mul if term.x else 1
+        z = linear_form.operands[term.z.operand].blocks[term.z.segment]
+        x = linear_form.operands[term.x.operand].blocks[term.x.segment].mul if term.x else 1
         total += 2 * num_rows * z.dim * z.mul * x
     return total
 
@@ -183,7 +184,7 @@ class JobEmitter:
         forward = term.z.operand >= len(linear_form.inputs)
         source = term.x if forward else term.z
         rows = linear_form.inputs[source.operand]
-        block = rows.blocks[source.block]
+        block = rows.blocks[source.segment]
         x = f"a{source.operand}_ptr + row * {rows.size} + {block.offset} + k"
         count = self.together(block.mul, TOGETHER if forward else TURNED)
         with t.slices(block.mul, count):
@@ -247,7 +248,7 @@ class JobEmitter:
     def _add_rows(self, term: Term, shape):
         """Add the product of x and z, summed over rows and components, to `total`."""
         linear_form, t = self.linear_form, self.text
-        dim = linear_form.inputs[term.z.operand].blocks[term.z.block].dim
+        dim = linear_form.inputs[term.z.operand].blocks[term.z.segment].dim
         size = self.together(2 * SLICE, TOGETHER) * SLICE
         t.emit(f"at = begin.to(tl.int64) * {dim}")
         with t.block(f"while at < end * {dim}:"):
@@ -269,10 +270,10 @@ class JobEmitter:
                 t.emit(f"total += {t.dot(f'tl.trans({x})', z, term.scale)}")
             t.emit(f"at += {size}")
 
-    def _factor(self, slot: BlockRef, channel: str, mul: int) -> str:
+    def _factor(self, slot: SegmentRef, channel: str, mul: int) -> str:
         """Return rows and components by channels [1, ...], of a slice of rows."""
         rows = self.linear_form.inputs[slot.operand]
-        block = rows.blocks[slot.block]
+        block = rows.blocks[slot.segment]
         place = f"{block.offset} + {channel} * {block.dim} + k[:, None]"
         address = f"a{slot.operand}_ptr + row[:, None] * {rows.size} + {place}"
         return self.text.factor(address, f"inside[:, None] & ({channel} < {mul})")

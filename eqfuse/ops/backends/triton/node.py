@@ -128,7 +128,8 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     t.sums |= walk.adders
     integers = [*walk.index_arrays(), *t.set_index]
     outputs = dict.fromkeys([*fused.outputs, "m"], dtype)
-    return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs)
+    scalars = ["num_nodes"] * bool(walk.ends())
+    return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs, scalars)
 
 
 @functools.lru_cache(maxsize=256)
@@ -185,7 +186,7 @@ def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
     [out] = t.fused.form.outputs
     dim, results = t.linear.blocks_out[part.block].dim, []
     for term in t.linear.into(part.block):
-        block = t.linear.blocks_in[term.x.block]
+        block = t.linear.blocks_in[term.x.segment]
 
         def row(u: str, k: int, block=block) -> str:
             return f"m_ptr + node * {out.size} + {block.offset} + {u} * {block.dim} + {k}"
@@ -207,7 +208,7 @@ def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
     with t.block(loop):
         results = []
         for term in t.linear.linear_form.terms:
-            if term.x is None or term.x.block != number:
+            if term.x is None or term.x.segment != number:
                 continue
             whole = t.linear.block_of(term)
             width = t.linear.blocks_out[whole].mul

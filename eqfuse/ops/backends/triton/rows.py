@@ -48,7 +48,7 @@ class RowEmitter(FusedEmitter):
         """Return the kernel of the lines so far, which reads the product's inputs and `inputs`."""
         note = f"{note}\n{self.form!r}\nmixed to {self.linear.irreps_out}"
         inputs = [*(o.name for o in self.form.inputs), *inputs, *self.integers]
-        scalars = "num_rows", *scalars
+        scalars = "num_rows", *["num_nodes"] * self.form.on_graph, *scalars
         return self.kernel(stem, note, inputs, self.integers, outputs, scalars, shares, ROWS)
 
     # rows and channels
@@ -71,7 +71,8 @@ class RowEmitter(FusedEmitter):
         if self.fused.num_sets:
             self.emit("set_index = tl.load(set_index_ptr + row)")
         if self.form.on_graph:
-            self.emit("node = tl.load(receivers_ptr + row).to(tl.int64)")
+            node = self.node_index("tl.load(receivers_ptr + row)")
+            self.emit(f"node = {node}.to(tl.int64)")
 
     def row_pointers(self, operands):
         for operand in operands:
@@ -165,11 +166,11 @@ class RowEmitter(FusedEmitter):
         """Return the matrices that read a segment of the product."""
         held = [b.holds(self.out.segments[segment]) for b in self.linear.blocks_in]
         terms = self.linear.linear_form.terms
-        return [t for t in terms if t.x is not None and held[t.x.block]]
+        return [t for t in terms if t.x is not None and held[t.x.segment]]
 
     def rows_of(self, segment: int, term: Term) -> tuple[int, int]:
         """Return (first, step): channel u of a segment has row first + u * step of a matrix."""
-        s, block = self.out.segments[segment], self.linear.blocks_in[term.x.block]
+        s, block = self.out.segments[segment], self.linear.blocks_in[term.x.segment]
         return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
 
     def parameter(self, term: Term, which: str) -> str:

@@ -66,6 +66,10 @@ class Emitter:
     def emit(self, line: str):
         self.lines.append("    " * self.indent + line)
 
+    def node_index(self, load: str) -> str:
+        """Return a loaded index of nodes; one that is out of range becomes the nearest."""
+        return f"tl.minimum(tl.maximum({load}, 0), num_nodes - 1)"
+
     @contextlib.contextmanager
     def block(self, head: str):
         """Indent lines inside an `if`, a `for` or a `while`."""

@@ -26,7 +26,7 @@ BACKEND = "llvm"
 """The backend of the forms that are steps. On a GPU, one block that takes all steps was predicted
 to take three times as long as their launches (benchmarks/results/sequences.md)."""
 MOST = 4_800_000
-"""Elements from which on it is worth more to share each step out, see `sequence`."""
+"""A function that writes more elements runs faster as XLA's operations, on all threads."""
 
 PLACED = frozenset(("shard_map", "sharding_constraint"))
 """Primitives by which `jit` finds the devices that it compiles for."""

@@ -8,8 +8,8 @@ import pytest
 from eqfuse.ops.backends import xla as definition
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.ir.form import derivatives
-from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.form import Segment, SegmentRef, derivatives
+from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import forms
 from tests.ops.backends.llvm.test_llvm import assert_same_for_any_threads
 from tests.ops.parity import along_random_directions, only
@@ -22,7 +22,7 @@ def random_rows(rng, count: int) -> Rows:
     blocks, stop = [], int(rng.integers(3))
     for _ in range(count):
         mul, dim = int(rng.choice([1, 2, 5, 17, 33])), int(rng.choice([1, 3, 5]))
-        blocks.append(Block(stop, mul, dim))
+        blocks.append(Segment.mul_ir(stop, mul, dim))
         stop += mul * dim + int(rng.integers(2))
     return Rows(stop, tuple(blocks))
 
@@ -35,15 +35,15 @@ def random_mixing(rng, num_sets: int) -> LinearForm:
         for i, operand in enumerate((x, y)):
             for a, source in enumerate(operand.blocks):
                 if source.dim == target.dim:
-                    pairs.append((BlockRef(i, a), b, (source.mul, target.mul)))
+                    pairs.append((SegmentRef(i, a), b, (source.mul, target.mul)))
     inputs += [Weights(shape) for _, _, shape in pairs]
     scalars = [b for b, block in enumerate(z.blocks) if block.dim == 1][:1]
     inputs += [Weights((z.blocks[b].mul,)) for b in scalars]
     terms = [
-        Term(source, 2 + n, BlockRef(len(inputs), b), float(rng.normal()))
+        Term(source, 2 + n, SegmentRef(len(inputs), b), float(rng.normal()))
         for n, (source, b, _) in enumerate(pairs)
     ]
-    terms += [Term(None, len(inputs) - 1, BlockRef(len(inputs), b), 1.5) for b in scalars]
+    terms += [Term(None, len(inputs) - 1, SegmentRef(len(inputs), b), 1.5) for b in scalars]
     if not terms:
         return random_mixing(rng, num_sets)
     return LinearForm(tuple(inputs), (z,), tuple(terms), num_sets)
@@ -82,8 +82,8 @@ def test_random_mixings_and_their_derivatives(rows, num_sets, vector_bytes, monk
 
 
 def linear(mul: int, dim: int, num_sets: int = 0) -> LinearForm:
-    rows = Rows(mul * dim, (Block(0, mul, dim),))
-    term = Term(BlockRef(0, 0), 1, BlockRef(2, 0), 1.0)
+    rows = Rows(mul * dim, (Segment.mul_ir(0, mul, dim),))
+    term = Term(SegmentRef(0, 0), 1, SegmentRef(2, 0), 1.0)
     return LinearForm((rows, Weights((mul, mul))), (rows,), (term,), num_sets)
 
 

@@ -220,6 +220,26 @@ def test_orders_that_are_no_permutations_are_an_error(call, name):
         call()
 
 
+@pytest.mark.parametrize("end", ["receiver", "sender"])
+def test_orders_of_other_ends_are_an_error(call, end):
+    order = call.arguments[f"{end}_order"]
+    order[[0, -1]] = order[[-1, 0]]
+    node = call.arguments[f"{end}s"][order[0]]
+    with pytest.raises(
+        REFUSED, match=rf"{end}_order\[0\] is {order[0]}, and {end}s.* is {node}, not"
+    ):
+        call()
+
+
+def test_edges_of_a_node_may_be_in_any_order(call):
+    expected = call()
+    ptr, order = (call.arguments[f"receiver_{name}"] for name in ("ptr", "order"))
+    node = int(np.argmax(np.diff(ptr)))
+    order[ptr[node] : ptr[node + 1]] = order[ptr[node] : ptr[node + 1]][::-1]
+    for a, b in zip(call(), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
 @pytest.mark.parametrize("name", ["receiver_ptr", "sender_ptr"])
 @pytest.mark.parametrize("place", [0, 4, NODES])
 @pytest.mark.parametrize("value", [-5, EDGES + 1, 2**31 - 1])

@@ -1,5 +1,6 @@
 """Native kernels and their machine: the threads they may use, the cache, processes, versions."""
 
+import hashlib
 import multiprocessing
 import os
 import pathlib
@@ -17,6 +18,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops import _backend
 from eqfuse.ops.backends.llvm import machine
+from tests.child import run_python
 
 PRODUCT = """
 import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
@@ -37,11 +39,13 @@ def run(code: str, **variables) -> str:
     """Return what a fresh process prints."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # whose warnings would be errors
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python("-c", code, env=environment).stdout.strip()
+
+
+def test_runtime_ll_is_made_of_runtime_c():
+    source = machine.RUNTIME.with_suffix(".c").read_bytes()
+    made_of = machine.RUNTIME.read_text().split("\n")[0].split()[-1]
+    assert made_of == hashlib.sha256(source).hexdigest(), "run scripts/runtime_ir.py"
 
 
 @pytest.mark.parametrize(
@@ -138,10 +142,10 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, monkeypatch, damage):
 @pytest.mark.slow
 def test_kernels_are_found_by_later_processes(tmp_path):
     run(PRODUCT, EQFUSE_CACHE_DIR=str(tmp_path))
-    times = {path: path.stat().st_mtime_ns for path in objects(tmp_path)}
-    assert len(times) >= 2  # the kernel, and what all kernels share
+    written = {path: path.stat().st_ino for path in objects(tmp_path)}
+    assert len(written) >= 2  # the kernel, and what all kernels share
     run(PRODUCT, EQFUSE_CACHE_DIR=str(tmp_path))
-    assert {path: path.stat().st_mtime_ns for path in objects(tmp_path)} == times
+    assert {path: path.stat().st_ino for path in objects(tmp_path)} == written
 
 
 @pytest.mark.slow
@@ -150,6 +154,37 @@ def test_processes_that_fill_the_cache_at_once(tmp_path):
     started = [subprocess.Popen([sys.executable, "-c", PRODUCT], env=environment) for _ in range(3)]
     assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
     assert not [path for path in (tmp_path / "cpu").iterdir() if path.suffix != ".o"]
+
+
+COMPILED = """
+import ctypes, gc, os, pathlib
+from eqfuse.ops.backends.llvm import machine
+
+def compiled(number):
+    of = {f"%t{number}_{k}": f"{{ [{2000 * number + k + 7} x i8], i32 }}" for k in range(2000)}
+    kinds = [f"{name} = type {kind}" for name, kind in of.items()]
+    uses = [f"@g{k} = external global {name}" for k, name in enumerate(of)]
+    machine.compiled("\\n".join(kinds + uses))
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+for number in range(3):
+    compiled(number)
+before = resident()
+for number in range(3, 13):
+    compiled(number)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_compiled_modules_is_freed(tmp_path):
+    """LLVM's contexts keep types for good: here 2,000 a module, which are 0.4 MB."""
+    assert int(run(COMPILED, EQFUSE_CACHE_DIR=str(tmp_path))) < 2e6
 
 
 def test_an_unknown_interface_of_xla_is_refused(monkeypatch):
@@ -233,7 +268,7 @@ def test_under_a_data_loader_that_forks():
 
 def test_a_kernel_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="expected instruction opcode"):
-        machine.register("eqfuse_broken", "define ptr @eqfuse_broken(ptr %frame) { nonsense }")
+        machine.register("eqfuse_broken", "define void @step() { nonsense }\n")
     assert "eqfuse_broken" not in machine._registered
 
 

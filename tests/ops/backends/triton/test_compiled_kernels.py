@@ -16,10 +16,7 @@ from eqfuse.ops.backends.triton.compile import compile_kernel
 REGISTERS = 255  # of a thread, on every NVIDIA GPU since 2012
 
 
-@pytest.mark.parametrize(
-    ("order", "target"),
-    tiers.targets(["forward", "backward"], ["double"]),
-)
+@pytest.mark.parametrize(("order", "target"), tiers.targets(["forward", "backward"], ["double"]))
 def test_nequip_compiles_without_spilling(order, target):
     """NequIP with l up to 2 and both parities: one launch, one, and two."""
     kernels = plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32")

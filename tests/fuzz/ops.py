@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.ops.transforms.fuse.trace import STRICT
+from eqfuse.fuse.moves import STRICT
 from tests.fuzz.checks import FailureError
 
 IRREPS = ("0e", "0o", "1e", "1o", "2e", "2o")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.ops.transforms.fuse.trace import STRICT
+from eqfuse.fuse.moves import STRICT
 from tests.fuzz.checks import FailureError
 from tests.fuzz.networks import Parameters, layer, linear, readout
 from tests.ops.parity import UNOPTIMIZED

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
+from eqfuse.fuse import layers
+from eqfuse.fuse.moves import STRICT
 from eqfuse.ops.primitives import choice
-from eqfuse.ops.transforms.fuse import layers
-from eqfuse.ops.transforms.fuse.trace import STRICT
 from tests.ops import parity
 
 

@@ -1,6 +1,6 @@
 """The table of what runs: native calls and launches of each op, on each backend, in each order.
 
-The table is that of the documentation, docs/reference/fused.md: it is read there.
+The table is what_runs.md, beside this file.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.primitives import choice
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "fused.md"
+PAGE = pathlib.Path(__file__).with_name("what_runs.md")
 X, Y, OUT, GATED = "4x0e+4x1o", "0e+1o", "5x0e+3x1o", "5x0e+3x0e+3x1o"
 ROWS, NODES = choice.FEWEST_ROWS, 16
 CALLS = {"llvm": "custom_call @eqfuse", "triton": "custom_call @xla_ffi_python_cpu_callback"}

@@ -14,35 +14,30 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
-from eqfuse.ops._edges import as_int32
-from eqfuse.ops.ir.linear import LinearForm, Rows
-from eqfuse.ops.transforms.fuse.layers import without_masks
-from eqfuse.ops.transforms.fuse.match import add_rows, as_rows
-from eqfuse.ops.transforms.fuse.polynomials import Terms, Unfit
-from eqfuse.ops.transforms.fuse.rows import (
-    ROWS,
-    ArrayFactor,
-    RowPolynomials,
-    products_behind,
-)
-from eqfuse.ops.transforms.fuse.trace import (
-    FLOATS,
+from eqfuse.fuse.layers import without_masks
+from eqfuse.fuse.match import add_rows, as_rows
+from eqfuse.fuse.moves import (
     Gathered,
-    Node,
-    Trace,
     added_outside,
-    bind,
     from_outside,
     guarded,
     is_broken,
-    mark_p,
     mode_of,
-    needed,
     outputs_of,
     placed,
     row_indices,
     summed,
 )
+from eqfuse.fuse.polynomials import Terms, Unfit
+from eqfuse.fuse.rows import (
+    ROWS,
+    ArrayFactor,
+    RowPolynomials,
+    products_behind,
+)
+from eqfuse.ops._edges import as_int32
+from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, mark_p, needed
 
 MOST_PASSES = 64
 """How often a trace is rewritten at most: each pass brings something nearer to where it matches."""

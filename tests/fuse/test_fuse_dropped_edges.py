@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops import tiers
-from tests.ops.transforms.fuse.test_fuse import (
+from tests.fuse.test_fuse import (
     MASK,
     NODES,
     PRODUCT,
@@ -23,6 +22,7 @@ from tests.ops.transforms.fuse.test_fuse import (
     weighted,
     where,
 )
+from tests.ops import tiers
 
 
 def segments_of(m, receivers):

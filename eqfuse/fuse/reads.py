@@ -7,11 +7,11 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.polynomials import Unfit
+from eqfuse.fuse.rows import FOLLOWED, RowPolynomials
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.transforms.fuse.polynomials import Unfit
-from eqfuse.ops.transforms.fuse.rows import FOLLOWED, RowPolynomials
-from eqfuse.ops.transforms.fuse.trace import Node, Trace
+from eqfuse.ops.transforms.trace import Node, Trace
 
 
 def readers(

@@ -9,6 +9,22 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.gate import gate_behind
+from eqfuse.fuse.match import (
+    CONVERT,
+    Match,
+    as_rows,
+    match_product,
+)
+from eqfuse.fuse.moves import Gathered, added_outside, from_outside, is_within, placed, summed
+from eqfuse.fuse.polynomials import Polynomial, Unfit
+from eqfuse.fuse.reads import restricted
+from eqfuse.fuse.rows import (
+    ROWS,
+    ArrayFactor,
+    ProductFactor,
+    RowPolynomials,
+)
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
@@ -17,31 +33,7 @@ from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
-from eqfuse.ops.transforms.fuse.gate import gate_behind
-from eqfuse.ops.transforms.fuse.match import (
-    CONVERT,
-    Match,
-    as_rows,
-    match_product,
-)
-from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Unfit
-from eqfuse.ops.transforms.fuse.reads import restricted
-from eqfuse.ops.transforms.fuse.rows import (
-    ROWS,
-    ArrayFactor,
-    ProductFactor,
-    RowPolynomials,
-)
-from eqfuse.ops.transforms.fuse.trace import (
-    Gathered,
-    Node,
-    Trace,
-    added_outside,
-    from_outside,
-    is_within,
-    placed,
-    summed,
-)
+from eqfuse.ops.transforms.trace import Node, Trace
 
 
 @dataclasses.dataclass(frozen=True)

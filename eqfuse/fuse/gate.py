@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.drafts import monomials
+from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
+from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials, row_shape
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.activations import scaled
 from eqfuse.ops.ir.fused import IDENTITY, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
-from eqfuse.ops.transforms.fuse.drafts import monomials
-from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Unfit, variable
-from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, row_shape
-from eqfuse.ops.transforms.fuse.trace import FLOATS, Trace, has_functions
+from eqfuse.ops.transforms.trace import FLOATS, Trace, has_functions
 
 
 def rounding(dtype) -> float:

@@ -22,8 +22,12 @@ REPLACED = {
     ),
 }
 """Names of e3nn-jax's modules, and the modules whose attributes of the same name they become."""
-BETWEEN = ("jax", "flax", "haiku", "equinox", "functools", "contextlib", "eqfuse.ops.transforms")
-BETWEEN += (e3nn.utils.vmap.__module__.rpartition(".")[0],)
+BETWEEN = ("jax", "flax", "haiku", "equinox", "functools", "contextlib")
+BETWEEN += (
+    "eqfuse.fuse",
+    "eqfuse.ops.transforms",
+    e3nn.utils.vmap.__module__.rpartition(".")[0],
+)
 """Modules whose frames lie between a call and the function that is called."""
 
 _active = jax.make_user_context(False)  # of a thread, and in the keys of jit's caches

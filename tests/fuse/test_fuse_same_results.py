@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.transforms.fuse import layers, rewrite
-from eqfuse.ops.transforms.fuse.trace import STRICT
+from eqfuse.fuse import layers, rewrite
+from eqfuse.fuse.moves import STRICT
 from tests.ops.parity import UNOPTIMIZED
 
 NODES, EDGES = 4, 6

@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Role
-from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
-from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Unfit, variable
-from eqfuse.ops.transforms.fuse.rows import (
+from eqfuse.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
+from eqfuse.fuse.moves import Gathered
+from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
+from eqfuse.fuse.rows import (
     ROWS,
     ArrayFactor,
     ProductFactor,
     RowPolynomials,
     row_shape,
 )
-from eqfuse.ops.transforms.fuse.trace import FLOATS, Gathered, Trace
+from eqfuse.ops.ir.form import Form, Index, Role
+from eqfuse.ops.transforms.trace import FLOATS, Trace
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""

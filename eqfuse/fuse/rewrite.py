@@ -14,31 +14,21 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqfuse import _jax_compat
-from eqfuse.ops.transforms.fuse import layers
-from eqfuse.ops.transforms.fuse.check import differences
-from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
-from eqfuse.ops.transforms.fuse.match import CONVERT
-from eqfuse.ops.transforms.fuse.reads import columns_read, read_rows, readers
-from eqfuse.ops.transforms.fuse.rows import (
+from eqfuse.fuse import layers
+from eqfuse.fuse.check import differences
+from eqfuse.fuse.commute import commuted, marks_left
+from eqfuse.fuse.match import CONVERT
+from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
+from eqfuse.fuse.patch import patched
+from eqfuse.fuse.reads import columns_read, read_rows, readers
+from eqfuse.fuse.rows import (
     ARITHMETIC,
     MOVES,
     RowPolynomials,
     behind,
     products_behind,
 )
-from eqfuse.ops.transforms.fuse.trace import (
-    FLOATS,
-    Node,
-    Trace,
-    bind,
-    fault,
-    guarded,
-    is_strict,
-    needed,
-    outputs_of,
-    traced,
-)
-from eqfuse.ops.transforms.patch import patched
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
 
 OPS = pathlib.Path(__file__).parents[2]
 FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])

@@ -9,9 +9,10 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.moves import gathered, summed
+from eqfuse.fuse.polynomials import MOST_TERMS, Polynomial, Unfit, constant, variable
 from eqfuse.ops.ir.form import Index, Role
-from eqfuse.ops.transforms.fuse.polynomials import MOST_TERMS, Polynomial, Unfit, constant, variable
-from eqfuse.ops.transforms.fuse.trace import FLOATS, Trace, computed, free_axes, gathered, summed
+from eqfuse.ops.transforms.trace import FLOATS, Trace, computed, free_axes
 
 MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
 MOVES |= frozenset(["split", "squeeze", "copy", "gather"])

@@ -7,10 +7,10 @@ import itertools
 
 import numpy as np
 
+from eqfuse.fuse.moves import Gathered
+from eqfuse.fuse.polynomials import Polynomial, Terms, Unfit
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
 from eqfuse.ops.ir.products import filled
-from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms, Unfit
-from eqfuse.ops.transforms.fuse.trace import Gathered
 
 ONE = "one"
 """The name of a factor that is 1 in every row."""

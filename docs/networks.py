@@ -16,10 +16,11 @@ _HEAD = """\
 
 <!-- written by docs/networks.py -->
 
-`eqfuse convert NAME RUN` writes one of these networks as a run. It takes the file from the program's
-package, or from where that program keeps its downloads, or names the file to fetch. What a wheel holds
-is downloaded from your package index. The licence is that of the weights. *Verified*: conversions were
-compared with the program on these very weights, the others on random ones.
+`eqfuse convert NAME RUN` writes one of these networks as a run. It takes the file from the
+program's package, or from where that program keeps its downloads, or names the file to fetch.
+What a wheel holds is downloaded from your package index. The licence is that of the weights.
+*Verified*: conversions were compared with the program on these very weights, the others on
+random ones.
 
 | name | program | elements | file | checksum | licence | cite | verified |
 |---|---|---|---|---|---|---|---|

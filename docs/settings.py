@@ -54,8 +54,8 @@ def page() -> str:
         names.setdefault(ours, []).append(f"`{theirs}`")
     rows = [(", ".join(theirs), ours) for ours, theirs in names.items()]
     note = (
-        "Options of `mace_run_train` (0.3.16) and nequip. Where there is only a name, its values are\n"
-        "the same. `eqfuse train` says why the others have no counterpart."
+        "Options of `mace_run_train` (0.3.16) and nequip. Where there is only a name, its values\n"
+        "are the same. `eqfuse train` says why the others have no counterpart."
     )
     parts.append(_table("Names of mace and nequip", ("there", "here"), rows, note))
     return "\n".join(parts)

@@ -31,7 +31,7 @@ def put(network, path, value):
     owner.state[name] = value
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "mace-versions.md"
+PAGE = Path(__file__).parents[2] / "eqfuse" / "convert" / "mace-versions.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.read_text().splitlines()

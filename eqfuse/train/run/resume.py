@@ -22,7 +22,8 @@ LENGTHS = ("steps", "epochs", "max_minutes")
 CHANGEABLE = (*LENGTHS, "devices", "verbose")
 
 TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
-"""Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
+"""Learning rates by default for a converted network: measured, see
+`benchmarks/results/trained_networks.md`."""
 
 REPLAY_LR = 0.2
 """Factor of these with replay, which larger steps make unstable: measured, see

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops.backends import activations
-from eqfuse.ops.backends.triton import form
+from eqfuse.ops.backends.triton import form, rows
 from eqfuse.ops.backends.triton import linear as linear_kernel
 from eqfuse.ops.backends.triton import linear as linear_plan
 from eqfuse.ops.backends.triton.spec import KernelSpec
@@ -140,7 +140,12 @@ MANY_ROWS = 160_000
 
 
 def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
-    """Return the kernels of the product and of the Linear of an op by order, of many rows."""
+    """Return the kernels of an op by order.
+
+    On a graph those of the product and of the Linear, of many rows; over rows the fused ones.
+    """
+    if not fused.summed:
+        return _over_rows(fused, dtype)
     product, linear = (derivatives(f) for f in (fused.form, fused.linear.linear_form))
     tile = linear_plan.tile(fused.linear.linear_form, dtype, MANY_ROWS, 1)
     return {
@@ -150,6 +155,16 @@ def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
         ]
         for order in product
     }
+
+
+def _over_rows(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
+    inputs, matrices = fused.form.inputs, fused.linear.parameters
+    given = (True,) * len(fused.sizes)
+    backward = [
+        rows.backward(fused, (True,) * len(inputs), given, dtype).spec,
+        rows.gradients(fused, (True,) * len(matrices), dtype, True).spec,
+    ]
+    return {"forward": [rows.forward(fused, dtype).spec], "backward": backward}
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:

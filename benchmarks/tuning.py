@@ -1,4 +1,4 @@
-"""What fine-tuning learns, and what it moves elsewhere: plain, elastic weights, replay, LoRA.
+"""What fine-tuning learns, and what it moves elsewhere: plain, elastic weights, replay.
 
     python -m benchmarks.tuning RUN FRAMES.xyz --train 33 --test 40 --steps 120 --out FOLDER
 
@@ -23,8 +23,6 @@ WAYS = {
     "plain": ["elastic=0"],
     "elastic": ["elastic=30"],
     "replay": ["replay=auto"],
-    "LoRA": ["adapter=lora", "lr=0.003"],
-    "LoRA and replay": ["adapter=lora", "lr=0.003", "replay=auto"],
 }
 
 

@@ -1,6 +1,7 @@
 """Plots of a run: learning curves, parity plots and dynamics, as PNG."""
 
 import csv
+import io
 from pathlib import Path
 
 import matplotlib
@@ -48,10 +49,10 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
             axes.set_xlim(columns[by][0] - 1, columns[by][0] + 1)
         axes.legend(frameon=True, framealpha=0.9, edgecolor="none")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}")
+    figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}", parse_math=False)
     note = "training: mean over the steps since the last validation, before their updates; "
     figure.supxlabel(f"{note}validation: of the averaged parameters", fontsize="small")
-    figure.savefig(target, dpi=150)
+    _save(figure, target)
 
 
 def parity(pairs, target: Path, title: str = ""):
@@ -91,8 +92,8 @@ def parity(pairs, target: Path, title: str = ""):
         axes.set_title(f"MAE {mae:.4g}, RMSE {rmse:.4g} {milli}", fontsize="medium")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
-    figure.suptitle(title)
-    figure.savefig(target, dpi=150)
+    figure.suptitle(title, parse_math=False)
+    _save(figure, target)
 
 
 def spread(spreads, errors, target: Path):
@@ -114,7 +115,7 @@ def spread(spreads, errors, target: Path):
         axes.set(xscale="log", yscale="log")
         axes.legend(fontsize="small")
     axes.set(xlabel="spread of the force (eV/Å)", ylabel="error of the force (eV/Å)")
-    figure.savefig(target, dpi=150)
+    _save(figure, target)
 
 
 def dynamics(table: Path, distances: Path, target: Path):
@@ -150,8 +151,8 @@ def dynamics(table: Path, distances: Path, target: Path):
     pairs.plot(radial[distance], radial[density], color=_COLOURS[0])
     labels = {"g": "radial distribution", "pairs_by_a": "pairs of an atom (1/Å)"}
     pairs.set(xlabel="distance (Å)", ylabel=labels[density], xlim=(0, None), ylim=(0, None))
-    figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps")
-    figure.savefig(target, dpi=150)
+    figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps", parse_math=False)
+    _save(figure, target)
 
 
 def walks(paths, target):
@@ -173,7 +174,7 @@ def walks(paths, target):
         axes.grid(alpha=0.3, linewidth=0.5)
     handles, names = force.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(target, dpi=150)
+    _save(figure, target)
 
 
 def drifts(runs, target):
@@ -190,7 +191,22 @@ def drifts(runs, target):
     axes.set(xlabel="time (ps)", ylabel="change of energy (meV/atom)")
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     axes.grid(alpha=0.3, linewidth=0.5)
-    figure.savefig(target, dpi=150)
+    _save(figure, target)
+
+
+def _save(figure, target):
+    """Write the PNG to a file, which is whole or not there, or a binary file that is open."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=150)
+    if not isinstance(target, Path):
+        target.write(content.getvalue())
+        return
+    try:
+        target.write_bytes(content.getvalue())
+    except OSError as error:
+        error.filename = str(target)
+        target.unlink(missing_ok=True)
+        raise
 
 
 def _few_labels(axis):

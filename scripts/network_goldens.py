@@ -9,17 +9,43 @@ place, or skip where it is not there.
 """
 
 import argparse
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from ase.data import atomic_numbers
 
-from eqfuse.convert.check import original_results, to_arrays
 from eqfuse.convert.convert import READERS
 from eqfuse.inference.examples import example_structures
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens" / "networks"
+
+
+def original_results(program: str, path, arrays, choice=None, python=sys.executable) -> dict:
+    """Return energies, forces and stress of structures by the program itself, run by `python`."""
+    script = Path(__file__).with_name("network_original.py")
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "structures.npz", Path(folder) / "results.npz"
+        np.savez(given, **arrays)
+        command = [python, str(script), program, str(Path(path).resolve()), str(given), str(out)]
+        subprocess.run(command + ([choice] if choice else []), check=True)
+        with np.load(out) as results:
+            return dict(results)
+
+
+def to_arrays(structures) -> dict[str, np.ndarray]:
+    """Return structures as arrays, which `network_original.py` reads."""
+    arrays = {"count": np.array(len(structures))}
+    for k, atoms in enumerate(structures):
+        arrays |= {
+            f"{k}_numbers": atoms.numbers,
+            f"{k}_positions": atoms.positions,
+            f"{k}_cell": atoms.cell.array,
+            f"{k}_pbc": atoms.pbc,
+        }
+    return arrays
 
 
 def main():
@@ -33,19 +59,14 @@ def main():
     options = parser.parse_args()
     network = READERS[options.program](options.file, options.choice)
     elements = [atomic_numbers[symbol] for symbol in options.elements or ()]
-    structures = example_structures(elements or network.references)
-    results = original_results(
-        options.program,
-        options.file,
-        structures,
-        choice=options.choice,
-        python=options.python,
-    )
+    structures = to_arrays(example_structures(elements or network.references))
+    own = {"choice": options.choice, "python": options.python}
+    results = original_results(options.program, options.file, structures, **own)
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{options.name}.npz"
     given = {"program": options.program, "network": Path(options.file).name}
     given |= {"choice": options.choice or "", "dtype": network.dtype}
-    np.savez_compressed(path, **to_arrays(structures), **given, **results)
+    np.savez_compressed(path, **structures, **given, **results)
     print(f"{path}: {path.stat().st_size / 1000:.1f} kB, by {results['version']}")
 
 

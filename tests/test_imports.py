@@ -1,4 +1,4 @@
-"""Imports run one way: ops <- models <- train <- inference, data <- train.
+"""Imports run one way: ops <- fuse, ops <- models <- train <- inference, data <- train.
 
 Inside of ops: ir <- backends <- primitives <- transforms <- the public ops.
 """
@@ -16,6 +16,7 @@ PACKAGE = ROOT / "eqfuse"
 
 ALLOWED = {
     "ops": {"_e3nn_jax", "ops", "_jax_compat"},
+    "fuse": {"ops", "_jax_compat", "fuse"},
     "graph": {"ops"},
     "models": {"ops", "graph", "models"},
     "data": {"ops", "graph", "data"},

@@ -75,7 +75,7 @@ def empty_cache():
 
 
 def kernels_of(name: str, dtype: str):
-    """Return (order, terms of the product, kernels) of a case."""
+    """Return (order, terms of the product, kernels) of a case; over rows, the fused ones."""
     if name in CASES:
         forms = CASES[name].forms()
         specs = {o: [k.spec for k in plan.kernels(form, dtype)] for o, form in forms.items()}

@@ -42,7 +42,7 @@ MAIN = ("nequip-64-l2", "mace-large")
 FUSED = ("fused-gate-64-l2", "fused-rows-32-l2")
 LARGER = (
     *(*MAIN, "mace-contraction-l2", "allegro-64-l2", "linear-64-l2"),
-    *(*FUSED, "fused-gate-64-l2-always"),
+    *(*FUSED, *(f"{name}-always" for name in FUSED)),
 )
 """Checked in a size, too, in which programs walk edges one by one, tiles of matmuls are wide, and
 gradients of parameters are sums of parts."""

@@ -254,6 +254,7 @@ PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
     "fused-gate-64-l2-always": functools.partial(fused, *NEQUIP, gate=True, fused="always"),
     "fused-linear-128": functools.partial(fused, "128x0e+128x1o", SH3, times(128, SH3)),
     "fused-rows-32-l2": functools.partial(fused, *ROWS, on_graph=False),
+    "fused-rows-32-l2-always": functools.partial(fused, *ROWS, on_graph=False, fused="always"),
     "linear-64-l2": functools.partial(linear, times(64, BOTH2)),
     "product-rows": functools.partial(row_product, "tensor_product", times(32, BOTH2), SH2),
     "elementwise-rows": functools.partial(

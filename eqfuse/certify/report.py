@@ -1,11 +1,12 @@
 """Reports of checks: one page of HTML or Markdown with pictures, and all numbers as JSON."""
 
 import base64
-import html
 import io
 import json
 import os
 import platform
+import re
+import urllib.parse
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from eqfuse import plots
 from eqfuse.certify.rows import CHECKS
 from eqfuse.data import DataError
+from eqfuse.train.run.files import write_whole
+from eqfuse.train.run.log import in_html, printable
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""
@@ -62,10 +65,10 @@ class Report:
     def write(self, page: Path | None, numbers: Path | None) -> list[Path]:
         """Write the page and the numbers where they are asked for, and return what was written."""
         if numbers is not None:
-            numbers.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+            write_whole(numbers, json.dumps(self.as_json(), indent=1) + "\n")
         if page is not None:
             text = self._html() if page.suffix == ".html" else self._markdown(page)
-            page.write_text(text, encoding="utf-8")
+            write_whole(page, text)
         return [path for path in (page, numbers) if path is not None]
 
     def as_json(self) -> dict:
@@ -135,27 +138,25 @@ class Report:
         return made
 
     def _markdown(self, page: Path) -> str:
-        lines = [f"# Check of {self.certificate.subject.name}", ""]
-        lines += [f"- {name}: {value}" for name, value in self._facts()]
+        lines = [f"# Check of {_in_markdown(self.certificate.subject.name)}", ""]
+        lines += [f"- {name}: {_in_markdown(value)}" for name, value in self._facts()]
         lines += ["", "| check | error | limit | verdict | remark |", "|---|---|---|---|---|"]
-        lines += ["| " + " | ".join(cells).replace("\n", " ") + " |" for cells in self._table()]
+        lines += ["| " + " | ".join(map(_in_markdown, cells)) + " |" for cells in self._table()]
         for name, data in self._pictures():
             file = page.with_name(f"{page.stem}-{name}.png")
-            file.write_bytes(data)
-            lines += ["", f"![{name}]({file.name})"]
+            write_whole(file, data)
+            lines += ["", f"![{name}]({urllib.parse.quote(file.name)})"]
         return "\n".join(lines) + "\n"
 
     def _html(self) -> str:
-        title = html.escape(f"Check of {self.certificate.subject.name}")
-        facts = "".join(
-            f"<dt>{name}</dt><dd>{html.escape(value)}</dd>" for name, value in self._facts()
-        )
+        title = in_html(f"Check of {self.certificate.subject.name}")
+        facts = "".join(f"<dt>{n}</dt><dd>{in_html(value)}</dd>" for n, value in self._facts())
         heads = "".join(
             f"<th>{name}</th>" for name in ("check", "error", "limit", "verdict", "remark")
         )
         rows = "".join(
             f'<tr class="{cells[3].replace(" ", "-")}">'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            + "".join(f"<td>{in_html(cell)}</td>" for cell in cells)
             + "</tr>\n"
             for cells in self._table()
         )
@@ -164,6 +165,11 @@ class Report:
             for name, data in self._pictures()
         )
         return _PAGE.format(title=title, facts=facts, heads=heads, rows=rows, pictures=pictures)
+
+
+def _in_markdown(text: str) -> str:
+    """Return a text as Markdown shows it, and nothing in it is markup."""
+    return re.sub(r"([\\`*_|<>&#!\[\]])", r"\\\1", printable(text))
 
 
 _PAGE = """<!DOCTYPE html>

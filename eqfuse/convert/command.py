@@ -6,27 +6,22 @@ eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
 eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn
 eqfuse convert nequix FILE.nqx RUN      # a network of nequix
 eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
-eqfuse convert adapter FILE NETWORK RUN # an adapter (LoRA), with the network that it started from
 eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
                                         # as a program that runs without eqfuse: eqfuse export
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from ase.data import chemical_symbols
 
-from eqfuse.certify import check
-from eqfuse.convert.check import compare
 from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.train import CheckpointError
-from eqfuse.train.adapter import merge_adapter
-from eqfuse.train.run.files import head_file
+from eqfuse.train.run.stopping import fail
 from eqfuse.train.settings.schema import ConfigError
 
 _PROGRAMS = {
@@ -42,7 +37,7 @@ def main(arguments: list[str]) -> int:
     """Convert or export a network.
 
     Returns:
-      0 done; 1 a check failed; 2 a file or folder that cannot be used.
+      0 done; 2 a file or folder that cannot be used.
     """
     if arguments and (named := published().get(arguments[0].lower())):
         arguments = [named.program, *arguments]
@@ -55,14 +50,9 @@ def main(arguments: list[str]) -> int:
             export_mace(options.run, options.file)
             print(f"{options.file} is written; scripts/mace_load.py makes a mace network of it")
             return 0
-        if options.program == "adapter":
-            merge_adapter(options.file, options.network, options.run)
-            print(f"run        {options.run}")
-            return 0
         converted = convert(options.program, options.file, options.run, choice=options.choice)
-    except (ConvertError, ConfigError, CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (ConvertError, ConfigError, CheckpointError, OSError) as error:
+        return fail(2, error)
     print(_text(converted))
     if converted.heads:
         print(f"heads      {', '.join(converted.heads)}: choose one by head=NAME")
@@ -73,24 +63,6 @@ def main(arguments: list[str]) -> int:
         print("licence    of the weights: that of their authors; check that it allows your use")
     else:
         print(f"published  as {network.name}; licence: {network.licence}; cite {network.citation}")
-    if not (options.check or options.python):
-        return 0
-    heads = converted.heads or (options.choice,)
-    return max(_check(options, head, bool(converted.heads)) for head in heads)
-
-
-def _check(options, head: str | None, is_one: bool) -> int:
-    """Print how far the run is from the program, or what `eqfuse check` says without it."""
-    path, python = find(options.program, options.file), options.python or sys.executable
-    run = head_file(options.run, head if is_one else None)
-    try:
-        print(compare(options.program, path, run, choice=head, python=python))
-    except ConvertError as error:
-        print(f"check      {error}", file=sys.stderr)
-        if options.python:  # who names an interpreter wants that comparison
-            return 2
-        print("without the program:")
-        return check.main([str(run), "--backends", "--picoseconds", "0"])
     return 0
 
 
@@ -105,14 +77,6 @@ def _parser() -> argparse.ArgumentParser:
         program = programs.add_parser(name, help=what)
         program.add_argument("file", metavar=file, help=what)
         program.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
-        program.add_argument(
-            "--check",
-            action="store_true",
-            help="compare with the program where it is installed; else check invariance and forces",
-        )
-        program.add_argument(
-            "--python", metavar="PATH", help="compare by the interpreter of another environment"
-        )
         program.set_defaults(choice=None)
         if choice:
             program.add_argument(choice, dest="choice", help=f"which one, of {of}; without, all")
@@ -122,10 +86,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a run of MACE, for mace-torch (to run without eqfuse: eqfuse export)",
     )
     export.add_argument("run", metavar="RUN", help="the folder of the run")
-    adapter = programs.add_parser("adapter", help="an adapter (LoRA), merged into its network")
-    adapter.add_argument("file", metavar="FILE", help="adapter.safetensors of a run")
-    adapter.add_argument("network", metavar="NETWORK", help="the run that it started from")
-    adapter.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
     return parser
 

@@ -69,7 +69,10 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
 
 def find(program: str, path) -> Path:
     """Return the file that is meant, perhaps by the name of a published network."""
-    return Path(path) if Path(path).exists() else find_network(str(path), program)
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ConvertError(f"{path} is a folder, a device or a pipe; give the file of a network")
+    return path if path.exists() else find_network(str(path), program)
 
 
 def convert_mace(path, run, *, head: str | None = None) -> Converted:

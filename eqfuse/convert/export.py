@@ -1,7 +1,10 @@
 """Write a run of MACE for mace-torch: `eqfuse convert export RUN FILE.npz`."""
 
 import dataclasses
+import errno
+import io
 import json
+import os
 from pathlib import Path
 
 import e3nn_jax as e3nn
@@ -14,7 +17,7 @@ from eqfuse.convert.layers import normalized_by
 from eqfuse.convert.mace_parameters import our_maps, symmetric_components
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import require_one_head
+from eqfuse.train.run.files import require_one_head, write_whole
 
 _NOT_EXPORTED = ("nonlinear", "apply_cutoff", "edge_irreps", "first_edge_irreps")
 _NOT_EXPORTED += ("agnostic_product", "last_readout_only", "readout_biases")
@@ -65,14 +68,13 @@ def export_mace(run, path) -> None:
         for keys, leaf in jax.tree.leaves_with_path(params["model"])
     }
     arrays |= _bases(model)
+    content, path = io.BytesIO(), Path(path)
+    arrays |= {"fields": np.array(json.dumps(fields)), "references": references + shift}
+    np.savez_compressed(content, **arrays)
     try:
-        with open(path, "xb") as file:
-            np.savez_compressed(
-                file,
-                fields=np.array(json.dumps(fields)),
-                references=references + shift,
-                **arrays,
-            )
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        write_whole(path, content.getvalue())
     except OSError as error:
         raise ConvertError(f"{path} cannot be written: {error.strerror}") from error
 

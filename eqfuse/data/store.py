@@ -1,19 +1,20 @@
 """Structures and neighbour lists on disk, for data sets that are larger than memory.
 
-Frames are pickled one after the other into a file, which is mapped into memory. Their folder is
-this user's own, and found again by the content of the files that they are from.
+Frames are pickled one after the other into a file, which is mapped into memory, and each has a
+checksum. Their folder is this user's own, and found again by the content of the files that they are
+from. What libraries have is no shorter: LMDB has no checksums, and those of HDF5 are of arrays.
 """
 
 import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import json
 import multiprocessing
 import os
 import pickle
 import shutil
 import tempfile
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -37,7 +38,6 @@ _MOST_WORKERS = 16
 def store_structures(
     paths: Sequence[str | os.PathLike],
     *,
-    format: str | None = None,
     keys: Keys = USUAL_KEYS,
     types: str | None = None,
     folder: str | os.PathLike | None = None,
@@ -45,10 +45,13 @@ def store_structures(
     """Return the structures of files, which are read once and kept on disk.
 
     They are in `folder`, or in `store` in the folder of compiled kernels; nothing is kept of files
-    of which one cannot be read. For format, keys and types see `eqfuse.data.read_structures`.
+    of which one cannot be read. For keys and types see `eqfuse.data.read_structures`.
+
+    Raises:
+      DataError: a file that cannot be read, a folder that cannot be written, or a damaged one.
     """
     fields = [field.name for field in dataclasses.fields(Structure)]
-    key = hashlib.sha256(repr((_VERSION, fields, format, tuple(keys), types)).encode())
+    key = hashlib.sha256(repr((_VERSION, fields, tuple(keys), types)).encode())
     for path in paths:
         key.update(f"{os.fspath(path)}\0".encode())
         with contextlib.suppress(OSError), open(path, "rb") as file:  # reading it raises
@@ -56,7 +59,7 @@ def store_structures(
     above = Path(folder) if folder is not None else _host.cache_folder("store")
 
     def write(to: Path):
-        how = {"format": format, "keys": keys, "types": types}
+        how = {"keys": keys, "types": types}
         readers = {os.fspath(p): iterate_structures(p, **how) for p in paths}
         write_frames(to, {p: reported(r, f"frames of {p} read") for p, r in readers.items()})
 
@@ -91,17 +94,23 @@ def _made(folder: Path, write: Callable[[Path], None]) -> Path:
     """
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder.parent):
-        if folder.is_dir():
-            return folder
-        partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
-        try:
-            write(partial)
-            with contextlib.suppress(OSError):  # where there are no locks, another may be faster
-                os.rename(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.parent):
+            if folder.is_dir():
+                return folder
+            partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
+            try:
+                write(partial)
+                with contextlib.suppress(OSError):  # without locks, another may be faster
+                    os.rename(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"frames cannot be stored in {folder}: {error.strerror or error}; free or repair the "
+            "disk, name another by XDG_CACHE_HOME, or keep them in memory by data.store=off"
+        ) from error
     return folder
 
 
@@ -118,12 +127,26 @@ def _alone(folder: Path):
 
 
 class _Pickled(Lazy):
-    """Objects that `write` pickled; each is read when it is asked for."""
+    """Objects that `write` pickled; each is checked and read when it is asked for."""
 
     def __init__(self, path: Path):
-        # [n, 3]: end, size and flag of each; views of an array are faster than those of a memmap
-        self.table = np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))
-        self._content = memoryview(np.memmap(path, np.uint8, "r"))
+        self._path = path
+        try:
+            # [n, 4]: end, size, flag and CRC-32 of each; then a row that ends with that of the rows
+            # before. Views of an array are faster than those of a memmap.
+            table = np.asarray(np.memmap(path.with_suffix(".table"), np.int64, "r")).reshape(-1, 4)
+            self._content = memoryview(np.memmap(path, np.uint8, "r"))
+        except (OSError, ValueError) as error:
+            raise self._damage(error) from error
+        self.table = table[:-1]
+        if zlib.crc32(self.table) != table[-1, -1] or table[-1, :-1].any():
+            raise self._damage("its table has changed")
+
+    def _damage(self, what) -> DataError:
+        return DataError(
+            f"the stored frames in {self._path.parent} are damaged ({what}); remove this folder, "
+            "and the next run makes it again from your files"
+        )
 
     @staticmethod
     def write(path: Path, pickles: Iterable[tuple[bytes, int, bool]]) -> None:
@@ -132,15 +155,18 @@ class _Pickled(Lazy):
         with open(path, "wb") as file:
             for content, size, flag in pickles:
                 file.write(content)
-                table.extend((file.tell(), size, flag))
-        np.save(path.with_suffix(".npy"), np.array(table, np.int64).reshape(-1, 3))
+                table.extend((file.tell(), size, flag, zlib.crc32(content)))
+        table.extend((0, 0, 0, zlib.crc32(table)))
+        path.with_suffix(".table").write_bytes(table)
 
     def __len__(self) -> int:
         return len(self.table)
 
     def item(self, k: int):
-        start = self.table[k - 1, 0] if k else 0
-        return pickle.loads(self._content[start : self.table[k, 0]])  # of a file of our own
+        content = self._content[self.table[k - 1, 0] if k else 0 : self.table[k, 0]]
+        if zlib.crc32(content) != self.table[k, 3]:
+            raise self._damage(f"record {k} has changed")
+        return pickle.loads(content)  # of a file of our own
 
 
 class StoredStructures(Lazy):
@@ -148,16 +174,16 @@ class StoredStructures(Lazy):
 
     def __init__(self, folder: Path, by_type: Mapping[str, float] | None = None):
         self.folder, self.by_type = Path(folder), by_type or {}
-        self.elements = json.loads((self.folder / "elements.json").read_text("utf-8"))
         self._frames = _Pickled(self.folder / "frames")
-        _, self.num_atoms, self.are_weighted = self._frames.table.T
+        self.elements = self._frames[-1]
+        _, self.num_atoms, self.are_weighted, _ = self._frames.table[:-1].T
 
     def weighted(self, by_type: Mapping[str, float]) -> "StoredStructures":
         """Return these structures with the weights of `eqfuse.data.structures.weighted_by_type`."""
         return StoredStructures(self.folder, by_type)
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._frames) - 1
 
     def item(self, k: int) -> Structure:
         return weighted(Structure.unchecked(**self._frames.item(k)), self.by_type)
@@ -228,9 +254,9 @@ def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
                 yield pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), s.num_atoms, is_weighted
             if number < 0:
                 raise DataError(f"{path} has no frames; give a file with structures in it")
+        yield pickle.dumps(sorted(elements)), 0, False
 
     _Pickled.write(folder / "frames", pickles())
-    (folder / "elements.json").write_text(json.dumps(sorted(elements)), encoding="utf-8")
 
 
 def write_lists(folder: Path, structures: StoredStructures, cutoff: float, workers=None) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import pathlib
 import platform
+import zlib
 
 import jax
 import jax.export
@@ -30,14 +31,18 @@ class Engine:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder).resolve()
-        text = (self.folder / "manifest.txt").read_text(encoding="utf-8")
-        lines = [line.split() for line in text.splitlines()]
+        manifest, mark = self.folder / "manifest.txt", b"checksum manifest.txt "
+        text, _, checksum = _read(manifest).rpartition(mark)
+        if checksum != b"%d\n" % zlib.crc32(text):
+            raise ValueError(f"{manifest} is damaged, or too old; export the network again")
+        lines = [line.split() for line in text.decode().splitlines()]
         one = {words[0]: words[1] for words in lines}
         if int(one["format"]) > FORMAT:
             raise ValueError(
                 f"{folder} was made by a later version of eqfuse (format {one['format']}, and this "
                 f"engine.py reads {FORMAT}); use the engine.py in the folder"
             )
+        self._checksums = {words[1]: int(words[2]) for words in lines if words[0] == "checksum"}
         if one["for"] != "openmm":
             raise ValueError(
                 f"{folder} is for {one['for']}; write one with eqfuse export --for openmm"
@@ -46,9 +51,7 @@ class Engine:
         elements = [words[1:] for words in lines if words[0] == "element"]
         self.elements = {symbol: int(number) for symbol, number, _ in elements}
         self._references = {int(number): float(energy) for _, number, energy in elements}
-        self._programs = [
-            (int(w[1]), int(w[2]), self.folder / w[3]) for w in lines if w[0] == "program"
-        ]
+        self._programs = [(int(w[1]), int(w[2]), w[3]) for w in lines if w[0] == "program"]
         self._compiled = {}
         if "library" in one:
             if one["processor"] != platform.machine():
@@ -58,7 +61,15 @@ class Engine:
                     "--backend xla"
                 )
             names = [words[1] for words in lines if words[0] == "kernel"]
+            self._whole(one["library"])
             _register(self.folder / one["library"], names)
+
+    def _whole(self, name: str) -> bytes:
+        """Return the content of a file of the folder, whose checksum is that of the manifest."""
+        content = _read(self.folder / name)
+        if zlib.crc32(content) != self._checksums.get(name):
+            raise ValueError(f"{self.folder / name} is damaged; export the network again")
+        return content
 
     def compute(self, numbers, positions, cell=None, pbc=(False, False, False)):
         """Return energies, forces and virial of atoms.
@@ -72,14 +83,29 @@ class Engine:
           energies [n] eV, with reference energies; forces [n, 3] eV/Å; virial [3, 3] eV, minus the
           derivative of the energy by a strain.
         Raises:
-          ValueError: elements that the network does not know, or more atoms or edges than the
-            largest program holds.
+          ValueError: arrays of other shapes, a direction that is periodic without a cell, elements
+            that the network does not know, more atoms or edges than the largest program holds, or
+            a damaged file.
         """
-        numbers = np.asarray(numbers)
+        numbers, pbc = np.asarray(numbers), np.broadcast_to(np.asarray(pbc, bool), (3,))
+        positions = np.asarray(positions, np.float64)
+        if positions.shape != (len(numbers), 3):
+            raise ValueError(
+                f"{len(numbers)} numbers need positions [{len(numbers)}, 3], got {positions.shape}"
+            )
+        rows = np.zeros((3, 3)) if cell is None else np.asarray(cell, np.float64)
+        rows = rows[pbc] if rows.shape == (3, 3) else np.zeros((3, 3))
+        if not (np.isfinite(positions).all() and np.isfinite(rows).all()):
+            raise ValueError("positions or cell are not finite")
+        if pbc.any() and np.linalg.matrix_rank(rows) < len(rows):
+            raise ValueError(
+                f"pbc is {pbc.tolist()}, and cell is {cell}: a vector [3] is needed "
+                "for each periodic direction"
+            )
         if unknown := sorted(set(numbers.tolist()) - set(self._references)):
             known = " ".join(self.elements)
             raise ValueError(f"the network does not know the elements {unknown}; it knows {known}")
-        senders, receivers, vectors = pairs(positions, cell, pbc, self.cutoff)
+        senders, receivers, vectors = pairs(positions, rows, self.cutoff)
         n, e = len(numbers), len(senders)
         size = next(((a, b, f) for a, b, f in self._programs if a >= n and b >= e), None)
         if size is None:
@@ -99,7 +125,7 @@ class Engine:
         )
         with jax.enable_x64(self.dtype == "float64"):
             if file not in self._compiled:
-                exported = jax.export.deserialize(bytearray(file.read_bytes()))
+                exported = jax.export.deserialize(bytearray(self._whole(file)))
                 self._compiled[file] = jax.jit(exported.call)
             results = self._compiled[file](*arrays)
         energies, forces, virial = (np.asarray(a, np.float64) for a in results)
@@ -107,12 +133,13 @@ class Engine:
         return energies[:n] + references, forces[:n], virial
 
 
-def pairs(positions, cell, pbc, cutoff: float):
-    """Return senders, receivers and vectors [e, 3] of all ordered pairs within the cutoff."""
-    positions = np.asarray(positions, np.float64)
+def pairs(positions, rows, cutoff: float):
+    """Return senders, receivers and vectors [e, 3] of all ordered pairs within the cutoff.
+
+    `rows` are the lattice vectors of the periodic directions, [0 to 3, 3] Å.
+    """
     images, atoms = positions, np.arange(len(positions))
-    if np.any(pbc):
-        rows = np.asarray(cell, np.float64)[np.asarray(pbc)]
+    if len(rows):
         inverse = np.linalg.pinv(rows)  # [3, periodic directions]
         positions = positions - np.floor(positions @ inverse) @ rows
         reach = cutoff * np.linalg.norm(inverse, axis=0)
@@ -132,10 +159,15 @@ def pairs(positions, cell, pbc, cutoff: float):
     return atoms[others], receivers, images[others] - positions[receivers]
 
 
+def _read(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read; is the folder whole?") from error
+
+
 def _register(library: pathlib.Path, names) -> None:
     """Register the kernels of a library with JAX, once in a process."""
-    if not library.exists():
-        raise FileNotFoundError(f"{library} is missing; is the folder whole?")
     handlers = ctypes.CDLL(str(library))
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = (

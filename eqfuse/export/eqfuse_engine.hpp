@@ -44,6 +44,17 @@ inline std::string read_file(const std::string &name) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// CRC-32 as of zlib.
+inline std::string checksum(const std::string &content) {
+  uint32_t table[256], crc = ~0u;
+  for (uint32_t n = 0; n < 256; ++n) {
+    table[n] = n;
+    for (int k = 0; k < 8; ++k) table[n] = table[n] >> 1 ^ (table[n] & 1 ? 0xedb88320u : 0);
+  }
+  for (unsigned char byte : content) crc = table[(crc ^ byte) & 255] ^ crc >> 8;
+  return std::to_string(~crc);
+}
+
 // Keeps up to 2 GB of the memory that this process frees, unless the environment sets it; without
 // it, a step of many atoms takes twice as long. To be called before threads start.
 inline void keep_memory() {
@@ -186,11 +197,24 @@ class Engine {
   std::string platform = "Host";  // as XLA names it
   std::vector<Program> programs;  // the smallest first
   std::map<int, double> references;
+  std::map<std::string, std::string> checksums;  // of the files
   std::unique_ptr<Pjrt> pjrt;
   Word client = 0, device = 0;
 
+  // The content of a file of the folder, whose checksum is that of the manifest.
+  std::string whole(const std::string &name) const {
+    std::string content = read_file(folder + "/" + name);
+    auto known = checksums.find(name);
+    if (known == checksums.end() || known->second != checksum(content)) fail(folder + "/" + name + " is damaged; export the network again");
+    return content;
+  }
+
   void read_manifest() {
-    std::istringstream lines(read_file(folder + "/manifest.txt"));
+    const std::string manifest = read_file(folder + "/manifest.txt"), mark = "checksum manifest.txt ";
+    const size_t end = std::min(manifest.rfind(mark), manifest.size());
+    if (manifest.substr(end) != mark + checksum(manifest.substr(0, end)) + "\n")
+      fail(folder + "/manifest.txt is damaged, or too old; export the network again");
+    std::istringstream lines(manifest.substr(0, end));
     std::string line, key, text;
     int format = 0;
     while (std::getline(lines, line)) {
@@ -230,9 +254,11 @@ class Engine {
         Program program;
         words >> program.atoms >> program.edges >> program.file;
         programs.push_back(program);
+      } else if (key == "checksum") {
+        words >> text;
+        words >> checksums[text];
       }
     }
-    if (!format || programs.empty() || !(cutoff > 0)) fail(folder + "/manifest.txt is not that of eqfuse export, or damaged");
   }
 
   // The handler of XLA's typed FFI for an exchange: operands are rows and the address of the engine.
@@ -265,6 +291,7 @@ class Engine {
     if (processor != here.machine)
       fail("the kernels in " + folder + " are for a processor " + processor + ", and this one is " + here.machine +
            "; export the network on such a machine, or with --backend xla");
+    whole(library);
     void *handle = dlopen((folder + "/" + library).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) fail("the kernels of the network cannot be loaded: " + std::string(dlerror()));
     auto *kernel = static_cast<const void *const *>(dlsym(handle, "eqfuse_kernels"));
@@ -308,7 +335,7 @@ class Engine {
   }
 
   void compile(Program &program) {
-    std::string code = read_file(folder + "/" + program.file);
+    std::string code = whole(program.file);
     // CompileOptionsProto: any device, one replica, one partition, portable
     static const char options[] = "\x1a\x0f\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x20\x01\x28\x01\x20\x01";
     auto text = Pjrt::words({Pjrt::word(code.data()), code.size(), Pjrt::word("mlir"), 4});

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from pathlib import Path
 
 import jax
@@ -307,8 +308,10 @@ def _write_texts(
         *programs,
         *([f"processor {platform.machine()}", f"library {KERNELS}"] if texts else []),
         *(f"kernel {name}" for name in texts),
+        *(f"checksum {f.name} {zlib.crc32(f.read_bytes())}" for f in sorted(part.iterdir())),
     ]
-    (part / MANIFEST).write_text("\n".join(lines) + "\n")
+    text = "".join(f"{line}\n" for line in lines)
+    (part / MANIFEST).write_text(f"{text}checksum {MANIFEST} {zlib.crc32(text.encode())}\n")
     here = Path(__file__).parent
     for name in ENGINES[engine]:
         shutil.copyfile(here / name, part / name)

@@ -1,5 +1,6 @@
 """A trained network as one program to take along: StableHLO and weights in one file."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -107,6 +108,11 @@ def export(
     }
     arrays = {f"weights.{k:04}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
     arrays["program"] = np.frombuffer(program, np.uint8)
+    # of names and values, and of the arrays by name: see the reader in docs/how-to/export.md
+    digest = hashlib.sha256("".join(map("".join, sorted(metadata.items()))).encode())
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    metadata["sha256"] = digest.hexdigest()
     data = safetensors.numpy.save(arrays, metadata)
     try:
         write_whole(file, data)

@@ -25,6 +25,7 @@ from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
 from eqfuse.train import CheckpointError, load_run
+from eqfuse.train.run.files import whole
 from eqfuse.train.run.stopping import fail
 from eqfuse.train.run.terminal import warnings_printed
 from eqfuse.train.settings.schema import ConfigError
@@ -337,10 +338,5 @@ def format_of(path: str | os.PathLike, frames: int) -> str:
 def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
     """Write frames to a file, which is complete or not there."""
     path = Path(path)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        partial.unlink(missing_ok=True)  # a database would be added to
-        ase.io.write(partial, frames, format=format)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path, path.with_name(f".{path.stem}.partial{path.suffix}")) as part:
+        ase.io.write(part, frames, format=format)

@@ -3,10 +3,8 @@
 import argparse
 import contextlib
 import dataclasses
-import sys
 from pathlib import Path
 
-import ase.io
 import numpy as np
 import rich.console
 import rich.table
@@ -26,11 +24,13 @@ from eqfuse.inference.commands import (
     label_keys,
     read_file,
     run,
+    write_atoms,
 )
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.train.metrics import Predicted as Relative
-from eqfuse.train.run.files import write_table
+from eqfuse.train.run.files import write_table, write_whole
+from eqfuse.train.run.log import warn
 
 SOURCE = "file.txt"  # names the file that the results of a folder are of
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
@@ -74,14 +74,14 @@ def _write_errors(options):
             folder.rmdir()
         raise
     rows = error_table(structures, predicted)
-    (folder / SOURCE).write_text(f"{options.file.resolve()}\n", encoding="utf-8")
+    write_whole(folder / SOURCE, f"{options.file.resolve()}\n")
     write_table(folder / "errors.csv", rows)
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
-    ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
+    write_atoms(folder / "predictions.xyz", frames, "extxyz")
     _draw_parity(structures, predicted, folder / "parity.png")
     _print(rows)
     if hint := stress_hint(structures, predicted):
-        print(f"warning: {hint}", file=sys.stderr, flush=True)
+        warn(hint)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):
         print(drawn)
     pictures_drawn = "parity.png and spread.png" if drawn else "parity.png"

@@ -395,7 +395,8 @@ class Evaluator:
         places[sizes.nodes : sizes.nodes + len(cells)] = cells
         arguments = listed.pairs, places, listed.of_nodes
         while True:
-            with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            precise = jax.default_matmul_precision("highest")
+            with jax.enable_x64(True), precise, self.network.described():
                 done = compiled(self.network.params, *arguments, size=listed.sizes.edges)
             done = np.asarray(done)
             listed.num_edges = int(done[-1])

@@ -5,12 +5,12 @@ import copy
 import dataclasses
 import glob
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+from flax.errors import FlaxError
 
 from eqfuse import models
 from eqfuse.data import Structure
@@ -22,7 +22,7 @@ from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.device.process import keep_memory, keep_programs
 from eqfuse.train.dispersion import Dispersion
-from eqfuse.train.run.files import head_file
+from eqfuse.train.run.files import digest_of, head_file
 from eqfuse.train.settings.schema import ConfigError
 
 UNCERTAINTY = "uncertainty.npz"
@@ -94,7 +94,8 @@ class Network:
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
-        with self.precision():
+        self._run = run
+        with self.precision(), self.described():
             potential, params, _ = load_run(run, which=which, backend=backend)
             self._take(potential, params, radial or potential.model.radial)
         file = Path(run).expanduser() / UNCERTAINTY
@@ -177,6 +178,17 @@ class Network:
             self.params = jax.device_put(self.params)
 
     @contextlib.contextmanager
+    def described(self):
+        """Return a context in which flax's error of parameters is one of the file."""
+        try:
+            yield
+        except FlaxError as error:
+            raise CheckpointError(
+                f"{self._run} is damaged: its parameters are not those of the network that its "
+                f"metadata describe: {str(error).partition(' (http')[0]}"
+            ) from error
+
+    @contextlib.contextmanager
     def precision(self):
         """Enter the dtype, without TF32, which would cost three digits of the forces on a GPU."""
         with jax.enable_x64(self.dtype == "float64"), jax.default_matmul_precision("highest"):
@@ -217,14 +229,16 @@ def _uncertainty(file: Path, network: str) -> dict | None:
     """Return what was fitted to a network of this digest; None if there is no file."""
     try:
         with np.load(file) as arrays:
-            found = {"root": arrays["root"], "forces": float(arrays["forces"])}
-            fitted_to = str(arrays["network"])
+            arrays = dict(arrays)
+        fitted_to, digest = str(arrays.pop("network")), str(arrays.pop("sha256"))
+        if digest_of(arrays) != digest:
+            raise ValueError("its arrays have changed")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of NumPy and zipfile, which raise many
         raise CheckpointError(f"{file} is damaged ({error}); remove it, or fit it again") from error
     if fitted_to == network:
-        return found
+        return arrays
     text = f"{file} was fitted to another network, and is not used; fit it again"
     warnings.warn(text, UserWarning, stacklevel=3)
     return None

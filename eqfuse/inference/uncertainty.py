@@ -7,7 +7,8 @@ It is fitted once to a run with its data, and kept beside its network in `uncert
 where f are the features of a structure, added up over its atoms, and g those per atom, since errors
 per atom are what is trained on. The ridge and a are those of the largest likelihood of the errors
 of validation frames. Derivatives of f are in place of f for forces and stress, which have a factor
-of their own.
+of their own: the RMS of the errors over that of the spread. A mean of ratios would be that of the
+frames whose spread is next to nothing, such as perfect crystals.
 
 References: Bigi, Chong, Ceriotti, Grasselli 2024, arXiv:2403.02251 (last-layer prediction
   rigidity); Chong et al. 2023, arXiv:2306.10966 (of atoms).
@@ -35,7 +36,7 @@ from eqfuse.inference.predict import predict
 from eqfuse.inference.spread import SpreadOf, rows_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.datasets import load_dataset
-from eqfuse.train.run.files import write_whole
+from eqfuse.train.run.files import digest_of, write_whole
 from eqfuse.train.run.resume import resumed_config
 from eqfuse.train.start import Start
 
@@ -43,6 +44,8 @@ _RIDGES = 10.0 ** np.arange(-9, 1)
 """Of the mean eigenvalue of the covariance; features in float32 resolve no smaller ones."""
 _FORCES_OF = 50  # validation frames
 _FEWEST = 4
+_LEAST = 0.01
+"""Of the mean rigidity: far atoms have none, and ratios to it would decide all spreads."""
 
 
 class Agreement(NamedTuple):
@@ -109,6 +112,7 @@ def fit(run, train=None, validation=None) -> Fitted:
     for ridge in _RIDGES:
         inverse = 1 / (np.maximum(values, 0) + ridge * values.mean())
         rigidity = squares @ inverse
+        rigidity = np.maximum(rigidity, _LEAST * rigidity.mean())
         scale = np.mean(errors**2 / rigidity)  # of the largest likelihood
         fits.append((np.log(scale * rigidity).mean(), float(ridge), scale * inverse))
     _, ridge, variances = min(fits, key=lambda one: one[0])
@@ -122,14 +126,14 @@ def fit(run, train=None, validation=None) -> Fitted:
             [of_frame] = spreads(spreads.evaluator.list([validation[k]]), [validation[k]])
             pairs.append(np.stack([error, of_frame.forces])[:, ~np.isnan(error)])
     of_forces = np.concatenate(pairs, axis=1)
-    factor = 1.0
-    if of_forces.size:
-        factor = float(np.sqrt(np.mean((of_forces[0] / of_forces[1]) ** 2)))
+    factor, (errors_of_forces, spread_of_forces) = 1.0, np.linalg.norm(of_forces, axis=1)
+    if spread_of_forces > 0:
+        factor = float(errors_of_forces / spread_of_forces)
         of_forces[1] *= factor
 
     content = io.BytesIO()
-    digest = np.array(network.metadata["arrays_sha256"])
-    np.savez(content, root=root, forces=np.array(factor), network=digest)
+    arrays, to = {"root": root, "forces": np.array(factor)}, network.metadata["arrays_sha256"]
+    np.savez(content, **arrays, network=to, sha256=digest_of(arrays))
     write_whole(folder / UNCERTAINTY, content.getvalue())
     sizes = np.array([s.num_atoms for s in validation])
     agreement = Agreement.of(errors / sizes, spread / sizes), Agreement.of(*of_forces)

@@ -69,8 +69,7 @@ def _relax(arguments: list[str]):
     target = Path(*others or [Path(source).with_name(f"{Path(source).stem}_relaxed.xyz")])
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
-    import ase.io
-
+    from eqfuse.inference.commands import write_atoms
     from eqfuse.md.relaxation import relax
     from eqfuse.md.structures import read_frames
 
@@ -83,7 +82,7 @@ def _relax(arguments: list[str]):
             f"{number:>6}{len(outcome.atoms):>7}{outcome.steps:>7}{energy:>16.6f}{change:>14.6f}"
             f"{outcome.largest:>11.5f}{'' if outcome.is_relaxed else '  not relaxed'}"
         )
-    ase.io.write(target, [outcome.atoms for outcome in outcomes], format="extxyz")
+    write_atoms(target, [outcome.atoms for outcome in outcomes], "extxyz")
     dispersion = outcomes[0].atoms.info.get("dispersion")
     added = "" if dispersion is None else f", with {dispersion}"
     print(f"{len(outcomes)} structures{added} in {target}")

@@ -1,7 +1,6 @@
 """A simulation: the device takes the steps, and the host writes."""
 
 import dataclasses
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper,
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.files import encode, read_file, write_whole
+from eqfuse.train.run.log import warn
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import duration
 from eqfuse.train.settings.schema import ConfigError
@@ -140,7 +140,7 @@ class _Simulation:
             with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
         for text in unlike_training(self._network, as_structures(frames)):
-            print(f"warning: {text}", file=sys.stderr, flush=True)
+            warn(text)
         pbc = self._members[0].atoms.pbc
         for number, member in enumerate(self._members):
             if (member.atoms.pbc != pbc).any():

@@ -1,6 +1,5 @@
 """The structures of a simulation: how they start, and the files of each."""
 
-import csv
 import gzip
 import io
 import math
@@ -25,6 +24,7 @@ from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
 from eqfuse.plots import dynamics
 from eqfuse.train import CheckpointError
+from eqfuse.train.run.files import write_table
 from eqfuse.train.settings.schema import ConfigError
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
@@ -199,17 +199,20 @@ class Member:
         edges, periodic = WIDTH * np.arange(self.distances.shape[1] + 1), all(self.atoms.pbc)
         shells = 4 / 3 * math.pi * np.diff(edges**3) if periodic else WIDTH
         values = self.distances[0] / max(self.distances[1, 0], 1) / shells
-        with open(self._path / DISTANCES, "w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
-            rows.writerow(("r_a", "g" if periodic else "pairs_by_a"))
-            middles = (edges[1:] - WIDTH / 2).round(4)
-            rows.writerows(np.stack([middles, values], axis=1).tolist())
+        names = "r_a", "g" if periodic else "pairs_by_a"
+        middles = (edges[1:] - WIDTH / 2).round(4)
+        rows = np.stack([middles, values], axis=1).tolist()
+        write_table(self._path / DISTANCES, [dict(zip(names, row, strict=True)) for row in rows])
         dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
 
     def _append(self, name: str, data: bytes):
-        with open(self._path / name, "ab") as file:
-            file.write(data)
-            self.sizes[name] = file.tell()
+        try:
+            with open(self._path / name, "ab") as file:
+                file.write(data)
+                self.sizes[name] = file.tell()
+        except OSError as error:
+            error.filename = str(self._path / name)
+            raise
 
     def excess(self, row) -> str | None:
         """Return the limit that values of `COLUMNS` pass; None if they pass none."""

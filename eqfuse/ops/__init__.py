@@ -31,8 +31,6 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
-from eqfuse.ops.transforms.fuse.rewrite import fuse
-from eqfuse.ops.transforms.patch import patched
 from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [
@@ -70,17 +68,19 @@ __all__ = [
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
-_LATE = {  # e3nn-jax does not import what they are made of either
-    "FullyConnectedTensorProduct": "haiku",  # of Haiku, as e3nn's
-    "FunctionalFullyConnectedTensorProduct": "_legacy",
-    "FunctionalTensorProduct": "_legacy",
+_LATE = {  # e3nn-jax does not import what the first three are made of either
+    "FullyConnectedTensorProduct": "eqfuse.ops.haiku",  # of Haiku, as e3nn's
+    "FunctionalFullyConnectedTensorProduct": "eqfuse.ops._legacy",
+    "FunctionalTensorProduct": "eqfuse.ops._legacy",
+    "fuse": "eqfuse.fuse.rewrite",  # which is above the ops
+    "patched": "eqfuse.fuse.patch",
 }
 
 
 def __getattr__(name: str):
     """Import `ops.haiku` and `ops.equinox`, whose frameworks may be absent, on first use."""
     if name in _LATE:
-        return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+        return getattr(importlib.import_module(_LATE[name]), name)
     if name not in _FRAMEWORKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -146,7 +146,7 @@ def orders(ends, num_nodes: int) -> list:
 
     They are [n_edges] and [num_nodes + 1], int32.
     """
-    if any(isinstance(index, np.ndarray) for index in ends):
+    if all(isinstance(index, np.ndarray) for index in ends):
         return [array for index in ends for array in _on_host(np.asarray(index), num_nodes)]
     count = ends[0].shape[0]  # symbolic in `jax.export`
     numbers = jax.lax.iota(jnp.int32, count)

@@ -101,7 +101,8 @@ def tensor_product(
 def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **options):
     """Return e3nn's product of this name by a form of ours; for irreps, the product's irreps."""
     backend = resolve(backend, "" if are_irreps(input1, input2) else op, input1, input2)
-    of_e3nn = functools.partial(getattr(e3nn, op), filter_ir_out=filter_ir_out, **options)
+    keep = irreps_filter(filter_ir_out)  # once: it may be an iterator
+    of_e3nn = functools.partial(getattr(e3nn, op), filter_ir_out=keep, **options)
     if backend == "e3nn":
         return of_e3nn(input1, input2)
     more = {}
@@ -109,7 +110,7 @@ def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **opti
         more = {"regroup": options["regroup_output"], "unroll": backend == "llvm"}
     build = functools.partial(
         getattr(products, op),
-        filter_ir_out=irreps_filter(filter_ir_out),
+        filter_ir_out=keep,
         normalization=normalization(options["irrep_normalization"]),
         **more,
     )

@@ -1,7 +1,6 @@
 """The datasets of a run: one, or one for each of its heads; read, checked, split and referenced."""
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +10,7 @@ from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.remarks import unread
 from eqfuse.data.samples import species_table
 from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weighted_by_type
+from eqfuse.train.run.log import warn
 from eqfuse.train.run.terminal import warnings_printed
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import Config
@@ -111,7 +111,7 @@ def load_dataset(
         messages += settings.check_data(dataset, structures, validation)
     for message in messages:
         of_head = "" if head is None else f"head {head}: "
-        print(f"warning: {of_head}{message}", file=sys.stderr, flush=True)
+        warn(f"{of_head}{message}")
     return dataset, start
 
 

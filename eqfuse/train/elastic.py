@@ -9,43 +9,28 @@ were labelled by the network itself.
 References: Kirkpatrick et al. 2017, PNAS 114, 3521 (there F is of classes).
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from eqfuse.data import Shape, Structure, collate
+from eqfuse.data import Batcher
 from eqfuse.models import predict
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss
 from eqfuse.train.replay import Network
 
 
-class Elastic(NamedTuple):
-    """What parameters are held by, and where, as arrays of the layout of the run."""
-
-    stiffness: jax.Array
-    anchor: jax.Array
-
-
-def stiffness(
-    network: Network, frames: Sequence[Structure], layout: Flat, loss: Loss, seed: int
-) -> jax.Array:
+def stiffness(network: Network, frames, layout: Flat, loss: Loss, seed: int) -> jax.Array:
     """Return F for frames of the past of a network, [layout.size].
 
     Args:
       network: as it is before the training.
-      frames: at least one, of its elements.
+      frames: at least one `Structure`, of its elements.
       layout: of its parameters in one array.
       loss: whose weights and force scale say what an error of each quantity is worth.
       seed: of the random numbers.
     """
-    samples = network.samples(frames)
-    n_atoms, n_edges = samples.sizes.max(axis=0)
-    shape = Shape(int(n_atoms) + 1, max(int(n_edges), 1), 2)
 
     def projected(params, graph, v):
         found = predict(network.potential, layout.unflatten(params), graph, stress=loss.stress > 0)
@@ -55,19 +40,18 @@ def stiffness(
             total += loss.stress**0.5 * (v["stress"] * found.stress[0]).sum()
         return total / loss.force_scale
 
-    gradient = jax.jit(jax.grad(projected))
-    rng = np.random.Generator(np.random.PCG64((seed, 23)))
+    gradient, rng = jax.jit(jax.grad(projected)), np.random.Generator(np.random.PCG64((seed, 23)))
     params, total = layout.flatten(network.params), 0.0
-    for sample in samples:
-        graph = collate([sample], shape, network.dtype).graph
-        mask, count = graph.node_mask[:, None], sample.num_atoms
+    batcher = Batcher(network.samples(frames), 1, dtype=network.dtype, max_shapes=1)
+    for sample, batch in zip(batcher.samples, batcher.batches(shuffle=False), strict=True):
+        mask, count = batch.graph.node_mask[:, None], sample.num_atoms
         v = {  # of means over atoms and components
             "energy": rng.normal() / count,
-            "forces": rng.normal(size=(shape.n_nodes, 3)) * mask / (3 * count) ** 0.5,
+            "forces": rng.normal(size=(len(mask), 3)) * mask / (3 * count) ** 0.5,
             "stress": rng.normal(size=(3, 3)) / 3,
         }
-        total = total + gradient(params, graph, v) ** 2
-    return total / len(samples)
+        total = total + gradient(params, batch.graph, v) ** 2
+    return total / len(frames)
 
 
 def held(weight: float, stiff: jax.Array) -> optax.GradientTransformation:
@@ -76,8 +60,8 @@ def held(weight: float, stiff: jax.Array) -> optax.GradientTransformation:
     F and the parameters at the start are in its state, so that a resumed run has them.
     """
 
-    def update(gradient, state: Elastic, params):
-        pull = 2 * weight * state.stiffness * (params - state.anchor)
-        return gradient + pull.astype(gradient.dtype), state
+    def update(gradient, state, params):
+        stiff, anchor = state
+        return gradient + (2 * weight * stiff * (params - anchor)).astype(gradient.dtype), state
 
-    return optax.GradientTransformation(lambda params: Elastic(stiff, jnp.asarray(params)), update)
+    return optax.GradientTransformation(lambda params: (stiff, jnp.asarray(params)), update)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from eqfuse.train.device.parallel import Devices
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.files import RunFolder
+from eqfuse.train.run.log import warn
 from eqfuse.train.run.results import Callback, hint_of_stress
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.run.terminal import Progress, duration
@@ -152,13 +152,11 @@ class Fit:
         goes_back = self._settings.schedule == "wsd"
         if now - before > 0.05 * self._settings.lr and not goes_back and self._devices.is_main:
             stage = "" if at.second_since is None else ", in its second stage"
-            print(
-                f"warning: the run is longer now{stage}, and its learning rate rises from "
-                f"{before:.1e} to {now:.1e}: it will hardly be as good as one that was so long "
-                f"from its start. start_from={self._folder.path} trains its network in a new run; "
-                "a run with training.schedule=wsd can be made longer",
-                file=sys.stderr,
-                flush=True,
+            warn(
+                f"the run is longer now{stage}, and its learning rate rises from {before:.1e} to "
+                f"{now:.1e}: it will hardly be as good as one that was so long from its start. "
+                f"start_from={self._folder.path} trains its network in a new run; a run with "
+                "training.schedule=wsd can be made longer"
             )
 
     def _keep_stable(self, state: TrainState, at: Position):
@@ -303,8 +301,7 @@ class Fit:
                 after = dataclasses.replace(after, epoch=at.epoch + 1, batch=0)
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            params, adapter = self._compiled.average_of(state), self._compiled.adapter_of(state)
-            self._checkpoints.offer("best", step, params, record, adapter=adapter)
+            self._checkpoints.offer("best", step, self._compiled.average_of(state), record)
         self._keep(state, after, errors)
         progress.end_epoch(row, limits.left(step))
         if self._devices.is_main:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.data import Labels
+from eqfuse.data import Batcher, Labels
 from eqfuse.data.error_table import UNITS
 from eqfuse.graph import Graph
 from eqfuse.models import Prediction
@@ -25,16 +25,13 @@ class Predicted(NamedTuple):
     stress: np.ndarray | None  # [3, 3] eV/Å^3, zero without a cell
 
 
-def predictions(predict: Callable, params, batches: Iterable) -> list[Predicted]:
-    """Return what a network predicts for each sample, by a compiled `eqfuse.models.predict`.
-
-    `batches` are pairs of a batch and the samples in it.
-    """
-    found = []
-    for batch, samples in batches:
+def predictions(predict: Callable, params, batcher: Batcher) -> list[Predicted]:
+    """Return what a compiled `eqfuse.models.predict` predicts for each sample of a batcher."""
+    found, groups = [], batcher.groups(shuffle=False)
+    for batch, group in zip(batcher.batches(shuffle=False), groups, strict=True):
         made, first = jax.device_get(predict(params, batch.graph)), 0
-        for k, sample in enumerate(samples):
-            last = first + sample.num_atoms
+        for k, number in enumerate(group):
+            last = first + batcher.samples[number].num_atoms
             stress = None if made.stress is None else made.stress[k].astype(np.float64)
             forces = made.forces[first:last].astype(np.float64)
             found.append(Predicted(float(made.energy[k]), forces, stress))

@@ -31,7 +31,7 @@ from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start, interrupted_run, run_metadata
 from eqfuse.train.step import Compiled, init_state, initial_parameters
-from eqfuse.train.tuning import Tuning, trained_part
+from eqfuse.train.tuning import Tuning, training_of
 
 
 def build_potential(
@@ -85,7 +85,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
             dataset = tuning.with_past(dataset)
         potential, fields, params = _initial_network(config, dataset, starts, tuning)
         batchers = _batchers(config, dataset, devices, tuning)
-        trained, training = trained_part(config, dataset, params, tuning)
+        training = training_of(config, dataset, params, tuning)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
@@ -93,24 +93,26 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
             tuning.keep(folder)
         if writes:
             log.begin(folder.path, new=config.resume is None)
-        metadata, resume = run_metadata(config, dataset, potential, fields, params), None
-        if tuning is not None:
-            metadata["started_from"] = tuning.origin
+        described = batchers[0].samples, potential, fields, params
+        metadata, resume = run_metadata(config, dataset, *described), None
+        if starts[0] is not None:
+            before = starts[0].metadata.get("started_from")  # of a resumed run, whose start is gone
+            metadata["started_from"] = before if tuning is None else tuning.origin
         if config.resume is not None:
             with devices.together(), warnings_printed():
-                like = init_state(trained, training[1], training[0])
+                like = init_state(params, training[1], training[0])
                 limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
                 resume = interrupted_run(config, like, metadata, folder, limits, writes)
         if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
             metadata["radial"] = "table"
         facts = report(config, dataset, folder, devices)
-        facts |= {} if tuning is None else tuning.facts()
+        facts |= {} if tuning is None else tuning.facts(dataset)
         print(lines(facts))
         batch = devices.part(next(batchers[0].batches(epoch=0)))
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
-        compiled = Compiled(config, potential, dataset.force_rms, trained, training, devices)
+        compiled = Compiled(config, potential, dataset.force_rms, params, training, devices)
         known = {"pretrained": starts[0] is not None, "callbacks": callbacks}
         fit = Fit(config, compiled, batchers, folder, checkpoints, devices, **known)
         for callback in callbacks:

@@ -4,10 +4,12 @@ The network labels them itself before it is tuned, so that nobody needs the data
 on (distillation); or they are those of a file.
 """
 
+import contextlib
 import dataclasses
 import functools
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import ase
 import ase.io
@@ -21,7 +23,8 @@ from ase.data import chemical_symbols, covalent_radii
 from ase.spacegroup import crystal
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from eqfuse.data import DataError, Shape, Structure, collate, read_structures
+from eqfuse.data import Batcher, DataError, Structure, read_structures
+from eqfuse.data.neighbors import require_apart
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
@@ -29,16 +32,16 @@ from eqfuse.models import Potential, compile_predict
 from eqfuse.models.features import layer_features
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import Predicted, predictions
+from eqfuse.train.run.files import whole
 
 FILE = "replay.traj"
 """In the folder of a run: the frames, of which a resumed run reads the same numbers."""
 AUTO = "auto"
-_FROM = 8  # structures are made and labelled for each that is chosen
+_FROM = 8  # structures are made and labelled for each that is chosen, and so many are in a batch
 _MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1
 """eV/Å and eV/Å^3 (16 GPa): structures with larger ones are left out, since they are so far from
 what networks know that they would dominate the training."""
 _LEAST_ATOMS = 5  # of a cell
-_SHAPE = Shape(96, 6144, 9)  # of batches, unless a structure is larger
 _CRYSTALS = (  # space group, sites, and the shortest distance of the first two in units of a
     (225, [(0, 0, 0)], 0.707),
     (229, [(0, 0, 0)], 0.866),
@@ -49,23 +52,22 @@ _CRYSTALS = (  # space group, sites, and the shortest distance of the first two 
     (225, [(0, 0, 0), (0.25, 0.25, 0.25)], 0.433),
     (221, [(0, 0, 0), (0.5, 0, 0), (0.5, 0.5, 0.5)], 0.5),
 )
+_SOLIDS = {  # whose lattice constants are compared: structure, and about what they are, Å
+    "MgO": ("rocksalt", 4.21),
+    "NaCl": ("rocksalt", 5.64),
+    "Si": ("diamond", 5.43),
+    "Al": ("fcc", 4.05),
+    "Cu": ("fcc", 3.61),
+}
 
 
 def structures_of(elements: Sequence[int], near: set[int], count: int, seed: int):
-    """Return crystals and molecules of some elements, strained and displaced at random.
+    """Return crystals and molecules of elements, strained and displaced at random, unlabelled.
 
     Crystals have the structures of elements, of salts and of a perovskite, at 0.95 to 1.2 times the
     distances of covalent radii. Their elements are equally probable, but in half of them the first
     is one of those of the data, `near`. Molecules are those of the G2 set that have these elements
     only; they are half of all, where there are ten or more.
-
-    Args:
-      elements: atomic numbers.
-      near: some of them.
-      count: how many structures.
-      seed: of all that is random.
-    Returns:
-      list of `Structure`, without labels.
     """
     rng = np.random.Generator(np.random.PCG64((seed, 17)))
     elements, symbols = np.array(elements), {chemical_symbols[z] for z in elements}
@@ -79,26 +81,24 @@ def structures_of(elements: Sequence[int], near: set[int], count: int, seed: int
             numbers = rng.choice(elements, len(sites))
             if rng.random() < 0.5:
                 numbers[0] = rng.choice(sorted(near))
-            bond = 2 * covalent_radii[numbers[:2]].mean() * rng.uniform(0.95, 1.2)
-            side = bond / shortest
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the setting of a space group
-                cell = [side] * 3 + [90] * 3
-                atoms = crystal(numbers, sites, spacegroup=group, cellpar=cell)
+            side = 2 * covalent_radii[numbers[:2]].mean() * rng.uniform(0.95, 1.2) / shortest
+            with warnings.catch_warnings(action="ignore"):  # of the setting of a space group
+                atoms = crystal(numbers, sites, spacegroup=group, cellpar=[side] * 3 + [90] * 3)
             axis = 0
             while len(atoms) < _LEAST_ATOMS:
                 atoms, axis = atoms.repeat([2 if axis == j else 1 for j in range(3)]), axis + 1
             strain = rng.normal(scale=0.02, size=(3, 3))
             atoms.set_cell(atoms.cell @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
         atoms.positions += rng.normal(scale=rng.uniform(0.01, 0.12), size=atoms.positions.shape)
-        found.append(of_atoms(atoms))
+        with contextlib.suppress(DataError):  # of atoms that overlap
+            require_apart(structure := of_atoms(atoms))
+            found.append(structure)
     return found
 
 
 def farthest(features: np.ndarray, count: int) -> list[int]:
     """Return the numbers of rows [n, k], each the farthest from those before; the first is 0."""
-    chosen = [0]
-    distances = np.linalg.norm(features - features[0], axis=1)
+    chosen, distances = [], np.full(len(features), np.inf)
     while len(chosen) < min(count, len(features)):
         chosen.append(int(distances.argmax()))
         own = np.linalg.norm(features - features[chosen[-1]], axis=1)
@@ -125,43 +125,30 @@ class Network:
     def predicted(self, samples: Samples, params=None) -> list[Predicted]:
         """Return what the network, or one with other variables, predicts for each sample."""
         params = self.params if params is None else params
-        return predictions(self._predict, params, self._batches(samples))
+        return predictions(self._predict, params, self._batcher(samples))
 
-    def features(self, samples: Samples) -> np.ndarray:
-        """Return the mean of the features of the atoms of each, in units of their spread."""
-        rows = [
-            self._features(self.params, batch.graph)[: len(group)]
-            for batch, group in self._batches(samples)
-        ]
-        rows = np.concatenate(rows) / np.array([[s.num_atoms] for s in samples])
-        return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
+    def _batcher(self, samples: Samples) -> Batcher:
+        return Batcher(samples, _FROM, dtype=self.dtype, max_shapes=1)  # one program
 
     @functools.cached_property
     def _predict(self):
         return compile_predict(self.potential, stress=True)
 
-    @functools.cached_property
-    def _features(self):
-        def of_batch(params, graph):
+    def features(self, samples: Samples) -> np.ndarray:
+        """Return the mean of the features of the atoms of each, in units of their spread."""
+
+        @jax.jit
+        def means(params, graph):
             operands = graph.vectors, graph.species, graph.edges
             layers = self.potential.model.layers
             rows = layer_features(self.potential, params, *operands, layers=layers)
             rows = jnp.where(graph.node_mask[:, None], rows, 0)
             return jax.ops.segment_sum(rows, graph.graph_index, graph.num_graphs)
 
-        return jax.jit(of_batch)
-
-    def _batches(self, samples: Samples):
-        """Yield batches with their samples, of one shape, for which one program is compiled."""
-        most = Shape(*np.maximum(_SHAPE, (*samples.sizes.max(axis=0) + 1, 0)).tolist())
-        group, room = [], np.array(most) - (1, 0, 1)  # but for the padding graph
-        for sample in samples:
-            size = np.array([sample.num_atoms, sample.num_edges, 1])
-            if (size > room).any():
-                yield collate(group, most, self.dtype), group
-                group, room = [], np.array(most) - (1, 0, 1)
-            group, room = [*group, sample], room - size
-        yield collate(group, most, self.dtype), group
+        graphs = [batch.graph for batch in self._batcher(samples).batches(shuffle=False)]
+        rows = [means(self.params, graph)[np.asarray(graph.graph_mask)] for graph in graphs]
+        rows = np.concatenate(rows) / samples.sizes[:, :1]
+        return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
 
     def label(self, structures: Sequence[Structure]) -> list[Structure]:
         """Return structures with the energy, forces and stress that the network gives.
@@ -169,8 +156,9 @@ class Network:
         Those with a force beyond 5 eV/Å, or a pressure beyond 16 GPa, are left out.
         """
         frames, samples = [], self.samples(structures)
-        predicted = self.predicted(samples)
-        for structure, sample, found in zip(structures, samples, predicted, strict=True):
+        for structure, sample, found in zip(
+            structures, samples, self.predicted(samples), strict=True
+        ):
             pressure = abs(np.trace(found.stress)) / 3
             if abs(found.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE:
                 energy = found.energy + sum(self.references[int(z)] for z in structure.numbers)
@@ -186,33 +174,27 @@ class Network:
         own: dict[int, float],
         dispersion: Dispersion | None = None,
     ) -> list[Structure]:
-        """Return the frames to remember, chosen farthest from each other by descriptors.
+        """Return the frames to remember, at most `count`, farthest from each other by descriptors.
 
-        Args:
-          source: "auto", or a file; its labels count from `own`, the reference energies of the
-            network, and frames without energy and forces are labelled by the network.
-          count: how many, at most.
-          seed: of what is made.
-          own: eV by atomic number.
-          dispersion: of the network, which labels of a file are less.
+        The source is "auto", or a file. Its labels count from `own`, the reference energies of the
+        network by atomic number, eV, and are less the `dispersion` of the network; frames without
+        energy and forces are labelled by the network.
+
         Raises:
           DataError: a file that cannot be read, or has no frame of the network's elements.
         """
         if source == AUTO:
             given = structures_of(self.species, self.data, _FROM * count, seed)
         else:
-            known = {*self.species}
-            given = [
-                s if dispersion is None else dispersion.without(s)
-                for s in read_structures(source, require_labels=False)
-                if not s.is_isolated_atom and {*s.numbers.tolist()} <= known
-            ]
-        others = [s for s in given if s.energy is None or s.forces is None]
+            read, known = read_structures(source, require_labels=False), {*self.species}
+            given = [s for s in read if not s.is_isolated_atom and {*s.numbers.tolist()} <= known]
+            given = given if dispersion is None else [*map(dispersion.without, given)]
         moves = {z: self.references[z] - own[z] for z in self.species}
+        labelled = [s for s in given if s.energy is not None and s.forces is not None]
+        others = [s for s in given if s.energy is None or s.forces is None]
         frames = [
             dataclasses.replace(s, energy=s.energy + sum(moves[int(z)] for z in s.numbers))
-            for s in given
-            if s.energy is not None and s.forces is not None
+            for s in labelled
         ]
         frames += self.label(others) if others else []
         if not frames:
@@ -220,40 +202,27 @@ class Network:
                 f"replay={source}: no frame has only elements of the network and forces below "
                 f"{_MOST_FORCE:g} eV/Å and a low pressure; give a file of others, or replay=none"
             )
-        if len(frames) > count:
-            chosen = farthest(self.features(self.samples(frames)), count)
-            frames = [frames[k] for k in chosen]
-        return frames
+        if len(frames) <= count:
+            return frames
+        return [frames[k] for k in farthest(self.features(self.samples(frames)), count)]
 
     def remembered(self, frames: Sequence[Structure], weight: float) -> Samples:
         """Return labelled frames as samples for the training, of this weight in the loss."""
-        weights = Weights(*[weight] * len(Weights._fields))
-        structures = [
-            dataclasses.replace(s, weights=weights, origin="a frame of replay") for s in frames
-        ]
-        return self.samples(structures, self.references)
+        how = {"weights": Weights(*[weight] * len(Weights._fields)), "origin": "a frame of replay"}
+        return self.samples([dataclasses.replace(s, **how) for s in frames], self.references)
 
 
 def write_frames(path, frames: Sequence[Structure]):
     """Write labelled frames to a file that `eqfuse.data.read_structures` reads to the last bit."""
-    written = []
+    written, path = [], Path(path)
     for s in frames:
         atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc)
         stress = None if s.stress is None else full_3x3_to_voigt_6_stress(s.stress)
         labels = {"energy": s.energy, "forces": s.forces, "stress": stress}
         atoms.calc = SinglePointCalculator(atoms, **labels)
         written.append(atoms)
-    ase.io.write(path, written)
-
-
-_SOLIDS = {
-    "MgO": ("rocksalt", 4.21),
-    "NaCl": ("rocksalt", 5.64),
-    "Si": ("diamond", 5.43),
-    "Al": ("fcc", 4.05),
-    "Cu": ("fcc", 3.61),
-}
-"""Solids whose lattice constants are compared: structure, and about what they are, Å."""
+    with whole(path, path.with_name(f"{path.name}.part")) as part:
+        ase.io.write(part, written, format="traj")
 
 
 def moved(network: Network, params, seed: int) -> list[dict]:
@@ -269,45 +238,36 @@ def moved(network: Network, params, seed: int) -> list[dict]:
       its change of the energy, and `lattice_before_a` and `lattice_after_a`.
     """
     frames = network.label(structures_of(network.species, network.data, 128, seed + 1))
-    samples = network.remembered(frames, 1.0)
+    solids = {
+        name: [of_atoms(bulk(name, kind, a * side, cubic=True)) for a in np.linspace(0.95, 1.05, 9)]
+        for name, (kind, side) in _SOLIDS.items()
+        if {*bulk(name, kind, side).numbers.tolist()} <= {*network.species}
+    }
+    samples = network.samples([*frames, *(cell for cells in solids.values() for cell in cells)])
+    changes = [network.predicted(samples, p) for p in (None, params)]
     groups = {"crystals with elements of the data": [], "other crystals": [], "molecules": []}
-    names, predicted = list(groups), network.predicted(samples, params)
-    for sample, frame, after in zip(samples, frames, predicted, strict=True):
+    names = list(groups)
+    for frame, before, after in zip(frames, *changes, strict=False):
         known = bool(network.data & {*frame.numbers.tolist()})
         name = names[2] if not frame.pbc.any() else names[0] if known else names[1]
-        energy = (after.energy - sample.energy) / sample.num_atoms
-        groups[name].append((energy, after.forces - sample.forces, sample.forces))
+        energy = (after.energy - before.energy) / len(frame.numbers)
+        groups[name].append((energy, after.forces - before.forces, before.forces))
     rows = []
     for name, group in groups.items():
         if group:
             energies, *forces = zip(*group, strict=True)
-            sizes = [float(np.abs(np.concatenate(part)).mean()) for part in forces]
-            rows.append(
-                {
-                    "structures": name,
-                    "number": len(group),
-                    "energy_mev_per_atom": 1e3 * float(np.abs(energies).mean()),
-                    "forces_mev_per_a": 1e3 * sizes[0],
-                    "of_forces_mev_per_a": 1e3 * sizes[1],
-                }
-            )
-    for name, (kind, side) in _SOLIDS.items():
-        sides = side * np.linspace(0.95, 1.05, 9)
-        cells = [bulk(name, kind, a, cubic=True) for a in sides]
-        if not {*cells[0].numbers.tolist()} <= {*network.species}:
-            continue
-        samples = network.samples([of_atoms(atoms) for atoms in cells])
-        before, after = (
-            np.array([one.energy for one in network.predicted(samples, p)]) for p in (None, params)
-        )
-        rows.append(
-            {
-                "structures": name,
-                "energy_mev_per_atom": 1e3 * float((after - before)[4]) / len(cells[0]),
-                "lattice_before_a": _lattice(sides, before),
-                "lattice_after_a": _lattice(sides, after),
-            }
-        )
+            sizes = [1e3 * float(np.abs(np.concatenate(part)).mean()) for part in forces]
+            energy = 1e3 * float(np.abs(energies).mean())
+            row = {"structures": name, "number": len(group), "energy_mev_per_atom": energy}
+            rows.append(row | {"forces_mev_per_a": sizes[0], "of_forces_mev_per_a": sizes[1]})
+    energies = [np.array([one.energy for one in found[len(frames) :]]) for found in changes]
+    for k, (name, cells) in enumerate(solids.items()):
+        before, after = (of_all[9 * k : 9 * (k + 1)] for of_all in energies)
+        energy = 1e3 * float((after - before)[4]) / len(cells[0].numbers)
+        row = {"structures": name, "energy_mev_per_atom": energy}
+        sides = np.array([cell.cell[0, 0] for cell in cells])
+        lattices = {"before": _lattice(sides, before), "after": _lattice(sides, after)}
+        rows.append(row | {f"lattice_{when}_a": side for when, side in lattices.items()})
     return rows
 
 
@@ -324,18 +284,15 @@ def moved_text(rows: list[dict], head: str | None = None) -> str:
     """Return the rows of `moved` as text, which names the head of a network with several."""
     of_head = f" by the head {head}" if head else ""
     what = f"moved elsewhere{of_head}, in structures that were not trained on"
-    lines = [f"{what} (mean absolute changes):"]
-    lines.append(f"  {'':<38}{'energy':>14}{'forces':>18}")
+    lines = [f"{what} (mean absolute changes):", f"  {'':<38}{'energy':>14}{'forces':>18}"]
     for row in rows:
+        name, numbers = row["structures"], list(row.values())[-2:]
         if "number" in row:
-            forces = f"{row['forces_mev_per_a']:.0f} of {row['of_forces_mev_per_a']:.0f} meV/Å"
-            energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
-            lines.append(f"  {row['number']:>3} {row['structures']:<34}{energy:>14}{forces:>22}")
+            name, text = f"{row['number']:>3} {name}", "{:.0f} of {:.0f} meV/Å".format(*numbers)
+        elif np.isfinite(numbers).all():
+            text = "a {:.3f} to {:.3f} Å".format(*numbers)
         else:
-            before, after = row["lattice_before_a"], row["lattice_after_a"]
-            sides = "no lattice constant"  # of one of the two networks
-            if np.isfinite([before, after]).all():
-                sides = f"a {before:.3f} to {after:.3f} Å"
-            energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
-            lines.append(f"  {row['structures']:<38}{energy:>14}{sides:>22}")
+            text = "no lattice constant"  # of one of the two networks
+        energy = f"{row['energy_mev_per_atom']:.1f} meV/atom"
+        lines.append(f"  {name:<38}{energy:>14}{text:>22}")
     return "\n".join(lines)

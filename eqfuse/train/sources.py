@@ -11,6 +11,7 @@ from typing import Literal
 
 import yaml
 
+from eqfuse.train.run.log import printable
 from eqfuse.train.settings.schema import (
     POSITIVE,
     Range,
@@ -114,7 +115,7 @@ class DataSettings:
         problems = find_problems(dataset, structures, validation)
         if problems and self.check == "strict":
             for problem in problems:
-                print(f"problem: {problem}", file=sys.stderr, flush=True)
+                print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
             raise DataError(
                 f"data.check=strict refuses data with {counted(len(problems), 'problem')}"
             )

@@ -17,6 +17,7 @@ from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
 from eqfuse.train.dispersion import Dispersion
+from eqfuse.train.metrics import predictions
 from eqfuse.train.run.checkpoint import module_of, read_checkpoint
 from eqfuse.train.run.files import (
     FILES,
@@ -151,14 +152,8 @@ class Start:
         potential, _ = self.potential()
         predict, params = compile_predict(potential), self.initial_params()
         batcher = Batcher(dataset.train, self.config.data.batch_size, dtype=self.config.dtype)
-        predicted = np.concatenate(
-            [
-                predict(params, batch.graph).energy[np.asarray(batch.graph.graph_mask)]
-                for batch in batcher.batches(shuffle=False)
-            ]
-        )
-        pairs = zip(dataset.train, predicted, strict=True)
-        known = [(s, float(e)) for s, e in pairs if s.energy is not None]
+        pairs = zip(dataset.train, predictions(predict, params, batcher), strict=True)
+        known = [(s, found.energy) for s, found in pairs if s.energy is not None]
         missing = [s.energy - e for s, e in known]
         species = np.array(dataset.species)
         moves = fit_energies_of_atoms((species[s.species] for s, _ in known), missing)
@@ -191,8 +186,11 @@ def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
-def run_metadata(config: Config, dataset: Dataset, potential, fields: dict, params: dict) -> dict:
-    """Return plain values, from which the network can be made and the run recognised."""
+def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dict, params: dict):
+    """Return plain values, from which the network can be made and the run recognised.
+
+    `train` are all samples that are trained on, those of replay too.
+    """
     metadata = {
         "task": "molecule",
         "config": dataclasses.asdict(config),
@@ -200,7 +198,7 @@ def run_metadata(config: Config, dataset: Dataset, potential, fields: dict, para
         "model_fields": fields,
         "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
         "potential": potential.to_plain(),
-        "data_sha256": _fingerprint(dataset),
+        "data_sha256": _fingerprint(Joined(train, dataset.val)),
         "species": list(dataset.species),
         "units": UNITS,
         **_of_data(dataset),
@@ -231,10 +229,10 @@ def _of_data(dataset: Dataset) -> dict:
     }
 
 
-def _fingerprint(dataset: Dataset) -> str:
-    """Return the SHA-256 of the structures and labels that are trained on and validated with."""
+def _fingerprint(samples) -> str:
+    """Return the SHA-256 of the structures and labels of samples."""
     digest = hashlib.sha256()
-    for sample in Joined(dataset.train, dataset.val):
+    for sample in samples:
         labels = sample.forces, sample.stress, sample.atom_weights, sample.hessian
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):
@@ -284,6 +282,7 @@ def interrupted_run(
         if theirs[name] != metadata[name]:
             data = [own.data for own in config.of_heads().values()]
             files = [f for own in data for f in (own.origin, own.val_path) if f]
+            files += ["replay.traj"] if config.replay else []
             raise ConfigError(
                 f"{' or '.join(files)} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"

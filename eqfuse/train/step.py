@@ -130,8 +130,3 @@ class Compiled:
     def average_of(self, state: TrainState) -> Callable:
         """Return a function that gives the averaged parameters as a tree."""
         return lambda: self._flat.unflatten(np.asarray(state.average))
-
-    def adapter_of(self, state: TrainState) -> Callable | None:
-        """Return a function that gives the averaged adapter as a tree; None without an adapter."""
-        layout = getattr(self._flat, "layout", None)
-        return layout and (lambda: layout.unflatten(np.asarray(state.average)))

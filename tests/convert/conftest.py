@@ -23,7 +23,7 @@ def unpacked(golden, folder) -> Path:
 
 
 def from_arrays(arrays) -> list[ase.Atoms]:
-    """Return the structures of `eqfuse.convert.check.to_arrays`, as goldens hold them."""
+    """Return the structures of `scripts.network_goldens.to_arrays`, as goldens hold them."""
     names = ("numbers", "positions", "cell", "pbc")
     return [
         ase.Atoms(**{name: arrays[f"{k}_{name}"] for name in names})

@@ -1,5 +1,6 @@
-"""`eqfuse convert`, the run that it writes, and its comparison with the program."""
+"""`eqfuse convert`, and the run that it writes."""
 
+import os
 import sys
 
 import ase
@@ -8,13 +9,11 @@ import pytest
 
 import eqfuse
 from eqfuse.cli import main as cli
-from eqfuse.convert import ConvertError, check, convert
-from eqfuse.convert.check import to_arrays
 from eqfuse.convert.command import main
-from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.examples import example_structures
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.resume import started_config
+from scripts.network_goldens import to_arrays
 from tests.convert.conftest import from_arrays
 
 
@@ -75,58 +74,18 @@ def test_one_of_several_heads_is_a_run_without_heads(model_file, tmp_path):
     eqfuse.Calculator(tmp_path / "run")
 
 
+@pytest.mark.parametrize("program", ["mace", "nequip"])
+def test_pipes_devices_and_folders_are_refused_at_once(program, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+        assert main([program, str(path), str(tmp_path / "run")]) == 2
+        assert f"error: {path} is a folder, a device or a pipe" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_dtype_is_refused(run):
     with pytest.raises(ValueError, match="dtype must be float32 or float64, got 'float16'"):
         eqfuse.Calculator(run("small"), dtype="float16")
-
-
-@pytest.fixture(scope="module")
-def nequip_run(package, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "run"
-    convert("nequip", package, folder)
-    return folder
-
-
-def rows(table):
-    """Return the numbers of each structure of a table."""
-    return [[float(cell) for cell in line.split()[1:] if cell != "-"] for line in table[2:]]
-
-
-@pytest.mark.parametrize(("factor", "low", "high"), [(1.0, 0, 1e-12), (1.001, 5e-4, 2e-3)])
-def test_differences_from_the_program_are_those_that_are_printed(
-    nequip_run, package, monkeypatch, factor, low, high
-):
-    calculator = Calculator(nequip_run, dtype="float64", radial="network")
-
-    def original(program, path, structures, **_):
-        result = {"version": "a program"}
-        for k, atoms in enumerate(structures):
-            for quantity, value in check.results_of(calculator, atoms).items():
-                result[f"{k}_{quantity}"] = value * factor
-        return result
-
-    monkeypatch.setattr(check, "original_results", original)
-    table = check.compare("nequip", package, nequip_run).splitlines()
-    assert table[0].startswith("a program and eqfuse in float64")
-    errors = rows(table)
-    assert [len(row) for row in errors] == [3, 2]  # a molecule has no stress
-    assert all(low <= error <= high for row in errors for error in row)
-
-
-def test_a_program_that_is_not_there_is_named(package, tmp_path, capsys, monkeypatch):
-    asked = []
-    monkeypatch.setattr("eqfuse.certify.check.main", lambda arguments: asked.append(arguments) or 1)
-    with pytest.raises(ConvertError, match=f"nequip cannot be run by {sys.executable}.*--python"):
-        check.original_results("nequip", package, example_structures([1, 6]))
-    run = str(tmp_path / "a")
-    assert main(["nequip", str(package), run, "--check"]) == 1  # what can be checked is
-    assert asked == [[run, "--backends", "--picoseconds", "0"]]
-    out = capsys.readouterr()
-    assert "nequip cannot be run" in out.err
-    assert "without the program" in out.out
-    arguments = ["nequip", str(package), str(tmp_path / "b"), "--python", sys.executable]
-    assert main(arguments) == 2
-    assert len(asked) == 1
 
 
 def test_structures_have_the_elements_and_survive_being_arrays():

@@ -1,6 +1,7 @@
-"""Fine-tuning that does not forget: replay of a network's past, elastic weights, and LoRA."""
+"""Fine-tuning that does not forget: replay of a network's past, and elastic weights."""
 
 import dataclasses
+import shutil
 
 import ase
 import ase.build
@@ -12,16 +13,14 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
-from eqfuse.cli import main as cli
 from eqfuse.data import DataError, read_structures
-from eqfuse.train.adapter import Adapter
 from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
-from eqfuse.train.replay import Network, farthest, moved, structures_of
+from eqfuse.train.replay import FILE, Network, farthest, moved, structures_of, write_frames
 from eqfuse.train.run.checkpoint import load_run, read_checkpoint
-from eqfuse.train.run.files import CheckpointError
+from eqfuse.train.run.files import CheckpointError, encode, read_file, require_free
 from eqfuse.train.run.resume import started_config
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import Tuning
@@ -62,6 +61,8 @@ def test_structures_have_the_elements_and_are_not_crushed():
         assert cells.min() > 0.8
     again = structures_of((6, 14, 29), {29}, 40, seed=3)
     assert all((a.positions == b.positions).all() for a, b in zip(made, again, strict=True))
+    light = structures_of((1, 6, 8), {1, 8}, 128, seed=1)  # of which one has atoms at 0.17 Å
+    assert 120 <= len(light) < 128
     organic = structures_of((1, 6, 8), {1}, 40, seed=0)
     assert sum(not atoms.pbc.any() for atoms in organic) == 20
 
@@ -119,27 +120,6 @@ def test_what_moved_is_the_change_of_the_network(past):
         assert row["forces_mev_per_a"] == pytest.approx(0, abs=1e-9)
 
 
-def test_an_adapter_begins_with_the_network_and_changes_it_by_few_directions(past):
-    network, _ = past
-    adapter = Adapter.of(network.params, 2, 0)
-    same = adapter.merged(adapter.initial)
-    assert all(
-        (a == b).all()
-        for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(network.params), strict=True)
-    )
-    other = jax.tree.map(lambda w: w + 0.1, adapter.initial)
-    change = jax.tree.map(lambda a, b: a - b, adapter.merged(other), network.params)
-    ranks = {}
-    for path, leaf in jax.tree.leaves_with_path(change):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if leaf.ndim == 2 and abs(leaf).max() > 0:
-            ranks[name] = (np.linalg.matrix_rank(leaf), min(leaf.shape))
-        else:  # neither matrices of each element nor reference energies
-            assert abs(leaf).max() == 0 or "w[" not in name
-    assert max(rank for rank, _ in ranks.values()) <= 2
-    assert any(rank < most for rank, most in ranks.values())
-
-
 def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
     """Stiffnesses of two parameters, for the energy of a frame, are as its slopes squared."""
     network, _ = past
@@ -178,9 +158,9 @@ def test_parameters_are_held_where_they_were():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["replay=auto adapter=lora rank=2", "replay=auto elastic=30"])
+@pytest.mark.parametrize("way", ["replay=auto", "replay=auto elastic=30"])
 def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
-    """What the start was is needed again: matrices are added to it, and parameters held there."""
+    """What the start was is needed again: replayed, and parameters held there."""
     data = [f"start_from={run('density')}", f"data={water}", "data.val=2", "data.batch_size=2"]
     more = [*way.split(), "replay_frames=4", "lr=0.01"]
     given = [*data, *more, "data.reference_energies=fit", "training.second_stage=null"]
@@ -203,6 +183,41 @@ def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_run_is_resumed_with_the_network_and_frames_that_it_began_with(
+    run, water, tmp_path, capsys
+):
+    """Other ones are refused; and one that ended before its first checkpoint begins again."""
+    base, folder = shutil.copytree(run("density"), tmp_path / "base"), tmp_path / "run"
+    given = [f"start_from={base}", f"data={water}", "data.val=2", "steps=2", "elements=data"]
+    given += ["data.reference_energies=fit", "replay=auto", "replay_frames=2", "elastic=30"]
+    assert main([*given, f"run={folder}"]) == 0
+    frames = read_structures(folder / FILE)
+    before, metadata, _ = read_checkpoint(folder, ("last",))
+    write_frames(folder / FILE, frames[:1])
+    assert main([f"resume={folder}", "steps=3"]) == 2
+    assert "replay.traj is not as it was when the run" in capsys.readouterr().err
+    write_frames(folder / FILE, frames)
+    best = base / "checkpoints" / "best.safetensors"
+    arrays, of_base = read_file(best)
+    content = best.read_bytes()
+    best.write_bytes(encode({name: 1.01 * array for name, array in arrays.items()}, of_base))
+    assert main([f"resume={folder}", "steps=3"]) == 2
+    assert f"{base} is another one than the run in {folder}" in capsys.readouterr().err
+    best.write_bytes(content)
+    begun = {"config.yaml", "log.txt", ".lock"}
+    for entry in folder.iterdir():
+        if entry.name not in begun:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    (folder / f"{FILE}.part").write_bytes(b"a part")
+    require_free(folder)  # run= is taken again, too
+    assert main([f"resume={folder}"]) == 0
+    assert "from the beginning" in capsys.readouterr().out
+    after, of_again, _ = read_checkpoint(folder, ("last",))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert of_again["started_from"] == metadata["started_from"]
+    assert [s.energy for s in read_structures(folder / FILE)] == [s.energy for s in frames]
+
+
 def test_elastic_weights_are_the_default_where_the_network_knows_more(run, water, tmp_path, capsys):
     given = [f"start_from={run('density')}", f"data={water}", "data.val=2", "steps=2", "lr=0.01"]
     given += ["data.reference_energies=fit", "training.second_stage=null", "replay_frames=2"]
@@ -216,44 +231,14 @@ def test_elastic_weights_are_the_default_where_the_network_knows_more(run, water
     assert not all(np.array_equal(a, b) for a, b in zip(held, free, strict=True))
 
 
-def test_an_adapter_alone_is_a_file_that_is_merged(run, water, tmp_path, capsys):
-    """The network is that of the run to the last bit; other files are refused."""
-    start, adapter = run("density"), tmp_path / "run" / "adapter.safetensors"
-    given = [f"start_from={start}", "elements=data", f"data={water}", "data.val=2", "rank=1"]
-    more = ["adapter=lora", "lr=0.01", "steps=3", "data.reference_energies=fit"]
-    assert main([*given, *more, f"run={adapter.parent}"]) == 0
-    assert adapter.stat().st_size < (adapter.parent / "checkpoints/best.safetensors").stat().st_size
-    assert cli(["convert", "adapter", str(adapter), str(start), str(tmp_path / "merged")]) == 0
-    (ours, theirs), (before, _) = (
-        [read_checkpoint(folder, ("best",))[k] for folder in (tmp_path / "merged", adapter.parent)]
-        for k in (0, 1)
-    )
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    assert before["species"] == [1, 8]
-    load_run(tmp_path / "merged")
-    capsys.readouterr()
-    best, other = adapter.parent / "checkpoints/best.safetensors", tmp_path / "other"
-    for files, text in (
-        ((adapter, run("small")), f"an adapter of another network than that in {run('small')}"),
-        ((best, start), f"{best} is no adapter"),
-        ((adapter, start), "exists already"),
-    ):
-        folder = tmp_path / "merged" if text == "exists already" else other
-        assert cli(["convert", "adapter", *map(str, files), str(folder)]) == 2
-        assert text in capsys.readouterr().err
-        assert not other.exists()
-    with pytest.raises(CheckpointError, match="is an adapter and no network"):
-        load_run(adapter)
-
-
-@pytest.mark.parametrize("needs", [{}, {"adapter": "lora"}, {"replay": "auto"}])
+@pytest.mark.parametrize("needs", [{}, {"replay": "auto"}])
 def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
     run, water, tmp_path, capsys, needs
 ):
     config = started_config([f"start_from={run('density')}", f"data={water}"])
     gone = dataclasses.replace(config, start_from=str(tmp_path / "gone"), **needs)
     start = dataclasses.replace(Start.read(config), resumed=True, config=gone)
-    if {*needs.values()} & {"lora", "auto"}:
+    if needs:
         with pytest.raises(CheckpointError, match="gone has no checkpoint"):
             Tuning.of(gone, None, [start])
         return
@@ -267,7 +252,6 @@ def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
         ("replay=auto", "a new network has no past"),
         ("elastic=30", "a new network has no past"),
         ("elastic=-1 start_from=RUN", "elastic=-1.0 is impossible"),
-        ("elastic=30 adapter=lora start_from=RUN", "which holds the parameters that"),
     ],
 )
 def test_what_is_for_another_run_is_refused(run, water, capsys, given, text):

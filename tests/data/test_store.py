@@ -1,6 +1,8 @@
 """Structures and neighbour lists on disk: the same frames, samples and runs as in memory."""
 
 import dataclasses
+import errno
+import os
 
 import ase.build
 import ase.io
@@ -172,6 +174,38 @@ def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):
     assert not list(stored.folder.glob("partial*"))
     with pytest.raises(DataError, match="C not among the model's species"):
         samples_of(store_structures(files, folder=tmp_path), 4.0, (1, 8, 29), None)
+
+
+def test_damaged_frames_name_the_folder(files, tmp_path):
+    """Each flipped bit is found when the frame is read; files that are cut off or gone at once."""
+    rng, common = np.random.default_rng(0), (4.0, (1, 6, 8, 29), None)
+    stored = store_structures(files, folder=tmp_path)
+    samples_of(stored, *common)
+    found = [path for path in stored.folder.rglob("*") if path.is_file()]
+    assert len(found) == 4
+    for path in found:
+        content = path.read_bytes()
+        damaged = [content[:-1], content[:32], b"", None]
+        for k in rng.integers(8 * len(content), size=10):
+            changed = bytearray(content)
+            changed[k // 8] ^= 1 << k % 8
+            damaged.append(bytes(changed))
+        for one in damaged:
+            path.unlink() if one is None else path.write_bytes(one)
+            with pytest.raises(DataError, match=f"{path.parent} are damaged .*remove this folder"):
+                list(samples_of(store_structures(files, folder=tmp_path), *common))
+            path.write_bytes(content)
+    assert len(list(samples_of(store_structures(files, folder=tmp_path), *common))) == 18
+
+
+def test_a_full_disk_names_the_folder(files, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "write_frames", full)
+    with pytest.raises(DataError, match=f"cannot be stored in {tmp_path}.*: No space left"):
+        store_structures(files, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

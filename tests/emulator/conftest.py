@@ -1,10 +1,3 @@
-"""A folder of compiled kernels that the tests of the emulator share."""
+"""The folder of compiled kernels is apart from that of the user, as for the ops."""
 
-import pytest
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EQFUSE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        yield
+from tests.ops.conftest import _own_cache  # noqa: F401

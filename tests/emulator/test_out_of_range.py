@@ -73,7 +73,7 @@ def test_edges_out_of_range_add_nothing(name, batch, wanted, monkeypatch):
     if batch:
         ends = (np.stack([a, np.where(INSIDE, a[::-1], a)[::-1]]) for a in ends)
     ends = [jnp.asarray(a) for a in ends]
-    monkeypatch.setenv("EQFUSE_FUSED", "always" if name == "of nodes" else "auto")
+    monkeypatch.setenv("EQFUSE_FUSED", "always" if name == "over rows" else "auto")
     found = emulate(lambda s, r: results(name, s, r, "triton", wanted, batch), *ends)
     monkeypatch.setenv("EQFUSE_FUSED", "auto")
     by_xla = jax.jit(lambda s, r: results(name, s, r, "xla", wanted, batch))(*ends)

@@ -1,5 +1,6 @@
 """Run an exported network without eqfuse: python consumer.py FILE IN.npz OUT.npz."""
 
+import hashlib
 import sys
 
 import jax
@@ -9,9 +10,14 @@ from ase.neighborlist import primitive_neighbor_list
 
 with safetensors.safe_open(sys.argv[1], framework="numpy") as file:
     metadata = file.metadata()
-    names = sorted(name for name in file.keys() if name.startswith("weights."))  # noqa: SIM118
-    weights = [file.get_tensor(name) for name in names]
-    program = jax.export.deserialize(bytearray(file.get_tensor("program").tobytes()))
+    arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+sha256 = metadata.pop("sha256")
+content = "".join(map("".join, sorted(metadata.items()))).encode()
+content += b"".join(array.tobytes() for array in arrays.values())
+if hashlib.sha256(content).hexdigest() != sha256:
+    raise ValueError("the file is damaged; export the network again")
+program = jax.export.deserialize(bytearray(arrays.pop("program").tobytes()))
+weights = list(arrays.values())
 
 dtype = metadata["dtype"]
 jax.config.update("jax_enable_x64", dtype == "float64")

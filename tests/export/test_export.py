@@ -11,10 +11,10 @@ import safetensors
 
 import eqfuse
 from eqfuse import cli
-from eqfuse.convert.check import to_arrays
 from eqfuse.data import neighbor_list
 from eqfuse.export import export
 from eqfuse.train.settings.schema import ConfigError
+from scripts.network_goldens import to_arrays
 from tests.child import run_python
 from tests.lammps.untrained import FIELDS, untrained_run
 
@@ -67,11 +67,17 @@ def test_a_program_runs_without_eqfuse(tmp_path, capsys):
     given, out = tmp_path / "in.npz", tmp_path / "out.npz"
     np.savez(given, **to_arrays(structures()))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    run_python(CONSUMER, file, given, out, env=environment, cwd=tmp_path)
+    command, where = (CONSUMER, file, given, out), {"env": environment, "cwd": tmp_path}
+    run_python(*command, **where)
     with np.load(out) as results:
         for k, atoms in enumerate(structures()):
             found = [results[f"{k}_{name}"] for name in ("energies", "forces", "stress")]
             assert_agreement(found, atoms, run)
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1  # of the weights
+    file.write_bytes(content)
+    done = run_python(*command, check=False, **where)
+    assert "ValueError: the file is damaged; export the network again" in done.stderr
 
 
 @pytest.mark.parametrize(

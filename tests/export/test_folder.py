@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import ase.build
@@ -74,6 +75,19 @@ def host(place):
 def mace(place):
     run = untrained_run(place, "mace")
     return run, export_folder(run, place / "mace_folder", engine="pjrt", sizes=SIZES)
+
+
+def with_checksum(manifest: str) -> str:
+    """Return a manifest that was changed by hand with the checksum that it would have."""
+    text = manifest.partition("checksum manifest.txt")[0]
+    return f"{text}checksum manifest.txt {zlib.crc32(text.encode())}\n"
+
+
+def flipped(path: Path, k: int):
+    """Flip one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[k // 8 % len(content)] ^= 1 << k % 8
+    path.write_bytes(content)
 
 
 def structure(name):
@@ -223,13 +237,13 @@ def test_what_a_host_cannot_run_gives_a_sentence(mace, host, tmp_path):
     def changed(old, new):
         text = (folder / "manifest.txt").read_text()
         assert old in text
-        return text.replace(old, new)
+        return with_checksum(text.replace(old, new))
 
     for atoms, manifest, missing, expected in (
         (crystal * (6, 6, 6), None, None, "864 atoms (with ghosts) and"),
         (gold, None, None, "the network does not know Au; it knows Al Cu"),
         (at_one_place, None, None, "atoms 1 and 2 are at one place"),
-        (crystal, None, "eqfuse_kernels.so", "the kernels of the network cannot be loaded"),
+        (crystal, None, "eqfuse_kernels.so", "cannot be read; is the folder whole?"),
         (crystal, None, "program_40_800", "cannot be read; is the folder whole?"),
         (crystal, None, "manifest.txt", "cannot be read; is the folder whole?"),
         (crystal, changed("format 1", "format 2"), None, "a later version of eqfuse (format 2"),
@@ -263,7 +277,9 @@ def test_a_folder_holds_nothing_of_the_machine_that_writes_it(mace, place, tmp_p
     for file in folder.iterdir():
         assert str(place).encode() not in file.read_bytes()
         if not file.name.startswith("program"):  # the order of its constants differs
-            assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+            both = (path.read_bytes() for path in (file, again / file.name))
+            one, other = (content.partition(b"checksum program")[0] for content in both)
+            assert one == other, file.name
 
 
 READER = """
@@ -306,6 +322,12 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
         energies, forces, virial = results.values()
     # sums in another order, of about 100 numbers: 1e-14
     assert_agreement((energies.sum(), forces, virial), atoms, run, 1e-11, rounded=False)
+    given = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
+    for file in (folder / "program_6_80", folder / "eqfuse_kernels.so"):
+        flipped(file, 8 * 1000 + 5)
+        with pytest.raises(ValueError, match=f"{file} is damaged; export the network again"):
+            engine.Engine(folder).compute(*given)
+        flipped(file, 8 * 1000 + 5)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +336,7 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
         ("format 1", "format 2", "made by a later version of eqfuse .format 2, and this engine.py"),
         ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export --for openmm"),
         ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
-        ("kernel", "kernel", "k.so is missing; is the folder whole"),
+        ("kernel", "kernel", "k.so cannot be read; is the folder whole"),
         ("library k.so", "", "5 atoms and 0 edges, and the largest program holds 4 and 8"),
     ],
 )
@@ -323,9 +345,44 @@ def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected
     manifest += f"program 4 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
     assert old in manifest
     lines = [line for line in manifest.replace(old, new).split("\n") if line]
-    (tmp_path / "manifest.txt").write_text("\n".join(lines))
-    with pytest.raises((ValueError, FileNotFoundError), match=expected):
+    manifest = with_checksum("\n".join([*lines, ""]))
+    (tmp_path / "manifest.txt").write_text(manifest)
+    with pytest.raises(ValueError, match=expected):
         engine.Engine(tmp_path).compute([13] * 5, 10.0 * np.arange(15).reshape(5, 3))
+
+
+def test_engine_py_checks_its_arguments_and_takes_pbc_of_ints(tmp_path):
+    manifest = (
+        "format 1\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 1 p\n"
+    )
+    (tmp_path / "manifest.txt").write_text(with_checksum(manifest))
+    one, cell = engine.Engine(tmp_path), np.diag([3.0, 0.0, 3.5])
+    for numbers, positions, more, expected in (
+        ([13] * 2, np.zeros((3, 3)), (), r"2 numbers need positions \[2, 3\], got \(3, 3\)"),
+        ([13], [[0, 0, 0]], (None, True), "a vector .3. is needed for each periodic direction"),
+        ([13], [[0, 0, 0]], (cell, (1, 1, 0)), "a vector .3. is needed for each periodic"),
+        ([13], [[0, 0, 0]], (np.eye(2), True), "a vector .3. is needed for each periodic"),
+        ([13], [[0, np.nan, 0]], (), "not finite"),
+        # two neighbours at 3 Å and two at 3.5 Å; those at sqrt(3^2 + 3.5^2) = 4.6 Å are too far
+        ([13], [[0, 0, 0]], (cell, (1, 0, 1)), "1 atoms and 4 edges"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            one.compute(numbers, positions, *more)
+
+
+@pytest.mark.parametrize("file", ["manifest.txt", "eqfuse_kernels.so", "program_40_800"])
+def test_a_flipped_bit_of_a_folder_is_named_by_the_host(mace, host, tmp_path, file):
+    shutil.copytree(mace[1], tmp_path / "copy")
+    ase.io.write(tmp_path / "start.xyz", structure("crystal"))
+    command = [str(host), str(tmp_path / "copy"), plugin(), str(tmp_path / "start.xyz")]
+    for k in (3, 8 * 1000 + 5):
+        flipped(tmp_path / "copy" / file, k)
+        done = subprocess.run(command, capture_output=True, text=True, env={})
+        flipped(tmp_path / "copy" / file, k)
+        assert done.returncode == 1
+        assert f"{file} is damaged" in done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, env={})
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.fuzz.checks import FailureError, time_limit
 
-KINDS = ("damage", "settings", "ops", "labels", "programs")
+KINDS = ("damage", "doors", "settings", "ops", "labels", "programs")
 WIDTH = 800
 """Of the description of a case, and of what is said of a failure."""
 
@@ -45,6 +45,8 @@ def run(kind: str, seed: int, count: int, folder: Path) -> list[str]:
         print(outcome, flush=True)
         outcomes["FAILURE" if outcome.startswith("FAILURE") else outcome.split(":")[0]] += 1
     print(f"{kind}:", ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()))
+    for what, number in getattr(cases, "counts", {}).items():
+        print(f"{kind}: {number} {what}")
     return failures
 
 

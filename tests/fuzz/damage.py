@@ -36,6 +36,12 @@ def _flip(rng, content: bytes) -> bytes:
     return bytes(data)
 
 
+def _flip_bit(rng, content: bytes) -> bytes:
+    data, place = bytearray(content), int(rng.integers(8 * len(content)))
+    data[place // 8] ^= 1 << place % 8
+    return bytes(data)
+
+
 def _double(rng, content: bytes) -> bytes:
     start, end = sorted(rng.integers(len(content), size=2))
     return content[:end] + content[start:]
@@ -52,9 +58,10 @@ def _delete_line(rng, content: bytes) -> bytes:
     return b"".join(np.delete(np.array(lines, object), rng.integers(len(lines))))
 
 
-_CHANGES = {
+CHANGES = {
     "cut off": lambda rng, content: content[: rng.integers(len(content))],
     "bytes changed in": _flip,
+    "one bit flipped in": _flip_bit,
     "a part doubled of": _double,
     "a range of zeros in": _zero_range,
     "random bytes for": lambda rng, content: rng.bytes(int(rng.integers(2 * len(content) + 2))),
@@ -62,7 +69,7 @@ _CHANGES = {
     "NULs for": lambda rng, content: bytes(len(content)),
     "a line deleted of": _delete_line,
 }
-_REPLACED = {
+REPLACED = {
     "deleted": lambda path: None,
     "a folder for": Path.mkdir,
     "a broken link for": lambda path: path.symlink_to(path.with_name("nothing")),
@@ -99,7 +106,7 @@ class Cases:
         files = sorted(self._whole.glob("checkpoints/*"))
         top = [self._whole / name for name in ("config.yaml", "metrics.csv")]
         file = top[int(rng.integers(2))] if rng.random() < 0.3 else files[rng.integers(len(files))]
-        ways = [*_CHANGES, *_REPLACED]
+        ways = [*CHANGES, *REPLACED]
         how, name = ways[rng.integers(len(ways))], file.relative_to(self._whole)
         which = "best" if file.name.startswith("best") else "last"
         resumes = file in top or rng.random() < 0.5
@@ -109,11 +116,11 @@ class Cases:
             shutil.copytree(self._whole, self._path)
             target = self._path / name
             content = target.read_bytes()
-            if how in _CHANGES:
-                target.write_bytes(_CHANGES[how](rng, content))
+            if how in CHANGES:
+                target.write_bytes(CHANGES[how](rng, content))
             else:
                 target.unlink()
-                _REPLACED[how](target)
+                REPLACED[how](target)
             try:
                 return self._resume(target, content) if resumes else self._read(which, target)
             finally:

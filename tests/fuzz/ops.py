@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
+from eqfuse.fuse.moves import STRICT
 from tests.fuzz.checks import FailureError
 
 IRREPS = ("0e", "0o", "1e", "1o", "2e", "2o")
@@ -53,6 +54,7 @@ class Cases:
     seconds = 600.0
 
     def __init__(self, folder):
+        STRICT.set(True)  # faults of `ops.fuse` are failures
         self.references_failed = 0
 
     def prepare(self, seed: int):

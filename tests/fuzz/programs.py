@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
+from eqfuse.fuse.moves import STRICT
 from tests.fuzz.checks import FailureError
 from tests.fuzz.networks import Parameters, layer, linear, readout
 from tests.ops.parity import UNOPTIMIZED
@@ -247,7 +248,7 @@ class Cases:
     seconds = 600.0
 
     def __init__(self, folder):
-        pass
+        STRICT.set(True)  # faults of `ops.fuse` are failures
 
     def prepare(self, seed: int):
         """Return the description of a program, and its comparison."""

@@ -1,6 +1,7 @@
 """Files of networks with wrong metadata or weights: one sentence, before anything is built."""
 
 import copy
+import re
 
 import ase.build
 import ase.io
@@ -13,6 +14,7 @@ from eqfuse.data import neighbor_list
 from eqfuse.inference import commands
 from eqfuse.train import CheckpointError
 from eqfuse.train.run import files
+from eqfuse.train.run.checkpoint import read_checkpoint
 from tests.lammps.untrained import untrained_run
 
 
@@ -83,6 +85,36 @@ def test_metadata_of_wrong_types_or_sizes_are_one_sentence(network, tmp_path, ca
     assert "\n" not in str(error.value)
     assert cli.main(["info", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", ["missing", "transposed", "longer"])
+def test_weights_of_other_shapes_are_refused(network, tmp_path, capsys, change):
+    """Also where the digests are right; by calculators, and as the start of a training."""
+    arrays, metadata = dict(network[0]), network[1]
+    name = max(arrays, key=lambda name: arrays[name].ndim == 2 and np.ptp(arrays[name].shape))
+    array = arrays.pop(name)
+    if change != "missing":
+        arrays[name] = array.T.copy() if change == "transposed" else np.concatenate([array] * 2)
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(files.encode(arrays, metadata))
+    text = f"{broken} is damaged: its parameter {name} is missing or has another shape"
+    with pytest.raises(CheckpointError, match=re.escape(text)):
+        eqfuse.Calculator(broken)
+    frames = tmp_path / "copper.xyz"
+    ase.io.write(frames, ase.build.bulk("Cu", cubic=True))
+    assert cli.main(["predict", str(broken), str(frames), str(tmp_path / "out.xyz")]) == 2
+    assert text in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=re.escape(text)):
+        read_checkpoint(broken, ("best", "last"))
+
+
+def test_weights_of_another_network_than_the_metadata_are_refused(network, tmp_path):
+    metadata = copy.deepcopy(network[1])
+    metadata["model_fields"]["channels"] *= 2
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(files.encode(network[0], metadata))
+    with pytest.raises(CheckpointError, match=f"{broken} is damaged: its parameters are not those"):
+        eqfuse.predict(broken, ase.build.bulk("Cu", cubic=True))
 
 
 def test_weights_that_are_not_finite_are_refused(network, tmp_path, capsys):

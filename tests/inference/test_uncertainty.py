@@ -2,9 +2,12 @@
 
 import shutil
 
+import ase
+import ase.build
 import ase.io
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
 from eqfuse.cli import main as eqfuse_command
@@ -60,9 +63,38 @@ def test_the_spread_is_that_of_the_definition(run, copper, tmp_path):
         ][8:]
     )
     spread = np.concatenate([p.spread.forces for p in predicted[8:]])
-    assert np.mean((error / spread) ** 2) == pytest.approx(1, rel=1e-9)
+    assert np.sum(error**2) == pytest.approx(np.sum(spread**2), rel=1e-9)
     assert fitted.forces.error == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-9)
     assert fitted.forces.spread == pytest.approx(np.sqrt(np.mean(spread**2)), rel=1e-9)
+
+
+def test_frames_without_spread_do_not_decide_its_factor(run, copper, tmp_path, monkeypatch):
+    """Two far atoms have none, and a perfect crystal that of rounding, where errors are not."""
+    totals = uncertainty._totals
+
+    def without_features_of_molecules(network, structures):  # as Allegro has it
+        return totals(network, structures) * [[s.pbc.any()] for s in structures]
+
+    monkeypatch.setattr(uncertainty, "_totals", without_features_of_molecules)
+    run = shutil.copytree(run, tmp_path / "run")
+    frames = ase.io.read(copper, ":")
+    far = ase.Atoms("Cu2", [[0, 0, 0], [20, 0, 0]])
+    crystal = ase.build.bulk("Cu", cubic=True)
+    for atoms, forces in ((far, 1e-3), (crystal, 1e-6)):
+        own = {
+            "energy": frames[0].get_potential_energy(),
+            "forces": np.full((len(atoms), 3), forces),
+        }
+        atoms.calc = SinglePointCalculator(atoms, **own)
+    file, found = tmp_path / "val.xyz", []
+    for more in ([], [far], [crystal]):
+        ase.io.write(file, frames[8:] + more, format="extxyz")
+        fitted = uncertainty.fit(run, None, file)
+        [predicted] = eqfuse.predict(run, frames[0])
+        found.append((predicted.spread.energy, np.linalg.norm(predicted.spread.forces)))
+        assert np.isfinite(fitted.energy).all()
+    ratios = np.array(found) / found[0]
+    assert (abs(np.log2(ratios)) < 1).all(), ratios
 
 
 def test_spreads_of_derivatives_are_those_of_the_features(run, copper):
@@ -130,11 +162,25 @@ def test_what_was_not_fitted_is_refused(run, copper, tmp_path, capsys):
     assert eqfuse.predict(other, ase.io.read(copper, 0))[0].spread is None
     with pytest.raises(CheckpointError, match="before `eqfuse uncertainty RUN` has fitted it"):
         eqfuse.Calculator(other, spread=True)
-    (other / UNCERTAINTY).write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        Network(other)
     with np.load(run / UNCERTAINTY) as arrays:
-        np.savez(other / UNCERTAINTY, **{**arrays, "network": np.array("another")})
+        arrays = dict(arrays)
+    root = arrays["root"]
+    for damaged in (
+        b"nothing",
+        (run / UNCERTAINTY).read_bytes().replace(b"root.npy", b"rood.npy"),
+        {"root": root[0]},
+        {"root": root[:-1]},
+        {"root": np.pad(root, (0, 1))},
+        {"root": root * np.nan},
+        {"forces": np.array([1.0, 2.0])},
+    ):
+        if isinstance(damaged, bytes):
+            (other / UNCERTAINTY).write_bytes(damaged)
+        else:
+            np.savez(other / UNCERTAINTY, **arrays | damaged)
+        with pytest.raises(CheckpointError, match=r"uncertainty\.npz is damaged .*fit it again"):
+            eqfuse.predict(other, ase.io.read(copper, 0))
+    np.savez(other / UNCERTAINTY, **{**arrays, "network": np.array("another")})
     with pytest.warns(UserWarning, match="was fitted to another network, and is not used"):
         assert Network(other).uncertainty is None
     few = tmp_path / "few.xyz"

@@ -3,8 +3,9 @@
 import jax
 import pytest
 
+from eqfuse.fuse import layers
+from eqfuse.fuse.moves import STRICT
 from eqfuse.ops.primitives import choice
-from eqfuse.ops.transforms.fuse import layers
 from tests.ops import parity
 
 
@@ -30,6 +31,14 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EQFUSE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _faults_of_fuse_are_raised():
+    """Raise what `ops.fuse` notes in its report elsewhere, and then leaves as it is."""
+    token = STRICT.set(True)
+    yield
+    STRICT.reset(token)
 
 
 @pytest.fixture

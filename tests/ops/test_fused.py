@@ -1,5 +1,6 @@
-"""Fused ops in every way that they are computed: in parts, whole, and in blocks."""
+"""Fused ops in every way that they are computed: in parts, whole, of nodes, and in blocks."""
 
+import functools
 import math
 import re
 
@@ -11,6 +12,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.primitives import choice
+from tests import interpreter
 from tests.ops.fused_cases import (
     CASES,
     EDGES,
@@ -20,9 +22,10 @@ from tests.ops.fused_cases import (
     assert_all_orders,
     assert_low_precision,
     gradients,
+    rows,
     worst,
 )
-from tests.ops.parity import NEEDS_TRITON, TRITON
+from tests.ops.parity import NEEDS_TRITON, TRITON, UNOPTIMIZED
 
 WAYS = {
     "xla": ("xla", None),
@@ -38,8 +41,6 @@ WAYS = {
 def possible(name: str, way: str) -> bool:
     if "blocks" in way:
         return CASES[name].over_rows
-    if way == "triton always":
-        return not CASES[name].over_rows
     return way != "llvm always" or (CASES[name].over_rows and not CASES[name].indexed)
 
 
@@ -81,7 +82,7 @@ ORDERS = {
     "llvm": f"{CORE} rows-channelwise rows-fully-connected graph-scalar-first",
     "llvm always": "rows-gate-skip graph-channelwise-small rows-channels-of-both",
     "triton": f"{CORE} rows-many-columns",
-    "triton always": "graph-small",
+    "triton always": "rows-gate-skip graph-small",
 }
 
 
@@ -92,7 +93,7 @@ def test_all_orders_equal_e3nn(name, way, run_by):
 
 ROUNDED = "rows-linear graph-gate-skip"
 """Those that are rounded in the product, the Linear, the gate and a skip."""
-LOW = {"llvm": ROUNDED, "triton": ROUNDED}
+LOW = {"llvm": ROUNDED, "triton": ROUNDED, "triton always": "rows-linear"}
 
 
 @pytest.mark.parametrize(("name", "way"), [w for w in ways(LOW) if "blocks" not in w.values[1]])
@@ -105,6 +106,39 @@ def test_low_precision_errs_as_e3nn_does(name, dtype, way, run_by):
     assert_low_precision(CASES[name], *run_by[:1], jnp.dtype(dtype), run_by[1])
 
 
+@functools.cache
+def pulled_by_e3nn(case: Case):
+    """Return the gradients of parameters and arrays for a cotangent that is cos of the result."""
+    problem = Problem(case)
+
+    def both(params, arrays):
+        out, pull = jax.vjp(lambda *a: problem.apply("e3nn", *a).array, params, arrays)
+        return dict(zip(("params", "arrays"), pull(jnp.cos(out)), strict=True))
+
+    return jax.jit(both, compiler_options=UNOPTIMIZED)(problem.params, problem.arrays)
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize(("wanted", "launches"), [("arrays", 1), ("params", 2)])
+def test_gradients_of_some_operands(wanted, launches, x64):
+    """Those of operands are one kernel; parameters have one more, of the product computed again.
+
+    The first kernel stops at the cotangent of the pre-activation where no operand is wanted.
+    """
+    case = CASES["rows-gate-skip"]
+    problem = Problem(case, fused="always")
+    given = {"params": problem.params, "arrays": problem.arrays}
+
+    def value(operand):
+        return problem.apply("triton", *(given | {wanted: operand}).values()).array
+
+    out, pull = jax.vjp(value, given[wanted])
+    before = interpreter.interpret_count()
+    [found] = jax.block_until_ready(pull(jnp.cos(out)))
+    assert interpreter.interpret_count() - before == launches
+    assert worst(found, pulled_by_e3nn(case)[wanted]) < 1e-12
+
+
 @NEEDS_TRITON
 @pytest.mark.parametrize("name", ROUNDED.split())
 def test_kernels_are_bitwise_repeatable(name):
@@ -112,6 +146,15 @@ def test_kernels_are_bitwise_repeatable(name):
     problem = Problem(CASES[name], np.float32)
     for a, b in zip(*(gradients(problem, "triton") for _ in range(2)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@NEEDS_TRITON
+def test_operands_of_many_components_are_shared_among_programs(x64):
+    """The cotangents of 50 components are those of four programs in float64, each of 14 at most."""
+    wide = "5x0e+5x1o+5x2e+5x3o+5x4e"
+    case = rows(wide, wide, "3x0e", channelwise=True)
+    found = gradients(Problem(case, fused="always"), "triton")
+    assert worst(found, gradients(Problem(case), "e3nn")) < 1e-12
 
 
 def test_many_rows_in_parts(x64):
@@ -161,7 +204,7 @@ def size_of_product(case: Case) -> int:
 @pytest.mark.parametrize(
     "name", ["graph-channelwise-small", pytest.param("rows-gate", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("fused", ["auto", "never"])
+@pytest.mark.parametrize("fused", ["auto", "always", "never"])
 def test_the_product_of_all_rows_is_in_no_array(fused, name, order):
     case = CASES[name]
     text = lowered(Problem(case, np.float32, fused), order)
@@ -169,7 +212,8 @@ def test_the_product_of_all_rows_is_in_no_array(fused, name, order):
     assert f"tensor<{rows}x{e3nn.Irreps(case.x).dim}xf32>" in text
     leading = re.findall(rf"tensor<([\dx]+)x{size_of_product(case)}xf32>", text)
     is_there = any(math.prod(map(int, shape.split("x"))) >= rows - rows % 3 for shape in leading)
-    assert is_there == (fused == "never")
+    # second derivatives of a kernel over rows are those of the parts
+    assert is_there == (fused == "never" or (fused, order) == ("always", "loss"))
 
 
 @NEEDS_TRITON

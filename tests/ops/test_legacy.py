@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.fuse.test_fuse import assert_close, derivatives
 from tests.ops.parity import UNOPTIMIZED
-from tests.ops.transforms.fuse.test_fuse import assert_close, derivatives
 
 NODES, EDGES = 4, 7
 SENDERS, RECEIVERS = np.random.default_rng(0).integers(0, NODES, (2, EDGES))

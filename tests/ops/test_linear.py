@@ -45,13 +45,14 @@ CASES |= OF_E3NN
 def cases_and_backends():
     """Return a case and a backend of each test: by default the kernels, and XLA for one case."""
     by_default, found = {"indexed-xla"}, []
+    slow = {"plain", *OF_E3NN} - {"weights", "instructions"}
     for name in CASES:
         backends = ["xla", "llvm"] if name not in OF_E3NN else ["llvm"]
         backends += [TRITON] if name in KERNELS else []
         for backend in tiers.slow_unless(["llvm", "triton"], *backends):
             label = f"{name}-{backend.values[0]}"
             marks = () if label in by_default else backend.marks
-            marks = [*marks, pytest.mark.slow] if name == "plain" else marks
+            marks = [*marks, pytest.mark.slow] if name in slow else marks
             found.append(pytest.param(name, *backend.values, marks=marks, id=label))
     return found
 

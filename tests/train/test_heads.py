@@ -194,7 +194,7 @@ def test_a_run_of_heads_is_resumed_exactly(run, tuned, tmp_path):
         ("ONE data=TWO", "each head has data of its own"),
         ("ONE heads.two=EMPTY", "heads.two: "),
         ("ONE heads.a/b=TWO", "a name of letters"),
-        ("ONE heads.two=TWO start_from=RUN adapter=lora head=one", "left out with heads.NAME="),
+        ("ONE heads.two=TWO start_from=RUN elastic=30 head=one", "left out with heads.NAME="),
         ("heads.new=TWO start_from=RUN", "has the heads one, three, two"),
         ("heads.replay=TWO start_from=RUN head=one replay=auto", "heads=replay is impossible"),
     ],

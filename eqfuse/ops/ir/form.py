@@ -181,9 +181,9 @@ class Multilinear:
     def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]):
         """Return the same from cotangents of the outputs to cotangents of the linear inputs.
 
-        Every product must contain exactly one linear input. Inputs: those that are not linear, then
-        a cotangent for each output marked in `cotangents` (the others are zero). Outputs: one for
-        each linear input, in order.
+        Every product must contain one linear input at most; one without is constant, and has no
+        part in it. Inputs: those that are not linear, then a cotangent for each output marked in
+        `cotangents` (the others are zero). Outputs: one for each linear input, in order.
         """
         n = len(self.inputs)
         known = [i for i in range(n) if not linear[i]]
@@ -328,7 +328,10 @@ class Form(Multilinear):
             if any(ref.operand not in place for ref in refs):
                 continue
             refs = [SegmentRef(place[ref.operand], ref.segment) for ref in refs]
-            [out] = [p for p, ref in enumerate(refs) if ref.operand >= len(inputs)]
+            added = [p for p, ref in enumerate(refs) if ref.operand >= len(inputs)]
+            if not added:  # of a tangent that is an array of zeros, as JAX makes them in `remat`
+                continue
+            [out] = added
             output = SegmentRef(refs[out].operand - len(inputs), refs[out].segment)
             terms = path.terms
             if out < len(refs) - 1:

@@ -335,6 +335,24 @@ class Fused:
         return self.form.outputs[0].index is Index.RECEIVER
 
     @property
+    def epilogue(self) -> Fused:
+        """Return the epilogue: the op of rows that are the product."""
+        [out] = self.form.outputs
+        source = Operand("m", out.size, out.segments, True)
+        paths = [
+            Path((ref,), ref, tuple(((k, k), 1.0) for k in range(segment.dim)))
+            for ref, segment in ((SegmentRef(0, n), s) for n, s in enumerate(out.segments))
+        ]
+        out = dataclasses.replace(out, index=Index.ROW)
+        form = Form((source,), (out,), tuple(paths))
+        return dataclasses.replace(self, form=form)
+
+    @property
+    def is_epilogue(self) -> bool:
+        """Return whether the product is a row that is given, see `epilogue`."""
+        return len(self.form.inputs) == 1
+
+    @property
     def num_sets(self) -> int:
         return self.linear.linear_form.num_sets
 
@@ -357,6 +375,12 @@ class Fused:
     @property
     def outputs(self) -> list[str]:
         return [*([] if self.gate is None else ["out"]), *self.arrays]
+
+    def cotangents(self, given) -> list[str]:
+        """Return names of the cotangents of the outputs that are given, in their order."""
+        return [
+            f"ct_{name}" for name, is_given in zip(self.outputs, given, strict=True) if is_given
+        ]
 
     def operands(self, floats):
         """Return (inputs of the form, parameters of the Linear, skip or None)."""

@@ -121,11 +121,11 @@ class LinearForm(Multilinear):
 
     def _with(self, inputs: list[int], outputs: list[int]) -> LinearForm:
         """Return the operands of these numbers, and the terms that have no others."""
-        place = {j: new for new, j in enumerate(inputs + outputs)}
+        place, given = {j: new for new, j in enumerate(inputs + outputs)}, set(inputs)
         terms = tuple(
             t.replaced(place.__getitem__)
             for t in self.terms
-            if all(j in place for j in t.operands())
+            if all(j in place for j in t.operands()) and not given.issuperset(t.operands())
         )
         inputs, outputs = (tuple(self.operands[j] for j in side) for side in (inputs, outputs))
         return dataclasses.replace(self, inputs=inputs, outputs=outputs, terms=terms)

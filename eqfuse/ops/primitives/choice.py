@@ -13,6 +13,8 @@ from typing import NamedTuple
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
 from eqfuse.ops.backends.triton import functions
+from eqfuse.ops.backends.triton import rows as tiles
+from eqfuse.ops.ir.form import Index
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
 
@@ -31,8 +33,20 @@ class Kernels(enum.Enum):
 
     APART = "a kernel for each part, in every order of derivative"
     NATIVE = "on a CPU: one kernel, and one for each derivative"
+    ROWS = "on a GPU, over rows: one kernel each way, second derivatives apart"
     BLOCKS = "on a GPU, over rows: the kernels of the parts, some rows at a time"
+    NODES = (
+        "on a GPU, on a graph: one kernel forward; backward that of the epilogue and the product"
+    )
     VALUE = "on a GPU, on a graph: one kernel for the value, its derivatives apart"
+    EPILOGUE = (
+        "on a GPU: what follows the sums of nodes that NODES has written, see `Fused.epilogue`"
+    )
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Tell that the sums of nodes are an output too, for the derivatives."""
+        return self in (Kernels.NODES, Kernels.VALUE)
 
 
 class Choice(NamedTuple):
@@ -46,11 +60,11 @@ def resolve_fused(fused: str | None) -> str:
     """Return "auto", "always" or "never", given what was asked for.
 
     Args:
-      fused: "always" is one kernel of the product, the Linear, the skip and the gate, or an error
-        that says why there is none: over rows on a CPU, one for the value and for each derivative;
-        on a graph on a GPU, one for the value. "never" is a kernel for each of them. "auto" is
-        what is measured or predicted to be faster (the page "What runs"). None is what the
-        environment variable EQFUSE_FUSED says, or "auto".
+      fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
+        and the gate, or an error that says why there is none. On a GPU one or two more compute
+        the gradients of parameters, and on a graph the backward is two. "never" is a kernel for
+        each of them. "auto" is what is measured or predicted to be faster (the page "What runs").
+        None is what the environment variable EQFUSE_FUSED says, or "auto".
     Raises:
       ValueError: an unknown name.
     """
@@ -76,10 +90,11 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(Kernels.APART, "apart: no path of the product leads to the Linear's output")
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
-        if backend == "triton" and not fused.summed:
-            reason = "on a GPU, kernels of whole ops are on a graph, and this product is over rows"
+        if not reason and backend == "triton" and not fused.summed:
+            reason = tiles.unsupported_reason(fused, dtype.name)
         refuse(mode, reason)
-        whole = Kernels.NATIVE if backend == "llvm" else Kernels.VALUE
+        whole = Kernels.NODES if fused.summed else Kernels.ROWS
+        whole = Kernels.NATIVE if backend == "llvm" else whole
         return Choice(whole, "fused: 'always' was asked for")
     if reason:
         return Choice(Kernels.APART, f"apart: {reason}")
@@ -123,11 +138,13 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
             return "its matrices are so large that the matmuls of XLA are faster"
     elif backend != "triton":
         return f"backend {backend!r} computes op by op, and has no fused kernels"
-    elif fused.summed:
-        acts = {tile.act for tile in fused.gate.tiles} if fused.gate else ()
-        if unknown := sorted({function for act in acts for function in functions.unknown(act)}):
-            return f"on a GPU kernels have no {', '.join(unknown)}, which an activation needs"
+    acts = {tile.act for tile in fused.gate.tiles} if fused.gate and backend == "triton" else ()
+    if unknown := sorted({function for act in acts for function in functions.unknown(act)}):
+        return f"on a GPU kernels have no {', '.join(unknown)}, which an activation needs"
+    if backend == "triton" and fused.summed:
         return walks.unsupported_reason(fused.form, dtype.name)
+    if backend == "triton" and Index.SENDER in {o.index for o in fused.form.inputs}:
+        return "on a GPU there are fused kernels over rows, none that reads rows of senders"
     return ""
 
 

@@ -66,7 +66,7 @@ class Call:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the sizes of the rows of the op's outputs; sums of nodes come last, if kept."""
-        sums = [self.fused.form.outputs[0].size] if self.kernels is Kernels.VALUE else []
+        sums = [self.fused.form.outputs[0].size] if self.kernels.keeps_sums else []
         return (*self.fused.sizes, *sums)
 
     @property
@@ -103,8 +103,8 @@ def _in_blocks(*arrays, call: Call):
     parameters, shared = ([a.astype(wide) for a in arrays] for arrays in (parameters, inputs))
     for array, operand in reversed(list(zip(inputs, form.inputs, strict=True))):
         if operand.index.is_node:
-            gather = _gather(operand.size, operand.index)
-            [array] = _product(call, gather, [array], integers)
+            gather = rows_of_nodes(operand.size, operand.index, False)
+            [array] = product(call, gather, [array], integers)
         by_row += [array] * (operand.index is not Index.SHARED)
     form = form.indexed({n: Index.ROW for n, o in enumerate(form.inputs) if o.index.is_node})
 
@@ -129,12 +129,13 @@ def _in_blocks(*arrays, call: Call):
     return outputs
 
 
-def _gather(size: int, index: Index) -> Form:
-    """Return the form that gathers the row of a node for each edge."""
+def rows_of_nodes(size: int, index: Index, summed: bool) -> Form:
+    """Return the form that gathers the row of a node for each edge, or sums those of edges."""
     segment, one = (Segment(0, size, 1, 1),), SegmentRef(0, 0)
-    of_nodes = Operand("nodes", size, segment, True, index)
     of_edges = Operand("rows", size, segment, True)
-    return Form((of_nodes,), (of_edges,), (Path((one,), one, (((0, 0), 1.0),)),))
+    of_nodes = Operand("nodes", size, segment, True, index)
+    source, target = (of_edges, of_nodes) if summed else (of_nodes, of_edges)
+    return Form((source,), (target,), (Path((one,), one, (((0, 0), 1.0),)),))
 
 
 # the definition
@@ -166,10 +167,20 @@ def _replaced(operands, changed, call: Call) -> list:
     return [next(changed) if new else old for old, new in zip(operands, active, strict=True)]
 
 
-def _product(call: Call, form: Form, inputs, integers) -> list:
+def product(call: Call, form: Form, inputs, integers) -> list:
     """Return a form on the operands of a call."""
+    if call.fused.is_epilogue:
+        return list(inputs)
     _, arrays = call.fused.split(integers)
     return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
+
+
+def _product_tangent(call: Call, inputs, tangents, integers):
+    """Return the tangent of the product, from that of each input or None; None where it is zero."""
+    if call.fused.is_epilogue:
+        return tangents[0]
+    arrays, form = list(call.fused.split(integers)[1].values()), call.fused.form
+    return rules.bind_tangent(forms.form_p, form, inputs, tangents, arrays, call.counts)[0]
 
 
 def _apply_gate(call: Call, z):
@@ -192,14 +203,14 @@ def _value(*arrays, call: Call) -> list:
     floats, _, integers = call.split(arrays)
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
-    [m] = _product(call, fused.form, inputs, integers)
+    [m] = product(call, fused.form, inputs, integers)
     arrays = forms.evaluate_linear(
         fused.linear.linear_form, [m, *parameters], index, call.num_output_rows, call.backend
     )
     if skip is not None:
         arrays = [arrays[0] + skip]
     gated = [] if fused.gate is None else [_apply_gate(call, arrays[0])]
-    return [*gated, *arrays, *([m] if call.kernels is Kernels.VALUE else [])]
+    return [*gated, *arrays, *([m] if call.kernels.keeps_sums else [])]
 
 
 def _tangent(*arrays, call: Call, m=None) -> list:
@@ -209,11 +220,10 @@ def _tangent(*arrays, call: Call, m=None) -> list:
     inputs, parameters, _ = fused.operands(floats)
     [*changed, _] = _replaced([None] * len(call.derivatives[0]), tangents, call)
     t_inputs, t_parameters, t_skip = fused.operands(changed)
-    index, indices = fused.split(integers)
-    indices = list(indices.values())
-    [t_m] = rules.bind_tangent(forms.form_p, fused.form, inputs, t_inputs, indices, call.counts)
+    index, _ = fused.split(integers)
+    t_m = _product_tangent(call, inputs, t_inputs, integers)
     if m is None and any(t is not None for t in t_parameters):
-        [m] = _product(call, fused.form, inputs, integers)
+        [m] = product(call, fused.form, inputs, integers)
     results = rules.bind_tangent(
         forms.linear_form_p,
         fused.linear.linear_form,
@@ -230,7 +240,7 @@ def _tangent(*arrays, call: Call, m=None) -> list:
         for t, shape in zip(results, shapes, strict=True)
     ]
     gated = [] if fused.gate is None else [_gate_tangent(call, z, *results)]
-    return [*gated, *results, *([t_m] if call.kernels is Kernels.VALUE else [])]
+    return [*gated, *results, *([t_m] if call.kernels.keeps_sums else [])]
 
 
 # the primitive
@@ -263,10 +273,28 @@ def _jvp(primals, tangents, *, call: Call):
     if not any(active):
         return outputs, list(map(_zero, outputs))
     arrays = rules.vary_alike([*operands, *compress(tangents, active), *integers])
-    if call.kernels is not Kernels.VALUE:
+    if not call.kernels.keeps_sums:
         return outputs, fused_p.bind(*arrays, call=call.then(active))
-    *results, t_m = _tangent(*arrays, call=call.then(active), m=outputs[-1])
+    if call.kernels is Kernels.VALUE:
+        *results, t_m = _tangent(*arrays, call=call.then(active), m=outputs[-1])
+    else:
+        *results, t_m = _epilogue_tangent(operands, rules.given(tangents), integers, outputs, call)
     return outputs, [*results, _zero(outputs[-1]) if t_m is None else t_m]
+
+
+def _epilogue_tangent(operands, tangents, integers, outputs, call: Call) -> list:
+    """Go from the tangent of the sums of nodes, which are kept, to those of what follows them."""
+    fused, m = call.fused, outputs[-1]
+    [*floats, z] = operands
+    inputs, _, _ = fused.operands(floats)
+    t_inputs, t_parameters, t_skip = fused.operands(tangents[: len(floats)])
+    t_m = _product_tangent(call, inputs, t_inputs, integers)
+    changed = [t_m, *t_parameters, *([t_skip] if fused.skip else []), None]
+    active = [t is not None for t in changed]
+    epilogue = Call(fused.epilogue, call.num_nodes, 0, call.backend, Kernels.EPILOGUE)
+    arrays = [m, *floats[len(inputs) :], z, *compress(changed, active)]
+    arrays = rules.vary_alike([*arrays, *integers[: fused.num_sets > 0]])
+    return [*fused_p.bind(*arrays, call=epilogue.then(active)), t_m]
 
 
 def _transpose(cotangents, *arrays, call: Call):
@@ -274,6 +302,8 @@ def _transpose(cotangents, *arrays, call: Call):
     is_whole = not any(map(ad.is_undefined_primal, operands))
     if not (call.is_tangent and is_whole and all(map(ad.is_undefined_primal, tangents))):
         return rules.transpose_of(definition, cotangents, arrays, call=call)
+    if call.fused.gate is None:  # kernels take those of all arrays of the pre-activation
+        cotangents = rules.instantiated(cotangents)
     cotangents = rules.given(cotangents)
     reached = [c is not None for c in cotangents]
     arrays = rules.vary_alike([*operands, *compress(cotangents, reached), *integers])

@@ -10,18 +10,16 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.backends.triton.primitive import launch_p, run_fused
-from eqfuse.ops.primitives import forms, layer, native
+from eqfuse.ops.backends.triton.primitive import launch_p
+from eqfuse.ops.primitives import forms, gpu_layer, layer, native
 from eqfuse.ops.primitives.choice import Kernels
 
 
 def _lower_fused(*arrays, call):
     """Compute a fused op or its derivative: by a kernel of the whole, or as it is defined."""
+    if kernel := gpu_layer.KERNELS.get((call.kernels, len(call.derivatives))):
+        return kernel(*arrays, call=call)
     function = functools.partial(layer.definition, call=call)
-    if call.kernels is Kernels.VALUE:
-        floats, _, integers = call.split(arrays)
-        named = call.fused.named(floats, integers)
-        return run_fused(call.fused, named, call.num_rows, call.num_nodes, call.sizes)
     if call.kernels is not Kernels.NATIVE or call.is_tangent:
         return function(*arrays)
     return native.run_natively(function, arrays, call)

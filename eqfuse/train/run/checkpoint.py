@@ -20,6 +20,7 @@ from eqfuse.train.run.files import (
     read_file,
     require_one_head,
     set_aside,
+    shapes_of,
     sync_folder,
     write_whole,
 )
@@ -48,18 +49,15 @@ class Checkpoints:
         self._waiting = {}
         self._written_at = -np.inf
 
-    def offer(
-        self, name: str, step: int, params: Callable, progress: dict, state=None, adapter=None
-    ):
+    def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
         """Keep parameters, under a name of `FILES`, now or at the next chance.
 
         `params` gives a pytree of arrays when they are written; `progress` is of plain values, and
-        `state` a pytree that a resumed run needs besides. `adapter` gives the part of the
-        parameters that is trained, which has a file of its own, or is None.
+        `state` a pytree that a resumed run needs besides.
         """
         if not self._writes:
             return
-        self._waiting[name] = (step, params, progress, state, adapter)
+        self._waiting[name] = (step, params, progress, state)
         if name == "last" and time.monotonic() - self._written_at >= self._seconds:
             self.flush()
 
@@ -71,7 +69,7 @@ class Checkpoints:
                 del self._waiting[name]  # now: an exception within the writing leaves it here
         self._written_at = time.monotonic()
 
-    def _write(self, name: str, step: int, params: Callable, progress: dict, state, adapter):
+    def _write(self, name: str, step: int, params: Callable, progress: dict, state):
         params = params()
         arrays = named_arrays("params", params)
         if state is not None:
@@ -88,10 +86,6 @@ class Checkpoints:
                 file.parent.mkdir(exist_ok=True)
                 arrays = named_arrays("params", head_of(params, number))
                 write_whole(file, encode(arrays, metadata | own))
-            if adapter is not None:
-                file = self._folder.parent / "adapter.safetensors"
-                arrays = named_arrays("params", adapter())
-                write_whole(file, encode(arrays, metadata | {"is_adapter": True}))
             write_whole(path, content, *previous)
         except OSError as error:
             raise CheckpointError(
@@ -123,12 +117,6 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
     params, metadata, _ = read_checkpoint(run, _names(run, which))
     _require_network(run, metadata)
     _check(run, metadata, len(jax.tree.leaves(params)))
-    for path, array in jax.tree_util.tree_leaves_with_path(params):
-        if not np.isfinite(array).all():
-            raise CheckpointError(
-                f"{run}: the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} is "
-                "not finite (NaN or infinity), so that nothing it predicts would be; train it again"
-            )
     try:
         module = module_of(metadata, backend)
     except (TypeError, KeyError, AttributeError) as error:
@@ -137,12 +125,7 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
 
 
 def _require_network(run, metadata: dict):
-    """Refuse an adapter, or several heads together."""
-    if "is_adapter" in metadata:
-        raise CheckpointError(
-            f"{run} is an adapter and no network: eqfuse convert adapter {run} NETWORK RUN makes "
-            f"one of it and of that which it started from, {metadata['started_from']['run']}"
-        )
+    """Refuse several heads together."""
     if "heads" in metadata:
         raise CheckpointError(
             f"{run} holds several heads together, and has a file of each after its first validation"
@@ -205,12 +188,22 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
     is renamed, for a run that goes on.
     """
     (arrays, metadata), path, newer = _of_newest(run, names)
-    params, state = {}, {}
+    params, state, known = {}, {}, shapes_of(arrays)
+    if others := [n for n, shape in metadata.get("shapes", known).items() if known.get(n) != shape]:
+        raise CheckpointError(
+            f"{path} is damaged: its parameter {others[0]} is missing or has another shape than "
+            "that of its network"
+        )
     for name, array in arrays.items():
         group, *above, last = name.split("/")
         if group == "state":
             state[name] = array
             continue
+        if not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{path}: the parameter {name.partition('/')[2]} is not finite (NaN or infinity), "
+                "so that nothing it predicts would be; train it again"
+            )
         tree = params
         for key in above:
             tree = tree.setdefault(key, {})

@@ -35,7 +35,7 @@ FILES = {
 `stable` is that from which a run with `training.schedule=wsd` is made longer.
 """
 
-_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints"}
+_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "replay.traj"}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
@@ -46,8 +46,13 @@ class CheckpointError(ValueError):
 
 
 def encode(arrays: dict[str, np.ndarray], metadata: dict) -> bytes:
-    """Return the content of a safetensors file with metadata, plain values, in its header."""
-    metadata = {"format": FORMAT, **metadata, "arrays_sha256": _digest(arrays)}
+    """Return the content of a safetensors file with metadata, plain values, in its header.
+
+    The shapes of parameters are those that the metadata have from before, if they have them, so
+    that an array of another shape is found when it is read.
+    """
+    own = {"format": FORMAT, "shapes": shapes_of(arrays)}
+    metadata = own | metadata | {"arrays_sha256": digest_of(arrays)}
     text = json.dumps(metadata, sort_keys=True)
     return save(arrays, {"eqfuse": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
@@ -62,7 +67,7 @@ def read_file(path: Path, *, only_metadata=False) -> tuple[dict[str, np.ndarray]
         raise CheckpointError(f"checkpoint {path} is missing") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
-    if not only_metadata and _digest(arrays) != metadata["arrays_sha256"]:
+    if not only_metadata and digest_of(arrays) != metadata["arrays_sha256"]:
         raise CheckpointError(f"checkpoint {path} is damaged: its arrays have changed")
     return arrays, metadata
 
@@ -81,7 +86,12 @@ def _checked_metadata(path: Path, header: dict[str, str]) -> dict:
     return metadata
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
+def shapes_of(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
+    """Return the shapes of the parameters of a network, by their names."""
+    return {n: list(array.shape) for n, array in arrays.items() if n.startswith("params/")}
+
+
+def digest_of(arrays: dict[str, np.ndarray]) -> str:
     """Return the SHA-256 of the names, dtypes, shapes and bytes of arrays."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
@@ -127,19 +137,33 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
 
     `previous` is the new name of the file that is replaced, which goes without one.
     """
-    part = path.with_name(path.name + ".part")
-    try:
+    path = Path(path)
+    with whole(path, path.with_name(path.name + ".part")) as part:
         with open(part, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, previous)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole(path: Path, part: Path):
+    """Return a context in which `part` is written, which is `path` after it, or is removed.
+
+    An OSError, such as that of a full disk, has the name of the file.
+    """
+    try:
+        part.unlink(missing_ok=True)
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path):
@@ -166,10 +190,11 @@ def set_aside(path: Path) -> Path:
 
 def write_table(path: Path, rows: list[dict]):
     """Write the rows of a table as CSV, with all columns that some row has."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
 
 
 class RunFolder:
@@ -280,7 +305,7 @@ def require_free(run: str | Path | None):
 
 def _is_free(path: Path) -> bool:
     """Test whether a folder holds nothing, or what a run left that ended before its checkpoint."""
-    begun = {entry.name for entry in path.iterdir()} <= _BEGUN
+    begun = {entry.name.removesuffix(".part") for entry in path.iterdir()} <= _BEGUN
     return begun and not any(has_checkpoint(path, name) for name in FILES)
 
 

@@ -1,6 +1,7 @@
 """The log of a run: what it prints, in `log.txt` of its folder, after machine and versions."""
 
 import datetime
+import html
 import importlib.metadata
 import os
 import platform
@@ -11,6 +12,21 @@ from eqfuse import __version__
 
 NAME = "log.txt"
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "ase")
+
+
+def printable(text: str) -> str:
+    """Return a text, such as the name of a file, as one line without commands to a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
+def in_html(text: str) -> str:
+    """Return a text as a page shows it, in one line."""
+    return html.escape(printable(text))
+
+
+def warn(text):
+    """Print a warning as one line, which the report of a run has too."""
+    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 class Log:
@@ -30,7 +46,7 @@ class Log:
     def __exit__(self, kind, error, _):
         sys.stdout, sys.stderr = self._streams
         if isinstance(error, Exception):
-            self.keep(f"{kind.__name__}: {error}\n")
+            self.keep(f"{kind.__name__}: {printable(error)}\n")
 
     def begin(self, folder: Path, new: bool):
         """Write what was printed so far to the log of a folder, after the time and the machine."""
@@ -43,7 +59,8 @@ class Log:
         self.keep("".join([head, *before]))
 
     def keep(self, text: str):
-        """Keep a text, besides printing it."""
+        """Keep a text, besides printing it; what a terminal takes for commands is escaped."""
+        text = "\n".join(map(printable, text.split("\n")))
         if self._path is None:
             self._waiting.append(text)
             return

@@ -5,7 +5,6 @@ import html
 import math
 import os
 import string
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +21,8 @@ from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.metrics import Predicted, predictions
 from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import RunFolder, write_table
-from eqfuse.train.run.log import warnings_of
+from eqfuse.train.run.files import RunFolder, write_table, write_whole
+from eqfuse.train.run.log import in_html, printable, warn, warnings_of
 from eqfuse.train.run.terminal import QUANTITIES, duration
 from eqfuse.train.settings.schema import ConfigError, one_of
 
@@ -83,19 +82,19 @@ def write_results(
             if name == "validation":
                 validated = samples, part
                 if hint := stress_hint(samples, part):
-                    print(f"warning: {hint}", file=sys.stderr, flush=True)
+                    warn(hint)
         if ended:
             print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
             trained = metadata["config"]["training"].get("forces_weight", 0)
             if trained and (hint := nothing_learned(*validated)):
-                print(f"warning: {hint}", file=sys.stderr, flush=True)
+                warn(hint)
         write_table(folder.path / "errors.csv", rows)
         facts = {**facts, "training time": duration(last["position"]["elapsed"])}
         text = _page(folder.path, metadata, rows, facts, ended)
-        (folder.path / "report.html").write_text(text, encoding="utf-8")
+        write_whole(folder.path / "report.html", text)
         return rows
     except (OSError, ValueError) as error:
-        print(f"warning: the results cannot be written: {error}", file=sys.stderr)
+        warn(f"the results cannot be written: {error}")
         return []
 
 
@@ -110,9 +109,7 @@ def hint_of_stress(potential: Potential, params, batcher: Batcher) -> str | None
 
 def _predicted(potential: Potential, params, batcher: Batcher) -> list[Predicted]:
     stress = count_labelled(batcher.samples, "stress") > 0
-    groups = ([batcher.samples[k] for k in group] for group in batcher.groups(shuffle=False))
-    batches = zip(batcher.batches(shuffle=False), groups, strict=True)
-    return predictions(compile_predict(potential, stress=stress), params, batches)
+    return predictions(compile_predict(potential, stress=stress), params, batcher)
 
 
 def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
@@ -128,7 +125,7 @@ def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     keys = [key for key in _COLUMNS if any(key in row for row in rows)]
     first = ("set", "group", "frames", "atoms")
     texts = [
-        [str(row[name]) for name in first]
+        [printable(row[name]) for name in first]
         + ["-" if row.get(key) is None else f"{row[key]:.2f}" for key in keys]
         for row in rows
     ]
@@ -165,10 +162,9 @@ def _page(
     folder: Path, metadata: dict, rows: list[dict], facts: dict[str, str], ended: bool
 ) -> str:
     """Return the page of a run as HTML, in one file that needs nothing else."""
-    escape = html.escape
     heads = [own["head"] for own in metadata.get("heads", [])]
     used = folder / "heads" / f"{heads[0]}.safetensors" if heads else folder
-    name, run = escape(folder.name), escape(str(used))
+    name, run = in_html(folder.name), in_html(used)
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
     pictures = ""
     for file, title in _PICTURES.items():
@@ -179,22 +175,22 @@ def _page(
     units = dict(_COLUMNS.values())
     heads, lines = _cells(rows)
     heads = [f"{head}<br>{units[head]}" if head in units else head for head in heads]
-    errors = "".join(_html_row(map(escape, line), line[1] == "all") for line in lines)
-    warned = "".join(f"<li>{escape(text)}</li>\n" for text in warnings_of(folder))
+    errors = "".join(_html_row(map(in_html, line), line[1] == "all") for line in lines)
+    warned = "".join(f"<li>{in_html(text)}</li>\n" for text in warnings_of(folder))
     settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
     texts = {
-        **{name: escape(str(metadata[name])) for name in ("model", "epoch", "step")},
+        **{name: in_html(metadata[name]) for name in ("model", "epoch", "step")},
         "version": __version__,
         "criterion": metadata["config"]["training"].get("best", "loss").replace("_", " "),
         "name": name,
         "what": what,
         "errors": _html_row(heads, True) + errors,
         "pictures": pictures,
-        "facts": "".join(_html_row(map(escape, fact)) for fact in facts.items()),
+        "facts": "".join(_html_row(map(in_html, fact)) for fact in facts.items()),
         "warnings": f"<ul>{warned}</ul>" if warned else "<p>There were none.</p>",
         "run": run,
-        "quoted": escape(repr(str(used))),
-        "settings": escape(settings),
+        "quoted": in_html(repr(str(used))),
+        "settings": html.escape(settings),
     }
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     return string.Template(template).substitute(texts)

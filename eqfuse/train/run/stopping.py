@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from eqfuse.train.run.log import printable
 from eqfuse.train.settings.schema import ConfigError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -86,11 +87,15 @@ def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = 
     except (TrainingFailed, *failures) as error:
         return fail(1, error)
     except Interrupted as error:
-        print(error, file=sys.stderr)
+        print(printable(error), file=sys.stderr)
         return 128 + error.signum
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except OSError as error:
+        if error.filename is None:  # of a pipe
+            raise
+        return fail(1, error)
     except ValueError as error:
         # JAX takes seconds to import: refused settings do not wait for it.
         from eqfuse.data import DataError
@@ -106,7 +111,5 @@ def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = 
 
 def fail(code: int, error: Exception) -> int:
     """Print an error as one line, and return the exit code."""
-    # A name may hold line ends, and what a terminal takes for commands.
-    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
-    print(f"error: {''.join(shown)}", file=sys.stderr)
+    print(f"error: {printable(error)}", file=sys.stderr)
     return code

@@ -23,7 +23,7 @@ from eqfuse.data.structures import TRAINED, counted
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.run.files import RunFolder
-from eqfuse.train.run.log import Kept
+from eqfuse.train.run.log import Kept, printable, warn
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
 
@@ -75,7 +75,7 @@ def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
 
 def lines(rows: dict[str, str]) -> str:
     """Return rows of a report as text; those of many elements in several lines."""
-    texts = [f"{name:<10} {text}" for name, text in rows.items()]
+    texts = [f"{name:<10} {printable(text)}" for name, text in rows.items()]
     for k, name in enumerate(rows):
         if name in ("species", "references") and len(texts[k]) > 100:  # not names of files
             text = re.sub(r"(?<=[a-zA-Z]) (?=-?\d)", "\0", texts[k])  # elements with their energies
@@ -202,7 +202,7 @@ def warnings_printed():
             yield
         finally:
             for text in dict.fromkeys(str(warning.message) for warning in caught):
-                print(f"warning: {text}", file=sys.stderr, flush=True)
+                warn(text)
 
 
 HEARTBEAT = 10.0

@@ -121,8 +121,6 @@ class Config:
     replay_frames: int = value(64, POSITIVE)
     replay_weight: float = value(1.0, POSITIVE)
     elastic: float | None = value(None, NOT_NEGATIVE)
-    adapter: Literal["lora"] | None = value(None)
-    rank: int = value(8, POSITIVE)
     resume: str | None = value(None, convert=os.path.expanduser)
     heads: dict[str, dict] = dataclasses.field(default_factory=dict)
     """By the name of a head: the settings of its data that are not those of `data`."""
@@ -139,13 +137,11 @@ class Config:
             need = "left out without start_from=: a new network has the elements of its data"
             require(not self.elements, "elements", self.elements, need)
             need = "left out without start_from=: a new network has no past"
-            for name in ("replay", "elastic", "adapter", "head"):
+            for name in ("replay", "elastic", "head"):
                 require(not getattr(self, name), name, getattr(self, name), need)
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
         given = self.data.reference_energies
         require(given != wrong, "data.reference_energies", wrong, need)
-        need = "left out with elastic=, which holds the parameters that adapters leave as they are"
-        require(not (self.elastic and self.adapter), "adapter", self.adapter, need)
 
     def _check_heads(self):
         if not self.heads:
@@ -155,9 +151,7 @@ class Config:
         own = self.data.path or (self.data.name if self.data.name != "extxyz" else None)
         need = "left out with heads.NAME=FILE: each head has data of its own"
         require(own is None, "data", own, need)
-        for name in ("adapter", "elastic"):
-            value = getattr(self, name)
-            require(not value, name, value, "left out with heads.NAME=FILE")
+        require(not self.elastic, "elastic", self.elastic, "left out with heads.NAME=FILE")
         for name in self.heads:
             need = "a name of letters, digits, - and _"
             require(re.fullmatch(r"[\w-]+", name), "heads", name, need)

@@ -47,8 +47,6 @@ def translated(command: str) -> str:
     for name, own in ast.literal_eval(given.get("heads", "{}")).items():
         own = {theirs: value for theirs, value in own.items() if value is not None}
         ours |= {f"heads.{name}{ending}": own[n] for n, ending in _OF_HEAD.items() if n in own}
-    if given.get("lora") == "True":
-        ours["adapter"] = "lora"
     lines = []
     if "foundation_model" in given:
         ours = {k: v for k, v in ours.items() if k.partition(".")[0] not in _MACE["network"]}

@@ -51,7 +51,7 @@ class Layer:
 
     def function(self, backend):
         problem = copy.copy(self.problem)
-        problem.fused = self.fused if backend == "llvm" else None
+        problem.fused = None if backend in ("xla", "e3nn") else self.fused
 
         def function(*arrays):
             arrays = dict(zip(self.names, arrays, strict=True))

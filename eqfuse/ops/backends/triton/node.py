@@ -1,22 +1,25 @@
-"""A fused op on a graph as the text of a Triton kernel, in which a program owns a node.
+"""A fused op on a graph as the text of two Triton kernels, in which a program owns a node.
 
-It walks the edges as the kernel of the product does, writes their sums, and goes on with the
-Linear, the skip and the gate.
+Forward, it walks the edges as the kernel of the product does, writes their sums, and goes on with
+the Linear, the skip and the gate. Backward, it takes the cotangents back to that of the sums.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
 import math
 
 from eqfuse.ops.backends.triton import form
-from eqfuse.ops.backends.triton.form import ADDED, WARP, TaskEmitter
-from eqfuse.ops.backends.triton.functions import activated
-from eqfuse.ops.backends.triton.spec import KernelSpec
-from eqfuse.ops.backends.triton.text import DenseEmitter, power_of_two
-from eqfuse.ops.ir.form import Form, Segment
-from eqfuse.ops.ir.fused import Fused, Part, Tile
+from eqfuse.ops.backends.triton.epilogue import (
+    FusedEmitter,
+    FusedKernel,
+    Place,
+    write_cotangent,
+    write_gated,
+)
+from eqfuse.ops.backends.triton.form import ADDED, THREADS, WARP, TaskEmitter
+from eqfuse.ops.backends.triton.text import power_of_two
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.fused import Fused, Part
 from eqfuse.ops.ir.linear import Term
 
 COLUMNS = WARP  # of a tile of a matrix: those that a warp loads at once
@@ -24,21 +27,22 @@ MOST_ROWS = 16  # of a tile for each warp: loads that a thread has on the way
 SUMS = 48  # of rows that a thread has, at most
 
 
-class NodeEmitter(DenseEmitter):
+class NodeEmitter(FusedEmitter):
     """Writes what a program does with the rows of its node, whose number is `node`."""
 
     def __init__(self, fused: Fused, dtype: str, threads: int):
-        super().__init__(dtype, fused.linear.linear_form.input_precision)
-        self.fused, self.linear = fused, fused.linear
         blocks = (*fused.linear.blocks_in, *fused.linear.blocks_out)
-        self.columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
-        self.warps = max(1, threads // WARP)
-        self.sums: set[int] = set()  # see `text.program`
+        columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
+        super().__init__(fused, dtype, "node", columns, max(1, threads // WARP))
+
+    def read_set(self):
+        if self.fused.num_sets:
+            self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
 
     def weights(self, term: Term) -> str:
         """Return the pointer to a matrix or a bias."""
         pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
-        return f"{pointer} + set_index * {math.prod(shape)}" if self.fused.num_sets else pointer
+        return f"{pointer} + set_index * {math.prod(shape)}" if self.set_index else pointer
 
     def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
         """Return a loop over `mul` columns, and where in a turn each tile begins."""
@@ -48,6 +52,9 @@ class NodeEmitter(DenseEmitter):
 
     def column(self, start: int) -> str:
         return self.name(f"column + {start} + tl.arange(0, {self.columns})")
+
+    def mask_of(self, v: str, mul: int) -> str:
+        return f"{v} < {mul}"
 
     def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
         """Return scale * row times a matrix of `size` rows, [columns] for each tile and component.
@@ -96,43 +103,9 @@ class NodeEmitter(DenseEmitter):
         return first
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Columns `v` of a part of the pre-activation: where a component of them lies."""
-
-    t: NodeEmitter
-    part: Part
-    v: str
-
-    @property
-    def block(self) -> Segment:
-        return self.t.linear.blocks_out[self.part.block]
-
-    @property
-    def mask(self) -> str:
-        return f"{self.v} < {self.part.mul}"
-
-    def of_z(self, k: int, skip: bool = False) -> str:
-        """Return the address in an array of the pre-activation, or in the skip."""
-        array = self.t.linear.array_of(self.part.block)
-        name = "skip" if skip else self.t.fused.arrays[array]
-        size = self.t.linear.linear_form.outputs[array].size
-        offset = self.block.offset + self.part.first * self.block.dim
-        return f"{name}_ptr + node * {size} + {offset} + {self.v} * {self.block.dim} + {k}"
-
-    def load(self, address: str) -> str:
-        return self.t.load(address, self.mask)
-
-    def store(self, address: str, value: str):
-        self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")
-
-
 @functools.lru_cache(maxsize=256)
-def generate(fused: Fused, dtype: str, edge_lanes: int = 1) -> tuple[KernelSpec, tuple[str, ...]]:
-    """Return the kernel that writes the outputs of an op, and the sums of nodes last.
-
-    The second result is the names of its inputs, as in `Fused.named`.
-    """
+def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
+    """Return the kernel that writes the outputs of an op, and the sums of nodes last."""
     [out] = fused.form.outputs
     sums = (dataclasses.replace(out, name="m"),)
     [task] = form.tasks(Form(fused.form.inputs, sums, fused.form.paths), dtype, edge_lanes)
@@ -140,26 +113,52 @@ def generate(fused: Fused, dtype: str, edge_lanes: int = 1) -> tuple[KernelSpec,
     walk.emit_all()
     t = NodeEmitter(fused, dtype, walk.leading * walk.lanes)
     t.lines += walk.lines
-    t.sums |= walk.adders
     t.emit("node = receiver")
-    if fused.num_sets:
-        t.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
+    t.read_set()
     t.emit("tl.debug_barrier()")
     for n, block in enumerate(fused.linear.blocks_out):
         _write_mixed(t, Part(n, 0, block.mul))
     if fused.gate:
         t.emit("tl.debug_barrier()")
         for tile in fused.gate.tiles:
-            _write_gated(t, tile)
-    inputs = [fused.form.inputs[i].name for i in walk.inputs]
-    inputs += [f"p{n}" for n in range(len(fused.linear.parameters))]
-    integers = [*walk.index_arrays(), *(["set_index"] if fused.num_sets else [])]
-    inputs += [*(["skip"] if fused.skip else []), *integers]
+            write_gated(t, tile)
+    read = [fused.form.inputs[i].name for i in walk.inputs]
+    inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
     note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
+    t.sums |= walk.adders
+    integers = [*walk.index_arrays(), *t.set_index]
     outputs = dict.fromkeys([*fused.outputs, "m"], dtype)
     scalars = ["num_nodes"] * bool(walk.ends())
-    spec = t.spec("fused_node", note, inputs, integers, scalars, outputs, t.warps, t.sums)
-    return spec, tuple(inputs)
+    return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs, scalars)
+
+
+@functools.lru_cache(maxsize=256)
+def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> FusedKernel:
+    """Return the kernel that writes the cotangent of the sums, `dm`, of an epilogue.
+
+    With a cotangent of the gated row it writes that of the pre-activation too, `dz`.
+    """
+    names = fused.cotangents(given)
+    lanes = max(WARP, power_of_two(fused.form.max_mul))
+    t = NodeEmitter(fused, dtype, min(THREADS, lanes * edge_lanes))
+    t.emit("node = tl.program_id(0).to(tl.int64)")
+    t.read_set()
+    gated = "ct_out" in names
+    if gated:
+        for tile in fused.gate.tiles:
+            write_cotangent(t, tile, "ct_z" in names)
+        t.emit("tl.debug_barrier()")
+    [source] = fused.form.inputs
+    end = 0
+    for n, block in sorted(enumerate(fused.linear.blocks_in), key=lambda pair: pair[1].offset):
+        _write_zeros(t, source.size, end, block.offset)
+        _write_cotangent_of_sums(t, n, "dz" if gated else "")
+        end = block.offset + block.mul * block.dim
+    _write_zeros(t, source.size, end, source.size)
+    note = f"backward of a row mixed to {fused.linear.irreps_out}"
+    inputs = [*t.parameters, *(["z"] if gated else []), *names, *t.set_index]
+    outputs = dict.fromkeys(["dm", *["dz"] * gated], dtype)
+    return t.kernel("fused_node_backward", note, inputs, t.set_index, outputs)
 
 
 def _write_mixed(t: NodeEmitter, part: Part):
@@ -175,11 +174,11 @@ def _write_mixed(t: NodeEmitter, part: Part):
                 terms[0].append(place.load(f"{t.weights(bias)} + {place.v}"))
             if t.fused.skip:
                 for k, more in enumerate(terms):
-                    more.append(place.load(place.of_z(k, skip=True)))
+                    more.append(place.load(place.of_z("skip", k)))
             added.append(terms)
         for place, values, terms in zip(places, _mixed(t, part, starts), added, strict=True):
             for k, (value, more) in enumerate(zip(values, terms, strict=True)):
-                place.store(place.of_z(k), " + ".join([value, *more]))
+                place.store(place.of_z("", k), " + ".join([value, *more]))
 
 
 def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
@@ -201,18 +200,42 @@ def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
     return t.added(results, starts, dim)
 
 
-def _write_gated(t: NodeEmitter, tile: Tile):
-    """Write a tile of the output, from the pre-activation in memory."""
-    with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
+def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
+    """Write the cotangent of a block of the sums, from that of the pre-activation in memory."""
+    block = t.linear.blocks_in[number]
+    [source] = t.fused.form.inputs
+    loop, starts = t.column_groups(block.mul, block.dim)
+    with t.block(loop):
+        results = []
+        for term in t.linear.linear_form.terms:
+            if term.x is None or term.x.segment != number:
+                continue
+            whole = t.linear.block_of(term)
+            width = t.linear.blocks_out[whole].mul
+
+            def row(v: str, k: int, whole=whole, width=width) -> str:
+                return Place(t, Part(whole, 0, width), v).of_z(dz or "ct_", k)
+
+            def matrix(v: str, start: int, term=term, width=width) -> str:
+                u = t.column(start)
+                mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {width})"
+                place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
+                return t.name(f"tl.trans({t.load(f'{t.weights(term)} + {place}', mask)})")
+
+            results.append(t.times(row, matrix, starts, block.dim, width, term.scale))
+        found = t.added(results, starts, block.dim)
+        for start, values in zip(starts, found, strict=True):
+            u = t.column(start)
+            place = f"dm_ptr + node * {source.size} + {block.offset} + {u} * {block.dim}"
+            for k, value in enumerate(values):
+                t.emit(f"tl.store({place} + {k}, {value}, mask={u} < {block.mul})")
+
+
+def _write_zeros(t: NodeEmitter, size: int, first: int, stop: int):
+    """Write zeros to columns of the cotangent of the sums that the Linear does not read."""
+    if first == stop:
+        return
+    with t.block(f"for column in tl.range({first}, {stop}, {t.columns}, num_stages=1):"):
         v = t.column(0)
-        place = Place(t, tile.part, v)
-        values = [place.load(place.of_z(k)) for k in range(place.block.dim)]
-        if tile.gate:
-            gate = Place(t, tile.gate, v)
-            act = activated(t, tile.act, gate.load(gate.of_z(0)))
-            values = [f"{act} * {value}" for value in values]
-        else:
-            values = [activated(t, tile.act, value) for value in values]
-        for k, value in enumerate(values):
-            out = f"out_ptr + node * {t.fused.sizes[0]} + {tile.offset}"
-            place.store(f"{out} + {v} * {place.block.dim} + {k}", value)
+        zeros = f"tl.zeros([{t.columns}], {t.real})"
+        t.emit(f"tl.store(dm_ptr + node * {size} + {v}, {zeros}, mask={v} < {stop})")

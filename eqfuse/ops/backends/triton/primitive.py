@@ -8,11 +8,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops.backends.triton import form as plan
-from eqfuse.ops.backends.triton import linear, node
+from eqfuse.ops.backends.triton import linear
 from eqfuse.ops.backends.triton.runtime import lower_gpu
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.linear import LinearForm, Weights
 
 launch_p = Primitive("eqfuse_launch")
@@ -124,8 +123,12 @@ def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     )
     if parts == 1:
         return results
-    # those of weights are summed over their first axis by one kernel
-    places = [n for n, o in enumerate(linear_form.outputs) if isinstance(o, Weights)]
+    return reduced(linear_form.outputs, results, dtype)
+
+
+def reduced(operands, results, dtype: str):
+    """Return the results, those of weights summed over their first axis by one kernel."""
+    places = [n for n, o in enumerate(operands) if isinstance(o, Weights)]
     sizes = tuple(math.prod(results[n].shape[1:]) for n in places)
     sums = launch(
         linear.reduction(sizes, dtype),
@@ -138,14 +141,3 @@ def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     for n, total in zip(places, sums, strict=True):
         results[n] = total
     return results
-
-
-def run_fused(fused: Fused, named: dict, num_rows: int, num_nodes: int, sizes):
-    """Return the outputs [num_nodes, size] of a fused op on a graph; operands are by name."""
-    dtype = named["p0"].dtype.name
-    lanes = plan.edge_lanes(fused.form, dtype, num_rows, num_nodes)
-    spec, inputs = node.generate(fused, dtype, lanes)
-    shapes = [(num_nodes, size) for size in sizes]
-    counts = {"num_rows": num_rows, "num_nodes": num_nodes}
-    scalars = [counts[name] for name in spec.scalars]
-    return launch(spec, [named[name] for name in inputs], shapes, scalars, (num_nodes,))

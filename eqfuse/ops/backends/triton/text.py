@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
-from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef
+from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef, ordered_groups
 
 SLICE = 16
 """Terms of one matmul: as few as Triton takes, since each is code, and loops are not."""
@@ -182,6 +182,14 @@ class ArithmeticEmitter:
     def new_group(self):
         """Forget the values that only one group shares."""
         self._memo.clear()
+
+    def add_all(self):
+        """Add all paths to variables, the components of the outputs."""
+        for group in ordered_groups(self.form):
+            self.new_group()
+            for path in group:
+                names = component_names(self.form.outputs[path.output.operand], path.output.segment)
+                self.add_path(path, lambda k, value, to=names: self._emit(f"{to[k]} += {value}"))
 
     def _input(self, ref: SegmentRef, component: int) -> str:
         operand = self.form.inputs[ref.operand]

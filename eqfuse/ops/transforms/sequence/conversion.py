@@ -13,7 +13,7 @@ from eqfuse.ops.ir import program
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
 from eqfuse.ops.ir.linear import Weights
 from eqfuse.ops.ir.program import Array, Copy, Elementwise, FormStep, Number, Reduce, strides_of
-from eqfuse.ops.transforms.fuse.trace import (
+from eqfuse.ops.transforms.trace import (
     LARGEST_CONSTANT,
     Node,
     Trace,

@@ -18,8 +18,8 @@ from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.ir.program import Number, Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
-from eqfuse.ops.transforms.fuse.trace import Node, Trace, bind, needed, traced
 from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter, NoStepError
+from eqfuse.ops.transforms.trace import Node, Trace, bind, needed, traced
 
 KERNELS = (FORM, LINEAR_FORM)
 BACKEND = "llvm"

@@ -10,8 +10,7 @@ from jax import lax
 
 from eqfuse import ops
 from eqfuse.ops.primitives import choice
-from tests.ops import tiers
-from tests.ops.transforms.fuse.test_fuse import (
+from tests.fuse.test_fuse import (
     NODES,
     PRODUCT,
     RECEIVERS,
@@ -26,6 +25,7 @@ from tests.ops.transforms.fuse.test_fuse import (
     to_nodes,
     weighted,
 )
+from tests.ops import tiers
 
 OUT, Z = e3nn.Irreps("5x0e+2x1o"), e3nn.Irreps("5x0e+3x0o+2x1o+1x1e")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -13,33 +14,33 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
-from eqfuse.ops.ir.linear import LinearForm, Rows
-from eqfuse.ops.transforms.fuse.layers import without_masks
-from eqfuse.ops.transforms.fuse.match import add_rows, as_rows
-from eqfuse.ops.transforms.fuse.rows import (
-    ROWS,
-    ArrayFactor,
-    RowPolynomials,
-    Unfit,
-    products_behind,
-)
-from eqfuse.ops.transforms.fuse.trace import (
-    FLOATS,
+from eqfuse.fuse.layers import without_masks
+from eqfuse.fuse.match import add_rows, as_rows
+from eqfuse.fuse.moves import (
     Gathered,
-    Node,
-    Terms,
-    TooLargeError,
-    Trace,
-    bind,
+    added_outside,
+    from_outside,
+    guarded,
+    is_broken,
     mode_of,
-    needed,
     outputs_of,
+    placed,
     row_indices,
     summed,
 )
+from eqfuse.fuse.polynomials import Terms, Unfit
+from eqfuse.fuse.rows import (
+    ROWS,
+    ArrayFactor,
+    RowPolynomials,
+    products_behind,
+)
+from eqfuse.ops._edges import as_int32
+from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, mark_p, needed
 
-MARK = "eqfuse_rows_"
-"""The scope, with a number behind, of what only serves to be matched."""
+MOST_PASSES = 64
+"""How often a trace is rewritten at most: each pass brings something nearer to where it matches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,25 +50,23 @@ class Rewrite:
     node: Node  # that makes it
     inputs: tuple[int, ...]
     function: Callable
-    scope: str = ""
 
     def compute(self, arrays: dict, shared: dict):
-        eqn, scope = self.node.eqn, jax.named_scope(self.scope) if self.scope else nullcontext()
-        with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager, scope:
+        eqn = self.node.eqn
+        with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
             return self.function(*(arrays[v] for v in self.inputs))
 
 
-def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int]) -> Trace:
+def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trace:
     """Return the trace in which rows are moved late, and summed early.
 
     A Linear of gathered rows becomes one of nodes, a sum of rows of a Linear the Linear of a sum,
     a sum of added rows several, a scaled one that of scaled rows, and a batch of graphs one graph.
     Sums along an axis of neighbours, rows of all pairs and products with one-hot matrices become
-    sums and gathers by an index, in scopes of the name `MARK` and a number; those of the numbers in
-    `unmarked` stay.
+    sums and gathers by an index, which `mark_p` gives a number; those of the numbers in `unmarked`
+    stay. `note` gets the node and the reason where a rule fails by a fault of ours.
     """
-    marks = True
-    while True:
+    for count in range(MOST_PASSES):
         trace = Trace(closed, known)
         rows = RowPolynomials(trace)
         if not any(map(rows.is_product, range(len(trace.nodes)))):
@@ -75,31 +74,48 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int]) -> Trace:
         found = {}
         for number, node in enumerate(trace.nodes):
             rules = RULES.get(node.name, ())
-            rules += MARKED.get(node.name, ()) if marks and number not in unmarked else ()
+            rules += MARKED.get(node.name, ()) if not count and number not in unmarked else ()
             for rule in rules:
-                try:
+                rewrite = None
+                noted = functools.partial(note, node)
+                with guarded(noted), contextlib.suppress(Unfit):
                     rewrite = rule(trace, rows, number)
-                except (Unfit, TooLargeError):
-                    continue
                 if rewrite is not None:
                     found[node.outputs[0]] = rewrite
                     break
-        marks = False
         if not found:
             return trace
 
         def moved(*arrays, trace=trace, found=found):
-            return outputs_of(trace, arrays, found, lambda n, given: bind(n.eqn, given))
+            def left_out(value, reason):
+                note(trace.node(value), reason)
+                del found[value]
 
-        closed = jax.make_jaxpr(moved)(*closed.in_avals)
+            return outputs_of(trace, arrays, found, _rebound(trace), left_out)
+
+        before, closed = closed, jax.make_jaxpr(moved)(*closed.in_avals)
+        if not found:  # nothing that was rewritten could be computed
+            return Trace(before, known)
+    return trace
+
+
+def _rebound(trace: Trace):
+    """Return what computes the outputs of a node as they are, with their marks."""
+
+    def rebound(node: Node, given) -> list:
+        outputs = bind(node.eqn, given)
+        for n, value in enumerate(node.outputs):
+            for number in trace.marks.get(value, ()):
+                outputs[n] = mark_p.bind(outputs[n], number=number)
+        return outputs
+
+    return rebound
 
 
 def marks_left(trace: Trace, ops: dict) -> set[int]:
     """Return the numbers of marked gathers and sums that no op has replaced."""
-    nodes = [trace.nodes[n] for n in needed(trace, ops)[1]]
-    moving = (n for n in nodes if n.name in ("gather", "scatter-add"))
-    scopes = [str(n.eqn.source_info.name_stack) for n in moving]
-    return {int(s.split(MARK)[1].split("/")[0]) for s in scopes if MARK in s}
+    values = [v for n in needed(trace, ops)[1] for v in trace.nodes[n].outputs if v not in ops]
+    return {number for v in values for number in trace.marks.get(v, ())}
 
 
 def _gather(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
@@ -146,27 +162,32 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
         if len(key) != 1 or not isinstance(key[0], Gathered):
             return None
         columns = _columns(terms, 0, form.inputs[0].size)
-        gather = key[0]
-        ends.setdefault((gather.index, gather.mode, gather.fill), []).append((gather, *columns))
-    counts = [trace.avals[parts[0][0].value].shape[0] for parts in ends.values()]
-    if not ends or sum(counts) > trace.avals[value].shape[0]:
+        gather, count = key[0], trace.avals[key[0].value].shape[0]
+        end = gather.index, gather.mode, gather.fill, count
+        ends.setdefault(end, []).append((gather, *columns))
+    if not ends or sum(count for *_, count in ends) > trace.avals[value].shape[0]:
         return None
     dtypes = {
         trace.avals[v].dtype for v in (value, *(g.value for p in ends.values() for g, *_ in p))
     }
     has_bias = any(t.x is None for t in form.terms)
-    fills = {fill for _, mode, fill in ends if mode == "FILL_OR_DROP"}
+    fills = {fill for _, mode, fill, _ in ends if mode == "FILL_OR_DROP"}
     if len(dtypes) > 1 or fills - {0} or (has_bias and (fills or len(ends) > 1)):
         return None
     arrays = [g.value for parts in ends.values() for g, *_ in parts]
+    broken = {end for end in ends if is_broken(trace, end[0], end[3], end[1])}
 
     def function(*operands):
         of = dict(zip(arrays, operands, strict=False))
         indices, own = operands[len(arrays) :][: len(ends)], operands[len(arrays) + len(ends) :]
         out = None
-        for ((_, mode, fill), parts), index in zip(ends.items(), indices, strict=True):
-            placed = [_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts]
-            x = sum(placed[1:], placed[0])
+        for (end, parts), index in zip(ends.items(), indices, strict=True):
+            _, mode, fill, count = end
+            first, *more = (_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts)
+            x = sum(more, first)
+            if end in broken:
+                x = jnp.concatenate([x, from_outside(x, 0, mode, fill)])
+                index = placed(index, count, count)
             params = node.params | {"num_rows": x.shape[0]}
             [z] = node.eqn.primitive.bind(x, *own, **params)
             z = _gather(z, index, mode, fill)
@@ -199,6 +220,9 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     if form is None or any(t.x is None for t in form.terms) or key[at].axes != ROWS:
         return None
     others = [n for n in range(len(key)) if n != at]
+    key = [ArrayFactor(k.rows, ROWS) if isinstance(k, Gathered) else k for k in key]
+    if not all(isinstance(k, ArrayFactor) for k in key):
+        return None
     if any(len(np.unique(terms.index[:, n])) > 1 for n in others):
         return None  # a weight for each edge alone commutes with the Linear
     value, *weights = node.inputs
@@ -209,15 +233,19 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     columns, scales = _columns(terms, at, math.prod(start.shape[1:]))
     factors = (*(key[n] for n in others), *(m.value for m in masks))
     element = [int(terms.index[0, n]) for n in others] + [0] * len(masks)
+    mode, count = scatter.mode, start.shape[0]
+    broken = is_broken(trace, scatter.index, count, mode)
 
     def function(start, index, x, *rest):
         for k, (factor, array, n) in enumerate(zip(factors, rest, element, strict=False)):
             by = as_rows(factor, array)[:, n : n + 1]
             is_mask = k >= len(others)
             x = jnp.where(by != masks[k - len(others)].zero, x, 0) if is_mask else x * by
-        x = add_rows(jnp.zeros((start.shape[0], x.shape[1]), x.dtype), index, x, scatter.mode)
+        index = placed(index, count, count) if broken else index
+        x = add_rows(jnp.zeros((count + 2 * broken, x.shape[1]), x.dtype), index, x, mode)
         params = node.params | {"num_rows": x.shape[0]}
         [z] = node.eqn.primitive.bind(x, *rest[len(factors) :], **params)
+        z = added_outside(z[:count], 0, mode, z[count:]) if broken else z
         return start + _placed(z, columns, scales).reshape(start.shape)
 
     inputs = scatter.start, scatter.index, value, *(f.value for f in factors), *weights
@@ -239,9 +267,11 @@ def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | N
             if own < len(shape) and list(to) == [*range(len(shape) - own, len(shape))]:
                 sides[n] = made.inputs[0]
 
+    broken = is_broken(trace, scatter.index, trace.avals[scatter.start].shape[0], scatter.mode)
+
     def function(start, index, *sides):
         for side in sides:
-            if side.shape[: side.ndim == len(shape)] == shape[:1]:
+            if broken or side.shape[: side.ndim == len(shape)] == shape[:1]:
                 start = add_rows(start, index, jnp.broadcast_to(side, shape), scatter.mode)
                 continue  # or one row for all edges, which are counted
             counts = jnp.zeros((len(start), *[1] * (len(shape) - 1)), start.dtype)
@@ -311,27 +341,46 @@ def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     shared = before - 1 > len(d.operand_batching_dims)
     if is_gather and shared and x.shape[0] in counts and trace.constant(node.inputs[1]) is not None:
         return None  # channels of each row, in another order
-    nodes, last = x.shape[:before], x.shape[before:]
+    [axis], nodes, last = d.start_index_map, x.shape[:before], x.shape[before:]
     of_last = [d.offset_dims[k] for k, n in enumerate(kept) if n >= before]
     order = [*(n for n in range(len(moved)) if n not in of_last), *of_last]
     sizes = tuple(1 if n >= before or n in removed else s for n, s in enumerate(x.shape))
-    mode, fill = mode_of(node.params), node.params.get("fill_value")
+    mode, fill, count = mode_of(node.params), node.params.get("fill_value"), x.shape[axis]
+    total = math.prod(nodes)
+    # rows out of range come behind all, for each graph what JAX gathers or where it adds
+    extends = is_broken(trace, node.inputs[1], count, mode)
+    if extends and trace.constant(node.inputs[1]) is not None:
+        return None
+    beyond = (*nodes[:axis], 2, *nodes[axis + 1 :])
+    own = np.arange(total).reshape(nodes), np.arange(math.prod(beyond)).reshape(beyond) + total
+    table = np.concatenate(own, axis).astype(np.int32)
+    table = table.reshape(*table.shape, *[1] * len(last))
 
     def numbers(index):
         """Return the number of each row among those of all graphs, [rows]."""
-        own = jnp.arange(math.prod(nodes), dtype=jnp.int32).reshape(*nodes, *[1] * len(last))
-        options = {"mode": jax.lax.GatherScatterMode[mode], "fill_value": math.prod(nodes)}
-        return jax.lax.gather(own, index, d, sizes, **options).reshape(-1)
+        if mode == "CLIP":
+            index = jnp.clip(as_int32(index), 0, count - 1)
+        index = placed(index, count, count)
+        promised = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        return jax.lax.gather(jnp.asarray(table), index, d, sizes, mode=promised).reshape(-1)
 
-    def function(x, index, *updates):
+    def gathered(x, index):
         flat = x.reshape(-1, *last)
-        if is_gather:
-            out = _gather(flat, numbers(index), mode, fill)
-            return out.reshape([moved[n] for n in order]).transpose(np.argsort(order))
-        rows = updates[0].transpose(order).reshape(-1, *last)
-        return add_rows(flat, numbers(index), rows, mode).reshape(x.shape)
+        if extends:
+            flat = jnp.concatenate([flat, from_outside(x, axis, mode, fill).reshape(-1, *last)])
+        out = _gather(flat, numbers(index), mode, fill)
+        return out.reshape([moved[n] for n in order]).transpose(np.argsort(order))
 
-    return Rewrite(node, node.inputs, function)
+    def added(x, index, updates):
+        flat, rows = x.reshape(-1, *last), updates.transpose(order).reshape(-1, *last)
+        if not extends:
+            return add_rows(flat, numbers(index), rows, mode).reshape(x.shape)
+        flat = jnp.concatenate([flat, jnp.zeros((math.prod(beyond), *last), x.dtype)])
+        out = add_rows(flat, numbers(index), rows)
+        own, rest = out[:total].reshape(x.shape), out[total:].reshape(*beyond, *last)
+        return added_outside(own, axis, mode, rest)
+
+    return Rewrite(node, node.inputs, gathered if is_gather else added)
 
 
 # what is neither a gather nor a sum by an index, as one
@@ -358,9 +407,10 @@ def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
     def function(x):
         start = jnp.zeros((math.prod(others), *shape[count:]), x.dtype)
         added = add_rows(start, jnp.asarray(index), x.reshape(-1, *shape[count:]))
+        added = mark_p.bind(added, number=number)
         return added.reshape(*others, *shape[count:])
 
-    return Rewrite(node, node.inputs, function, f"{MARK}{number}")
+    return Rewrite(node, node.inputs, function)
 
 
 def rows_of_pairs(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
@@ -373,16 +423,17 @@ def rows_of_pairs(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     sizes = [1 if n is None else before[n] for n in own]
     if len(node.inputs) > 1 or not 1 < math.prod(sizes) < math.prod(after[:count]):
         return None
-    if before[len(to) - len(after) + count :] != after[count:] or to[-1] != len(after) - 1:
+    last = len(to) - len(after) + count  # the first axis of a row before
+    if last < 0 or (*to[last:],) != (*range(count, len(after)),) or before[last:] != after[count:]:
         return None
     index = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
     index = np.broadcast_to(index, after[:count]).reshape(-1)
 
     def function(x):
         x = x.reshape(math.prod(sizes), *after[count:])
-        return _gather(x, jnp.asarray(index)).reshape(after)
+        return mark_p.bind(_gather(x, jnp.asarray(index)), number=number).reshape(after)
 
-    return Rewrite(node, node.inputs, function, f"{MARK}{number}")
+    return Rewrite(node, node.inputs, function)
 
 
 def _one_hot(trace: Trace, value: int) -> tuple[int, int] | None:
@@ -401,7 +452,8 @@ def _one_hot(trace: Trace, value: int) -> tuple[int, int] | None:
     if known is None or not np.array_equal(known.reshape(-1), np.arange(n)):
         return None
     found = row_indices(trace, index)
-    return None if found is None else (found, axis)
+    is_integer = found is not None and jnp.issubdtype(trace.avals[found].dtype, jnp.integer)
+    return (found, axis) if is_integer else None
 
 
 def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
@@ -424,9 +476,10 @@ def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
                 out = add_rows(start, index, x, "FILL_OR_DROP")
             else:
                 out = _gather(x, index, "FILL_OR_DROP", 0)
+            out = mark_p.bind(out, number=number)
             return out if side == 0 else jnp.moveaxis(out, 0, -1)
 
-        return Rewrite(node, (x, index), function, f"{MARK}{number}")
+        return Rewrite(node, (x, index), function)
     return None
 
 

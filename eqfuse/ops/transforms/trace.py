@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
 
 from eqfuse import _jax_compat
 
@@ -19,6 +18,9 @@ ELEMENTWISE = frozenset(["mul", "add", "sub", "div", "neg", "sqrt", "rsqrt", "in
 ELEMENTWISE |= frozenset(["max", "min", "convert_element_type"])
 FLOATS = frozenset(["bfloat16", "float16", "float32", "float64"])
 """Names of the dtypes whose arithmetic is followed; all others, such as random keys, are kept."""
+
+mark_p = Primitive("eqfuse_mark")  # an array, made by the rewriting of this number
+mark_p.def_abstract_eval(lambda array, number: array)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +51,14 @@ class Trace:
         self.avals: list = []  # of each value
         self.producer: dict[int, tuple[int, int]] = {}  # number of the node, place of the output
         self.given: dict[int, object] = {}  # constants, or tracers of an outer transformation
+        self.marks: dict[int, set[int]] = {}  # of values: the numbers of `mark_p`
         self._literals: dict = {}
         self._known: dict = {}
         self._equal: dict[tuple, int] = {}
+        self._uniform: dict[int, np.ndarray | None] = {}
         self.inputs = [self._new(v.aval) for v in closed.jaxpr.invars]
         self._folded: dict[int, np.ndarray | None] = {self.inputs[n]: a for n, a in known.items()}
+        self._fixed = set(self._folded)  # values that depend on no input
         self.outputs = self._inline(closed, self.inputs)
 
     def _new(self, aval) -> int:
@@ -64,6 +69,8 @@ class Trace:
         if key not in self._literals:
             self._literals[key] = self._new(aval)
             self.given[self._literals[key]] = value
+            if not isinstance(value, jax.core.Tracer):
+                self._fixed.add(self._literals[key])
         return self._literals[key]
 
     def _inline(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int]:
@@ -82,6 +89,9 @@ class Trace:
             given = [read(v) for v in eqn.invars]
             if _is_plain_jit(eqn):
                 outputs = self._inline(eqn.params["jaxpr"], given)
+            elif eqn.primitive is mark_p:
+                outputs = given
+                self.marks.setdefault(given[0], set()).add(eqn.params["number"])
             else:
                 outputs = self._add(eqn, tuple(given))
             number.update(zip(eqn.outvars, outputs, strict=True))
@@ -96,6 +106,8 @@ class Trace:
         for place, value in enumerate(outputs):
             self.producer[value] = len(self.nodes), place
         self.nodes.append(Node(eqn, inputs, outputs))
+        if not eqn.effects and self._fixed.issuperset(inputs):
+            self._fixed.update(outputs)
         if key is not None:
             self._known[key] = outputs
         return outputs
@@ -108,7 +120,7 @@ class Trace:
     def constant(self, value: int) -> np.ndarray | None:
         """Return a value that depends on no input, if it is small; None otherwise."""
         if value not in self._folded:
-            self._folded[value] = self._fold(value)
+            self._folded[value] = self._fold(value) if value in self._fixed else None
         return self._folded[value]
 
     def first_equal(self, value: int) -> int:
@@ -125,10 +137,9 @@ class Trace:
         if jnp.issubdtype(aval.dtype, jax.dtypes.extended):  # a random key is no numpy array
             return None
         if value in self.given:
-            given = self.given[value]
-            return None if isinstance(given, jax.core.Tracer) else np.asarray(given)
+            return np.asarray(self.given[value])
         node = self.node(value)
-        if node is None or node.eqn.effects or has_functions(node.params):
+        if has_functions(node.params):
             return None
         arrays = [self.constant(v) for v in node.inputs]
         if any(a is None for a in arrays):
@@ -137,6 +148,11 @@ class Trace:
 
     def uniform(self, value: int) -> np.ndarray | None:
         """Return the number that all elements of a value are, if it is known; None otherwise."""
+        if value not in self._uniform:
+            self._uniform[value] = self._number(value) if value in self._fixed else None
+        return self._uniform[value]
+
+    def _number(self, value: int) -> np.ndarray | None:
         constant = self.constant(value)
         if constant is not None:
             first = constant.reshape(-1)[:1]
@@ -197,10 +213,10 @@ def adds_rows(trace: Trace, node: Node) -> bool:
 def traced(function, args, kwargs) -> tuple[ClosedJaxpr, list, Callable]:
     """Return a function's trace, the arrays among its arguments, and what makes outputs a result.
 
-    Leaves of arguments and results that are no arrays stay as they are.
+    Leaves of arguments and results that are no JAX arrays stay as they are: NumPy's are numbers.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
     arrays, result = [leaves[n] for n in places], []
 
     def flat(*arrays):
@@ -209,7 +225,7 @@ def traced(function, args, kwargs) -> tuple[ClosedJaxpr, list, Callable]:
             full[n] = array
         args, kwargs = jax.tree.unflatten(tree, full)
         others, tree_out = jax.tree.flatten(function(*args, **kwargs))
-        numbers = [n for n, o in enumerate(others) if isinstance(o, jax.Array | np.ndarray)]
+        numbers = [n for n, o in enumerate(others) if isinstance(o, jax.Array)]
         outputs = [others[n] for n in numbers]
         for n in numbers:
             others[n] = None
@@ -262,24 +278,6 @@ def bind(eqn, arrays, params: dict | None = None) -> list:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
-    """Return the outputs of a trace, some of whose values ops compute in the place of nodes.
-
-    `bind` gives the outputs of a node from its inputs.
-    """
-    values, nodes = needed(trace, replaced)
-    env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
-    shared: dict = {}
-    for number, node in enumerate(trace.nodes):
-        for v in node.outputs:
-            if v in values and v in replaced:
-                env[v] = replaced[v].compute(env, shared)
-        if number in nodes:
-            results = bind(node, [env[v] for v in node.inputs])
-            env.update(zip(node.outputs, results, strict=True))
-    return [env[v] for v in trace.outputs]
-
-
 def needed(trace: Trace, replaced) -> tuple[set[int], set[int]]:
     """Return the values and the nodes that the outputs need where ops compute some values."""
     values, nodes = set(trace.outputs), set()
@@ -293,200 +291,3 @@ def needed(trace: Trace, replaced) -> tuple[set[int], set[int]]:
             nodes.add(number)
             values.update(node.inputs)
     return values, nodes
-
-
-MOST_TERMS = 1 << 22
-
-
-class TooLargeError(ValueError):
-    """A polynomial of more terms than are worth looking at."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Terms:
-    """Monomials of the same factors."""
-
-    place: np.ndarray  # [n], the element of the row that each adds to
-    scale: np.ndarray  # [n] float64
-    index: np.ndarray  # [n, factors], the element of each factor
-
-    def chosen(self, which) -> Terms:
-        return Terms(self.place[which], self.scale[which], self.index[which])
-
-
-@dataclasses.dataclass(frozen=True)
-class Polynomial:
-    """A row of `shape`, in which the axis that counts rows is 1."""
-
-    shape: tuple[int, ...]
-    terms: dict[tuple, Terms]  # by their factors, names of rows; () for constants
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Return the number of each element, in the shape of the row."""
-        return np.arange(self.size).reshape(self.shape)
-
-    def take(self, labels: np.ndarray) -> Polynomial:
-        """Return the row whose elements are those of these numbers, or zero where it is -1."""
-        flat = labels.reshape(-1)
-        terms = {key: _take(t, flat, self.size) for key, t in self.terms.items()}
-        return Polynomial(labels.shape, {k: t for k, t in terms.items() if len(t.place)})
-
-    def reshaped(self, shape: tuple[int, ...]) -> Polynomial:
-        return Polynomial(tuple(shape), self.terms)
-
-    def scaled(self, factor: float) -> Polynomial:
-        scaled = {
-            k: Terms(t.place, t.scale * float(factor), t.index) for k, t in self.terms.items()
-        }
-        return Polynomial(self.shape, scaled if factor else {})
-
-    def __add__(self, other: Polynomial) -> Polynomial:
-        terms = dict(self.terms)
-        for key, t in other.terms.items():
-            terms[key] = _joined([terms[key], t]) if key in terms else t
-        return Polynomial(self.shape, terms)
-
-    def __mul__(self, other: Polynomial) -> Polynomial:
-        terms: dict = {}
-        for key_a, a in self.terms.items():
-            for key_b, b in other.terms.items():
-                key, t = _product(key_a, a, key_b, b, self.size)
-                if len(t.place):
-                    terms[key] = _joined([terms[key], t]) if key in terms else t
-        return Polynomial(self.shape, terms)
-
-    def summed(self, count: int, shape: tuple[int, ...]) -> Polynomial:
-        """Return a row each of whose elements is the sum of `count` adjacent ones."""
-        terms = {
-            key: merged(Terms(t.place // count, t.scale, t.index)) for key, t in self.terms.items()
-        }
-        return Polynomial(tuple(shape), terms)
-
-
-def variable(name, shape: tuple[int, ...]) -> Polynomial:
-    """Return a row that is another one."""
-    place = np.arange(math.prod(shape))
-    return Polynomial(tuple(shape), {(name,): Terms(place, np.ones(len(place)), place[:, None])})
-
-
-def constant(array: np.ndarray) -> Polynomial:
-    array = np.asarray(array)
-    values = array.reshape(-1).astype(np.float64)
-    place = np.flatnonzero(values)
-    terms = {(): Terms(place, values[place], np.zeros((len(place), 0), int))} if len(place) else {}
-    return Polynomial(array.shape, terms)
-
-
-def merged(terms: Terms) -> Terms:
-    """Return the same with equal monomials in one, without those that cancel exactly."""
-    if not len(terms.place):
-        return terms
-    keys = np.column_stack([terms.place, terms.index])
-    keys, inverse = np.unique(keys, axis=0, return_inverse=True)
-    scale = np.bincount(inverse.reshape(-1), terms.scale, len(keys))
-    return Terms(keys[:, 0], scale, keys[:, 1:]).chosen(scale != 0)
-
-
-def _joined(parts: list[Terms]) -> Terms:
-    columns = zip(*((t.place, t.scale, t.index) for t in parts), strict=True)
-    return merged(Terms(*map(np.concatenate, columns)))
-
-
-def _matches(place: np.ndarray, wanted: np.ndarray, size: int):
-    """Return pairs (n, m) of which place[n] == wanted[m]; nothing matches a wanted -1."""
-    order = np.argsort(place, kind="stable")
-    starts = np.searchsorted(place[order], np.arange(size + 1))
-    count = np.where(wanted < 0, 0, starts[wanted + 1] - starts[np.maximum(wanted, 0)])
-    if count.sum() > MOST_TERMS:
-        raise TooLargeError("it has too many terms")
-    m = np.repeat(np.arange(len(wanted)), count)
-    before = np.cumsum(count) - count
-    n = order[starts[wanted[m]] + np.arange(len(m)) - before[m]]
-    return n, m
-
-
-def _take(terms: Terms, wanted: np.ndarray, size: int) -> Terms:
-    n, m = _matches(terms.place, wanted, size)
-    return Terms(m, terms.scale[n], terms.index[n])
-
-
-def _product(key_a, a: Terms, key_b, b: Terms, size: int):
-    n, m = _matches(a.place, b.place, size)
-    key = (*key_a, *key_b)
-    order = sorted(range(len(key)), key=lambda i: str(key[i]))
-    index = np.concatenate([a.index[n], b.index[m]], axis=1)[:, order]
-    return tuple(key[i] for i in order), Terms(b.place[m], a.scale[n] * b.scale[m], index)
-
-
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """Rows of nodes, as an operand of each row; all but mode and fill are values of a trace."""
-
-    value: int  # [nodes, ...]
-    index: int  # integers, [rows]
-    mode: str  # of `jax.lax.gather`
-    fill: float | None  # what a row out of range is made of, in mode FILL_OR_DROP
-    rows: int  # [rows, ...], what is gathered
-
-
-def row_indices(trace: Trace, value: int) -> int | None:
-    """Return the vector of which indices [rows, 1] are made; None for others."""
-    node = trace.node(value)
-    if node is None or node.name not in ("broadcast_in_dim", "reshape", "expand_dims"):
-        return None
-    [inner] = node.inputs[:1]
-    shape = tuple(trace.avals[inner].shape)
-    if len(shape) != 1 or tuple(trace.avals[value].shape) != (*shape, 1):
-        return None
-    if node.name == "broadcast_in_dim" and tuple(node.params["broadcast_dimensions"]) != (0,):
-        return None
-    return trace.first_equal(inner)  # indices that are made twice of one array are the same
-
-
-def gathered(trace: Trace, number: int) -> Gathered | None:
-    """Return the array that a node gathers whole rows of nodes from, one for each row."""
-    node = trace.nodes[number]
-    if node.name != "gather":
-        return None
-    operand, index = trace.avals[node.inputs[0]], row_indices(trace, node.inputs[1])
-    if index is None or not reads_rows(trace, node) or operand.shape[0] == 0:
-        return None
-    if operand.dtype.name not in FLOATS:
-        return None
-    fill, mode = None, mode_of(node.params)
-    if mode == "FILL_OR_DROP":
-        fill = node.params["fill_value"]
-        fill = np.nan if fill is None else float(fill)
-    return Gathered(node.inputs[0], index, mode, fill, node.outputs[0])
-
-
-@dataclasses.dataclass(frozen=True)
-class Scatter:
-    """A sum of rows to nodes, start.at[index].add(updates), of values of a trace."""
-
-    start: int
-    index: int
-    updates: int
-    mode: str
-
-
-def summed(trace: Trace, number: int) -> Scatter | None:
-    """Return the rows that a node sums, if it adds whole rows to nodes."""
-    node = trace.nodes[number]
-    if node.name != "scatter-add":
-        return None
-    start, indices, updates = node.inputs
-    index = row_indices(trace, indices)
-    if index is None or not adds_rows(trace, node) or trace.avals[start].shape[0] == 0:
-        return None
-    return Scatter(start, index, updates, mode_of(node.params))
-
-
-def mode_of(params) -> str:
-    """Return the mode by name; no mode is that of `jax.lax`, FILL_OR_DROP."""
-    return getattr(params.get("mode"), "name", "FILL_OR_DROP")

@@ -7,58 +7,66 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.polynomials import Unfit
+from eqfuse.fuse.rows import FOLLOWED, RowPolynomials
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.transforms.fuse.rows import FOLLOWED, RowPolynomials, Unfit
-from eqfuse.ops.transforms.fuse.trace import Node, TooLargeError, Trace
+from eqfuse.ops.transforms.trace import Node, Trace
 
 
-def readers(trace: Trace, value: int, nodes: set[int]) -> tuple[set[int], list[Node]]:
-    """Return what moves and arithmetic make of a value, and the other nodes that read any of it.
+def readers(
+    trace: Trace, rows: RowPolynomials, value: int, nodes: set[int]
+) -> tuple[set[int], list[Node]]:
+    """Return what moves and arithmetic make of a value's rows, and the nodes that read any of it.
 
-    Those alone that are in `nodes`.
+    Those alone that are in `nodes`. A sum over rows, or a product of two of them, reads them.
     """
     made, others = {value}, []
+    [[own]] = rows.of(value).terms or [[None]]
     for node in (trace.nodes[n] for n in sorted(nodes)):
         if made.isdisjoint(node.inputs):
             continue
-        if node.name in FOLLOWED:
+        if node.name in FOLLOWED and all(_is_of(trace, rows, v, own, made) for v in node.outputs):
             made.update(node.outputs)
         else:
             others.append(node)
     return made, others
 
 
+def _is_of(trace: Trace, rows: RowPolynomials, value: int, own, made: set[int]) -> bool:
+    """Return whether all that the rows of a value have of those that are made is `own`."""
+    try:
+        row = rows.of(value)
+    except Unfit:
+        return False
+    names = {name for key in row.terms for name in key}
+    return all(name == own or _value(trace, name) not in {*made, value} for name in names)
+
+
 def columns_read(
     trace: Trace, rows: RowPolynomials, value: int, nodes: set[int], read: set[int]
-) -> set[int] | None:
-    """Return which elements of the rows of a value are read; None for all.
+) -> set[int]:
+    """Return which elements of the rows of a value are read.
 
     The needed `nodes` read it, and ops and the result the values in `read`.
     """
     [[own]] = rows.of(value).terms or [[None]]
-    made, others = readers(trace, value, nodes)
-    ends = [(v, None) for v in made & read]
+    made, others = readers(trace, rows, value, nodes)
+    ends: list[tuple] = [(v, None) for v in made & read]
     for node in others:
-        ends += [(v, _read_by(node)) for v in made.intersection(node.inputs)]
+        ends += [(v, _read_by(node, v)) for v in made.intersection(node.inputs)]
     columns: set[int] = set()
     for end, wanted in ends:
-        try:
-            row = rows.of(end)
-        except (Unfit, TooLargeError):
-            return None
-        for key, terms in row.terms.items():
-            if any(name != own and _value(trace, name) in made for name in key):
-                return None
+        for key, terms in rows.of(end).terms.items():
             is_read = slice(None) if wanted is None else np.isin(terms.place, wanted)
             for n in (n for n, name in enumerate(key) if name == own):
                 columns.update(terms.index[is_read, n].tolist())
     return columns
 
 
-def _read_by(node: Node) -> list[int] | None:
-    """Return the elements of the rows of its first operand that a Linear reads; None for all."""
-    if node.name != "eqfuse_linear_form":
+def _read_by(node: Node, value: int) -> list[int] | None:
+    """Return the elements of the rows of an operand that a node reads; None for all."""
+    if node.name != "eqfuse_linear_form" or value in node.inputs[1:]:
         return None
     form = node.params["form"]
     blocks = [getattr(o, "blocks", ()) for o in form.inputs]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.transforms.fuse.test_fuse import assert_close, derivatives
+from tests.fuse.test_fuse import assert_close, derivatives
 
 NODES, EDGES, GRAPHS = 5, 10, 3
 X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.fuse.test_fuse import EDGES, NODES, RECEIVERS, SENDERS
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions
-from tests.ops.transforms.fuse.test_fuse import EDGES, NODES, RECEIVERS, SENDERS
 
 X, Y = e3nn.Irreps("4x0e+4x1o"), e3nn.Irreps("0e+1o")
 LINEAR = e3nn.flax.Linear("4x0e+4x1o")

@@ -9,29 +9,31 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.gate import gate_behind
+from eqfuse.fuse.match import (
+    CONVERT,
+    Match,
+    as_rows,
+    match_product,
+)
+from eqfuse.fuse.moves import Gathered, added_outside, from_outside, is_within, placed, summed
+from eqfuse.fuse.polynomials import Polynomial, Unfit
+from eqfuse.fuse.reads import restricted
+from eqfuse.fuse.rows import (
+    ROWS,
+    ArrayFactor,
+    ProductFactor,
+    RowPolynomials,
+)
 from eqfuse.ops._edges import Edges
+from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Fused, Gate
 from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
-from eqfuse.ops.transforms.fuse.gate import gate_behind
-from eqfuse.ops.transforms.fuse.match import (
-    CONVERT,
-    Match,
-    as_rows,
-    match_product,
-)
-from eqfuse.ops.transforms.fuse.reads import restricted
-from eqfuse.ops.transforms.fuse.rows import (
-    ROWS,
-    ArrayFactor,
-    ProductFactor,
-    RowPolynomials,
-    Unfit,
-)
-from eqfuse.ops.transforms.fuse.trace import Node, Polynomial, Trace, summed
+from eqfuse.ops.transforms.trace import Node, Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,41 +52,54 @@ class Mask:
 class Ends:
     """Which rows of nodes an edge reads and is added to, as the trace means its indices.
 
-    Where some may be out of range or masked, the graph has one more node, which their rows are read
-    from and added to.
+    Behind the nodes, the graph has one for indices below the range and one for those above it,
+    unless all are known to be within, and one for masked edges. Their rows are what JAX gathers by
+    such indices, and go where JAX adds them to: values and derivatives are those of the trace.
     """
 
     senders: int  # a value of the trace, [rows]
     receivers: int
-    gather: str  # the mode
-    scatter: str
-    fill: float | None  # what a row is made of that is gathered from out of range
+    scatter: str  # the mode
     masks: tuple[Mask, ...]  # edges that add nothing
     num_sources: int  # nodes that rows are gathered from
     num_nodes: int  # nodes that rows are added to
+    within: bool  # whether all indices are known to be in range
 
     @property
     def values(self) -> tuple[int, ...]:
         return (self.senders, self.receivers, *(m.value.value for m in self.masks))
 
     @property
+    def most(self) -> int:
+        return max(self.num_sources, self.num_nodes)
+
+    @property
     def count(self) -> int:
-        extended = self.gather == "FILL_OR_DROP" or self.scatter != "CLIP" or bool(self.masks)
-        return max(self.num_sources, self.num_nodes) + extended
+        return self.most + (0 if self.within else 2) + bool(self.masks)
 
     def edges(self, arrays: dict) -> Edges:
-        def placed(index, count: int, is_clipped: bool):
-            index = jnp.asarray(index)
-            if is_clipped:
-                return jnp.clip(index, 0, count - 1)
-            return jnp.where((index >= 0) & (index < count), index, self.count - 1)
-
-        clips = self.gather != "FILL_OR_DROP", self.scatter == "CLIP"
-        senders = placed(arrays[self.senders], self.num_sources, clips[0])
-        receivers = placed(arrays[self.receivers], self.num_nodes, clips[1])
+        senders, receivers = map(jnp.asarray, (arrays[self.senders], arrays[self.receivers]))
+        if not self.within:
+            senders = placed(senders, self.num_sources, self.most)
+            receivers = placed(receivers, self.num_nodes, self.most)
         for mask in self.masks:
             receivers = jnp.where(mask.kept(arrays), receivers, self.count - 1)
         return Edges.from_arrays(senders, receivers, self.count)
+
+    def extended(self, rows, gather: Gathered):
+        """Return rows of nodes, with those of the nodes behind them."""
+        more = [jnp.zeros((self.most - len(rows), rows.shape[1]), rows.dtype)]
+        more += [] if self.within else [from_outside(rows, 0, gather.mode, gather.fill)]
+        rest = self.count - sum(map(len, (rows, *more)))
+        more.append(jnp.zeros((rest, rows.shape[1]), rows.dtype))
+        return jnp.concatenate([rows, *(m for m in more if len(m))])
+
+    def reduced(self, rows):
+        """Return the rows of the nodes, to which those out of range are added as JAX does."""
+        out = rows[: self.num_nodes]
+        if self.within or self.scatter == "FILL_OR_DROP":
+            return out
+        return added_outside(out, 0, self.scatter, rows[self.most : self.most + 2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +120,11 @@ class GraphProduct:
         start = () if self.start is None else (self.start,)
         return tuple(dict.fromkeys((*self.match.inputs, *self.ends.values, *start)))
 
+    @property
+    def may_fill(self) -> bool:
+        """Return whether rows out of range are made of other numbers than zero, such as NaN."""
+        return any(g.fill not in (None, 0.0) for g in self.match.gathered.values())
+
     def restricted(self, columns: set[int]) -> GraphProduct:
         """Return the same with those paths alone that add to some of these columns."""
         match = dataclasses.replace(self.match, form=restricted(self.match.form, columns))
@@ -117,15 +137,13 @@ class GraphProduct:
         edges = shared[self.ends]
         operands = self.match.operands(arrays, edges.num_edges)
         for name, gather in self.match.gathered.items():
-            if added := self.ends.count - operands[name].shape[0]:
-                fill = 0.0 if gather.fill is None else gather.fill
-                operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
+            operands[name] = self.ends.extended(operands[name], gather)
         return [operands[name] for name in self.match.names], edges
 
     def compute(self, arrays: dict, shared: dict):
         operands, edges = self.operands(arrays, shared)
         [out] = forms.evaluate(self.match.form, operands, edges, backend=self.match.backend)
-        out = out[: self.ends.num_nodes].reshape(self.shape)
+        out = self.ends.reduced(out).reshape(self.shape)
         return out if self.start is None else arrays[self.start] + out
 
 
@@ -150,7 +168,7 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     # features of the receivers alone are those of senders that are the receivers
     others = [g for g in gathered if g.index != scatter.index] or gathered
     counts = {g: trace.avals[g.value].shape[0] for g in gathered}
-    if len({(g.index, g.mode, g.fill, counts[g]) for g in others}) > 1:
+    if len({(g.index, counts[g]) for g in others}) > 1:
         raise Unfit("node features are gathered by several index arrays")
     if any(counts[g] != aval.shape[0] for g in gathered if g not in others):
         raise Unfit("rows are gathered from one number of nodes and added to another")
@@ -159,16 +177,15 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
             "the product reads no rows as they are gathered: gather the features of nodes inside "
             "of the function, as x[senders], and behind what is computed of them alone"
         )
-    own = [g for g in gathered if g not in others]
-    if scatter.mode == "CLIP" and any(g.mode == "FILL_OR_DROP" for g in own):
-        raise Unfit("an index out of range means one thing to the gather and another to the sum")
     read_there = {name for name, g in product.gathered.items() if g not in others}
     if read_there:
         changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
         product = dataclasses.replace(product, form=product.form.indexed(changed))
     first = others[0]
-    modes = first.mode, scatter.mode, first.fill, tuple(masks)
-    ends = Ends(first.index, scatter.index, *modes, counts[first], aval.shape[0])
+    sizes = counts[first], aval.shape[0]
+    ends = zip((first.index, scatter.index), sizes, strict=True)
+    within = all(is_within(trace, index, count) for index, count in ends)
+    ends = Ends(first.index, scatter.index, scatter.mode, tuple(masks), *sizes, within)
     zero = trace.uniform(scatter.start) == 0
     return GraphProduct(product, ends, None if zero else scatter.start, tuple(aval.shape))
 
@@ -239,29 +256,45 @@ class Layer:
         return (*self.product.inputs, *self.parameters, *self.index, *skip)
 
     def compute(self, arrays: dict, shared: dict):
-        nodes, count = (0, 0), self.num_rows
         skip = [] if self.skip is None else [arrays[self.skip]]
         index = [arrays[v] for v in self.index]
+        parameters = [arrays[p] for p in self.parameters]
         if isinstance(self.product, GraphProduct):
-            product, (operands, edges) = self.product.match, self.product.operands(arrays, shared)
-            form, backend, count = product.form, product.backend, edges.num_edges
-            nodes, added = (self.num_rows, edges.num_nodes), edges.num_nodes - self.num_rows
-            skip = [jnp.pad(s, ((0, added), (0, 0))) for s in skip]
-            index = [jnp.pad(i, (0, added)) for i in index]
-            index += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+            product = self.product.match
+            form, backend, dtype = product.form, product.backend, product.dtype
+            count, nodes = arrays[self.product.ends.senders].shape[0], self.product.ends.count
         else:
             form, backend = (self.product.params[name] for name in ("form", "backend"))
             operands = [arrays[v] for v in self.product.inputs]
+            count, nodes, dtype = self.num_rows, 0, operands[0].dtype
         one_for_all = [n for n, o in enumerate(form.inputs) if o.index is Index.SHARED]
-        for n in one_for_all:  # a fused op has a row each
-            operands[n] = jnp.broadcast_to(operands[n], (count, operands[n].shape[1]))
-        form = form.indexed(dict.fromkeys(one_for_all, Index.ROW))
+        form = form.indexed(dict.fromkeys(one_for_all, Index.ROW))  # a fused op has a row each
         fused = Fused.build(form, self.linear, self.gate, bool(skip))
-        mode, dtype = resolve_fused(None), operands[0].dtype
-        chosen = choose(mode, fused, count, nodes[0], backend, dtype)
-        call = _fused.Call(fused, count, nodes[1], backend, chosen.kernels)
-        floats = [*operands, *(arrays[p] for p in self.parameters), *skip]
-        return _fused.evaluate(call, floats, index)[0][: self.num_rows]
+        chosen = choose(resolve_fused(None), fused, count, nodes and self.num_rows, backend, dtype)
+        call = _fused.Call(fused, count, nodes, backend, chosen.kernels)
+        if isinstance(self.product, GraphProduct):
+            if chosen.kernels is _fused.Kernels.APART or self.product.may_fill:
+                return self._apart(call, arrays, shared, [parameters, skip, index])
+            operands, edges = self.product.operands(arrays, shared)
+            skip, index = (
+                [jnp.pad(a, [(0, nodes - self.num_rows)] + [(0, 0)] * (a.ndim - 1)) for a in own]
+                for own in (skip, index)
+            )
+            index += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+        for n in one_for_all:
+            operands[n] = jnp.broadcast_to(operands[n], (count, operands[n].shape[1]))
+        return _fused.evaluate(call, [*operands, *parameters, *skip], index)[0][: self.num_rows]
+
+    def _apart(self, call: _fused.Call, arrays: dict, shared: dict, others):
+        """Compute it part by part: what is out of range is in no row that the Linear reads."""
+        (parameters, skip, index), match = others, self.product.match
+        read = dataclasses.replace(match.form, paths=call.fused.form.paths)
+        product = dataclasses.replace(self.product, match=dataclasses.replace(match, form=read))
+        operands = [product.compute(arrays, shared), *parameters]
+        form = self.linear.linear_form
+        [z] = forms.evaluate_linear(form, operands, *index or [None], self.num_rows, call.backend)
+        z = z if self.skip is None else z + skip[0]
+        return z if self.gate is None else xla.apply_gate(self.gate, self.linear, z)
 
 
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
@@ -304,6 +337,8 @@ def _read(trace: Trace, rows: RowPolynomials, value: int) -> int | None:
     [(key, terms), *others] = rows.of(value).terms.items() or [((), None)]
     if others or len(key) != 1 or not isinstance(key[0], ArrayFactor | ProductFactor):
         return None
+    if isinstance(key[0], ArrayFactor) and key[0].axes != ROWS:
+        return None  # a matrix that is transposed
     of = key[0].value if isinstance(key[0], ArrayFactor) else trace.nodes[key[0].node].outputs[0]
     in_order = np.array_equal(terms.index[np.argsort(terms.place), 0], np.arange(len(terms.place)))
     same = trace.avals[of].shape == trace.avals[value].shape and (terms.scale == 1).all()
@@ -315,6 +350,8 @@ def _linear(linear_form: LinearForm) -> Linear:
     rows = [o for o in linear_form.operands if isinstance(o, Rows)]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
+    if any(t.z.operand != len(linear_form.inputs) for t in linear_form.terms):
+        raise Unfit("the matrices of the Linear are transposed")
     [out] = linear_form.outputs
     ends = np.cumsum([0, *(b.mul * b.dim for b in out.blocks)])
     if list(ends[:-1]) != [b.offset for b in out.blocks] or ends[-1] != out.size:
@@ -327,13 +364,14 @@ def _linear(linear_form: LinearForm) -> Linear:
 
 
 def _check_blocks(form: Form, linear: Linear):
-    """Refuse segments that are not whole channels of one block of the Linear."""
+    """Refuse segments that are not whole channels of one block of the Linear, or outside of all."""
     [out] = form.outputs
-    for path in form.paths:
-        s = out.segments[path.output.segment]
-        last = dataclasses.replace(s, offset=s.offset + (s.mul - 1) * s.channel_stride)
-        held = [b.holds(s) and b.holds(last) for b in linear.blocks_in]
-        touched = [b.holds(s) or b.holds(last) for b in linear.blocks_in]
-        aligned = all((s.offset - b.offset) % b.dim == 0 for b in linear.blocks_in if b.holds(s))
-        if held != touched or not aligned or s.component_stride != 1:
-            raise Unfit("channels of the product are not those of the Linear")
+    for segment in {path.output.segment for path in form.paths}:
+        s = out.segments[segment]
+        elements = {s.element(u, k) for u in range(s.mul) for k in range(s.dim)}
+        for b in linear.blocks_in:
+            if elements.isdisjoint(range(b.offset, b.offset + b.mul * b.dim)):
+                continue
+            channels = {(s.element(u, 0) - b.offset) / b.dim for u in range(s.mul)}
+            if (s.dim, s.component_stride) != (b.dim, 1) or not channels <= set(range(b.mul)):
+                raise Unfit("channels of the product are not those of the Linear")

@@ -253,7 +253,8 @@ def test_what_looks_alike_is_left_alone(function, capsys):
 def test_the_report_says_where(capsys):
     operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
     ops.fuse(FOUND["weights"], report=True)(*operands)
-    head, line = capsys.readouterr().out.splitlines()
+    head, line, checked = capsys.readouterr().out.splitlines()
+    assert checked.startswith("checked: values differ by")
     columns = ["where", "pattern", "computed by", "why not, and what to do"]
     assert [w.strip() for w in head.split("|")] == columns
     where, what, op, why = (w.strip() for w in line.split("|"))

@@ -8,25 +8,22 @@ from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.drafts import monomials
+from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
+from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials, row_shape
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.activations import scaled
 from eqfuse.ops.ir.fused import IDENTITY, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
-from eqfuse.ops.transforms.fuse.drafts import monomials
-from eqfuse.ops.transforms.fuse.rows import ROWS, ArrayFactor, RowPolynomials, Unfit, row_shape
-from eqfuse.ops.transforms.fuse.trace import (
-    FLOATS,
-    Polynomial,
-    TooLargeError,
-    Trace,
-    has_functions,
-    variable,
-)
+from eqfuse.ops.transforms.trace import FLOATS, Trace, has_functions
 
-ROUNDING = 1e-6
-"""By how much a factor of one may be off, for e3nn multiplies by a Clebsch-Gordan coefficient."""
+
+def rounding(dtype) -> float:
+    """Return by how much a factor of one may be off: e3nn multiplies by a coefficient and back."""
+    return min(1e-6, 16 * float(jnp.finfo(dtype).eps))
 
 
 class GateMatch(NamedTuple):
@@ -51,7 +48,7 @@ def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
         for value in rows.candidates():
             try:
                 return GateMatch(_gate(rows, value, linear), skip, value)
-            except (Unfit, TooLargeError):
+            except Unfit:
                 continue
     return None
 
@@ -66,7 +63,8 @@ def _equal(trace: Trace, value: int, template: Trace, other: int, bound: list[in
     """Return whether a value is computed as in a template; `bound` gets what it is computed of."""
     if other == template.inputs[0]:
         bound.append(value)
-        return bound[0] == value
+        own, of = trace.avals[value], template.avals[other]
+        return bound[0] == value and (own.shape, own.dtype) == (of.shape, of.dtype)
     known = template.constant(other)
     if known is not None:
         own = trace.constant(value)
@@ -132,9 +130,10 @@ class _GateRows(RowPolynomials):
     def candidates(self) -> list[int]:
         """Return the candidates for the result of a gate, the last first."""
         count = self.trace.avals[self.z].shape[0]
-        shapes = {v: getattr(self.trace.avals[v], "shape", ()) for v in self._multiplied}
-        rows = (v for v, s in shapes.items() if v != self.z and s[:1] == (count,) and len(s) == 2)
-        return sorted(rows, reverse=True)
+        own = self.trace.avals[self.z].dtype
+        avals = {v: self.trace.avals[v] for v in self._multiplied if v != self.z}
+        rows = (v for v, a in avals.items() if a.ndim == 2 and a.shape[0] == count)
+        return sorted((v for v in rows if avals[v].dtype == own), reverse=True)
 
 
 def _by_element(row: Polynomial) -> list[dict]:
@@ -145,12 +144,12 @@ def _by_element(row: Polynomial) -> list[dict]:
 
 def _gate(rows: _GateRows, value: int, linear: Linear) -> Gate:
     """Return the gate that a value is, by what each of its elements is made of, or raise Unfit."""
-    row = rows.of(value)
+    row, most = rows.of(value), rounding(rows.trace.avals[rows.z].dtype)
     own = (ArrayFactor(rows.z, ROWS),)
 
     def element(terms: dict, scale: float = 1.0) -> int:
         """Return the element of z that is all of these terms."""
-        if list(terms) != [own] or abs(terms[own][0] / scale - 1) > ROUNDING:
+        if list(terms) != [own] or abs(terms[own][0] / scale - 1) > most:
             raise Unfit("no gate")
         return terms[own][1][0]
 
@@ -183,7 +182,7 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> Gate:
     of_act = {}
     for act, values in scales.items():
         mean = float(np.mean(values))
-        if (np.abs(np.array(values) / mean - 1) > ROUNDING).any():
+        if (np.abs(np.array(values) / mean - 1) > most).any():
             raise Unfit("no gate")
         of_act[act] = scaled(xla.FUNCTIONS[act.name], mean)
     tiles = _tiles([(of_act.get(act, act), part, gate) for act, part, gate in lines], linear)

@@ -1,10 +1,9 @@
 """Evaluate structures with the program that a network comes from; needs that program, not eqfuse.
 
-    python original.py PROGRAM FILE STRUCTURES.npz RESULTS.npz [HEAD OR FIDELITY]
+    python network_original.py PROGRAM FILE STRUCTURES.npz RESULTS.npz [HEAD OR FIDELITY]
 
-`eqfuse convert ... --check` runs this file, by the interpreter of another environment if one is
-named, and `scripts/network_goldens.py` makes the goldens of the tests with it. Everything is in
-float64; couplings that a file keeps in float32 are computed anew where the program can.
+`scripts/network_goldens.py` makes the goldens of the tests with it. Everything is in float64;
+couplings that a file keeps in float32 are computed anew where the program can.
 """
 
 import math

@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Role
-from eqfuse.ops.transforms.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
-from eqfuse.ops.transforms.fuse.rows import (
+from eqfuse.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
+from eqfuse.fuse.moves import Gathered
+from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
+from eqfuse.fuse.rows import (
     ROWS,
     ArrayFactor,
     ProductFactor,
     RowPolynomials,
-    Unfit,
     row_shape,
 )
-from eqfuse.ops.transforms.fuse.trace import FLOATS, Gathered, Polynomial, Trace, variable
+from eqfuse.ops.ir.form import Form, Index, Role
+from eqfuse.ops.transforms.trace import FLOATS, Trace
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""
@@ -208,7 +209,9 @@ def _joined_operands(drafts: list[Draft], roles: dict, trace: Trace):
     names = _names(drafts)
     alike: dict[tuple, list] = {}
     for name in sorted((n for n in names if n in roles), key=lambda n: roles[n]):
-        ends = (name.index, name.mode, name.fill) if isinstance(name, Gathered) else _index(name)
+        ends = _index(name)
+        if isinstance(name, Gathered):
+            ends = name.index, name.mode, name.fill, trace.avals[name.value].shape[0]
         alike.setdefault((roles[name], ends), []).append(name)
     ordered, places = {}, {}
     for (role, ends), parts in alike.items():

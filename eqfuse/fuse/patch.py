@@ -22,7 +22,7 @@ REPLACED = {
     ),
 }
 """Names of e3nn-jax's modules, and the modules whose attributes of the same name they become."""
-BETWEEN = ("jax", "flax", "haiku", "equinox", "functools", "contextlib", "eqfuse.ops.transforms")
+BETWEEN = ("jax", "flax", "haiku", "equinox", "functools", "contextlib", "eqfuse.fuse")
 BETWEEN += (e3nn.utils.vmap.__module__.rpartition(".")[0],)
 """Modules whose frames lie between a call and the function that is called."""
 

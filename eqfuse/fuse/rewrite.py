@@ -6,34 +6,29 @@ import collections
 import contextlib
 import functools
 import pathlib
+import warnings
 from collections.abc import Callable
 
 import jax
-from jax.extend.core import ClosedJaxpr
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqfuse import _jax_compat
-from eqfuse.ops.transforms.fuse import layers
-from eqfuse.ops.transforms.fuse.commute import commuted, marks_left
-from eqfuse.ops.transforms.fuse.match import CONVERT
-from eqfuse.ops.transforms.fuse.reads import columns_read, read_rows, readers
-from eqfuse.ops.transforms.fuse.rows import (
+from eqfuse.fuse import layers
+from eqfuse.fuse.check import differences
+from eqfuse.fuse.commute import commuted, marks_left
+from eqfuse.fuse.match import CONVERT
+from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
+from eqfuse.fuse.patch import patched
+from eqfuse.fuse.reads import columns_read, read_rows, readers
+from eqfuse.fuse.rows import (
     ARITHMETIC,
     MOVES,
     RowPolynomials,
-    Unfit,
     behind,
     products_behind,
 )
-from eqfuse.ops.transforms.fuse.trace import (
-    Node,
-    TooLargeError,
-    Trace,
-    bind,
-    needed,
-    outputs_of,
-    traced,
-)
-from eqfuse.ops.transforms.patch import patched
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
 
 OPS = pathlib.Path(__file__).parents[2]
 FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
@@ -67,32 +62,44 @@ def _instead(trace: Trace) -> str:
 
 OF_E3NN = ("tensor_product", "_left_right", "_block_left_right")
 """Functions of e3nn-jax that write products out."""
+FITS = "all of it is"
 GRADIENT = (
     "the gradient is taken inside of the function: wrap the energy by ops.fuse, and differentiate "
     "what it returns"
 )
 
 
-def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known=None) -> list:
+def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
     """Return the outputs of a traced function, computed by fused ops wherever one matches.
 
     A line for each match is added to `entries`; `known` are numbers that some of the arguments
     always have, by position.
     """
     unmarked: set[int] = set()
+
+    def noted(node: Node, reason: str):
+        found.append((_where(node), node.name, "as written", reason))
+
     while True:
-        trace, found = commuted(closed, known or {}, unmarked), []
+        found: list[tuple] = []
+        trace = commuted(closed, known or {}, unmarked, noted)
         ops = _ops(trace, found)
         left = marks_left(trace, ops)
         if not left:
             break
         unmarked |= left
-    entries += found
 
     def computed(node: Node, given) -> list:
-        return _computed(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
+        return _computed(node.eqn, given, found, [trace.constant(v) for v in node.inputs])
 
-    return outputs_of(trace, arrays, ops, computed)
+    def left_out(value: int, reason: str):
+        where = _where(trace.node(value))
+        found[:] = [entry for entry in found if (entry[0], entry[-1]) != (where, FITS)]
+        noted(trace.node(value), reason)
+
+    outputs = outputs_of(trace, arrays, ops, computed, left_out)
+    entries += found
+    return outputs
 
 
 def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
@@ -108,33 +115,37 @@ def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
         if node.name not in MATCHERS:
             continue
         found = behind_of[node.outputs[0]] = products_behind(trace, rows, number)
-        try:
+
+        def unfit(reason: str, found=found, number=number):
+            said = f"{reason}{_between(trace, rows, number)}"
+            reasons.update(dict.fromkeys(found, said))
+
+        with guarded(unfit):
             ops |= dict(MATCHERS[node.name](trace, rows, number))
-        except (Unfit, TooLargeError) as error:
-            reasons |= dict.fromkeys(found, f"{error}{_between(trace, rows, number)}")
     values, nodes = _without_twice(trace, ops)
     ops = {value: op for value, op in ops.items() if value in values}
     read = {v for op in ops.values() for v in op.inputs}.union(trace.outputs)
     fused: set[int] = set()
     for value, op in ops.items():
-        entries.append((_where(trace.node(value)), op.pattern, op.name, "all of it is"))
+        entries.append((_where(trace.node(value)), op.pattern, op.name, FITS))
         fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
-        if not hasattr(op, "restricted"):
-            continue
-        if columns := columns_read(trace, rows, value, nodes, read):
-            ops[value] = op.restricted(columns)
+        if hasattr(op, "restricted"):
+            with guarded(lambda reason: None):  # then all columns are computed
+                if columns := columns_read(trace, rows, value, nodes, read):
+                    ops[value] = op.restricted(columns)
     for number in sorted(nodes.intersection(products)):
         node = trace.nodes[number]
         [value] = node.outputs
         reason = "its rows are read elsewhere too" if number in fused else reasons.get(number)
         if reason is None:
-            names = {n.name for n in readers(trace, value, nodes)[1]}
+            names = {n.name for n in readers(trace, rows, value, nodes)[1]}
             names = ", ".join(sorted(names)) or "the result"
             reason = f"its rows go to {names}, not to a sum"
         entries.append((_where(node), "product of rows", "as written", reason))
-        columns = columns_read(trace, rows, value, nodes, read)
-        if columns and (part := read_rows(node, columns)) is not None:
-            ops[value] = part
+        with guarded(lambda reason: None):
+            columns = columns_read(trace, rows, value, nodes, read)
+            if columns and (part := read_rows(node, columns)) is not None:
+                ops[value] = part
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)
@@ -207,7 +218,7 @@ def _computed(eqn, arrays, entries: list[tuple], constants: list) -> list:
 
 def _function(closed: ClosedJaxpr, entries: list[tuple], constants: list):
     known = {n: a for n, a in enumerate(constants) if a is not None}
-    return lambda *arrays: rewritten(closed, arrays, entries, known)
+    return _replaced(closed, entries, known)
 
 
 def _retraced(closed: ClosedJaxpr, entries: list[tuple], constants: list) -> ClosedJaxpr:
@@ -215,7 +226,11 @@ def _retraced(closed: ClosedJaxpr, entries: list[tuple], constants: list) -> Clo
 
 
 def fuse(
-    function: Callable | None = None, *, report: bool = False, patch: bool = False
+    function: Callable | None = None,
+    *,
+    report: bool = False,
+    patch: bool = False,
+    check: bool = False,
 ) -> Callable:
     """Compute a function by fused ops wherever it writes out what they compute.
 
@@ -226,7 +241,8 @@ def fuse(
     `TensorProductLinearGate`. What is between belongs to it: features of either end beside the
     product or in a difference, channels on an axis, other orders of components, weights of channels
     or irreps, constants, masks, a wider dtype for the sum. All else is computed as it was. Nothing
-    is replaced whose value could differ but by rounding.
+    is replaced whose value could differ but by rounding. What fails to be replaced stays as it is,
+    and the report has the reason: `fuse` raises no errors of its own.
 
     What is returned is an ordinary JAX function: `jit`, `vmap`, `grad` of every order and control
     flow work on it and in it. It is traced whenever it is called, so call it under `jit`. Wrap what
@@ -237,26 +253,88 @@ def fuse(
     do the parameters.
 
     Args:
-      function: of any arguments. Arrays in them (leaves of pytrees, such as an IrrepsArray's) are
-        traced; all other leaves are passed to it as they are.
+      function: of any arguments. JAX arrays in them (leaves of pytrees, such as an IrrepsArray's)
+        are traced; all other leaves, NumPy's arrays too, are passed to it as they are. A function
+        that needs numbers of a traced array, as in `if x.sum() > 0`, is called as it is.
       report: print, whenever the function is traced, a table of what was replaced, by what, and
-        what was not, why, and what to do about it.
+        what was not, why, and what to do about it; and, where the arguments are numbers, the
+        differences that `check` looks for.
       patch: trace the function within `ops.patched()`: code that calls e3nn_jax.tensor_product and
         e3nn-jax's Linears by these names needs no change.
+      check: compute the function as it is written too, on the arguments of each call, and compare
+        values, and gradients by all floating arguments. The call must not be within `jit`, `vmap`
+        or `grad`, where arguments have no numbers; a warning says so there.
     Returns:
       The function. Without a `function`, a decorator.
+    Raises:
+      ValueError: with `check`, a difference beyond rounding.
     """
     if function is None:
-        return functools.partial(fuse, report=report, patch=patch)
+        return functools.partial(fuse, report=report, patch=patch, check=check)
 
     @functools.wraps(function)
     def fused(*args, **kwargs):
         with patched() if patch else contextlib.nullcontext():
-            closed, arrays, result_of = traced(function, args, kwargs)
+            try:
+                closed, arrays, result_of = traced(function, args, kwargs)
+            except NEEDS_NUMBERS as error:
+                closed, needs = None, str(error).partition("\n")[0]
+            if closed is None:
+                if report:
+                    print(f"nothing is replaced: the function needs numbers of arrays: {needs}")
+                return function(*args, **kwargs)
         entries: list[tuple] = []
-        outputs = rewritten(closed, arrays, entries)
+        outputs = _replaced(closed, entries)(*arrays)
         if report:
-            print(table(entries, closed))
+            with guarded(print):
+                print(table(entries, closed))
+        if report or check:
+            _compare(closed, arrays, report, check)
         return result_of(outputs)
 
     return fused
+
+
+NEEDS_NUMBERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def _replaced(closed: ClosedJaxpr, entries: list[tuple], known=None) -> Callable:
+    """Return what computes a traced function by fused ops, or as it is where that fails."""
+
+    def replaced(*arrays):
+        try:
+            found: list[tuple] = []
+            outputs = rewritten(closed, arrays, found, known)
+        except Exception as error:
+            if is_strict():
+                raise
+            outputs, found = None, [("", "the whole function", "as written", fault(error))]
+        entries.extend(found)
+        return jaxpr_as_fun(closed)(*arrays) if outputs is None else outputs
+
+    return replaced
+
+
+def _compare(closed: ClosedJaxpr, arrays, report: bool, check: bool):
+    """Print or raise the differences of a function and its replacement."""
+    if any(isinstance(a, jax.core.Tracer) for a in (*arrays, *closed.consts)):
+        if check:
+            warnings.warn(
+                "ops.fuse(check=True) compares numbers: call it without jit", stacklevel=3
+            )
+        return
+    dtypes = {str(getattr(a, "dtype", "")) for a in Trace(closed, {}).avals}
+    eps = max((float(jnp.finfo(d).eps) for d in dtypes & FLOATS), default=0.0)
+    if jax.default_backend() != "cpu":
+        eps = max(eps, 2.0**-17)  # matmuls may be in TF32
+    with guarded(print) if report and not check else contextlib.nullcontext():
+        said, same = differences(jaxpr_as_fun(closed), _replaced(closed, []), arrays, eps)
+        if report:
+            print(said)
+        if check and not same:
+            raise ValueError(f"ops.fuse changes the results: {said}")

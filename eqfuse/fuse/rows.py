@@ -9,27 +9,14 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Role
-from eqfuse.ops.transforms.fuse.trace import (
-    FLOATS,
-    MOST_TERMS,
-    Polynomial,
-    Trace,
-    computed,
-    constant,
-    free_axes,
-    gathered,
-    summed,
-    variable,
-)
+from eqfuse.fuse.moves import gathered, summed
+from eqfuse.fuse.polynomials import MOST_TERMS, Polynomial, Unfit, constant, variable
+from eqfuse.ops.ir.form import Index, Role
+from eqfuse.ops.transforms.trace import FLOATS, Trace, computed, free_axes
 
 MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
 MOVES |= frozenset(["split", "squeeze", "copy", "gather"])
 """Primitives that place elements elsewhere and do nothing else."""
-
-
-class Unfit(ValueError):
-    """What is between a product and a sum is not of the kind that a form has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +70,8 @@ class RowPolynomials:
     def of(self, value: int, axes: tuple[int, ...] | None = ROWS) -> Polynomial:
         """Return the rows of a value, which `axes` count; None: one row for all."""
         key = value, axes
+        if axes is not None and max(axes) >= len(self._shape(value)):
+            raise Unfit("a number has no rows")
         if key not in self._rows:
             self._rows[key] = self._follow(value, axes)
         return self._rows[key]
@@ -260,8 +249,10 @@ class RowPolynomials:
 
     def is_product(self, number: int) -> bool:
         """Return whether a node is a product of two operands over rows."""
-        one = len(self.trace.nodes[number].outputs) == 1
-        return one and self._roles(number) == [Role.LEFT, Role.RIGHT]
+        if self._roles(number) != [Role.LEFT, Role.RIGHT]:
+            return False
+        [out, *others] = self.trace.nodes[number].params["form"].outputs
+        return not others and out.channels and out.index is Index.ROW
 
     def is_gradient(self, number: int) -> bool:
         return Role.OUTPUT in self._roles(number)
@@ -327,6 +318,9 @@ class RowPolynomials:
         (contract, batch) = node.params["dimension_numbers"]
         shapes = [self._shape(v) for v in node.inputs]
         free = free_axes(node.params, shapes)
+        *own, out = (self.trace.avals[v].dtype for v in (*node.inputs, *node.outputs))
+        if any(jnp.promote_types(dtype, out) != out for dtype in own):
+            return None  # rounded
         placed = [  # for each axes of the result, that of either operand
             *zip(*batch, strict=True),
             *((n, None) for n in free[0]),

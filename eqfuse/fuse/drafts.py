@@ -7,10 +7,10 @@ import itertools
 
 import numpy as np
 
+from eqfuse.fuse.moves import Gathered
+from eqfuse.fuse.polynomials import Polynomial, Terms, Unfit
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
 from eqfuse.ops.ir.products import filled
-from eqfuse.ops.transforms.fuse.rows import Unfit
-from eqfuse.ops.transforms.fuse.trace import Gathered, Polynomial, Terms
 
 ONE = "one"
 """The name of a factor that is 1 in every row."""
@@ -204,6 +204,8 @@ def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
         slots = [Slot(key[n], terms.index[rows, n], dim) for n in range(len(key))]
         slots += [_one(len(channels), dim), Slot(None, terms.place[rows], dim)]
         drafts.append(_simplified(slots, terms.scale[rows]))
+    if (row_of >= 0).any():
+        raise Unfit("rows beside the product are cut into other blocks than the product reads")
     return drafts
 
 

@@ -1,0 +1,194 @@
+"""Gathers and sums of rows in a trace, and its outputs where ops compute some of its values."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse.fuse.polynomials import Unfit
+from eqfuse.ops._edges import as_int32
+from eqfuse.ops.primitives.choice import resolve_fused
+from eqfuse.ops.transforms.trace import FLOATS, Trace, adds_rows, needed, reads_rows
+
+STRICT = contextvars.ContextVar("eqfuse_fuse_strict", default=False)
+"""Whether tests see faults of matching and rewriting, which leave code as it is elsewhere."""
+
+
+def is_strict() -> bool:
+    """Return whether faults are raised: in tests, and where "always" asks for ops or an error."""
+    return STRICT.get() or resolve_fused(None) == "always"
+
+
+@contextlib.contextmanager
+def guarded(note: Callable[[str], object]):
+    """Leave the block where a part does not fit, or by a fault of ours, and note the reason."""
+    try:
+        yield
+    except Unfit as error:
+        note(str(error))
+    except Exception as error:
+        if is_strict():
+            raise
+        note(fault(error))
+
+
+def fault(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"a fault of ops.fuse, please report it: {type(error).__name__}: {first}"
+
+
+class RewriteError(Exception):
+    """An op cannot be computed in the place of the value of this number."""
+
+
+def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind, note) -> list:
+    """Return the outputs of a trace, some of whose values ops compute in the place of nodes.
+
+    `bind` gives the outputs of a node from its inputs. An op that fails is left out, and `note`
+    gets its value and the reason.
+    """
+    while True:
+        try:
+            return _outputs_of(trace, arrays, replaced, bind)
+        except RewriteError as error:
+            [value] = error.args
+            note(value, fault(error.__cause__))
+            replaced = {v: op for v, op in replaced.items() if v != value}
+
+
+def _outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
+    values, nodes = needed(trace, replaced)
+    env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
+    shared: dict = {}
+    for number, node in enumerate(trace.nodes):
+        for v in node.outputs:
+            if v in values and v in replaced:
+                env[v] = _replaced(trace, v, replaced[v], env, shared)
+        if number in nodes:
+            results = bind(node, [env[v] for v in node.inputs])
+            env.update(zip(node.outputs, results, strict=True))
+    return [env[v] for v in trace.outputs]
+
+
+def _replaced(trace: Trace, value: int, op, env: dict, shared: dict):
+    """Return a value by an op, of the shape and dtype that it has in the trace."""
+    try:
+        result, aval = op.compute(env, shared), trace.avals[value]
+        if (result.shape, result.dtype) != (aval.shape, aval.dtype):
+            raise ValueError(f"{result.dtype}{result.shape} is in the place of {aval}")
+        return result
+    except Exception as error:
+        if is_strict():
+            raise
+        raise RewriteError(value) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """Rows of nodes, as an operand of each row; all but mode and fill are values of a trace."""
+
+    value: int  # [nodes, ...]
+    index: int  # integers, [rows]
+    mode: str  # of `jax.lax.gather`
+    fill: float | None  # what a row out of range is made of, in mode FILL_OR_DROP
+    rows: int  # [rows, ...], what is gathered
+
+
+def row_indices(trace: Trace, value: int) -> int | None:
+    """Return the vector of which indices [rows, 1] are made; None for others."""
+    node = trace.node(value)
+    if node is None or node.name not in ("broadcast_in_dim", "reshape", "expand_dims"):
+        return None
+    [inner] = node.inputs[:1]
+    shape = tuple(trace.avals[inner].shape)
+    if len(shape) != 1 or tuple(trace.avals[value].shape) != (*shape, 1):
+        return None
+    if node.name == "broadcast_in_dim" and tuple(node.params["broadcast_dimensions"]) != (0,):
+        return None
+    return trace.first_equal(inner)  # indices that are made twice of one array are the same
+
+
+def gathered(trace: Trace, number: int) -> Gathered | None:
+    """Return the array that a node gathers whole rows of nodes from, one for each row."""
+    node = trace.nodes[number]
+    if node.name != "gather":
+        return None
+    operand, index = trace.avals[node.inputs[0]], row_indices(trace, node.inputs[1])
+    if index is None or not reads_rows(trace, node) or operand.shape[0] == 0:
+        return None
+    if operand.dtype.name not in FLOATS:
+        return None
+    fill, mode = None, mode_of(node.params)
+    if mode == "FILL_OR_DROP":
+        fill = node.params["fill_value"]
+        fill = np.nan if fill is None else float(fill)
+    return Gathered(node.inputs[0], index, mode, fill, node.outputs[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scatter:
+    """A sum of rows to nodes, start.at[index].add(updates), of values of a trace."""
+
+    start: int
+    index: int
+    updates: int
+    mode: str
+
+
+def summed(trace: Trace, number: int) -> Scatter | None:
+    """Return the rows that a node sums, if it adds whole rows to nodes."""
+    node = trace.nodes[number]
+    if node.name != "scatter-add":
+        return None
+    start, indices, updates = node.inputs
+    index = row_indices(trace, indices)
+    if index is None or not adds_rows(trace, node) or trace.avals[start].shape[0] == 0:
+        return None
+    return Scatter(start, index, updates, mode_of(node.params))
+
+
+def is_within(trace: Trace, index: int, count: int) -> bool:
+    """Return whether integers are known to be in [0, count)."""
+    known = trace.constant(index)
+    return known is not None and bool(((known >= 0) & (known < count)).all())
+
+
+def is_broken(trace: Trace, index: int, count: int, mode: str) -> bool:
+    """Return whether indices may be out of a range that is promised to hold them.
+
+    Then JAX reads the nearest row and adds to none, and the derivative of either is the other.
+    """
+    return mode == "PROMISE_IN_BOUNDS" and not is_within(trace, index, count)
+
+
+def placed(index, count: int, most: int):
+    """Return indices as int32: `most` where they are below [0, count), one more where above."""
+    index = jnp.asarray(as_int32(index))
+    return jnp.where(index < 0, most, jnp.where(index < count, index, most + 1))
+
+
+def _outside(array, axis: int):
+    return array.at[(*[slice(None)] * axis, jnp.array([-1, array.shape[axis]]))]
+
+
+def from_outside(array, axis: int, mode: str, fill):
+    """Return what is gathered along an axis by an index below the range, and by one above."""
+    options = {"mode": jax.lax.GatherScatterMode[mode], "fill_value": fill}
+    return _outside(array, axis).get(**options, wrap_negative_indices=False)
+
+
+def added_outside(array, axis: int, mode: str, rows):
+    """Return an array to which two rows are added by an index below the range, and one above."""
+    options = {"mode": jax.lax.GatherScatterMode[mode]}
+    return _outside(array, axis).add(rows, **options, wrap_negative_indices=False)
+
+
+def mode_of(params) -> str:
+    """Return the mode by name; no mode is that of `jax.lax`, FILL_OR_DROP."""
+    return getattr(params.get("mode"), "name", "FILL_OR_DROP")

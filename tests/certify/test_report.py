@@ -1,0 +1,29 @@
+"""Reports of checks: what is written in them is text, and no markup."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from eqfuse import plots
+from eqfuse.certify.report import Report
+
+
+def test_markdown_and_html_escape_names(tmp_path):
+    name = "a|b\n# *c* [d](e) <img src=x>`"
+    subject = SimpleNamespace(name=name, versions=lambda: {"x": "1"})
+    known = {"precision": "float64", "elements": [1], "walks": [], "energies": []}
+    own = Report(SimpleNamespace(subject=subject, **known), SimpleNamespace(file=name))
+    own.write(tmp_path / "a.md", None)
+    own.write(tmp_path / "a.html", None)
+    shown = r"a\|b\\n\# \*c\* \[d\](e) \<img src=x\>\`"
+    markdown = (tmp_path / "a.md").read_text()
+    assert markdown.startswith(f"# Check of {shown}\n\n- verdict")
+    assert f"- options: file={shown}\n" in markdown
+    page = (tmp_path / "a.html").read_text()
+    assert r"<h1>Check of a|b\n# *c* [d](e) &lt;img src=x&gt;`</h1>" in page
+
+
+def test_titles_of_pictures_are_no_formulas(tmp_path):
+    labels = SimpleNamespace(energy=1.0, num_atoms=1, forces=np.zeros((1, 3)), stress=None)
+    plots.parity([(labels, labels)], tmp_path / "a.png", r"a$\frac{$")  # no error of mathtext
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -16,15 +16,11 @@ _HEAD = """\
 
 <!-- written by docs/networks.py -->
 
-`eqfuse convert NAME RUN` writes one of these networks as a run; `eqfuse convert list` prints them.
-It takes the file from the program's installed package, or from where that program keeps its
-downloads. What a wheel holds is downloaded from your package index, if it is not there. For the
-others, the command names the file to fetch and where to put it. Files with a known checksum are
-checked before they are read.
-
-The licence is that of the weights. The last column says whether conversions were compared with the
-program on these very weights. The others have forms that were compared on random weights, or are
-refused by a sentence that names what eqfuse has not.
+`eqfuse convert NAME RUN` writes one of these networks as a run. It takes the file from the
+program's package, or from where that program keeps its downloads, or names the file to fetch.
+What a wheel holds is downloaded from your package index. The licence is that of the weights.
+*Verified*: conversions were compared with the program on these very weights, the others on
+random ones.
 
 | name | program | elements | file | checksum | licence | cite | verified |
 |---|---|---|---|---|---|---|---|

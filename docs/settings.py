@@ -49,12 +49,13 @@ def page() -> str:
         parts.append(_table(f"Settings of {title}", ("setting", "is", "default"), rows))
     names = {}
     for theirs, ours in OTHER_NAMES.items():
+        if ours.startswith("nothing"):
+            continue
         names.setdefault(ours, []).append(f"`{theirs}`")
     rows = [(", ".join(theirs), ours) for ours, theirs in names.items()]
     note = (
-        "Every option of `mace_run_train` (0.3.16), and the settings of nequip. Where there is\n"
-        "only a name, its values are the same. `eqfuse train --from-mace 'mace_run_train ...'`\n"
-        "prints the command that trains here as that one does, with mace's defaults."
+        "Options of `mace_run_train` (0.3.16) and nequip. Where there is only a name, its values\n"
+        "are the same. `eqfuse train` says why the others have no counterpart."
     )
     parts.append(_table("Names of mace and nequip", ("there", "here"), rows, note))
     return "\n".join(parts)

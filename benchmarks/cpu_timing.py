@@ -23,7 +23,7 @@ import tempfile
 
 from benchmarks import record
 from benchmarks.record import ParityError, parity
-from eqfuse.train.device.process import keep_freed_memory
+from eqfuse.runs.process import keep_freed_memory
 
 
 def measure(problem, seconds: float) -> dict:

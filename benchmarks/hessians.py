@@ -24,7 +24,7 @@ from ase.spacegroup import crystal
 
 import eqfuse
 from eqfuse import train
-from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.runs.checkpoint import read_checkpoint
 
 _SIDES = {"Si": 5.47, "Ge": 5.76}
 _TO_THZ = np.sqrt(units._e * 1e20 / units._amu) / (2e12 * np.pi)

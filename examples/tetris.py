@@ -26,8 +26,8 @@ from scipy.spatial.transform import Rotation
 from eqfuse import data, models, ops
 from eqfuse.graph import Graph
 from eqfuse.models.radial import lengths_and_directions, spherical_harmonics
-from eqfuse.train import TrainingFailed
-from eqfuse.train.device.process import keep_programs
+from eqfuse.runs.errors import TrainingFailed
+from eqfuse.runs.process import keep_programs
 from eqfuse.train.flat import Flat
 from eqfuse.train.step import initial_parameters
 

@@ -10,10 +10,10 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.train.datasets import load_dataset
-from eqfuse.train.device.parallel import Devices
 from eqfuse.train.main import _config, main
-from eqfuse.train.run.terminal import lines, report
+from eqfuse.train.parallel import Devices
 from eqfuse.train.start import Start
+from eqfuse.train.terminal import lines, report
 
 # A network that compiles in seconds.
 TINY = [

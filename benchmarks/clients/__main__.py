@@ -30,7 +30,7 @@ from benchmarks.clients.existing_networks import NETWORKS as IN_THEIR_STYLE
 from benchmarks.clients.patterns import PATTERNS
 from benchmarks.turns import interleaved
 from eqfuse import ops
-from eqfuse.train.device.process import keep_freed_memory
+from eqfuse.runs.process import keep_freed_memory
 
 NETWORKS = IN_THEIR_STYLE | PATTERNS
 REWRITTEN = ("NequIP", "MACE", "Tetris")

@@ -23,7 +23,7 @@ from eqfuse.inference.network import Network
 from eqfuse.md import Settings
 from eqfuse.md.steps import Stepper
 from eqfuse.models import compile_predict
-from eqfuse.train.device.process import keep_memory, keep_programs
+from eqfuse.runs.process import keep_memory, keep_programs
 
 _ROUNDS = 7
 

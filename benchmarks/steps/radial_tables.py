@@ -16,7 +16,7 @@ import jax
 from benchmarks.networks import Timed, molecules, potential_on, step_on
 from benchmarks.turns import compiled, interleaved
 from eqfuse import models
-from eqfuse.train.device.process import keep_freed_memory
+from eqfuse.runs.process import keep_freed_memory
 
 STEPS = [(name, count) for count in (5, 37) for name in ("nequip", "mace")]
 INFERENCE = [(name, count) for count in (1, 4) for name in ("nequip", "mace")]

@@ -33,7 +33,7 @@ def work(side: str, name: str, count: int, predict: bool):
 
     from benchmarks.networks import molecules, potential_on, step_on
     from eqfuse import models
-    from eqfuse.train.device.process import keep_freed_memory
+    from eqfuse.runs.process import keep_freed_memory
 
     keep_freed_memory()
     fields = {"channels": 64, "layers": 3}

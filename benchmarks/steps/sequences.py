@@ -29,7 +29,7 @@ from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.program import generate
 from eqfuse.ops.transforms.sequence.sequence import Sequence
-from eqfuse.train.device.process import keep_freed_memory
+from eqfuse.runs.process import keep_freed_memory
 from eqfuse.train.flat import Flat
 from examples.tetris import TetrisNet, shapes, training_step
 

@@ -14,8 +14,8 @@ import numpy as np
 from eqfuse import plots
 from eqfuse.certify.rows import CHECKS
 from eqfuse.data import DataError
-from eqfuse.train.run.files import write_whole
-from eqfuse.train.run.log import in_html, printable
+from eqfuse.runs.files import write_whole
+from eqfuse.runs.log import in_html, printable
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""

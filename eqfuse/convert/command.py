@@ -20,9 +20,8 @@ from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
-from eqfuse.train import CheckpointError
-from eqfuse.train.run.stopping import fail
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.stopping import fail
 
 _PROGRAMS = {
     "mace": ("FILE.model", "a .model file of mace (mace-torch)", "--head", "several heads"),

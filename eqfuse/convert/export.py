@@ -15,9 +15,9 @@ from eqfuse import models
 from eqfuse.convert.converted import ConvertError
 from eqfuse.convert.layers import normalized_by
 from eqfuse.convert.mace_parameters import our_maps, symmetric_components
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.files import require_one_head, write_whole
 from eqfuse.train.dispersion import Dispersion
-from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import require_one_head, write_whole
 
 _NOT_EXPORTED = ("nonlinear", "apply_cutoff", "edge_irreps", "first_edge_irreps")
 _NOT_EXPORTED += ("agnostic_product", "last_readout_only", "readout_biases")

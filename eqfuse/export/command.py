@@ -7,10 +7,10 @@ from eqfuse.data import neighbor_list, read_structures
 from eqfuse.export.folder import ENGINES, export_folder
 from eqfuse.export.program import RADIAL, export
 from eqfuse.inference.lists import room_for_pairs
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.files import head_file
+from eqfuse.runs.stopping import exit_code
 from eqfuse.train import read_metadata
-from eqfuse.train.run.files import head_file
-from eqfuse.train.run.stopping import exit_code
-from eqfuse.train.settings.schema import ConfigError
 
 TARGETS = {"cuda": "sm_80", "rocm": "gfx942"}
 

@@ -32,7 +32,7 @@ from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
 from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.ops.backends.triton import runtime as launches
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError
 
 FORMAT = 1
 """Version of the folder, its first line; readers refuse later ones."""

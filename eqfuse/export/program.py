@@ -19,8 +19,8 @@ from eqfuse.inference.evaluator import add_forces, energies_and_gradient
 from eqfuse.inference.network import Network
 from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
-from eqfuse.train.run.files import write_whole
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.files import write_whole
 
 RADIAL = ("auto", "network", "table")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -21,7 +21,7 @@ from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
 from eqfuse.inference.network import Network, find_runs, unlike_training
 from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import Spread, SpreadOf, with_spread
-from eqfuse.train.device.process import keep_memory
+from eqfuse.runs.process import keep_memory
 from eqfuse.train.dispersion import Added
 
 _DIVERGED = (

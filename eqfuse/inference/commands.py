@@ -24,11 +24,11 @@ from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
-from eqfuse.train import CheckpointError, load_run
-from eqfuse.train.run.files import whole
-from eqfuse.train.run.stopping import fail
-from eqfuse.train.run.terminal import warnings_printed
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.files import whole
+from eqfuse.runs.stopping import fail
+from eqfuse.train import load_run
+from eqfuse.train.terminal import warnings_printed
 
 
 def run_predict(arguments: list[str]) -> int:

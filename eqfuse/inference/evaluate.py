@@ -28,9 +28,9 @@ from eqfuse.inference.commands import (
 )
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
+from eqfuse.runs.files import write_table, write_whole
+from eqfuse.runs.log import warn
 from eqfuse.train.metrics import Predicted as Relative
-from eqfuse.train.run.files import write_table, write_whole
-from eqfuse.train.run.log import warn
 
 SOURCE = "file.txt"  # names the file that the results of a folder are of
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")

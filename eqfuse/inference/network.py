@@ -19,11 +19,11 @@ from eqfuse.data.remarks import APERIODIC, unread
 from eqfuse.inference.tables import placed, tables_of
 from eqfuse.models import Potential
 from eqfuse.models.radial_table import COLLECTION, choose
-from eqfuse.train import CheckpointError, load_run, read_metadata
-from eqfuse.train.device.process import keep_memory, keep_programs
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.files import digest_of, head_file
+from eqfuse.runs.process import keep_memory, keep_programs
+from eqfuse.train import load_run, read_metadata
 from eqfuse.train.dispersion import Dispersion
-from eqfuse.train.run.files import digest_of, head_file
-from eqfuse.train.settings.schema import ConfigError
 
 UNCERTAINTY = "uncertainty.npz"
 """The file in the folder of a run that `eqfuse.inference.uncertainty` writes."""
@@ -49,7 +49,7 @@ class Network:
     """A trained potential that is ready to predict. It can be copied and pickled.
 
     Its process keeps the programs that it compiles, and up to 2 GB of the memory that it frees, see
-    `eqfuse.train.device.process`.
+    `eqfuse.runs.process`.
 
     Its `species` are sorted atomic numbers, `cutoff` is in Å, and `references`, [n_species] eV,
     are the reference energies.

@@ -19,7 +19,7 @@ from eqfuse.inference.evaluator import (
 )
 from eqfuse.inference.network import Network
 from eqfuse.models.features import readout_features
-from eqfuse.train import CheckpointError
+from eqfuse.runs.errors import CheckpointError
 
 _SPREAD = "spread"  # the collection of what is added to the parameters
 

@@ -34,10 +34,10 @@ from eqfuse.inference.evaluator import Evaluator, near_edges
 from eqfuse.inference.network import UNCERTAINTY, Network
 from eqfuse.inference.predict import predict
 from eqfuse.inference.spread import SpreadOf, rows_of
-from eqfuse.train import CheckpointError
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import digest_of, write_whole
 from eqfuse.train.datasets import load_dataset
-from eqfuse.train.run.files import digest_of, write_whole
-from eqfuse.train.run.resume import resumed_config
+from eqfuse.train.resume import resumed_config
 from eqfuse.train.start import Start
 
 _RIDGES = 10.0 ** np.arange(-9, 1)

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from eqfuse.lammps.mpi import import_lammps, load_mpi, share_cores
-from eqfuse.train.run.stopping import exit_code, fail
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.stopping import exit_code, fail
 
 _FIX = re.compile(r"^\s*fix\s+(\S+)\s+all\s+external\s+pf/callback\s+1\s+1\s*(#.*)?$", re.M)
 _OURS = re.compile(r"^\s*(neighbor|neigh_modify|comm_modify)\b.*$", re.M)

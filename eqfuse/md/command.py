@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eqfuse.md.settings import RelaxSettings, Settings, help_text, parse
-from eqfuse.train.run.stopping import TrainingFailed, exit_code
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError, TrainingFailed
+from eqfuse.runs.stopping import exit_code
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
 _RELAX_HELP = """\

@@ -5,10 +5,10 @@ import math
 import os
 from typing import Literal, get_args
 
-from eqfuse.train.settings.schema import (
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.schema import (
     NOT_NEGATIVE,
     POSITIVE,
-    ConfigError,
     check_ranges,
     described,
     nearest,

@@ -20,12 +20,11 @@ from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
-from eqfuse.train import CheckpointError
-from eqfuse.train.run.files import encode, read_file, write_whole
-from eqfuse.train.run.log import warn
-from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.run.terminal import duration
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
+from eqfuse.runs.files import encode, read_file, write_whole
+from eqfuse.runs.log import warn
+from eqfuse.runs.stopping import StopRequest
+from eqfuse.train.terminal import duration
 
 _CHECKPOINT, _FORMAT = "checkpoint.safetensors", 4
 _FRICTION = 10.0  # 1/ps, at least, of equilibrate=

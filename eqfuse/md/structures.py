@@ -23,9 +23,8 @@ from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
 from eqfuse.plots import dynamics
-from eqfuse.train import CheckpointError
-from eqfuse.train.run.files import write_table
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.files import write_table
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 REACH, WIDTH = 8.0, 0.05

@@ -3,14 +3,14 @@
 import importlib
 
 _PLACES = {
-    "Callback": "eqfuse.train.run.results",
-    "CheckpointError": "eqfuse.train.run.files",
-    "ConfigError": "eqfuse.train.settings.schema",
-    "Interrupted": "eqfuse.train.run.stopping",
-    "TrainingFailed": "eqfuse.train.run.stopping",
+    "Callback": "eqfuse.train.results",
+    "CheckpointError": "eqfuse.runs.errors",
+    "ConfigError": "eqfuse.runs.errors",
+    "Interrupted": "eqfuse.runs.errors",
+    "TrainingFailed": "eqfuse.runs.errors",
     "fit": "eqfuse.train.main",
-    "load_run": "eqfuse.train.run.checkpoint",
-    "read_metadata": "eqfuse.train.run.checkpoint",
+    "load_run": "eqfuse.runs.checkpoint",
+    "read_metadata": "eqfuse.runs.checkpoint",
 }
 __all__ = [*_PLACES]
 

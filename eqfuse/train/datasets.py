@@ -10,13 +10,14 @@ from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.remarks import unread
 from eqfuse.data.samples import species_table
 from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weighted_by_type
-from eqfuse.train.run.log import warn
-from eqfuse.train.run.terminal import warnings_printed
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.log import warn
+from eqfuse.runs.schema import require
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import DataSettings
 from eqfuse.train.start import Start, kept_references
+from eqfuse.train.terminal import warnings_printed
 
 
 def load_datasets(config: Config) -> tuple[Dataset, list[Start | None]]:

@@ -10,7 +10,7 @@ from ase.units import Bohr, Hartree
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.structures import TRAINED
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError
 
 _DAMPING = {
     "bj": "RationalDampingParam",

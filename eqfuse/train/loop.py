@@ -9,17 +9,18 @@ import jax
 import numpy as np
 
 from eqfuse.data import Batcher, prefetched
-from eqfuse.train.device.parallel import Devices
+from eqfuse.runs.checkpoint import Checkpoints
+from eqfuse.runs.errors import Interrupted, TrainingFailed
+from eqfuse.runs.files import RunFolder
+from eqfuse.runs.log import warn
+from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.metrics import Errors, best_of
-from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.files import RunFolder
-from eqfuse.train.run.log import warn
-from eqfuse.train.run.results import Callback, hint_of_stress
-from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.run.terminal import Progress, duration
+from eqfuse.train.parallel import Devices
+from eqfuse.train.results import Callback, hint_of_stress
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
 from eqfuse.train.settings.config import Config
 from eqfuse.train.step import Compiled, TrainState
+from eqfuse.train.terminal import Progress, duration
 
 _ALL_STEPS = "all steps done"
 

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eqfuse.train.device.process import keep_freed_memory, keep_memory, keep_programs
-from eqfuse.train.run.files import require_free
-from eqfuse.train.run.log import Log
-from eqfuse.train.run.resume import resumed_config, started_config
-from eqfuse.train.run.stopping import exit_code, fail
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.files import require_free
+from eqfuse.runs.log import Log
+from eqfuse.runs.process import keep_freed_memory, keep_memory, keep_programs
+from eqfuse.runs.stopping import exit_code, fail
+from eqfuse.train.resume import resumed_config, started_config
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
 from eqfuse.train.settings.mace import translated
 from eqfuse.train.settings.options import parse, seeds_of, to_yaml
-from eqfuse.train.settings.schema import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,7 +118,7 @@ def _run(config: Config, callbacks: Sequence = ()) -> Path:
 
     keep_programs()
     from eqfuse import ops
-    from eqfuse.train.device.parallel import find_devices, matmul_precision
+    from eqfuse.train.parallel import find_devices, matmul_precision
 
     try:
         devices = find_devices(config.devices)

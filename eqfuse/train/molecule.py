@@ -10,14 +10,20 @@ from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
 from eqfuse.models.heads import stack_heads
 from eqfuse.models.radial_table import choose
+from eqfuse.runs.checkpoint import Checkpoints
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.files import RunFolder, require_free
+from eqfuse.runs.log import Log, machine
 from eqfuse.train.datasets import load_datasets
-from eqfuse.train.device.parallel import Devices
 from eqfuse.train.loop import Fit
-from eqfuse.train.run.checkpoint import Checkpoints
-from eqfuse.train.run.files import RunFolder, require_free
-from eqfuse.train.run.log import Log, machine
-from eqfuse.train.run.results import Callback, loggers, write_results
-from eqfuse.train.run.terminal import (
+from eqfuse.train.parallel import Devices
+from eqfuse.train.results import Callback, loggers, write_results
+from eqfuse.train.schedule import Limits
+from eqfuse.train.settings.config import PAST, Config, PotentialSettings
+from eqfuse.train.settings.options import to_yaml
+from eqfuse.train.start import Start, interrupted_run, run_metadata
+from eqfuse.train.step import Compiled, init_state, initial_parameters
+from eqfuse.train.terminal import (
     lines,
     network_report,
     parameters,
@@ -25,12 +31,6 @@ from eqfuse.train.run.terminal import (
     report,
     warnings_printed,
 )
-from eqfuse.train.schedule import Limits
-from eqfuse.train.settings.config import PAST, Config, PotentialSettings
-from eqfuse.train.settings.options import to_yaml
-from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.start import Start, interrupted_run, run_metadata
-from eqfuse.train.step import Compiled, init_state, initial_parameters
 from eqfuse.train.tuning import Tuning, training_of
 
 

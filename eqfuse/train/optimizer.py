@@ -9,9 +9,9 @@ import numpy as np
 import optax
 from optax import contrib
 
+from eqfuse.runs.errors import ConfigError
 from eqfuse.train.flat import Flat
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.schema import ConfigError
 
 RMS = 0.5
 """Root mean square of the elements of an update of a matrix by Muon, for a learning rate of one.

@@ -30,9 +30,9 @@ from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
 from eqfuse.models import Potential, compile_predict
 from eqfuse.models.features import layer_features
+from eqfuse.runs.files import whole
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import Predicted, predictions
-from eqfuse.train.run.files import whole
 
 FILE = "replay.traj"
 """In the folder of a run: the frames, of which a resumed run reads the same numbers."""

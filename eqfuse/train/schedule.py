@@ -5,15 +5,7 @@ import math
 import time
 from typing import Literal
 
-from eqfuse.train.settings.schema import (
-    FRACTION,
-    NOT_NEGATIVE,
-    POSITIVE,
-    Range,
-    check_ranges,
-    require,
-    value,
-)
+from eqfuse.runs.schema import FRACTION, NOT_NEGATIVE, POSITIVE, Range, check_ranges, require, value
 
 DEFAULT_EPOCHS = 100
 _DECAY = Range(lambda value: 0 <= value < 1, "in [0, 1)")

@@ -11,15 +11,8 @@ from typing import Literal
 
 import yaml
 
-from eqfuse.train.run.log import printable
-from eqfuse.train.settings.schema import (
-    POSITIVE,
-    Range,
-    absolute,
-    check_ranges,
-    require,
-    value,
-)
+from eqfuse.runs.log import printable
+from eqfuse.runs.schema import POSITIVE, Range, absolute, check_ranges, require, value
 
 SETS = {
     "ethanol": "1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded.",

@@ -16,20 +16,14 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
+from eqfuse.runs.checkpoint import module_of, read_checkpoint
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.files import FILES, RunFolder, has_checkpoint, read_file
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import predictions
-from eqfuse.train.run.checkpoint import module_of, read_checkpoint
-from eqfuse.train.run.files import (
-    FILES,
-    CheckpointError,
-    RunFolder,
-    has_checkpoint,
-    read_file,
-)
-from eqfuse.train.run.resume import LENGTHS, check_same_run
+from eqfuse.train.resume import LENGTHS, check_same_run
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import FIT
 
 REFERENCE_TOLERANCE = 1e-3

@@ -13,9 +13,9 @@ from eqfuse import ops
 from eqfuse.data import Batch
 from eqfuse.graph import Graph
 from eqfuse.models import Potential, predict
-from eqfuse.train.device.parallel import Devices
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, error_sums
+from eqfuse.train.parallel import Devices
 from eqfuse.train.settings.config import Config
 
 

@@ -10,15 +10,15 @@ import optax
 from eqfuse.data import DataError, Dataset, Structure, read_structures
 from eqfuse.data.samples import Samples
 from eqfuse.models.heads import head_of
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.files import RunFolder, write_table
+from eqfuse.runs.log import warn
 from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import AUTO, FILE, Network, moved, moved_text, write_frames
-from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import CheckpointError, RunFolder, write_table
-from eqfuse.train.run.log import warn
 from eqfuse.train.settings.config import PAST, Config
-from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
 
 ELASTIC = 30.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eqfuse.convert.command import main
-from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.runs.checkpoint import read_checkpoint
 
 
 def test_the_file_holds_the_network(run, tmp_path, capsys):

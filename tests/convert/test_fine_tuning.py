@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 
+from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.resume import TUNING_LR, started_config
+from eqfuse.train.resume import TUNING_LR, started_config
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
 from eqfuse.data import DataError, read_structures
+from eqfuse.runs.checkpoint import load_run, read_checkpoint
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import encode, read_file, require_free
 from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
 from eqfuse.train.replay import FILE, Network, farthest, moved, structures_of, write_frames
-from eqfuse.train.run.checkpoint import load_run, read_checkpoint
-from eqfuse.train.run.files import CheckpointError, encode, read_file, require_free
-from eqfuse.train.run.resume import started_config
+from eqfuse.train.resume import started_config
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import Tuning
 

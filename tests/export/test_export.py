@@ -13,7 +13,7 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.data import neighbor_list
 from eqfuse.export import export
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError
 from scripts.network_goldens import to_arrays
 from tests.child import run_python
 from tests.lammps.untrained import FIELDS, untrained_run

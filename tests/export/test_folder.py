@@ -29,7 +29,7 @@ from eqfuse import cli
 from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
 from eqfuse.ops.backends.llvm import library, machine
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError
 from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 

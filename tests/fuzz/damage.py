@@ -15,9 +15,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from eqfuse.train import CheckpointError, load_run
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.train import load_run
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import read_checkpoint
 from tests.fuzz.checks import (
     FailureError,
     check_no_traceback,

@@ -27,10 +27,10 @@ from eqfuse.data.store import samples_of, store_structures
 from eqfuse.export import engine, export, export_folder
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
-from eqfuse.train import CheckpointError
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import encode, read_file
 from eqfuse.train.replay import FILE as REPLAY
-from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import encode, read_file
 from tests.fuzz.checks import FailureError, check_refusal, run_command, water
 from tests.fuzz.damage import CHANGES, REPLACED
 from tests.lammps.untrained import untrained_run

@@ -17,7 +17,7 @@ import eqfuse
 from eqfuse.data import DataError, Structure
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
-from eqfuse.train import CheckpointError
+from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.main import main
 from tests.lammps.untrained import untrained_run
 from tests.small_runs import TINY

@@ -12,8 +12,8 @@ from ase.calculators.mixing import SumCalculator
 import eqfuse
 from eqfuse.cli import main
 from eqfuse.data import DataError, Structure
+from eqfuse.runs.errors import ConfigError
 from eqfuse.train.dispersion import Dispersion
-from eqfuse.train.settings.schema import ConfigError
 
 dftd3 = pytest.importorskip("dftd3.ase")
 

@@ -12,9 +12,9 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.data import neighbor_list
 from eqfuse.inference import commands
-from eqfuse.train import CheckpointError
-from eqfuse.train.run import files
-from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.runs import files
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.errors import CheckpointError
 from tests.lammps.untrained import untrained_run
 
 

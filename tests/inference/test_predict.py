@@ -9,7 +9,7 @@ import eqfuse
 from eqfuse.cli import main as eqfuse_command
 from eqfuse.data import DataError, read_structures
 from eqfuse.inference.network import find_runs, load_networks
-from eqfuse.train import CheckpointError
+from eqfuse.runs.errors import CheckpointError
 
 
 @pytest.fixture

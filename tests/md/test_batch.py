@@ -8,8 +8,7 @@ import pytest
 from eqfuse import md
 from eqfuse.data import DataError
 from eqfuse.md.simulation import read_checkpoint
-from eqfuse.train.run.stopping import TrainingFailed
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError, TrainingFailed
 from tests.md.conftest import table
 
 

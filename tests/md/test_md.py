@@ -19,9 +19,7 @@ from eqfuse.md import simulation
 from eqfuse.md.simulation import read_checkpoint
 from eqfuse.md.steps import Room, Stepper
 from eqfuse.md.structures import Member
-from eqfuse.train import CheckpointError
-from eqfuse.train.run.stopping import Interrupted, TrainingFailed
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from tests.md.conftest import table
 
 

@@ -13,9 +13,9 @@ from eqfuse.convert.export import export_mace
 from eqfuse.data import read_structures
 from eqfuse.export import export, export_folder
 from eqfuse.inference import uncertainty
+from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
 from eqfuse.train.dispersion import Dispersion
-from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import DataSettings
 from tests.small_runs import TINY, refused, train_on_copper
 

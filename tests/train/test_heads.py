@@ -15,9 +15,10 @@ from eqfuse import models
 from eqfuse.data import Batcher, Shape, collate, read_embedded
 from eqfuse.data.samples import SamplesOfHeads, prepare_samples
 from eqfuse.models.heads import head_of, stack_heads
+from eqfuse.runs.checkpoint import load_run, read_checkpoint
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import encode, read_file
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import load_run, read_checkpoint
-from eqfuse.train.run.files import CheckpointError, encode, read_file
 from tests.small_runs import TINY, write_displaced
 
 SMALL = ["data.val=3", "data.batch_size=4", "training.second_stage=null"]

@@ -11,10 +11,10 @@ import pytest
 from eqfuse.data import Batcher, Dataset, read_structures
 from eqfuse.data.structures import Weights
 from eqfuse.models import Prediction
+from eqfuse.runs.errors import ConfigError
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, Loss, error_sums
 from eqfuse.train.settings.options import parse
-from eqfuse.train.settings.schema import ConfigError
 from tests.small_runs import TINY, prepared, rows_of
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)

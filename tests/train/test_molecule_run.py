@@ -9,11 +9,11 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import Batcher, DataError
 from eqfuse.data.dataset import split_indices
+from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
 from eqfuse.train.main import main
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
-from eqfuse.train.settings.schema import ConfigError
 from tests.child import run_python
 from tests.data.test_checks_of_stress import frames_of
 from tests.ops import tiers

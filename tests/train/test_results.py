@@ -11,17 +11,16 @@ from ase.data import chemical_symbols
 from eqfuse import __version__
 from eqfuse.data import Dataset, read_structures
 from eqfuse.inference.evaluate import main as evaluate
-from eqfuse.train.device.parallel import Devices
+from eqfuse.runs.errors import ConfigError, TrainingFailed
+from eqfuse.runs.log import Log
+from eqfuse.train import terminal
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
-from eqfuse.train.run import terminal
-from eqfuse.train.run.log import Log
-from eqfuse.train.run.results import Callback, loggers
-from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.parallel import Devices
+from eqfuse.train.results import Callback, loggers
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
-from eqfuse.train.settings.schema import ConfigError
 from tests.small_runs import TINY, prepared, rows_of
 
 PICTURES = True

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from eqfuse import plots
+from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.schedule import average_decay
 from tests.small_runs import TINY, rows_of
 

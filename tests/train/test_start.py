@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import convert_mace
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.errors import ConfigError
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.resume import started_config
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.resume import started_config
 from eqfuse.train.start import Start, of_elements
 from tests.convert.conftest import GOLDENS, unpacked
 from tests.small_runs import TINY, prepared, refused, write_displaced

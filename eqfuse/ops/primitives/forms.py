@@ -58,6 +58,9 @@ def _abstract(*args, form, num_rows, num_nodes, backend):
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
+    if not size:
+        shapes = [(0, *o.shape(num_rows, num_nodes)) for o in form.outputs]
+        return [jnp.zeros(shape, args[0].dtype) for shape in shapes], [0] * len(shapes)
     inputs, indices = split(list(zip(args, dims, strict=True)), len(form.inputs))
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):

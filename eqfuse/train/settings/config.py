@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
-from eqfuse.train.run.files import heads_of
-from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.schema import (
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.files import heads_of
+from eqfuse.runs.schema import (
     NOT_NEGATIVE,
     POSITIVE,
-    ConfigError,
     Range,
     absolute,
     check_ranges,
@@ -21,6 +20,7 @@ from eqfuse.train.settings.schema import (
     setting,
     value,
 )
+from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.sources import AVERAGE, FIT, DataSettings
 
 NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}

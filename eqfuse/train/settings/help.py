@@ -4,10 +4,10 @@ import dataclasses
 import textwrap
 from pathlib import Path
 
+from eqfuse.runs.schema import described
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config
 from eqfuse.train.settings.options import PARAMETERS, PRESETS, SHORTHANDS, read_own
-from eqfuse.train.settings.schema import described
 from eqfuse.train.sources import SETS, DataSettings
 
 HELP: dict[str, str] = read_own("help.yaml")

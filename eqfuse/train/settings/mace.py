@@ -7,8 +7,9 @@ from pathlib import Path
 
 import yaml
 
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.schema import one_of, require
 from eqfuse.train.settings.options import OTHER_NAMES, parse, read_own
-from eqfuse.train.settings.schema import ConfigError, one_of, require
 
 _MACE = read_own("mace.yaml")
 _OF_HEAD = {"train_file": "", "valid_file": ".val_path", "test_file": ".test"}

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import yaml
 
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.schema import nearest, one_of, require, split, typed
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config, known
-from eqfuse.train.settings.schema import (
-    ConfigError,
-    nearest,
-    one_of,
-    require,
-    split,
-    typed,
-)
 from eqfuse.train.sources import SETS, DataSettings
 
 SHORTHANDS = {

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from eqfuse.ops._backend import has_gpu
-from eqfuse.train import CheckpointError, load_run, read_metadata
+from eqfuse.runs.checkpoint import Checkpoints, read_checkpoint
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import RunFolder
+from eqfuse.train import load_run, read_metadata
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import Checkpoints, read_checkpoint
-from eqfuse.train.run.files import RunFolder
 from eqfuse.train.settings.options import parse, to_yaml
 from eqfuse.train.step import Compiled
 from tests.small_runs import TINY, refused

@@ -1,6 +1,7 @@
 import pytest
 
-from eqfuse.train import ConfigError, fit
+from eqfuse.runs.errors import ConfigError
+from eqfuse.train import fit
 from eqfuse.train.main import main
 from tests.child import ROOT, run_python
 

@@ -11,6 +11,7 @@ import yaml
 
 from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.models import MODELS
+from eqfuse.runs.errors import ConfigError
 from eqfuse.train.main import _config, main
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.settings import options
@@ -27,7 +28,6 @@ from eqfuse.train.settings.options import (
     seeds_of,
     to_yaml,
 )
-from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import SETS, DataSettings, matching
 from tests.ops import tiers
 

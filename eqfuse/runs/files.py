@@ -22,8 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from eqfuse import __version__
-from eqfuse.train.run.stopping import TrainingFailed
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import CheckpointError, ConfigError, TrainingFailed
 
 FILES = {
     "best": ("best.safetensors",),
@@ -39,10 +38,6 @@ _BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "replay.traj"}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
-
-
-class CheckpointError(ValueError):
-    """A run folder or network file that cannot be read; the message is for the user."""
 
 
 def encode(arrays: dict[str, np.ndarray], metadata: dict) -> bytes:

@@ -21,9 +21,9 @@ from eqfuse.data import Dataset
 from eqfuse.data.error_table import UNITS
 from eqfuse.data.structures import TRAINED, counted
 from eqfuse.graph import Graph
-from eqfuse.train.device.parallel import Devices
-from eqfuse.train.run.files import RunFolder
-from eqfuse.train.run.log import Kept, printable, warn
+from eqfuse.runs.files import RunFolder
+from eqfuse.runs.log import Kept, printable, warn
+from eqfuse.train.parallel import Devices
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
 

@@ -8,11 +8,9 @@ import os
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args, get_origin
 
+from eqfuse.runs.errors import ConfigError
+
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-
-
-class ConfigError(ValueError):
-    """A setting that is unknown, ill-typed or impossible; the message is for the user."""
 
 
 class Range(NamedTuple):

@@ -9,8 +9,8 @@ import numpy as np
 
 from eqfuse import data, models
 from eqfuse.models import predict
-from eqfuse.train.device.parallel import find_devices
 from eqfuse.train.metrics import Loss, error_sums
+from eqfuse.train.parallel import find_devices
 from eqfuse.train.step import initial_parameters
 
 LOSS = Loss(energy=1.0, forces=1.0, stress=1.0, force_scale=1.0)

@@ -4,18 +4,18 @@ import dataclasses
 import os
 from pathlib import Path
 
-from eqfuse.train.run.files import (
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.files import (
     FILES,
-    CheckpointError,
     has_checkpoint,
     head_file,
     heads_of,
     read_file,
     require_one_head,
 )
+from eqfuse.runs.schema import require
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
-from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 LENGTHS = ("steps", "epochs", "max_minutes")

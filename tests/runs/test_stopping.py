@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eqfuse.train.run.checkpoint import read_metadata
-from eqfuse.train.run.stopping import StopRequest
+from eqfuse.runs.checkpoint import read_metadata
+from eqfuse.runs.stopping import StopRequest
 from tests.small_runs import TINY
 
 ROOT = Path(__file__).parents[3]

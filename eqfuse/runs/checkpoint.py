@@ -12,9 +12,9 @@ import numpy as np
 
 from eqfuse import models
 from eqfuse.models.heads import head_of
-from eqfuse.train.run.files import (
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import (
     FILES,
-    CheckpointError,
     encode,
     has_checkpoint,
     read_file,

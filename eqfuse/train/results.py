@@ -19,12 +19,13 @@ from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import UNITS, error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.files import RunFolder, write_table, write_whole
+from eqfuse.runs.log import in_html, printable, warn, warnings_of
+from eqfuse.runs.schema import one_of
 from eqfuse.train.metrics import Predicted, predictions
-from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import RunFolder, write_table, write_whole
-from eqfuse.train.run.log import in_html, printable, warn, warnings_of
-from eqfuse.train.run.terminal import QUANTITIES, duration
-from eqfuse.train.settings.schema import ConfigError, one_of
+from eqfuse.train.terminal import QUANTITIES, duration
 
 MAX_TRAINING = 1000
 """The errors on the training frames are of the first of them, at most so many."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from eqfuse.data import Batcher
 from eqfuse.data.samples import species_table
 from eqfuse.data.store import StoredSamples, samples_of, store_structures
-from eqfuse.train.device.parallel import find_devices
+from eqfuse.train.parallel import find_devices
 
 _, _, path, folder = sys.argv
 devices = find_devices("distributed")

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import pytest
 
 from eqfuse import ops
-from eqfuse.train.device import process
-from eqfuse.train.device.parallel import matmul_precision
+from eqfuse.runs import process
+from eqfuse.train.parallel import matmul_precision
 from tests.child import run_python
 
 # Threads have arenas of their own unless there is only one. Only a part of the block is touched.
 CODE = """
 import ctypes, resource, sys, threading
-from eqfuse.train.device import process
+from eqfuse.runs import process
 for name in sys.argv[2:]:
     assert getattr(process, name)()
 libc = ctypes.CDLL(None)

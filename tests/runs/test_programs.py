@@ -16,7 +16,7 @@ PROGRAM = """
 import os
 os.umask(0o022)
 import jax, jax.monitoring, jax.numpy as jnp
-from eqfuse.train.device.process import keep_programs
+from eqfuse.runs.process import keep_programs
 
 found = []
 jax.monitoring.register_event_listener(lambda name, **_: found.append(name.rpartition("/")[2]))

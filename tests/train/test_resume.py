@@ -15,14 +15,14 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.train import TrainingFailed, molecule, read_metadata
+from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.runs.errors import ConfigError, TrainingFailed
+from eqfuse.runs.files import RunFolder
+from eqfuse.train import molecule, read_metadata
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import read_checkpoint
-from eqfuse.train.run.files import RunFolder
-from eqfuse.train.run.resume import check_same_run
+from eqfuse.train.resume import check_same_run
 from eqfuse.train.settings.options import parse
-from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import kept_references
 from tests.small_runs import TINY, refused, rows_of
 

@@ -11,10 +11,10 @@ import pytest
 
 from eqfuse import plots
 from eqfuse.inference.commands import write_atoms
+from eqfuse.runs.files import write_table, write_whole
+from eqfuse.runs.log import Log, warn, warnings_of
 from eqfuse.train.replay import write_frames
-from eqfuse.train.run.files import write_table, write_whole
-from eqfuse.train.run.log import Log, warn, warnings_of
-from eqfuse.train.run.terminal import lines
+from eqfuse.train.terminal import lines
 
 
 @contextlib.contextmanager

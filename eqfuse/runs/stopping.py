@@ -10,23 +10,11 @@ import sys
 import threading
 from collections.abc import Callable
 
-from eqfuse.train.run.log import printable
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
+from eqfuse.runs.log import printable
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """The signals that end a run."""
-
-
-class TrainingFailed(RuntimeError):
-    """The run ended without what it was for; the message is for the user."""
-
-
-class Interrupted(Exception):
-    """The run was asked to stop; `signum` is the signal that did it."""
-
-    def __init__(self, signum: int, message: str):
-        super().__init__(message)
-        self.signum = signum
 
 
 class StopRequest:
@@ -99,7 +87,6 @@ def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = 
     except ValueError as error:
         # JAX takes seconds to import: refused settings do not wait for it.
         from eqfuse.data import DataError
-        from eqfuse.train import CheckpointError
 
         if isinstance(error, DataError):
             return fail(2, error)

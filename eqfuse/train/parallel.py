@@ -12,8 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eqfuse import ops
-from eqfuse.train.run.stopping import TrainingFailed
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.runs.errors import ConfigError, TrainingFailed
 
 _AXIS = "data"
 _FIRST_WITH_TF32 = 8.0  # compute capability

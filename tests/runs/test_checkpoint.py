@@ -15,16 +15,17 @@ import pytest
 from safetensors.numpy import save_file
 
 from eqfuse import models
-from eqfuse.train import CheckpointError, load_run, read_metadata
-from eqfuse.train.flat import Flat
-from eqfuse.train.optimizer import muon
-from eqfuse.train.run.checkpoint import (
+from eqfuse.runs.checkpoint import (
     Checkpoints,
     DamagedCheckpointWarning,
     named_arrays,
     read_checkpoint,
 )
-from eqfuse.train.run.files import FORMAT, encode
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import FORMAT, encode
+from eqfuse.train import load_run, read_metadata
+from eqfuse.train.flat import Flat
+from eqfuse.train.optimizer import muon
 from eqfuse.train.step import init_state
 
 METADATA = {
@@ -160,7 +161,7 @@ def test_a_checkpoint_is_on_disk_before_another_one_is_replaced(tmp_path, monkey
 
 # A signal that arrives within `open` is raised before the file is in the hands of `with`, and one
 # between two renames leaves the older checkpoint only.
-@pytest.mark.filterwarnings("ignore::eqfuse.train.run.checkpoint.DamagedCheckpointWarning")
+@pytest.mark.filterwarnings("ignore::eqfuse.runs.checkpoint.DamagedCheckpointWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_signal_at_any_moment_of_a_write_leaves_whole_checkpoints(tmp_path):
     def stopped(*_):

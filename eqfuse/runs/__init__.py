@@ -1,0 +1,1 @@
+"""What commands share: folders and files of runs, errors, exit codes, settings, the log."""

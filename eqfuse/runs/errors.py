@@ -1,0 +1,21 @@
+"""The errors of commands; each message is for the user. Without JAX, which takes seconds."""
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, ill-typed or impossible; the message is for the user."""
+
+
+class CheckpointError(ValueError):
+    """A run folder or network file that cannot be read; the message is for the user."""
+
+
+class TrainingFailed(RuntimeError):
+    """The run ended without what it was for; the message is for the user."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; `signum` is the signal that did it."""
+
+    def __init__(self, signum: int, message: str):
+        super().__init__(message)
+        self.signum = signum

@@ -1,1 +1,0 @@
-"""The devices of a run, and the memory and the compiled programs of its process."""

@@ -1,1 +1,0 @@
-"""The folder of a run: checkpoints, resuming, progress, report and pictures."""

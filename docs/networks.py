@@ -20,25 +20,22 @@ _HEAD = """\
 program's package, or from where that program keeps its downloads, or names the file to fetch.
 What a wheel holds is downloaded from your package index. The licence is that of the weights.
 *Verified*: conversions were compared with the program on these very weights, the others on
-random ones.
+random ones. Files with a published checksum are checked before they are read.
 
-| name | program | elements | file | checksum | licence | cite | verified |
-|---|---|---|---|---|---|---|---|
+| name | program | elements | file | licence | cite | verified |
+|---|---|---|---|---|---|---|
 """
 
 
 def row(network: Published) -> str:
     """Return the row of a network."""
     wheel = network.in_wheel and f"wheel of {network.package['name']} {network.package['version']}"
-    checksum = network.sha256 or network.git
-    kind = "SHA-256" if network.sha256 else "git"
     name = f"`{network.name}`" + (f" ({network.choices})" if network.choices else "")
     cells = [
         name,
         network.program,
         str(network.elements or "not given"),
         wheel or f"[{network.url.rpartition('/')[2]}]({network.url})",
-        f"{kind} {checksum[:12]}…" if checksum else "none published",
         network.licence,
         network.citation,
         "yes" if network.verified else "no",

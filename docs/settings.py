@@ -49,13 +49,14 @@ def page() -> str:
         parts.append(_table(f"Settings of {title}", ("setting", "is", "default"), rows))
     names = {}
     for theirs, ours in OTHER_NAMES.items():
-        if ours.startswith("nothing"):
+        if ours.startswith("nothing") or ours.rpartition(".")[2] == f"{theirs}=":
             continue
         names.setdefault(ours, []).append(f"`{theirs}`")
     rows = [(", ".join(theirs), ours) for ours, theirs in names.items()]
     note = (
         "Options of `mace_run_train` (0.3.16) and nequip. Where there is only a name, its values\n"
-        "are the same. `eqfuse train` says why the others have no counterpart."
+        "are the same. Names that differ by their group only (`energy_key`) are left out; `eqfuse\n"
+        "train` answers these, and says why others have no counterpart."
     )
     parts.append(_table("Names of mace and nequip", ("there", "here"), rows, note))
     return "\n".join(parts)

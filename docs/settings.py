@@ -18,13 +18,9 @@ _HEAD = """\
 <!-- written by docs/settings.py -->
 
 Settings are written `name=value`, in any order, after `eqfuse train`. What is misspelt or
-impossible is refused, with the nearest names. `eqfuse train --help` prints the same, and
-`eqfuse train --cfg ...` prints what a run would use.
-
-`config=FILE` takes the settings of a YAML file, such as `config.yaml` of a run: those of the
-command line override them. `seeds=4` trains four runs in the folders
-`RUN/seed=0` and so on. Names of mace and nequip, such as `r_max`, are answered
-with those here.
+impossible is refused, with the nearest names. `eqfuse train --cfg ...` prints what a run would
+use. `config=FILE` takes the settings of a YAML file, such as `config.yaml` of a run; those of the
+command line override them. `seeds=4` trains four runs, in `RUN/seed=0` and so on.
 
 Some settings have a short name: {shorthands}.
 """

@@ -268,6 +268,15 @@ def fuse(
       The function. Without a `function`, a decorator.
     Raises:
       ValueError: with `check`, a difference beyond rounding.
+    Example:
+      >>> def messages(x, y, senders, receivers):
+      ...     products = e3nn.tensor_product(x[senders], y)
+      ...     return e3nn.scatter_sum(products, dst=receivers, output_size=x.shape[0])
+      >>> x = e3nn.IrrepsArray("8x0e+8x1o", jnp.ones((3, 32)))
+      >>> y = e3nn.IrrepsArray("1o", jnp.eye(3))
+      >>> ends = jnp.array([0, 1, 2]), jnp.array([1, 2, 1])
+      >>> ops.fuse(messages, patch=True, check=True)(x, y, *ends).shape  # one kernel
+      (3, 96)
     """
     if function is None:
         return functools.partial(fuse, report=report, patch=patch, check=check)

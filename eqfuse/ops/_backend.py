@@ -48,6 +48,11 @@ def recorded():
     """Record the ops that are called inside: they add themselves to the list that this yields.
 
     What `jax.jit` has traced before calls nothing, and so adds nothing.
+    Example:
+      >>> with ops.recorded() as found:
+      ...     _ = ops.tensor_square(e3nn.IrrepsArray("1o", jnp.ones(3)))
+      >>> [op.kind for op in found]
+      ['tensor_square']
     """
     ops: list[Op] = []
     token = _recorded.set(ops)
@@ -92,6 +97,9 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
     Raises:
       ValueError: an unknown backend, listing those there are; a backend that cannot run here, or
         not with these operands, saying why.
+    Example:
+      >>> ops.resolve("xla")
+      'xla'
     """
     is_complex = bool(op) and any(jnp.iscomplexobj(getattr(a, "array", a)) for a in arrays)
     given = os.environ.get(_VARIABLE) or None if backend is None else str(backend)

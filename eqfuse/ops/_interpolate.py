@@ -25,6 +25,12 @@ def interpolate(
       [rows, width] for each table, of the promoted dtype.
     Raises:
       ValueError: no tables, or tables or weights of other shapes; a backend that cannot run here.
+    Example:
+      >>> table = jnp.array([[[0.0], [1.0]], [[1.0], [3.0]]])  # x below 1, and 1 + 3 (x - 1) above
+      >>> rows = ops.group_by_interval(jnp.array([0, 1]), 2)
+      >>> [found] = ops.interpolate([table], rows, jnp.array([[1.0, 0.5], [1.0, 0.5]]))
+      >>> found.ravel()
+      Array([0.5, 2.5], dtype=float32)
     """
     backend = resolve(backend, "interpolate", weights, *tables)
     dtype = jnp.result_type(weights, *tables)
@@ -52,6 +58,9 @@ def group_by_interval(interval, num_intervals: int) -> Edges:
     Args:
       interval: [rows] int32, in [0, num_intervals).
       num_intervals: static.
+    Example:
+      >>> ops.group_by_interval(jnp.array([1, 0, 1]), 2).receiver_order
+      Array([1, 0, 2], dtype=int32)
     """
     order, ptr = orders([interval], num_intervals)
     return Edges(interval, interval, order, ptr, order, ptr, num_intervals)

@@ -69,6 +69,14 @@ class TensorProductLinear(nn.Module):
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
+    Example:
+      >>> edges = ops.Edges.from_arrays([0, 1], [1, 0], num_nodes=2)
+      >>> x = e3nn.IrrepsArray("4x0e", jnp.ones((2, 4)))
+      >>> y = e3nn.spherical_harmonics("0e+1o", jnp.eye(3)[:2], normalize=True)
+      >>> module = ops.TensorProductLinear("8x0e+2x1o")
+      >>> out, params = module.init_with_output(jax.random.key(0), x, y, edges=edges)
+      >>> out.irreps, out.shape
+      (8x0e+2x1o, (2, 14))
     """
 
     irreps_out: e3nn.Irreps | str
@@ -289,6 +297,13 @@ class TensorProductLinearGate(TensorProductLinear):
         Linear are fused, and `e3nn.gate` follows them.
       gated: False activates the scalars only, as `e3nn.scalar_activation`.
     References: Weiler et al. 2018 (the gate); Batzner et al. 2022; e3nn-jax 0.21.
+    Example:
+      >>> x = e3nn.IrrepsArray("4x0e+4x1o", jnp.ones((2, 16)))
+      >>> module = ops.TensorProductLinearGate("8x0e+2x0e+2x1o")  # the last scalars are gates
+      >>> y = e3nn.IrrepsArray("0e", jnp.ones((2, 1)))
+      >>> out, params = module.init_with_output(jax.random.key(0), x, y)
+      >>> out.irreps
+      8x0e+2x1o
     """
 
     even_act: Callable = jax.nn.gelu
@@ -377,6 +392,10 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
       ValueError: as `Linear`, and an index as well as weights. flax.errors.ScopeParamShapeError,
         ScopeParamNotFoundError: parameters that do not fit.
     References: those of `Linear`.
+    Example:
+      >>> x = e3nn.IrrepsArray("4x0e", jnp.ones((3, 4)))
+      >>> ops.linear(x, {"w[0,0] 4x0e,2x0e": jnp.ones((4, 2))}, "2x0e").array[0]
+      Array([2., 2.], dtype=float32)
     """
     if index is not None and weights is not None:
         raise ValueError("index and weights exclude each other")
@@ -405,6 +424,10 @@ def tensor_product_linear(
       IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
     Raises:
       ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
+    Example:
+      >>> x, y = (e3nn.IrrepsArray(f"{n}x0e", jnp.ones((3, n))) for n in (4, 1))
+      >>> ops.tensor_product_linear(x, y, {"w[0,0] 4x0e,2x0e": jnp.ones((4, 2))}, "2x0e").array[0]
+      Array([2., 2.], dtype=float32)
     """
     module = TensorProductLinear(irreps_out, **options)
     return module.apply({"params": parameters}, x, y, weights, edges, index, skip)

@@ -42,6 +42,14 @@ def symmetric_contraction(
         weights or an index of another shape, naming both, or of another kind; a backend that cannot
         run here.
     References: Batatia et al. 2022, eqs. 10 and 11.
+    Example:
+      >>> x = e3nn.IrrepsArray("2x0e+2x1o", jnp.ones((5, 8)))  # five atoms, two channels
+      >>> ops.symmetric_contraction_paths(x.irreps, "2x0e", correlation=2)
+      ((0e, 1, 1), (0e, 2, 2))
+      >>> weights = jnp.ones((2, 3, 2))  # of two species, three paths, two channels
+      >>> how = {"irreps_out": "2x0e", "correlation": 2}
+      >>> ops.symmetric_contraction(x, weights, [0, 0, 1, 1, 1], **how).shape
+      (5, 2)
     """
     backend = resolve(backend, "symmetric_contraction", x, weights)
     [x] = operands("symmetric_contraction", x)
@@ -72,6 +80,9 @@ def symmetric_contraction_paths(irreps, irreps_out, correlation: int):
       output, in order, for each number of factors from 1 to `correlation`.
     Raises:
       ValueError: multiplicities that differ, or an irrep that no path gives.
+    Example:
+      >>> ops.symmetric_contraction_paths("8x0e+8x1o", "8x0e", correlation=3)
+      ((0e, 1, 1), (0e, 2, 2), (0e, 3, 2))
     """
     irreps, irreps_out = e3nn.Irreps(irreps), e3nn.Irreps(irreps_out)
     muls = {mul for mul, _ in irreps + irreps_out}

@@ -376,6 +376,10 @@ def sequence(
       options: of `jax.jit`.
     Returns:
       The compiled function. Without a `function`, a decorator.
+    Example:
+      >>> gradient = ops.sequence(jax.grad(lambda x: (x**2).sum()))
+      >>> gradient(jnp.arange(3.0))
+      Array([0., 2., 4.], dtype=float32)
     """
     if function is None:
         return functools.partial(sequence, most=most, report=report, **options)

@@ -13,9 +13,14 @@ import numpy as np
 from ase.data import chemical_symbols
 from ase.units import Hartree, Rydberg, kcal, kJ, mol
 
-from eqfuse.data.checks_of_forces import energy_differences, springs
+from eqfuse.data.checks_of_forces import forces_elsewhere
 from eqfuse.data.checks_of_hessians import hessians
-from eqfuse.data.checks_of_labels import energies_elsewhere, forces_elsewhere, lengths
+from eqfuse.data.checks_of_labels import (
+    energies_elsewhere,
+    energy_differences,
+    lengths,
+    springs,
+)
 from eqfuse.data.checks_of_stress import stress_problems
 from eqfuse.data.copies import Distances, same_pairs, vectors
 from eqfuse.data.dataset import Dataset

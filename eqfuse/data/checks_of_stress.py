@@ -7,8 +7,8 @@ from typing import NamedTuple
 import ase.units
 import numpy as np
 
-from eqfuse.data.checks_of_forces import fitted_springs, groups_of, near_cells
 from eqfuse.data.lazy import evenly, selected
+from eqfuse.data.similar import Springs, force_errors, groups_of, near_cells
 from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _GPA = ase.units.GPa
@@ -113,7 +113,7 @@ def _by_energies(cells):
 
     change, strains, ends = [], [], []
     for group in groups_of(cells, key):
-        for a, b, moves, strain in near_cells(group, _LEAST_STRAIN):
+        for a, b, moves, strain in zip(*near_cells(group, _LEAST_STRAIN), strict=True):
             one, other = group[a], group[b]
             work = ((one.forces + other.forces) / 2 * moves).sum()
             change.append((other.energy - one.energy + work) / one.num_atoms)
@@ -142,8 +142,8 @@ def _by_springs(cells):
 
     What all frames have in common is unknown, since bonds of their mean length have no tension.
     """
-    fitted = fitted_springs(cells)
-    sample = [] if fitted is None else fitted.structures
+    fitted = Springs.fitted(cells)
+    sample = fitted.frames.structures if fitted else []
     by = f"the forces of stretched bonds ({counted(len(sample), 'frame')})"
     if len(sample) < _FEW:
         return None, by
@@ -235,15 +235,11 @@ def stress_hint(structures: Sequence, predicted: Sequence) -> str | None:
     frames have in common is left out: a network learns it last. Nothing is said of a network whose
     forces are not like those of the structures.
     """
-    pairs = list(zip(structures, predicted, strict=True))
-    forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
+    pairs = zip(structures, predicted, strict=True)
     known = [(s.stress, p.stress, s.cell) for s, p in pairs if s.stress is not None]
-    if len(known) < _FEW:
+    size, error = force_errors(structures, predicted) or (0, 0)
+    if len(known) < _FEW or error > _LEARNED * size:
         return None
-    if forces:
-        given, found = map(np.concatenate, zip(*forces, strict=True))
-        if np.nanmean((found - given) ** 2) > _LEARNED**2 * np.nanmean(given**2):
-            return None
     stress, expected, cells = map(np.array, zip(*known, strict=True))
     volumes = np.abs(np.linalg.det(cells))
     best = best_reading(_centred(expected), lambda reading: _centred(reading(stress, volumes)))

@@ -212,10 +212,10 @@ def _of_batch(samples: Sequence[Sample], shape: Shape, dtype) -> tuple[Callable,
 def _labels(samples: Sequence[Sample], shape: Shape, dtype, weighted: bool, seeds) -> Labels:
     """Return the labels of samples, see `collate`."""
     of_graphs, of_nodes = _of_batch(samples, shape, dtype)
-    unknown = [np.full((s.num_atoms, 3), np.nan) if s.forces is None else s.forces for s in samples]
-    forces = of_nodes(unknown, (3,))
+    given = [np.full((s.num_atoms, 3), np.nan) if s.forces is None else s.forces for s in samples]
+    forces = of_nodes(given, (3,))
     forces_mask = ~np.isnan(forces).any(axis=1)
-    forces_mask[sum(map(len, unknown)) :] = False
+    forces_mask[sum(map(len, given)) :] = False
     stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in samples]
     weights = rows = None
     if weighted:

@@ -9,7 +9,7 @@ from ase.data import chemical_symbols
 from eqfuse.data.checks_of_forces import BEFORE, MOVE, NEXT
 from eqfuse.data.lazy import evenly, selected
 from eqfuse.data.neighbors import pairs_by_radii
-from eqfuse.data.similar import Springs, atoms_and_cell, energy_steps
+from eqfuse.data.similar import Springs, Steps, atoms_and_cell
 from eqfuse.data.structures import Structure, counted
 
 _CORRELATED = 0.85
@@ -29,10 +29,10 @@ _FACTORS = {
 def energy_differences(structures: Sequence[Structure]) -> Iterator[str]:
     """Find forces and differences of energies that disagree in sign or scale.
 
-    Nothing is concluded where `energy_steps` do not correlate with the work of the forces, as for
+    Nothing is concluded where energies do not correlate with the work of the forces, as for
     frames that are far apart.
     """
-    work, (change, *_), atoms = energy_steps(structures, atoms_and_cell)
+    ends, work, (change, *_), _ = Steps.of(structures, atoms_and_cell)
     size = np.sqrt((work @ work) * (change @ change))
     if len(work) < 5 or not size or abs(correlation := work @ change / size) < _CORRELATED:
         return
@@ -46,11 +46,11 @@ def energy_differences(structures: Sequence[Structure]) -> Iterator[str]:
     if not 1 / _AGREE < ratio < _AGREE:
         yield (
             f"energies change by {ratio:.3g} times what the forces say ({seen}); "
-            f"{_explained(ratio, atoms)}; eV and eV/Å are needed"
+            f"{_explained(ratio, {s.num_atoms for s, _ in ends})}; eV and eV/Å are needed"
         )
 
 
-def _explained(ratio: float, atoms: list[int]) -> str:
+def _explained(ratio: float, atoms: set[int]) -> str:
     per_atom = {1 / n: "energies are per atom, and totals are needed" for n in atoms}
     near = sorted((abs(np.log(ratio / f)), text) for f, text in (_FACTORS | per_atom).items())
     texts = [text for distance, text in near if distance < 0.25]
@@ -67,10 +67,10 @@ _TIGHT, _BETWEEN, _OFTEN = 0.15, 0.05, 0.2  # of the pairs; 0.29 and more are be
 def energies_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
     """Find energies that are those of other frames, or of two levels of theory.
 
-    Energies of similar frames differ by the work of the forces between them, see `energy_steps`.
+    Energies of similar frames differ by the work of the forces between them, see `Steps`.
     With two levels, what is left of the differences is zero or one number.
     """
-    work, changes, _ = energy_steps(structures, lambda s: (atoms_and_cell(s) or [None])[0])
+    _, work, changes, _ = Steps.of(structures, lambda s: (atoms_and_cell(s) or [None])[0])
     if len(work) < _PAIRS or not np.any(work):
         return
     left = np.abs(changes - work)

@@ -8,7 +8,7 @@ import ase.units
 import numpy as np
 
 from eqfuse.data.lazy import evenly, selected
-from eqfuse.data.similar import Springs, force_errors, groups_of, near_cells
+from eqfuse.data.similar import Springs, Steps, force_errors
 from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _GPA = ase.units.GPa
@@ -104,30 +104,24 @@ _FEW = 5
 def _by_energies(cells):
     """Compare with the energies of strained frames of the same atoms.
 
-    As in `energy_differences`, E_b - E_a is near the work of the forces and (s_a + s_b) / 2 : e,
+    As in `Steps`, E_b - E_a is near the work of the forces and (s_a + s_b) / 2 : e,
     where s is stress times volume and e the strain between the cells.
     """
 
     def key(s: Structure):
         return s.numbers.tobytes() if s.energy is not None and has_all_forces(s) else None
 
-    change, strains, ends = [], [], []
-    for group in groups_of(cells, key):
-        for a, b, moves, strain in zip(*near_cells(group, _LEAST_STRAIN), strict=True):
-            one, other = group[a], group[b]
-            work = ((one.forces + other.forces) / 2 * moves).sum()
-            change.append((other.energy - one.energy + work) / one.num_atoms)
-            strains.append(strain / one.num_atoms)
-            ends.append((one, other))
-    by = f"the energies of strained frames ({counted(len(ends), 'pair')})"
-    change = np.array(change)
-    if len(ends) < 2 * _FEW or np.sqrt(np.mean(change**2)) < _LEAST_CHANGE:  # a pair occurs twice
+    steps = Steps.of(cells, key, _LEAST_STRAIN)
+    by = f"the energies of strained frames ({counted(len(steps.ends), 'pair')})"
+    change = steps.changes[0] - steps.work
+    frames = len({id(s) for pair in steps.ends for s in pair})
+    if frames < _FEW or np.sqrt(np.mean(change**2)) < _LEAST_CHANGE:
         return None, by
-    strains, sides = np.array(strains), [_arrays(side) for side in zip(*ends, strict=True)]
+    sides = [_arrays(side) for side in zip(*steps.ends, strict=True)]
 
     def given(reading: Reading) -> np.ndarray:
         both = sum(v[:, None, None] * reading(s, v) for s, v in sides)
-        return (both / 2 * strains).sum(axis=(1, 2))
+        return (both / 2 * steps.strains).sum(axis=(1, 2))
 
     return best_reading(change, given), by
 

@@ -47,57 +47,62 @@ def consecutive(group: Sequence[int]) -> Sequence[int]:
     return [group[k] for k in np.unique((starts[:, None] + np.arange(length)).ravel())]
 
 
-def energy_steps(structures: Sequence[Structure], key: Callable) -> tuple:
-    """Return work and changes of energy between similar frames of equal keys, eV/atom.
+class Steps(NamedTuple):
+    """Steps between similar frames of the same atoms, each pair once; of energies, per atom."""
 
-    The work, against the forces, is [n]. The changes, [3, n], are those of the energies, and of
-    energies that are one frame late or early. The last result is the number of atoms of each group.
+    ends: list[tuple[Structure, Structure]]
+    work: np.ndarray  # [n] eV/atom, against the forces
+    changes: np.ndarray  # [3, n] eV/atom, of the energies, and of those a frame late and early
+    strains: np.ndarray  # [n, 3, 3] of the cells, over the number of atoms
 
-    Between similar frames a and b of the same atoms, E_b - E_a is near (g_a + g_b) (q_b - q_a) / 2,
-    exactly for a quadratic energy, where g is the gradient by the coordinates q. For molecules, q
-    are the inverse distances of all pairs of atoms, so that rotations do not matter and stretched
-    bonds are nearly quadratic; in a cell q are the positions.
-    """
-    steps, sizes = [np.zeros((4, 0))], []
-    for group in groups_of(structures, key):
-        a, b, work = _near_pairs(group)
-        energies = np.array([s.energy for s in group])
-        changes = [np.subtract(*np.roll(energies, late)[[b, a]]) for late in (0, 1, -1)]
-        sizes.append(group[0].num_atoms)
-        # the same weight for each atom, however large the structures are
-        steps.append(np.array([work, *changes]) / sizes[-1])
-    work, *changes = np.concatenate(steps, axis=1)
-    return work, np.array(changes), sizes
+    @classmethod
+    def of(cls, structures: Sequence[Structure], key: Callable, least_strain=0.0) -> "Steps":
+        """Return the steps between frames of equal keys, of at least a strain.
+
+        Between frames a and b that are near, E_b - E_a is near (g_a + g_b) (q_b - q_a) / 2, exactly
+        for a quadratic energy, where g is the gradient by the coordinates q. For molecules, q are
+        the inverse distances of all pairs of atoms, so that rotations do not matter and stretched
+        bonds are nearly quadratic; in a cell q are the positions.
+        """
+        ends, strains, steps = [], [np.zeros((0, 3, 3))], [np.zeros((4, 0))]
+        for group in groups_of(structures, key):
+            a, b, work, strain = _near_pairs(group, least_strain)
+            ends += [(group[i], group[j]) for i, j in zip(a, b, strict=True)]
+            energies = np.array([s.energy for s in group])
+            changes = [np.subtract(*np.roll(energies, late)[[b, a]]) for late in (0, 1, -1)]
+            # the same weight for each atom, however large the structures are
+            steps.append(np.array([work, *changes]) / group[0].num_atoms)
+            strains.append(strain / group[0].num_atoms)
+        work, *changes = np.concatenate(steps, axis=1)
+        return cls(ends, work, np.array(changes), np.concatenate(strains))
 
 
-def _near_pairs(group: list[Structure]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return numbers of near frames, two of each pair, and the work against the forces, eV."""
+def _near_pairs(group: list[Structure], least_strain: float) -> tuple[np.ndarray, ...]:
+    """Return numbers of near frames, two of each pair, the work, eV, and strain between them."""
     if group[0].pbc.any():
-        a, b, moves, _ = near_cells(group)
-        gradients = -np.array([s.forces for s in group])
-        moves = moves.reshape(len(moves), -1)
+        a, b, moves, strains = _near_cells(group, least_strain)
+        gradients = -np.array([s.forces.ravel() for s in group])
     else:
         coordinates, gradients = _inverse_distances(group)
         distance = ((coordinates[:, None] - coordinates[None]) ** 2).sum(axis=-1)
         np.fill_diagonal(distance, np.inf)
         nearest = np.argsort(distance, axis=1)[:, :_NEAREST]
         a, b = np.repeat(np.arange(len(group)), nearest.shape[1]), nearest.ravel()
-        moves = coordinates[b] - coordinates[a]
-    gradients = gradients.reshape(len(group), -1)
+        moves, strains = coordinates[b] - coordinates[a], np.zeros((len(a), 3, 3))
     work = ((gradients[a] + gradients[b]) / 2 * moves).sum(axis=1)
     once = np.unique(np.sort(np.stack([a, b]), axis=0), axis=1, return_index=True)[1]
-    return a[once], b[once], work[once]
+    return a[once], b[once], work[once], strains[once]
 
 
-def near_cells(group: list[Structure], least_strain: float = 0.0) -> tuple[np.ndarray, ...]:
+def _near_cells(group: list[Structure], least_strain: float) -> tuple[np.ndarray, ...]:
     """Return pairs of frames of the same atoms in cells that are near each other.
 
     The results are the numbers of both frames, [n], the moves of the atoms between them,
-    [n, n_atoms, 3] Å, without those of the cell, and its strain, [n, 3, 3], of at least that size.
+    [n, 3 n_atoms] Å, without those of the cell, and its strain, [n, 3, 3], of at least that size.
     """
     cells = np.array([complete_cell(s.cell) for s in group])
     fractions = np.array([s.positions for s in group]) @ np.linalg.inv(cells)
-    pairs = []
+    ends, moves, strains = [], [], []
     for k in range(len(group)):
         middle = (cells + cells[k]) / 2
         strain = np.linalg.solve(middle, cells - cells[k])
@@ -111,8 +116,11 @@ def near_cells(group: list[Structure], least_strain: float = 0.0) -> tuple[np.nd
         far += size * extent
         far[k] = np.inf
         nearest = [j for j in np.argsort(far)[:_NEAREST] if np.isfinite(far[j])]
-        pairs += [(k, j, moved[j], strain[j]) for j in nearest]
-    return tuple(np.array(column) for column in zip(*pairs, strict=True)) or 4 * (np.zeros(0, int),)
+        ends += [(k, j) for j in nearest]
+        moves.append(moved[nearest].reshape(len(nearest), fractions[0].size))
+        strains.append(strain[nearest])
+    a, b = np.array(ends, int).reshape(-1, 2).T
+    return a, b, np.concatenate(moves), np.concatenate(strains)
 
 
 def _inverse_distances(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ _UNITS = {
     "Ry/Bohr^3": ase.units.Rydberg / ase.units.Bohr**3,
     "eV": None,  # a virial: over the volume
 }
+_VASP = "in VASP's order (xx yy zz xy yz zx)"
 _BETTER = 1.5  # times smaller errors are no chance
 _EXPLAINED = 0.6  # of what is expected is the largest error of a reading that is believed
 _SIMPLER = 1.3  # times smaller are the errors that make a reading the better one
@@ -71,7 +72,7 @@ def best_reading(expected, given: Callable[[Reading], np.ndarray]) -> tuple[str,
     if best.unit != "eV/Å^3":
         texts.append(f"in {' or '.join(u + ' (a virial)' * (u == 'eV') for u in units)}")
     if best.vasp:
-        texts.append("in VASP's order (xx yy zz xy yz zx)")
+        texts.append(_VASP)
     return " and ".join(texts), gain
 
 
@@ -194,23 +195,18 @@ def _by_symmetry(cells) -> Iterator[str]:
             found.append(s)
             vasp.append(holds(Reading(vasp=True)(s.stress[None], np.ones(1))[0]))
     if found:
-        text = "not of this structure, or of another orientation"
-        if all(vasp):
-            text = "in VASP's order (xx yy zz xy yz zx)"
-        frames = counted(len(found), "frame")
-        name = found[0].origin or "structure"
-        yield _problem(text, f"the symmetry of the crystal ({frames}, as {name})")
+        other = "not of this structure, or of another orientation"
+        where = f"{counted(len(found), 'frame')}, as {found[0].origin or 'structure'}"
+        yield _problem(_VASP if all(vasp) else other, f"the symmetry of the crystal ({where})")
 
 
 _LARGEST = 10.0  # eV for an atom: more than any bonds of it hold
 
 
 def _too_large(cells) -> Iterator[str]:
-    sizes = (
-        np.abs(s.stress).max() * np.array([1, s.volume / s.num_atoms])
-        for s in evenly(cells, 10_000)
-    )
-    stress, work = np.median(np.array(list(sizes)), axis=0)
+    some = evenly(cells, 10_000)
+    sizes = [np.abs(s.stress).max() * np.array([1, s.volume / s.num_atoms]) for s in some]
+    stress, work = np.median(sizes, axis=0)
     if work > _LARGEST:
         yield (
             f"stress is {stress:.3g} eV/Å^3 in the median, {stress / _GPA:.3g} GPa, and times the "

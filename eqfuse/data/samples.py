@@ -67,6 +67,10 @@ class Sample:
         out[self.order] = of_atoms
         return out
 
+    def number_of(self, atom: int) -> int:
+        """Return the number of an atom in the structure."""
+        return int(atom if self.order is None else self.order[atom])
+
     @property
     def num_atoms(self) -> int:
         return len(self.species)

@@ -1,13 +1,13 @@
 """Batches of a few fixed shapes, for which few programs are compiled."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from eqfuse.data.samples import Columns, Sample, Samples, columns_of
+from eqfuse.data.samples import Sample, Samples
 from eqfuse.data.structures import DataError, Weights
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
@@ -105,69 +105,27 @@ class Labels:
     hessian: HessianRows | None = None
 
 
-def hessian_rows(samples: Sequence[Sample], entropy: Sequence[tuple[int, ...]]) -> HessianRows:
-    """Return a random row of the Hessian of each sample that has one.
+def _hessian_row(sample: Sample, seeds: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Return a random row of the Hessian of a sample, see `HessianRows`, by the seeds.
 
-    Those that are known are equally probable; `entropy` are the seeds of each sample.
+    Those that are known are equally probable.
     """
-    parts = []
-    for sample, seeds in zip(samples, entropy, strict=True):
-        direction, values = np.zeros((2, sample.num_atoms, 3))
-        if sample.hessian is not None:
-            known = np.flatnonzero(~np.isnan(sample.hessian[..., 0, 0]))
-            atom, axis = divmod(int(known[int(_uniform(seeds, 1, _ROWS)[0] * len(known))]), 3)
-            order = np.arange(sample.num_atoms) if sample.order is None else sample.order
-            direction[order == atom, axis] = 1
-            values = sample.hessian[atom, axis][order]
-        parts.append((direction, values))
-    empty = [(np.zeros((0, 3)), np.zeros((0, 3)))]
-    direction, values = map(np.concatenate, zip(*(parts or empty), strict=True))
-    known = [np.full(s.num_atoms, s.hessian is not None) for s in samples]
-    return HessianRows(direction, values, np.concatenate(known) if known else np.zeros(0, bool))
+    direction, values = np.zeros((2, sample.num_atoms, 3))
+    if sample.hessian is not None:
+        known = np.flatnonzero(~np.isnan(sample.hessian[..., 0, 0]))
+        atom, axis = divmod(int(known[int(_uniform(seeds, 1, _ROWS)[0] * len(known))]), 3)
+        order = np.arange(sample.num_atoms) if sample.order is None else sample.order
+        direction[order == atom, axis] = 1
+        values = sample.hessian[atom, axis][order]
+    return direction, values, np.full(sample.num_atoms, sample.hessian is not None)
 
 
-def labels_of(
-    columns: Columns, shape: Shape, dtype, weighted: bool, rows: HessianRows | None = None
-) -> Labels:
-    """Return the labels of samples, see `eqfuse.data.collate`."""
-    atoms = columns.num_atoms
-
-    def of_graphs(values: np.ndarray, fill=0, dtype=dtype) -> np.ndarray:
-        return padded(values, (shape.n_graphs, *values.shape[1:]), fill, dtype)
-
-    def of_nodes(values: np.ndarray, dtype=dtype) -> np.ndarray:
-        return padded(values, (shape.n_nodes, *values.shape[1:]), 0, dtype)
-
-    energy_known, forces_known, stress_known, _ = columns.known.T
-    of_energy, of_forces, of_stress, of_hessian = columns.weights.T
-    forces_known = np.repeat(forces_known, atoms) & ~np.isnan(columns.forces).any(axis=1)
-    return Labels(
-        energy=of_graphs(columns.energy),
-        forces=of_nodes(np.where(forces_known[:, None], columns.forces, 0)),
-        stress=of_graphs(columns.stress),
-        energy_mask=of_graphs(energy_known, dtype=bool),
-        forces_mask=of_nodes(forces_known, dtype=bool),
-        stress_mask=of_graphs(stress_known, dtype=bool),
-        num_atoms=of_graphs(atoms, fill=1, dtype=np.int32),
-        weights=Weights(
-            energy=of_graphs(of_energy),
-            forces=of_nodes(np.repeat(of_forces, atoms) * columns.atom_weights),
-            stress=of_graphs(of_stress),
-            hessian=of_nodes(np.repeat(of_hessian, atoms)),
-        )
-        if weighted
-        else None,
-        hessian=rows
-        and HessianRows(
-            of_nodes(rows.direction), of_nodes(rows.values), of_nodes(rows.mask, dtype=bool)
-        ),
-    )
-
-
-def padded(values: np.ndarray, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
-    """Return an array of a shape with the values first, then `fill`."""
-    out = np.full(shape, fill, dtype)
-    out[: len(values)] = values
+def _padded(parts: Sequence, room: int, size=(), fill=0, *, dtype) -> np.ndarray:
+    """Return an array [room, *size] with the parts one after the other, then `fill`."""
+    out = np.full((room, *size), fill, dtype)
+    if len(parts):
+        values = np.concatenate(parts)
+        out[: len(values)] = values
     return out
 
 
@@ -180,7 +138,15 @@ class Batch:
     labels: Labels
 
 
-def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
+def collate(
+    samples: Sequence[Sample],
+    shape: Shape,
+    dtype=np.float32,
+    *,
+    weighted: bool = False,
+    heads: bool = False,
+    seeds: Sequence[tuple[int, ...]] | None = None,
+) -> Batch:
     """Put samples side by side and pad them to a shape.
 
     Padding nodes belong to the last graph. Padding edges join nodes to themselves and are spread
@@ -190,46 +156,96 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
       samples: an empty sequence makes a batch of padding.
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
+      weighted: whether the labels have weights.
+      heads: whether the graph has the head of each sample.
+      seeds: of the random row of each sample's Hessian; None for no rows.
     Returns:
-      numpy arrays of that shape; the labels have no weights.
+      numpy arrays of that shape.
     Raises:
       DataError: samples that do not fit the shape.
     """
-    return _collated(columns_of(samples), shape, dtype, weighted=False)
-
-
-def _collated(given: Columns, shape: Shape, dtype, weighted: bool, rows=None) -> Batch:
-    """Pad the samples with these columns, and rows of Hessians, to a shape; see `collate`."""
-    atoms = given.num_atoms
-    n_nodes, n_edges, n_graphs = int(atoms.sum()), len(given.senders), len(atoms)
+    atoms = np.array([s.num_atoms for s in samples], int)
+    n_nodes, n_graphs = int(atoms.sum()), len(atoms)
+    n_edges = sum(s.num_edges for s in samples)
     if n_nodes >= shape.n_nodes or n_edges > shape.n_edges or n_graphs >= shape.n_graphs:
         raise DataError(
             f"{n_graphs} samples with {n_nodes} nodes and {n_edges} edges do not fit {shape}, "
             "which has to hold a padding node and a padding graph besides"
         )
-
-    offsets = np.repeat(np.cumsum(atoms) - atoms, given.num_edges)
-    padding = shape.n_edges - n_edges
+    first, padding = np.cumsum(atoms) - atoms, shape.n_edges - n_edges
     loops = np.arange(padding) * shape.n_nodes // max(padding, 1)
     senders, receivers = (
-        np.concatenate([index + offsets, loops]) for index in (given.senders, given.receivers)
+        np.concatenate([*(getattr(s, end) + k for s, k in zip(samples, first, strict=True)), loops])
+        for end in ("senders", "receivers")
     )
     order = np.argsort(receivers * shape.n_nodes + senders, kind="stable")
-    shifts = padded(given.shifts, (shape.n_edges, 3), 0, dtype)
+    shifts = _padded([s.shifts for s in samples], shape.n_edges, (3,), dtype=dtype)
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
+    of_graphs, of_nodes = _of_batch(samples, shape, dtype)
     graph = Graph(
-        positions=padded(given.positions, (shape.n_nodes, 3), 0, dtype),
-        species=padded(given.species, (shape.n_nodes,), 0, np.int32),
+        positions=of_nodes([s.positions for s in samples], (3,)),
+        species=of_nodes([s.species for s in samples], dtype=np.int32),
         edges=Edges.from_arrays(senders[order], receivers[order], shape.n_nodes),
         shifts=shifts[order],
         graph_index=graph_index,
-        cells=padded(given.cells, (shape.n_graphs, 3, 3), 0, dtype),
+        cells=of_graphs([s.cell for s in samples], (3, 3)),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
-        heads=None if given.heads is None else padded(given.heads, (shape.n_graphs,), 0, np.int32),
+        heads=of_graphs([s.head for s in samples], dtype=np.int32) if heads else None,
     )
-    return Batch(graph, labels_of(given, shape, dtype, weighted, rows))
+    return Batch(graph, _labels(samples, shape, dtype, weighted, seeds))
+
+
+def _of_batch(samples: Sequence[Sample], shape: Shape, dtype) -> tuple[Callable, Callable]:
+    """Return functions that pad values of graphs, and arrays of the nodes of each."""
+
+    def of_graphs(values: list, size=(), fill=0, dtype=dtype) -> np.ndarray:
+        return _padded([values] if values else [], shape.n_graphs, size, fill, dtype=dtype)
+
+    def of_nodes(arrays: Sequence, size=(), dtype=dtype) -> np.ndarray:
+        return _padded(arrays, shape.n_nodes, size, dtype=dtype)
+
+    return of_graphs, of_nodes
+
+
+def _labels(samples: Sequence[Sample], shape: Shape, dtype, weighted: bool, seeds) -> Labels:
+    """Return the labels of samples, see `collate`."""
+    of_graphs, of_nodes = _of_batch(samples, shape, dtype)
+    given = [np.full((s.num_atoms, 3), np.nan) if s.forces is None else s.forces for s in samples]
+    forces = of_nodes(given, (3,))
+    forces_mask = ~np.isnan(forces).any(axis=1)
+    forces_mask[sum(map(len, given)) :] = False
+    stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in samples]
+    weights = rows = None
+    if weighted:
+        each = [s.weights for s in samples]
+        ones = [np.ones(s.num_atoms) for s in samples]
+        own = [s.atom_weights for s in samples]
+        own = [one if a is None else a for one, a in zip(ones, own, strict=True)]
+        weights = Weights(
+            energy=of_graphs([w.energy for w in each]),
+            forces=of_nodes([w.forces * a for w, a in zip(each, own, strict=True)]),
+            stress=of_graphs([w.stress for w in each]),
+            hessian=of_nodes([w.hessian * one for w, one in zip(each, ones, strict=True)]),
+        )
+    if seeds is not None:
+        made = [_hessian_row(*each) for each in zip(samples, seeds, strict=True)]
+        direction, values, mask = zip(*made, strict=True) if made else ((), (), ())
+        rows = HessianRows(
+            of_nodes(direction, (3,)), of_nodes(values, (3,)), of_nodes(mask, dtype=bool)
+        )
+    return Labels(
+        energy=of_graphs([s.energy or 0.0 for s in samples]),
+        forces=np.where(forces_mask[:, None], forces, 0),
+        stress=of_graphs(stress, (3, 3)),
+        energy_mask=of_graphs([s.energy is not None for s in samples], dtype=bool),
+        forces_mask=forces_mask,
+        stress_mask=of_graphs([s.stress is not None for s in samples], dtype=bool),
+        num_atoms=of_graphs([s.num_atoms for s in samples], fill=1, dtype=np.int32),
+        weights=weights,
+        hessian=rows,
+    )
 
 
 class Batcher:
@@ -305,14 +321,12 @@ class Batcher:
         """
         groups, fits = self.groups(epoch, shuffle), self._fits(epoch, shuffle)
         for group, fit in zip(groups[start:], fits[start:], strict=True):
-            parts = np.array_split(group, self._parts)
-            how = self.shapes[fit], self.dtype, self._weighted
-            made = []
+            parts, made = np.array_split(group, self._parts), []
             for numbers in (parts[k] for k in self._own):
-                some, rows = [self.samples[i] for i in numbers], None
-                if self._hessians:
-                    rows = hessian_rows(some, [(self.seed, epoch, int(i)) for i in numbers])
-                made.append(_collated(columns_of(some, self._heads), *how, rows))
+                seeds = [(self.seed, epoch, int(i)) for i in numbers] if self._hessians else None
+                how = {"weighted": self._weighted, "heads": self._heads, "seeds": seeds}
+                some = [self.samples[i] for i in numbers]
+                made.append(collate(some, self.shapes[fit], self.dtype, **how))
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:

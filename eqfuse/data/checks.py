@@ -6,18 +6,22 @@ or by chance is no problem here: perfect crystals have no forces, and distributi
 tails. Frames are sampled where all of them would take long.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
 from ase.units import Hartree, Rydberg, kcal, kJ, mol
 
-from eqfuse.data.checks_of_forces import energy_differences, springs
+from eqfuse.data.checks_of_forces import forces_elsewhere
 from eqfuse.data.checks_of_hessians import hessians
-from eqfuse.data.checks_of_labels import energies_elsewhere, forces_elsewhere, lengths
+from eqfuse.data.checks_of_labels import (
+    energies_elsewhere,
+    energy_differences,
+    lengths,
+    springs,
+)
 from eqfuse.data.checks_of_stress import stress_problems
-from eqfuse.data.copies import Distances, same_pairs, vectors
+from eqfuse.data.copies import HAVE, Distances, close_pairs, duplicates, vectors
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
@@ -134,9 +138,9 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     limit = max(np.exp(center + 6 * spread), 5.0)  # eV/Å
     largest = np.fromiter((np.nanmax(lengths(s)) for s in labelled), np.float64)
     for count, k in _few(largest > limit, largest):
-        atom = number_of(labelled[k], int(np.nanargmax(lengths(labelled[k]))))
+        atom = labelled[k].number_of(int(np.nanargmax(lengths(labelled[k]))))
         yield (
-            f"{counted(count, 'frame has', 'frames have')} forces above {limit:.3g} eV/Å, far from "
+            f"{counted(count, *HAVE)} forces above {limit:.3g} eV/Å, far from "
             f"all others (median {np.exp(center):.2g}); the largest, {largest[k]:.4g} eV/Å, is "
             f"on atom {atom} of {labelled[k].name}"
         )
@@ -153,7 +157,7 @@ def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     limit = max(30 * spread, 0.1)  # eV/atom
     for count, k in _few(deviations > limit, deviations):
         yield (
-            f"{counted(count, 'frame has', 'frames have')} energies more than {limit:.3g} eV/atom "
+            f"{counted(count, *HAVE)} energies more than {limit:.3g} eV/atom "
             f"from the median; the farthest, by {energies[k] - center:+.4g} "
             f"eV/atom, is {labelled[k].name}"
         )
@@ -199,82 +203,10 @@ def aperiodic(frames: Sequence[Structure]) -> Iterator[str]:
     found = selected(frames, lambda s: APERIODIC in s.remarks)
     if found:
         yield (
-            f"{counted(len(found), 'frame has', 'frames have')} {APERIODIC} ({found[0].origin}), "
+            f"{counted(len(found), *HAVE)} {APERIODIC} ({found[0].origin}), "
             "and the images of the atoms in this lattice are bonded to them: they are probably "
             'periodic; write pbc="T T T"'
         )
-
-
-NEAREST = 0.5
-"""Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
-_SAME_ENERGY = 1e-3  # eV/atom
-_SETS = "training", "validation", "test"
-
-
-def number_of(sample: Sample, atom: int) -> int:
-    """Return the number of an atom in its structure."""
-    return int(atom if sample.order is None else sample.order[atom])
-
-
-def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str]:
-    """Find structures with two atoms nearer than `NEAREST`."""
-    count = int((distances.nearest < NEAREST).sum())
-    if count:
-        sample = samples[int(np.argmin(distances.nearest))]
-        edge = int(np.argmin(vectors(sample)[1]))
-        ends = sample.senders[edge], sample.receivers[edge]
-        pair = sorted(number_of(sample, atom) for atom in ends)
-        yield (
-            f"{counted(count, 'frame has', 'frames have')} atoms nearer than {NEAREST} Å; the "
-            f"nearest are {distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
-            f"and {pair[1]}): are positions in Å, and lattice vectors the rows of the cell?"
-        )
-
-
-def duplicates(
-    samples: Sequence[Sample], sizes: Sequence[int], distances: Distances
-) -> Iterator[str]:
-    """Find structures that occur twice, also rotated, mirrored or with atoms in another order.
-
-    Structures are the same here if they have the same elements and the same distances up to the
-    cutoff. `sizes` are the numbers of training, validation and test samples, one after the other.
-    """
-    pairs, sets = same_pairs(samples, distances), defaultdict(list)
-    for pair in pairs:
-        sets[tuple(np.searchsorted(np.cumsum(sizes), pair, "right").tolist())].append(pair)
-
-    def names(some) -> str:
-        return " and ".join(samples[k].name for k in min(some))
-
-    def copies(some) -> int:  # the later one of each pair
-        return len({max(pair) for pair in some})
-
-    if within := [pair for part in range(len(_SETS)) for pair in sets[part, part]]:
-        yield (
-            f"{counted(copies(within), 'frame is a copy', 'frames are copies')} of others, or what "
-            f"a rotation, a reflection or another order of atoms makes of them: {names(within)}"
-        )
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        if across := sets[one, other]:
-            first, later = _SETS[one], _SETS[other]
-            are = f"{later} frame is a {first} frame", f"{later} frames are {first} frames"
-            yield (
-                f"{counted(copies(across), *are)}, too, so that errors of {later} are too small: "
-                f"{names(across)}"
-            )
-    differing = [(d, p) for p in pairs if (d := _energy_difference(samples, p)) > _SAME_ENERGY]
-    if differing:
-        most, pair = max(differing)
-        have = "pair of the same structures has", "pairs of the same structures have"
-        yield (
-            f"{counted(len(differing), *have)} energies that differ, by up to {most:.3g} eV/atom: "
-            f"{names([pair])}"
-        )
-
-
-def _energy_difference(samples, pair) -> float:
-    a, b = (samples[k].energy for k in pair)
-    return 0.0 if a is None or b is None else abs(a - b) / samples[pair[0]].num_atoms
 
 
 def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -> Iterator[str]:

@@ -12,14 +12,22 @@ from collections.abc import Iterator, Sequence
 
 import ase.units
 import numpy as np
-from ase.data import covalent_radii
 
-from eqfuse.data.checks_of_forces import BONDED, usual_stiffness
+from eqfuse.data.checks_of_labels import usual_stiffness
 from eqfuse.data.lazy import evenly, selected
-from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.neighbors import BONDED, pairs_by_radii
 from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _NET, _ASYMMETRIC = 0.05, 0.05  # of the largest; differences and rounded columns have a few percent
+_PARTS = {
+    "rows of Hessians do not add up to zero in {}: are they of all atoms, in the order "
+    "[n_atoms, 3, n_atoms, 3]?": lambda h: np.abs(h.sum(axis=2)) - _NET * np.nanmax(np.abs(h)),
+    "Hessians are not symmetric in {}: is a part of them missing, or are they weighted by "
+    "masses?": lambda h: np.abs(h - h.transpose(2, 3, 0, 1)) - _ASYMMETRIC * np.nanmax(np.abs(h)),
+    "diagonals of Hessians are negative in {}: second derivatives of the energy are minus the "
+    "derivatives of the forces": lambda h: -np.nanmean(np.einsum("aiai->ai", h)),
+}
+"""What is positive in wrong Hessians."""
 _LOOKED_AT = 50
 _PROPORTIONAL = 0.95  # correlation of the sides
 _TURNED = 0.02  # of |H| |x| is not proportional; 0.0000 in right Hessians, 0.02 to 0.47 of others
@@ -39,29 +47,15 @@ _UNITS = {
 def hessians(frames: Sequence[Structure]) -> Iterator[str]:
     """Find Hessians that moves and turns of all atoms contradict, or of another unit or order."""
     labelled = selected(frames, lambda s: s.hessian is not None)
-    found = {"sums": [], "asymmetric": [], "negative": []}
-    for s in labelled:
-        largest = np.nanmax(np.abs(s.hessian))
-        if np.nanmax(np.abs(s.hessian.sum(axis=2))) > _NET * largest:
-            found["sums"].append(s.origin)
-        difference = np.abs(s.hessian - s.hessian.transpose(2, 3, 0, 1))
-        if np.nanmax(difference, initial=0.0) > _ASYMMETRIC * largest:
-            found["asymmetric"].append(s.origin)
-        if np.nanmean(np.einsum("aiai->ai", s.hessian)) < 0:
-            found["negative"].append(s.origin)
-    texts = {
-        "sums": "rows of Hessians do not add up to zero in {}: are they of all atoms, in the order "
-        "[n_atoms, 3, n_atoms, 3]?",
-        "asymmetric": "Hessians are not symmetric in {}: is a part of them missing, or are they "
-        "weighted by masses?",
-        "negative": "diagonals of Hessians are negative in {}: second derivatives of the energy "
-        "are minus the derivatives of the forces",
+    wrong = {
+        text: [s.origin for s in labelled if np.nanmax(parts(s.hessian), initial=0) > 0]
+        for text, parts in _PARTS.items()
     }
-    for name, origins in found.items():
+    for text, origins in wrong.items():
         if origins:
             of = f"{len(origins)} of {counted(len(labelled), 'frame')} ({origins[0]})"
-            yield texts[name].format(of)
-    if not any(found.values()):
+            yield text.format(of)
+    if not any(wrong.values()):
         whole = selected(labelled, lambda s: s.num_atoms > 1 and np.isfinite(s.hessian).all())
         yield from _turns(evenly(whole, _LOOKED_AT))
 
@@ -113,11 +107,8 @@ def _unit(units: list[str], why: str) -> str:
 
 def _bonded(s: Structure) -> tuple[list[float], list[tuple[float, float]]]:
     """Return how much larger blocks of bonded atoms are, and stiffness over its usual limits."""
-    radii = covalent_radii[s.numbers]
-    i, j, shifts = neighbor_list(s.positions, s.cell, s.pbc, 2 * BONDED * radii.max())
-    length = np.linalg.norm(s.positions[i] + shifts - s.positions[j], axis=1)
-    near = (length < BONDED * (radii[i] + radii[j])) & (i != j)
-    i, j = i[near], j[near]
+    i, j, *_ = pairs_by_radii(s.numbers, s.positions, s.cell, s.pbc, BONDED)
+    i, j = i[i != j], j[i != j]
     sizes = np.linalg.norm(s.hessian, axis=(1, 3))
     bonded = np.zeros(sizes.shape, bool)
     bonded[i, j] = True
@@ -125,9 +116,6 @@ def _bonded(s: Structure) -> tuple[list[float], list[tuple[float, float]]]:
     patterns = []
     if bonded.any() and others.sum() >= _OTHERS:
         patterns = [sizes[bonded].mean() / max(sizes[others].mean(), 1e-300)]
-    ratios = []
-    for a, b in zip(i, j, strict=True):
-        if usual := usual_stiffness(int(s.numbers[a]), int(s.numbers[b])):
-            size = max(sizes[a, b], 1e-12)
-            ratios.append((size / usual[0], size / usual[1]))
-    return patterns, ratios
+    kinds = zip(s.numbers[i].tolist(), s.numbers[j].tolist(), sizes[i, j], strict=True)
+    known = [(size, usual) for a, b, size in kinds if (usual := usual_stiffness(a, b))]
+    return patterns, [np.maximum(size, 1e-12) / np.array(usual) for size, usual in known]

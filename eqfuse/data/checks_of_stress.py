@@ -7,8 +7,8 @@ from typing import NamedTuple
 import ase.units
 import numpy as np
 
-from eqfuse.data.checks_of_forces import fitted_springs, groups_of, near_cells
 from eqfuse.data.lazy import evenly, selected
+from eqfuse.data.similar import Springs, Steps, force_errors
 from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _GPA = ase.units.GPa
@@ -21,6 +21,7 @@ _UNITS = {
     "Ry/Bohr^3": ase.units.Rydberg / ase.units.Bohr**3,
     "eV": None,  # a virial: over the volume
 }
+_VASP = "in VASP's order (xx yy zz xy yz zx)"
 _BETTER = 1.5  # times smaller errors are no chance
 _EXPLAINED = 0.6  # of what is expected is the largest error of a reading that is believed
 _SIMPLER = 1.3  # times smaller are the errors that make a reading the better one
@@ -71,7 +72,7 @@ def best_reading(expected, given: Callable[[Reading], np.ndarray]) -> tuple[str,
     if best.unit != "eV/Å^3":
         texts.append(f"in {' or '.join(u + ' (a virial)' * (u == 'eV') for u in units)}")
     if best.vasp:
-        texts.append("in VASP's order (xx yy zz xy yz zx)")
+        texts.append(_VASP)
     return " and ".join(texts), gain
 
 
@@ -104,30 +105,24 @@ _FEW = 5
 def _by_energies(cells):
     """Compare with the energies of strained frames of the same atoms.
 
-    As in `energy_differences`, E_b - E_a is near the work of the forces and (s_a + s_b) / 2 : e,
+    As in `Steps`, E_b - E_a is near the work of the forces and (s_a + s_b) / 2 : e,
     where s is stress times volume and e the strain between the cells.
     """
 
     def key(s: Structure):
         return s.numbers.tobytes() if s.energy is not None and has_all_forces(s) else None
 
-    change, strains, ends = [], [], []
-    for group in groups_of(cells, key):
-        for a, b, moves, strain in near_cells(group, _LEAST_STRAIN):
-            one, other = group[a], group[b]
-            work = ((one.forces + other.forces) / 2 * moves).sum()
-            change.append((other.energy - one.energy + work) / one.num_atoms)
-            strains.append(strain / one.num_atoms)
-            ends.append((one, other))
-    by = f"the energies of strained frames ({counted(len(ends), 'pair')})"
-    change = np.array(change)
-    if len(ends) < 2 * _FEW or np.sqrt(np.mean(change**2)) < _LEAST_CHANGE:  # a pair occurs twice
+    steps = Steps.of(cells, key, _LEAST_STRAIN)
+    by = f"the energies of strained frames ({counted(len(steps.ends), 'pair')})"
+    change = steps.changes[0] - steps.work
+    frames = len({id(s) for pair in steps.ends for s in pair})
+    if frames < _FEW or np.sqrt(np.mean(change**2)) < _LEAST_CHANGE:
         return None, by
-    strains, sides = np.array(strains), [_arrays(side) for side in zip(*ends, strict=True)]
+    sides = [_arrays(side) for side in zip(*steps.ends, strict=True)]
 
     def given(reading: Reading) -> np.ndarray:
         both = sum(v[:, None, None] * reading(s, v) for s, v in sides)
-        return (both / 2 * strains).sum(axis=(1, 2))
+        return (both / 2 * steps.strains).sum(axis=(1, 2))
 
     return best_reading(change, given), by
 
@@ -142,8 +137,8 @@ def _by_springs(cells):
 
     What all frames have in common is unknown, since bonds of their mean length have no tension.
     """
-    fitted = fitted_springs(cells)
-    sample = [] if fitted is None else fitted.structures
+    fitted = Springs.fitted(cells)
+    sample = fitted.frames.structures if fitted else []
     by = f"the forces of stretched bonds ({counted(len(sample), 'frame')})"
     if len(sample) < _FEW:
         return None, by
@@ -200,23 +195,18 @@ def _by_symmetry(cells) -> Iterator[str]:
             found.append(s)
             vasp.append(holds(Reading(vasp=True)(s.stress[None], np.ones(1))[0]))
     if found:
-        text = "not of this structure, or of another orientation"
-        if all(vasp):
-            text = "in VASP's order (xx yy zz xy yz zx)"
-        frames = counted(len(found), "frame")
-        name = found[0].origin or "structure"
-        yield _problem(text, f"the symmetry of the crystal ({frames}, as {name})")
+        other = "not of this structure, or of another orientation"
+        where = f"{counted(len(found), 'frame')}, as {found[0].origin or 'structure'}"
+        yield _problem(_VASP if all(vasp) else other, f"the symmetry of the crystal ({where})")
 
 
 _LARGEST = 10.0  # eV for an atom: more than any bonds of it hold
 
 
 def _too_large(cells) -> Iterator[str]:
-    sizes = (
-        np.abs(s.stress).max() * np.array([1, s.volume / s.num_atoms])
-        for s in evenly(cells, 10_000)
-    )
-    stress, work = np.median(np.array(list(sizes)), axis=0)
+    some = evenly(cells, 10_000)
+    sizes = [np.abs(s.stress).max() * np.array([1, s.volume / s.num_atoms]) for s in some]
+    stress, work = np.median(sizes, axis=0)
     if work > _LARGEST:
         yield (
             f"stress is {stress:.3g} eV/Å^3 in the median, {stress / _GPA:.3g} GPa, and times the "
@@ -235,15 +225,11 @@ def stress_hint(structures: Sequence, predicted: Sequence) -> str | None:
     frames have in common is left out: a network learns it last. Nothing is said of a network whose
     forces are not like those of the structures.
     """
-    pairs = list(zip(structures, predicted, strict=True))
-    forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
+    pairs = zip(structures, predicted, strict=True)
     known = [(s.stress, p.stress, s.cell) for s, p in pairs if s.stress is not None]
-    if len(known) < _FEW:
+    size, error = force_errors(structures, predicted) or (0, 0)
+    if len(known) < _FEW or error > _LEARNED * size:
         return None
-    if forces:
-        given, found = map(np.concatenate, zip(*forces, strict=True))
-        if np.nanmean((found - given) ** 2) > _LEARNED**2 * np.nanmean(given**2):
-            return None
     stress, expected, cells = map(np.array, zip(*known, strict=True))
     volumes = np.abs(np.linalg.det(cells))
     best = best_reading(_centred(expected), lambda reading: _centred(reading(stress, volumes)))

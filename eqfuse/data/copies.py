@@ -5,13 +5,15 @@ Structures are the same here if they have the same elements and the same distanc
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from eqfuse.data.samples import Sample
+from eqfuse.data.structures import counted
 
 _SAME = 1e-4  # Å: more than what files round, less than what a step of dynamics moves
 _SAME_SUMS = 1e-4  # relative
@@ -119,3 +121,71 @@ def kept_together(first: np.ndarray, num_train: int) -> np.ndarray:
     validates[split[first]] = False
     validates[np.isin(first, chosen)] = True
     return np.arange(len(first)) >= num_train if validates.all() else validates
+
+
+NEAREST = 0.5
+"""Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
+_SAME_ENERGY = 1e-3  # eV/atom
+_SETS = "training", "validation", "test"
+HAVE = "frame has", "frames have"
+
+
+def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str]:
+    """Find structures with two atoms nearer than `NEAREST`."""
+    count = int((distances.nearest < NEAREST).sum())
+    if count:
+        sample = samples[int(np.argmin(distances.nearest))]
+        edge = int(np.argmin(vectors(sample)[1]))
+        ends = sample.senders[edge], sample.receivers[edge]
+        pair = sorted(map(sample.number_of, ends))
+        yield (
+            f"{counted(count, *HAVE)} atoms nearer than {NEAREST} Å; the "
+            f"nearest are {distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
+            f"and {pair[1]}): are positions in Å, and lattice vectors the rows of the cell?"
+        )
+
+
+def duplicates(
+    samples: Sequence[Sample], sizes: Sequence[int], distances: Distances
+) -> Iterator[str]:
+    """Find structures that occur twice, also rotated, mirrored or with atoms in another order.
+
+    Structures are the same here if they have the same elements and the same distances up to the
+    cutoff. `sizes` are the numbers of training, validation and test samples, one after the other.
+    """
+    pairs, sets = same_pairs(samples, distances), defaultdict(list)
+    for pair in pairs:
+        sets[tuple(np.searchsorted(np.cumsum(sizes), pair, "right").tolist())].append(pair)
+
+    def names(some) -> str:
+        return " and ".join(samples[k].name for k in min(some))
+
+    def copies(some) -> int:  # the later one of each pair
+        return len({max(pair) for pair in some})
+
+    if within := [pair for part in range(len(_SETS)) for pair in sets[part, part]]:
+        yield (
+            f"{counted(copies(within), 'frame is a copy', 'frames are copies')} of others, or what "
+            f"a rotation, a reflection or another order of atoms makes of them: {names(within)}"
+        )
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        if across := sets[one, other]:
+            first, later = _SETS[one], _SETS[other]
+            are = f"{later} frame is a {first} frame", f"{later} frames are {first} frames"
+            yield (
+                f"{counted(copies(across), *are)}, too, so that errors of {later} are too small: "
+                f"{names(across)}"
+            )
+    differing = [(d, p) for p in pairs if (d := _energy_difference(samples, p)) > _SAME_ENERGY]
+    if differing:
+        most, pair = max(differing)
+        have = "pair of the same structures has", "pairs of the same structures have"
+        yield (
+            f"{counted(len(differing), *have)} energies that differ, by up to {most:.3g} eV/atom: "
+            f"{names([pair])}"
+        )
+
+
+def _energy_difference(samples, pair) -> float:
+    a, b = (samples[k].energy for k in pair)
+    return 0.0 if a is None or b is None else abs(a - b) / samples[pair[0]].num_atoms

@@ -25,6 +25,7 @@ from eqfuse.data.structures import (
 )
 
 _SAMPLED = 10_000  # of stored frames
+_ZERO = dict.fromkeys(range(1, MAX_ATOMIC_NUMBER + 1), 0.0)  # reference energies
 _OUTLIER, _NO_FORCE = 20.0, 1e-3
 """An outlier is this many times the usual forces, which are above that, eV/Å."""
 
@@ -124,58 +125,55 @@ class Dataset:
         """
         structures = with_origins(structures)
         frames, atoms = _isolated_atoms_apart(structures, "structure")
-        train_indices, val_indices = split_indices(
-            len(frames), train_size, val_size if validation is None else None, seed
-        )
-        train_indices, val_indices = frames[train_indices], frames[val_indices]
-        val_from, val_atoms = structures, []
+        taken = val_size if validation is None else None
+        split = split_indices(len(frames), train_size, taken, seed)
+        sources, indices = [structures, structures], [frames[part] for part in split]
+        isolated = [structures[k] for k in atoms]
         if validation is not None:
-            validation = val_from = with_origins(validation, "validation structure")
-            val_indices, val_atoms = _isolated_atoms_apart(validation, "validation structure")
-            if not len(val_indices):
+            sources[1] = validation = with_origins(validation, "validation structure")
+            indices[1], others = _isolated_atoms_apart(validation, "validation structure")
+            isolated += [validation[k] for k in others]
+            if not len(indices[1]):
                 raise DataError("there is no validation structure; give at least one")
-        parts = chosen(structures, train_indices), chosen(val_from, val_indices)
         if species is None:
-            species = species_table(Joined(chosen(structures, frames), parts[1]))
+            species = species_table(Joined(*map(chosen, sources, (frames, indices[1]))))
         species = tuple(sorted(species))
-        zero = dict.fromkeys(range(1, MAX_ATOMIC_NUMBER + 1), 0.0)
-        given = Joined(*(samples_of(part, cutoff, species, zero) for part in parts))
+
+        # of training, then of validation
+        parts = [samples_of(part, cutoff, species, _ZERO) for part in map(chosen, sources, indices)]
+        given, num_train = Joined(*parts), len(parts[0])
         distances = Distances.of(given, cutoff)
-        first, validates = copies_of(given, distances), np.arange(len(given)) >= len(parts[0])
+        first, validates = copies_of(given, distances), np.arange(len(given)) >= num_train
         if validation is None:
-            validates = kept_together(first, len(parts[0]))
+            validates = kept_together(first, num_train)
         kept = _without_copies(given, first, validates, duplicates)
-        indices = np.concatenate([train_indices, val_indices])
+        numbers = [kept[~validates[kept]], kept[validates[kept]]]
+        indices = [np.concatenate(indices)[own] for own in numbers]
+        train_frames, val_frames = sides = [*map(chosen, sources, indices)]
+        train, val = (
+            samples_of(side, cutoff, species, _ZERO)
+            if isinstance(side, Lazy)
+            else [given[k] for k in own]
+            for side, own in zip(sides, numbers, strict=True)
+        )
 
-        def side(of, numbers):
-            own = chosen(of, indices[numbers])
-            if isinstance(own, Lazy):
-                return own, samples_of(own, cutoff, species, zero)
-            return own, [given[k] for k in numbers]
-
-        train_numbers, val_numbers = kept[~validates[kept]], kept[validates[kept]]
-        train_structures, train = side(structures, train_numbers)
-        val_structures, val = side(val_from, val_numbers)
-        isolated = [structures[i] for i in atoms] + [val_from[i] for i in val_atoms]
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
-            references = fitted_references(train_structures, val_structures, species)
+            references = fitted_references(train_frames, val_frames, species)
         elif references is None:
             references = energies_of_atoms(isolated, cutoff)
-        _warn_of_atoms_without_neighbors(Joined(train, val), cutoff)
-        _warn_of_unseen_elements(train_structures, val_structures)
-        _warn_of_unknown_forces(Joined(train, val))
+        _warn_of_problems(Joined(train, val), cutoff, train_frames, val_frames)
         dataset = cls(
             train=train,
             val=val,
-            train_indices=indices[train_numbers],
-            val_indices=indices[val_numbers],
+            train_indices=indices[0],
+            val_indices=indices[1],
             isolated_atoms=atoms,
             references_fitted=fitted,
             species=species,
-            references=zero,
+            references=_ZERO,
             cutoff=float(cutoff),
-            distances=distances.of_some(np.concatenate([train_numbers, val_numbers])),
+            distances=distances.of_some(np.concatenate(numbers)),
         )
         return dataset.with_references(references, structures, validation)
 
@@ -312,43 +310,32 @@ def _without_copies(samples, first, later: np.ndarray, duplicates: str) -> np.nd
     return own
 
 
-def _warn_of_unseen_elements(train, val):
-    unseen = sorted(set(species_table(val)) - set(species_table(train)))
-    if unseen:
-        names = ", ".join(chemical_symbols[z] for z in unseen)
-        warnings.warn(
-            f"no training structure has {names}: the model does not learn it, which its errors on "
-            "validation structures show; train with structures that have it",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_unknown_forces(samples) -> None:
-    unknown = np.array(
-        [0 if s.forces is None else np.isnan(s.forces).any(1).sum() for s in samples]
-    )
-    if unknown.any():
-        frames = counted(np.count_nonzero(unknown), "frame")
-        warnings.warn(
-            f"the forces of {counted(int(unknown.sum()), 'atom')} in {frames} are NaN, or have no "
-            f"weight, and are not trained on; the first is {samples[int(unknown.argmax())].name}",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_atoms_without_neighbors(samples, cutoff: float) -> None:
-    isolated = [s.num_atoms - len(np.unique(s.receivers)) for s in samples]
-    if any(isolated):
+def _warn_of_problems(samples, cutoff: float, train_frames, val_frames) -> None:
+    """Warn of atoms without neighbours, of elements to validate with, and of unknown forces."""
+    alone = [s.num_atoms - len(np.unique(s.receivers)) for s in samples]
+    problems = []
+    if any(alone):
         total = sum(sample.num_atoms for sample in samples)
-        warnings.warn(
-            f"{sum(isolated)} of {total} atoms have no neighbours within the cutoff of {cutoff} Å "
-            f"(in {np.count_nonzero(isolated)} of {len(isolated)} structures): the model "
-            "does not depend on their positions; a larger cutoff may be needed",
-            UserWarning,
-            stacklevel=3,
+        problems.append(
+            f"{sum(alone)} of {total} atoms have no neighbours within the cutoff of {cutoff} Å "
+            f"(in {np.count_nonzero(alone)} of {len(alone)} structures): the model "
+            "does not depend on their positions; a larger cutoff may be needed"
         )
+    if unseen := sorted(set(species_table(val_frames)) - set(species_table(train_frames))):
+        names = ", ".join(chemical_symbols[z] for z in unseen)
+        problems.append(
+            f"no training structure has {names}: the model does not learn it, which its errors on "
+            "validation structures show; train with structures that have it"
+        )
+    nan = [0 if s.forces is None else int(np.isnan(s.forces).any(1).sum()) for s in samples]
+    if any(nan):
+        frames = counted(np.count_nonzero(nan), "frame")
+        problems.append(
+            f"the forces of {counted(sum(nan), 'atom')} in {frames} are NaN, or have no "
+            f"weight, and are not trained on; the first is {samples[int(np.argmax(nan))].name}"
+        )
+    for text in problems:
+        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 _STREAM = 1

@@ -2,6 +2,7 @@
 
 import numpy as np
 import vesin
+from ase.data import covalent_radii
 
 from eqfuse.data.structures import DataError, FlownApartError
 
@@ -89,6 +90,24 @@ def coincident(a: int, b: int, distance: float, where: str = "") -> DataError:
         f"{pair} overlap: they are {distance:.3g} Å apart, and no nuclei are nearer than "
         f"{LEAST_DISTANCE} Å; correct the positions or the cell"
     )
+
+
+BONDED = 1.25
+"""Times the sum of covalent radii; atoms that are nearer are bonded."""
+
+
+def pairs_by_radii(numbers, positions, cell, pbc, reach: float) -> tuple[np.ndarray, ...]:
+    """Return the pairs of atoms nearer than `reach` times the sum of their covalent radii.
+
+    The results are senders, receivers and shifts as of `neighbor_list`, lengths in Å, and over the
+    sum of the radii.
+    """
+    radii = covalent_radii[numbers]
+    i, j, shifts = neighbor_list(positions, cell, pbc, 2 * reach * radii.max())
+    length = np.linalg.norm(positions[i] + shifts - positions[j], axis=1)
+    relative = length / (radii[i] + radii[j])
+    near = relative < reach
+    return i[near], j[near], shifts[near], length[near], relative[near]
 
 
 def require_apart(structure) -> None:

@@ -4,14 +4,14 @@ import ase
 import numpy as np
 from ase.data import covalent_radii
 
-from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.neighbors import BONDED, pairs_by_radii
 from eqfuse.data.structures import DataError
 
 _CHARGES = "charge", "total_charge"
 _SPINS = "spin", "multiplicity", "spin_multiplicity"  # 0 or 1 is a singlet, in either convention
 _ARRAYS = {"initial_charges": "initial charges", "initial_magmoms": "initial magnetic moments"}
 APERIODIC = "a lattice and pbc F F F"
-_BONDED, _OVERLAP = 1.25, 0.7  # of the sum of covalent radii
+_OVERLAP = 0.7  # of the sum of covalent radii
 _LARGEST = 1e6  # Å
 
 
@@ -50,21 +50,20 @@ def _fills_its_lattice(atoms: ase.Atoms) -> bool:
     large = np.abs(cell).max(initial=np.abs(positions).max())
     if not large < _LARGEST or abs(np.linalg.det(cell)) < 1e-3:
         return False
-    radii = covalent_radii[atoms.numbers]
+    reach = 2 * BONDED * covalent_radii[atoms.numbers].max()
     inverse = np.linalg.inv(cell)
     heights = 1 / np.linalg.norm(inverse, axis=0)
     gaps = (1 - np.ptp(positions @ inverse, axis=0)) * heights
-    if (gaps > 2 * _BONDED * radii.max()).sum() > 1:  # most molecules, without a list
+    if (gaps > reach).sum() > 1:  # most molecules, without a list
         return False
     try:
-        most, every = 2 * _BONDED * radii.max(), np.ones(3, bool)
-        i, j, shifts = neighbor_list(positions, cell, every, most)
+        _, _, shifts, _, relative = pairs_by_radii(
+            atoms.numbers, positions, cell, np.ones(3, bool), BONDED
+        )
     except DataError:
         return False
-    length = np.linalg.norm(positions[i] + shifts - positions[j], axis=1)
-    length /= radii[i] + radii[j]
     across = np.rint(shifts @ inverse) != 0
-    if not across.any() or length[across.any(axis=1)].min() < _OVERLAP:
+    if not across.any() or relative[across.any(axis=1)].min() < _OVERLAP:
         return False
-    bonds = across[length < _BONDED].sum(axis=0)
+    bonds = across.sum(axis=0)
     return bool((bonds >= max(2, len(atoms) ** (2 / 3))).sum() >= 2)

@@ -15,7 +15,7 @@ from eqfuse.data.neighbors import (
     spatial_order,
 )
 from eqfuse.data.references import subtract
-from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
+from eqfuse.data.structures import UNWEIGHTED, DataError, Structure, Weights, with_origins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +67,10 @@ class Sample:
         out[self.order] = of_atoms
         return out
 
+    def number_of(self, atom: int) -> int:
+        """Return the number of an atom in the structure."""
+        return int(atom if self.order is None else self.order[atom])
+
     @property
     def num_atoms(self) -> int:
         return len(self.species)
@@ -74,30 +78,6 @@ class Sample:
     @property
     def num_edges(self) -> int:
         return len(self.senders)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Columns:
-    """The arrays of samples, one sample after the other; see `eqfuse.data.Sample` for their units.
-
-    Labels are zero where they are unknown.
-    """
-
-    num_atoms: np.ndarray  # [n_samples] int64
-    num_edges: np.ndarray  # [n_samples] int64
-    positions: np.ndarray  # [n_atoms, 3]
-    species: np.ndarray  # [n_atoms]
-    senders: np.ndarray  # [n_edges], numbers of atoms in their sample
-    receivers: np.ndarray  # [n_edges]
-    shifts: np.ndarray  # [n_edges, 3]
-    cells: np.ndarray  # [n_samples, 3, 3]
-    energy: np.ndarray  # [n_samples]
-    forces: np.ndarray  # [n_atoms, 3]
-    stress: np.ndarray  # [n_samples, 3, 3]
-    known: np.ndarray  # [n_samples, 4] bool, which of these labels, and Hessians, are known
-    weights: np.ndarray  # [n_samples, 4], of these
-    atom_weights: np.ndarray  # [n_atoms], of the forces of each
-    heads: np.ndarray | None  # [n_samples] int32, of a network with several
 
 
 class Samples(tuple):
@@ -132,39 +112,6 @@ class SamplesOfHeads(Joined):
 
     def item(self, k: int) -> Sample:
         return dataclasses.replace(super().item(k), head=self.part_of(k))
-
-
-def columns_of(some: Sequence[Sample], heads: bool = False) -> Columns:
-    """Return the columns of samples, which have `heads` or not."""
-
-    def joined(name: str, size=(), dtype=np.float64) -> np.ndarray:
-        parts = [getattr(s, name) for s in some]
-        return np.concatenate(parts) if parts else np.zeros((0, *size), dtype)
-
-    def stacked(values: list, size=(), dtype=np.float64) -> np.ndarray:
-        return np.array(values, dtype).reshape(-1, *size)
-
-    forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
-    stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
-    ones = [np.ones(s.num_atoms) if (w := s.atom_weights) is None else w for s in some]
-    known = [[getattr(s, name) is not None for name in TRAINED] for s in some]
-    return Columns(
-        num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
-        num_edges=stacked([s.num_edges for s in some], dtype=np.int64),
-        positions=joined("positions", (3,)),
-        species=joined("species", dtype=np.int32),
-        senders=joined("senders", dtype=np.int32),
-        receivers=joined("receivers", dtype=np.int32),
-        shifts=joined("shifts", (3,)),
-        cells=stacked([s.cell for s in some], (3, 3)),
-        energy=stacked([0.0 if s.energy is None else s.energy for s in some]),
-        forces=np.concatenate(forces) if some else np.zeros((0, 3)),
-        stress=stacked(stress, (3, 3)),
-        known=stacked(known, (len(TRAINED),), bool),
-        weights=stacked([s.weights for s in some], (len(TRAINED),)),
-        atom_weights=np.concatenate(ones) if some else np.zeros(0),
-        heads=stacked([s.head for s in some], dtype=np.int32) if heads else None,
-    )
 
 
 def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:

@@ -268,29 +268,21 @@ def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs,
 
 
 def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
-    """Return senders, receivers, images and `Needed` of one structure; see `make_pairs`."""
-    count = positions.shape[0]
+    """Return senders, receivers, images and `Needed` of one structure; see `make_pairs`.
+
+    Candidates are the atoms in the boxes around that of each atom, [n_atoms, n_offsets, occupancy].
+    """
+    barrier, count = jax.lax.optimization_barrier, positions.shape[0]  # see `within`
     box, images, basis = _boxes_of(grid, positions, cell)
-    boxes = jnp.array(grid.boxes, jnp.int32)
-    strides = jnp.array([grid.boxes[1] * grid.boxes[2], grid.boxes[2], 1], jnp.int32)
-    number = jnp.where(is_atom, jnp.sum(box * strides, axis=1), math.prod(grid.boxes))
+    number = jnp.where(is_atom, _number_of(grid, box), math.prod(grid.boxes))
     table, fullest = _box_table(number, grid)
-    steps = [range(-n, n + 1) for n in grid.aside]
-    offsets = jnp.array(list(itertools.product(*steps)), jnp.int32)
-    beside = box[:, None] + offsets  # [n_atoms, n_offsets, 3]
-    away = jnp.where(jnp.array(grid.pbc), beside // boxes, 0)
-    beside = beside - away * boxes
-    inside = jnp.all((beside >= 0) & (beside < boxes), axis=2)
-    beside = jnp.sum(jnp.where(inside[..., None], beside, 0) * strides, axis=2)
-    # XLA would compute what is behind these barriers again for each of its uses
-    barrier = jax.lax.optimization_barrier
-    away, inside, beside = barrier((away, inside, beside))
-    senders = barrier(table[beside])
-    senders = jnp.where(inside[..., None], senders, count)  # [n_atoms, n_offsets, occupancy]
+    away, inside, beside = barrier(_boxes_beside(grid, box))
+    senders = jnp.where(inside[..., None], barrier(table[beside]), count)
     receivers = jnp.arange(count, dtype=jnp.int32)[:, None, None]
     is_self = (senders == receivers) & jnp.all(away == 0, axis=2)[..., None]
     real = (senders < count) & ~is_self & is_atom[:, None, None]
     senders = jnp.where(real, senders, receivers)
+
     wrapped = positions - images.astype(positions.dtype) @ basis
     shifted = away.astype(positions.dtype) @ basis - wrapped[:, None]
     # by components: a gather of rows takes several times as long
@@ -298,16 +290,42 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     squares = sum(component**2 for component in apart)
     near = barrier((real & (squares < grid.reach**2)).reshape(-1))
     room = min(room, near.shape[0])
-    number, found = barrier(select_evenly(near, room))
-    kept = barrier(selected(number, room))
+    chosen, found = barrier(select_evenly(near, room))
+    kept = barrier(selected(chosen, room))
+
     visit = kept // senders.shape[2]  # which of [n_atoms, n_offsets]
     receivers, away = visit // senders.shape[1], away.reshape(-1, 3)[visit]
     senders, real = senders.reshape(-1)[kept], real.reshape(-1)[kept]
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
-    widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / boxes
+    return senders, receivers, away, Needed(found, fullest, _is_narrow(grid, basis))
+
+
+def _boxes_beside(grid: Grid, box):
+    """Return the boxes around each box, [n_atoms, 3], in which near atoms may be.
+
+    The results, for each of [n_atoms, n_offsets], are how many cells away it is, along each lattice
+    vector, whether there is such a box, and its number.
+    """
+    steps = [range(-n, n + 1) for n in grid.aside]
+    beside = box[:, None] + jnp.array(list(itertools.product(*steps)), jnp.int32)
+    boxes = jnp.array(grid.boxes, jnp.int32)
+    away = jnp.where(jnp.array(grid.pbc), beside // boxes, 0)
+    beside = beside - away * boxes
+    inside = jnp.all((beside >= 0) & (beside < boxes), axis=2)
+    return away, inside, _number_of(grid, jnp.where(inside[..., None], beside, 0))
+
+
+def _number_of(grid: Grid, box):
+    """Return the number of each box, [...], of its place along three directions, [..., 3]."""
+    strides = jnp.array([grid.boxes[1] * grid.boxes[2], grid.boxes[2], 1], jnp.int32)
+    return jnp.sum(box * strides, axis=-1)
+
+
+def _is_narrow(grid: Grid, basis):
+    """Test whether near atoms may be farther than `aside` boxes, as a cell that shrank has them."""
+    widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / jnp.array(grid.boxes, jnp.int32)
     enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
-    is_narrow = jnp.any(~enough & jnp.array(grid.pbc))
-    return senders, receivers, away, Needed(found, fullest, is_narrow)
+    return jnp.any(~enough & jnp.array(grid.pbc))
 
 
 def _inverse(matrix, xp=jnp):

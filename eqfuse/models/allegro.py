@@ -36,7 +36,7 @@ from eqfuse.models.radial import (
     spherical_harmonics,
     spline_basis,
 )
-from eqfuse.models.radial_table import Pairs, Point, RadialTable, kept, radial_basis
+from eqfuse.models.radial_table import Point, RadialTable, SpeciesPairs, kept, radial_basis
 from eqfuse.models.species import (
     check_species_settings,
     narrow_settings,
@@ -207,7 +207,7 @@ class Allegro(nn.Module):
         function = network_basis(self, lengths.dtype, envelope)
         reduced = reduced_lengths(self, lengths, species, edges)
         ends = species[edges.receivers], species[edges.senders]
-        pairs = Pairs(ends[0] * self.num_species + ends[1], self.num_species**2)
+        pairs = SpeciesPairs(ends[0] * self.num_species + ends[1], self.num_species**2)
         # [n_edges, num_bessel] or a table, [n_edges]
         basis, envelope = radial_basis(self, reduced, real, function, (self.cutoff,), pairs)
         sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]

@@ -9,7 +9,7 @@ import numpy as np
 from ase.data import covalent_radii
 
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
-from eqfuse.models.radial_table import ALONE, Pairs
+from eqfuse.models.radial_table import ALONE, SpeciesPairs
 from eqfuse.models.species import take
 
 
@@ -49,7 +49,7 @@ def soft_transform(lengths: jax.Array, radii: jax.Array, steepness: float) -> ja
 
 
 def length_transform(network, species, edges) -> tuple:
-    """Return the transform of edge lengths that a MACE has, if any, and the `Pairs` of its edges.
+    """Return the transform of edge lengths that a MACE has, if any, and its `SpeciesPairs`.
 
     It is a function of lengths [n] and of pairs [n], which have no order.
     """
@@ -78,7 +78,7 @@ def length_transform(network, species, edges) -> tuple:
 
     ends = species[edges.senders], species[edges.receivers]
     larger, smaller = jnp.maximum(*ends), jnp.minimum(*ends)
-    return transform, Pairs(larger * (larger + 1) // 2 + smaller, len(of_pairs))
+    return transform, SpeciesPairs(larger * (larger + 1) // 2 + smaller, len(of_pairs))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from eqfuse import ops
 from eqfuse.models import mlp
 from eqfuse.models.irreps import require_positive
-from eqfuse.models.radial_table import ALONE, Pairs, RadialTable, kept, radial_basis
+from eqfuse.models.radial_table import ALONE, RadialTable, SpeciesPairs, kept, radial_basis
 
 TOGETHER = 3
 """Largest number of networks in a kernel, so that kernels do not grow with the layers."""
@@ -154,7 +154,7 @@ def edge_geometry(
     transform: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     apply_cutoff: bool = True,
     *,
-    pairs: Pairs = ALONE,
+    pairs: SpeciesPairs = ALONE,
     network: nn.Module | None = None,
 ) -> tuple[e3nn.IrrepsArray, jax.Array | RadialTable, jax.Array]:
     """Return harmonics of the directions, and functions of the lengths that vanish at the cutoff.

@@ -176,14 +176,14 @@ class Point(NamedTuple):
     pairs: jax.Array  # [n] int32, the number of the pair of species
 
 
-class Pairs(NamedTuple):
+class SpeciesPairs(NamedTuple):
     """The pair of species of each edge; by default functions depend on the length alone."""
 
     index: jax.Array | int = 0  # [n_edges] int32
     count: int = 1
 
 
-ALONE = Pairs()
+ALONE = SpeciesPairs()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ class RadialTable:
 
     function: Callable  # (lengths [n], pairs [n]) to the basis and the envelope
     grid: Grid
-    num_pairs: int  # each has a table of its own, in the order of `Pairs`
+    num_pairs: int  # each has a table of its own, in the order of `SpeciesPairs`
     num_bessel: int
     intervals: Edges  # the interval of each edge, and which of its parts
     parts: int  # of an interval, see `_parts`
@@ -327,7 +327,7 @@ def radial_basis(
     real: jax.Array,  # [n_edges] bool, False for padding
     function: Callable,  # (lengths [n], pairs [n]) to the basis [n, num_bessel], envelope [n]
     breaks: tuple[float, ...],  # see `grid`
-    pairs: Pairs = ALONE,
+    pairs: SpeciesPairs = ALONE,
 ) -> tuple[jax.Array | RadialTable, jax.Array]:
     """Return the radial basis of each edge, zero for padding, or a table, and the envelope."""
     basis, envelope = function(lengths, pairs.index)

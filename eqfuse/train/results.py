@@ -14,7 +14,7 @@ import yaml
 
 from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
-from eqfuse.data.checks_of_labels import nothing_learned
+from eqfuse.data.checks_of_forces import nothing_learned
 from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import UNITS, error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted

@@ -17,7 +17,7 @@ from eqfuse.data import (
     read_structures,
 )
 from eqfuse.data.checks import find_problems, unread_labels
-from eqfuse.data.checks_of_forces import energy_differences, springs
+from eqfuse.data.checks_of_labels import energy_differences, springs
 from eqfuse.data.copies import kept_together
 from eqfuse.data.store import StoredStructures, write_frames
 from eqfuse.train.datasets import load_dataset

@@ -13,8 +13,8 @@ from ase.calculators.emt import EMT
 
 from eqfuse.data import Dataset, Structure, read_embedded, read_structures
 from eqfuse.data.checks import find_problems, wrong_references
+from eqfuse.data.checks_of_forces import nothing_learned
 from eqfuse.data.checks_of_hessians import hessians
-from eqfuse.data.checks_of_labels import nothing_learned
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.remarks import APERIODIC, remarks_of, unread
 from tests.fuzz.labels import FAULTS, PUBLISHED, RIGHT, made, planted, reported

@@ -19,7 +19,8 @@ from ase.md.langevin import Langevin
 
 from eqfuse.data import Structure, read_embedded, read_structures
 from eqfuse.data.checks import aperiodic
-from eqfuse.data.checks_of_labels import energies_elsewhere, forces_elsewhere, lengths
+from eqfuse.data.checks_of_forces import forces_elsewhere
+from eqfuse.data.checks_of_labels import energies_elsewhere, lengths
 from tests.fuzz.checks import FailureError
 
 SILICON = TersoffParameters(

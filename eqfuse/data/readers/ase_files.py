@@ -21,6 +21,7 @@ from eqfuse.data.readers.format import (
     Units,
     lines_of,
     named,
+    refused_as,
     require_file,
 )
 from eqfuse.data.remarks import remarks_of
@@ -48,15 +49,10 @@ def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Ato
 @contextlib.contextmanager
 def _by_ase(path):
     require_file(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of ASE's readers, about parts that are not read here
-            warnings.filterwarnings("error", "scaled_positions .* are equivalent")  # atoms get lost
-            yield
-    except DataError:
-        raise
-    except Exception as err:  # ASE's readers raise many types on broken files
-        raise DataError(f"{path} cannot be read by ASE: {type(err).__name__}: {err}") from err
+    with refused_as(f"{path} cannot be read by ASE"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of ASE's readers, about parts that are not read here
+        warnings.filterwarnings("error", "scaled_positions .* are equivalent")  # atoms get lost
+        yield
 
 
 def _rows(path) -> Iterator[ase.Atoms]:

@@ -1,5 +1,6 @@
 """Names of labels, units and checks of files, which the readers of all formats share."""
 
+import contextlib
 import dataclasses
 import importlib
 import io
@@ -158,6 +159,17 @@ def named(
             yield structure(frame, origin)
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
+
+
+@contextlib.contextmanager
+def refused_as(text: str):
+    """Turn what a library raises into a `DataError` with this text; they raise many types."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as err:
+        raise DataError(f"{text}: {type(err).__name__}: {err}") from err
 
 
 def imported(module: str, path: str | os.PathLike):

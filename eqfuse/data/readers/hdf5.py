@@ -6,7 +6,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from eqfuse.data.readers.ase_files import stress_of
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, imported, named, require_file
+from eqfuse.data.readers.format import (
+    USUAL_KEYS,
+    Keys,
+    Units,
+    imported,
+    named,
+    refused_as,
+    require_file,
+)
 from eqfuse.data.structures import DataError, Structure, Weights
 
 
@@ -24,12 +32,8 @@ def iterate_hdf5(
     """
 
     def structure(group, origin: str) -> Structure:
-        try:
+        with refused_as("not a configuration of mace"):
             return _structure(group, keys, units or Units(), origin)
-        except DataError:
-            raise
-        except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as err:
-            raise DataError(f"not a configuration of mace: {type(err).__name__}: {err}") from err
 
     return named(_groups(path), path, structure)
 
@@ -37,20 +41,15 @@ def iterate_hdf5(
 def _groups(path) -> Iterator:
     require_file(path)
     h5py = imported("h5py", path)
-    try:
-        with h5py.File(path, "r") as file:
-            batches = _numbered(file, "config_batch_")
-            if not batches:
-                raise DataError(
-                    f"{path} has no groups config_batch_0, ... as files of mace_prepare_data; it "
-                    f"has {', '.join(list(file)[:10]) or 'nothing'}"
-                )
-            for batch in batches:
-                yield from _numbered(batch, "config_")
-    except DataError:
-        raise
-    except (KeyError, OSError, RuntimeError, TypeError, ValueError) as err:  # of damaged files
-        raise DataError(f"{path} cannot be read as HDF5: {err}") from err
+    with refused_as(f"{path} cannot be read as HDF5"), h5py.File(path, "r") as file:
+        batches = _numbered(file, "config_batch_")
+        if not batches:
+            raise DataError(
+                f"{path} has no groups config_batch_0, ... as files of mace_prepare_data; it "
+                f"has {', '.join(list(file)[:10]) or 'nothing'}"
+            )
+        for batch in batches:
+            yield from _numbered(batch, "config_")
 
 
 def _numbered(group, prefix: str) -> list:

@@ -12,7 +12,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import atomic_masses, atomic_numbers
 
 from eqfuse.data.readers.ase_files import read_by_ase
-from eqfuse.data.readers.format import lines_of
+from eqfuse.data.readers.format import lines_of, refused_as
 from eqfuse.data.structures import DataError
 
 _UNITS = ("metal", "real", "electron", "si", "cgs", "micro", "nano")
@@ -106,13 +106,11 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
             "columns; the file may have been cut off"
         )
     units = _known_units("".join(items["UNITS"]).strip() if "UNITS" in items else None)
-    try:
+    with refused_as("not a LAMMPS dump"):
         if "id" in columns:
             table.sort(key=lambda row: int(row[columns.index("id")]))
         values = dict(zip(columns, zip(*table, strict=True), strict=True))
         return _atoms(values, head["BOX BOUNDS"], items[head["BOX BOUNDS"]], types, units)
-    except (IndexError, ValueError) as err:
-        raise err if isinstance(err, DataError) else DataError(f"not a LAMMPS dump: {err}") from err
 
 
 _ITEMS = ("TIMESTEP", "NUMBER OF ATOMS", "BOX BOUNDS", "ATOMS")

@@ -13,7 +13,7 @@ from ase.db.row import AtomsRow
 from ase.io.jsonio import decode
 
 from eqfuse.data.readers.ase_files import of_row
-from eqfuse.data.readers.format import imported, require_file
+from eqfuse.data.readers.format import imported, refused_as, require_file
 from eqfuse.data.structures import DataError
 
 _NOT_ROWS = (b"nextid", b"deleted_ids", b"metadata")
@@ -31,39 +31,36 @@ def frames_of_lmdb(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """
     require_file(path)
     lmdb = imported("lmdb", path)
-    try:
-        if os.path.isdir(path) and not (Path(path) / "data.mdb").exists():
-            for file in sorted([*Path(path).glob("*.aselmdb"), *Path(path).glob("*.lmdb")]):
-                yield from frames_of_lmdb(file)
-            return
-        with (
-            lmdb.open(
-                os.fspath(path), subdir=os.path.isdir(path), readonly=True, lock=False, create=False
-            ) as environment,
-            environment.begin() as transaction,
-        ):
-            ids = [key for key, _ in transaction.cursor() if key not in _NOT_ROWS]
-            for key in sorted(ids, key=_number):
-                yield of_row(_row(transaction.get(key), key))
-    except DataError:
-        raise
-    except lmdb.Error as err:
-        raise DataError(f"{path} cannot be read as LMDB: {err}") from err
-    except (zlib.error, json.JSONDecodeError, UnicodeDecodeError) as err:
-        raise DataError(
-            f"{path} does not hold rows of ASE as compressed JSON ({err}); files of pickled "
-            "objects are not read, since they can run any code: write .aselmdb or extended XYZ"
-        ) from err
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as err:
-        raise DataError(f"{path}: a row is damaged: {type(err).__name__}: {err}") from err
+    folder = os.path.isdir(path)
+    if folder and not (Path(path) / "data.mdb").exists():
+        for file in sorted([*Path(path).glob("*.aselmdb"), *Path(path).glob("*.lmdb")]):
+            yield from frames_of_lmdb(file)
+        return
+    how = {"subdir": folder, "readonly": True, "lock": False, "create": False}
+    with (
+        refused_as(f"{path} cannot be read as LMDB"),
+        lmdb.open(os.fspath(path), **how) as environment,
+        environment.begin() as transaction,
+    ):
+        ids = [key for key, _ in transaction.cursor() if key not in _NOT_ROWS]
+        for key in sorted(ids, key=_number):
+            with refused_as(f"{path}: a row is damaged"):
+                atoms = of_row(_row(path, transaction.get(key), key))
+            yield atoms
 
 
 def _number(key: bytes) -> tuple[int, bytes]:
     return (int(key), b"") if key.isdigit() else (0, key)
 
 
-def _row(value: bytes, key: bytes) -> AtomsRow:
-    fields = decode(zlib.decompress(value).decode("utf-8"))
+def _row(path, value: bytes, key: bytes) -> AtomsRow:
+    try:
+        fields = decode(zlib.decompress(value).decode("utf-8"))
+    except (zlib.error, json.JSONDecodeError, UnicodeDecodeError) as err:
+        raise DataError(
+            f"{path} does not hold rows of ASE as compressed JSON ({err}); files of pickled "
+            "objects are not read, since they can run any code: write .aselmdb or extended XYZ"
+        ) from err
     for name in all_properties:
         if isinstance(fields.get(name), list):
             fields[name] = np.array(fields[name])

@@ -36,7 +36,7 @@ def row_of(name, calculator, duration=0, **options):
     groups = {
         "path": certificate._of_paths,
         "repeat": lambda: [certificate._of_repeats()],
-        "history": certificate._of_calls,
+        "history": lambda: [*certificate._of_paths(), *certificate._of_calls()],
         "nve": lambda: [certificate._of_dynamics()],
         "backend": lambda: [certificate._against(*options["others"][0])],
     }

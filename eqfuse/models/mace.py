@@ -1,5 +1,6 @@
 """MACE: message passing with higher-order equivariant messages (Batatia et al. 2022)."""
 
+import functools
 import math
 from typing import Literal
 
@@ -19,7 +20,13 @@ from eqfuse.models.irreps import (
 from eqfuse.models.mace_layers import MACELayer, Readout
 from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.pairs import length_transform
-from eqfuse.models.radial import edge_geometry
+from eqfuse.models.radial import (
+    lengths_and_directions,
+    network_basis,
+    polynomial_cutoff,
+    spherical_harmonics,
+)
+from eqfuse.models.radial_table import radial_basis
 from eqfuse.models.species import take, take_species
 
 
@@ -178,24 +185,16 @@ class MACE(nn.Module):
     @nn.compact
     def __call__(self, vectors, species, edges):
         """Predict `irreps_out` for each node; operands, result and errors are those of `NequIP`."""
-        require_positive(
-            num_species=self.num_species,
-            readout_hidden=self.readout_hidden,
-            avg_num_neighbors=self.avg_num_neighbors,
-        )
+        positive = ("num_species", "readout_hidden", "avg_num_neighbors", "cutoff", "num_bessel")
+        require_positive(**{name: getattr(self, name) for name in (*positive, "poly_power")})
         all_irreps = self.basis_and_feature_irreps()
         transform, pairs = length_transform(self, species, edges)
-        sh, basis, envelope = edge_geometry(
-            vectors,
-            self.lmax,
-            self.cutoff,
-            self.num_bessel,
-            self.poly_power,
-            transform,
-            self.apply_cutoff,
-            pairs=pairs,
-            network=self,
-        )  # [n_edges, irreps_sh], [n_edges, num_bessel] or a table
+        lengths, directions, real = lengths_and_directions(vectors)
+        envelope = functools.partial(polynomial_cutoff, cutoff=self.cutoff, power=self.poly_power)
+        function = network_basis(self, lengths.dtype, envelope, transform, self.apply_cutoff)
+        # [n_edges, num_bessel] or a table, [n_edges]
+        basis, envelope = radial_basis(self, lengths, real, function, (self.cutoff,), pairs)
+        sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
         if not (self.density_normalization or self.nonlinear):
             sh = sh / math.sqrt(self.avg_num_neighbors)
         h = embed_species(self, species, basis.dtype)

@@ -12,8 +12,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.models import mlp
-from eqfuse.models.irreps import require_positive
-from eqfuse.models.radial_table import ALONE, RadialTable, SpeciesPairs, kept, radial_basis
+from eqfuse.models.radial_table import RadialTable, kept
 
 TOGETHER = 3
 """Largest number of networks in a kernel, so that kernels do not grow with the layers."""
@@ -34,23 +33,31 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
     return _waves(lengths, _frequencies(num_bessel, cutoff, lengths.dtype), cutoff)
 
 
-def network_basis(network, dtype, envelope: Callable[[jax.Array], jax.Array]) -> Callable:
+def network_basis(
+    network,
+    dtype,
+    envelope: Callable[[jax.Array], jax.Array],
+    transform: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    apply_cutoff: bool = True,
+) -> Callable:
     """Return the Bessel functions of a network times an envelope, and that, as a function.
 
-    It maps lengths [n] Å, in any precision, to [n, num_bessel] and [n], as `radial_basis` asks for.
-    Frequencies may be parameters.
+    It maps lengths [n] Å, in any precision, and pairs of species [n] to [n, num_bessel] and [n], as
+    `radial_basis` asks for. Frequencies may be parameters. The transform is of the lengths before
+    the Bessel functions, which are not multiplied by the envelope without `apply_cutoff`.
     """
     cutoff, count, trained = network.cutoff, network.num_bessel, None
-    if network.trainable_bessel:
+    if getattr(network, "trainable_bessel", False):
         trained = network.param("frequencies", lambda _: _frequencies(count, cutoff, dtype))
 
-    def function(lengths, _):
+    def function(lengths, pairs):
+        factor = envelope(lengths)
+        lengths = lengths if transform is None else transform(lengths, pairs)
         if trained is None:
             basis = bessel_basis(lengths, count, cutoff)
         else:
             basis = _waves(lengths, trained.astype(lengths.dtype), cutoff)
-        factor = envelope(lengths)
-        return basis * factor[:, None], factor
+        return basis * factor[:, None] if apply_cutoff else basis, factor
 
     return function
 
@@ -143,48 +150,6 @@ def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
         ]
     array = jnp.stack([column for l in ls for column in columns[l]], axis=-1)
     return e3nn.IrrepsArray([(1, (l, (-1) ** l)) for l in ls], array)
-
-
-def edge_geometry(
-    vectors: jax.Array,
-    lmax: int,
-    cutoff: float,
-    num_bessel: int,
-    poly_power: int,
-    transform: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
-    apply_cutoff: bool = True,
-    *,
-    pairs: SpeciesPairs = ALONE,
-    network: nn.Module | None = None,
-) -> tuple[e3nn.IrrepsArray, jax.Array | RadialTable, jax.Array]:
-    """Return harmonics of the directions, and functions of the lengths that vanish at the cutoff.
-
-    Args:
-      vectors: [n_edges, 3] Å, of zero length for padding.
-      lmax: largest l of the spherical harmonics.
-      cutoff, num_bessel, poly_power: see `polynomial_cutoff` and `bessel_basis`.
-      transform: of the lengths and pairs [n], positive, before the Bessel functions; None for none.
-      apply_cutoff: False for a basis that is not multiplied by the envelope.
-      pairs: the pair of species of each edge, if radial functions depend on it.
-      network: whose radial functions may be read from tables, see `radial_table.choose`; None for
-        the basis itself.
-    Returns:
-      spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...]; Bessel functions, [n_edges,
-      num_bessel] or a table; the polynomial cutoff, [n_edges], zero for padding and beyond it.
-    Raises:
-      ValueError: settings that are not positive.
-    """
-    require_positive(cutoff=cutoff, num_bessel=num_bessel, poly_power=poly_power)
-    lengths, directions, real = lengths_and_directions(vectors)
-
-    def function(lengths, pairs):
-        envelope = polynomial_cutoff(lengths, cutoff, poly_power)
-        transformed = lengths if transform is None else transform(lengths, pairs)
-        basis = bessel_basis(transformed, num_bessel, cutoff)
-        return basis * envelope[:, None] if apply_cutoff else basis, envelope
-
-    basis, envelope = radial_basis(network, lengths, real, function, (cutoff,), pairs)
-    return spherical_harmonics(directions, range(lmax + 1)), basis, envelope
 
 
 class RadialNetworks(nn.Module):

@@ -56,7 +56,12 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
     """Return the arrays and their units."""
     require_file(path)
     try:
-        with open(path, "rb") as stream, _npz(path, stream) as file:
+        with open(path, "rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(
+                    f"{path} is a single array, not an npz file with {', '.join(_RMD17)}"
+                )
             keys = _MD22 if set(_MD22) <= set(file) else _RMD17
             missing = [key for key in keys if key not in file]
             if missing:
@@ -64,8 +69,7 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
                     f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}, "
                     f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
                 )
-            units = _units(path, file)
-            return {key: file[key] for key in keys}, units
+            return {key: file[key] for key in keys}, _units(path, file)
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
@@ -82,17 +86,9 @@ def _units(path, file) -> Units:
     names = {"e_unit": "kcal/mol", "r_unit": "Å"}
     for key in names:
         if key in file:
-            value = file[key]
-            name = value.item() if value.size == 1 else value.tolist()
+            name = file[key].tolist() if file[key].size != 1 else file[key].item()
             names[key] = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
     try:
         return Units.of(*names.values())
     except DataError as err:
         raise DataError(f"{path} (e_unit, r_unit): {err}; convert the arrays") from err
-
-
-def _npz(path, stream) -> np.lib.npyio.NpzFile:
-    file = np.load(stream, allow_pickle=False)
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise DataError(f"{path} is a single array, not an npz file with {', '.join(_RMD17)}")
-    return file

@@ -72,6 +72,7 @@ def product(x, y, weights, edges, compute_capability=None):
     spec = changed(kernel.spec)
     return jax_triton.triton_call(
         *operands(kernel, x, y, weights, edges),
+        x.shape[0],
         kernel=load(spec),
         out_type=jax.ShapeDtypeStruct((x.shape[0], 64), jnp.float32),
         grid=kernel.grid(weights.shape[0], x.shape[0]),
@@ -83,7 +84,10 @@ def product(x, y, weights, edges, compute_capability=None):
 
 
 def operands(kernel, x, y, weights, edges):
-    """Return the arrays of the kernel: those of the form, then those that walk the graph."""
+    """Return the arrays of the kernel: those of the form, then those that walk the graph.
+
+    Behind them it takes the number of nodes, within which it reads.
+    """
     return x, y, weights, *(getattr(edges, name) for name in kernel.index_arrays)
 
 

@@ -65,7 +65,8 @@ def test_the_example_changes_what_is_computed(tmp_path, monkeypatch, capsys):
     def error(spec):
         inputs = [np.asarray(a) for a in example["operands"](kernel, *arrays, edges)]
         out = np.full((len(arrays[0]), 64), np.nan, np.float32)
-        interpret(spec, inputs, [out], grid=kernel.grid(len(arrays[2]), len(arrays[0])))
+        nodes, grid = len(arrays[0]), kernel.grid(len(arrays[2]), len(arrays[0]))
+        interpret(spec, inputs, [out], (nodes,), grid=grid)
         return np.abs(out - np.asarray(example["expected"](*arrays, edges))).max()
 
     # products of two numbers below 4 and a weight, of up to 12 edges

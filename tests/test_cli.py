@@ -79,7 +79,7 @@ OPTIONS = {
     "relax": (["RUN", "FILE"], "cell", "true", "cel"),
     "export": (["RUN", "FILE"], "for", "pjrt", "fr"),
     "convert": (["mace", "FILE", "RUN"], "head", "one", "haed"),
-    "info": (["RUN", "FILE"], "types", "Cu", "typs"),
+    "info": (["RUN", "FILE"], "types", "Cu,O", "typs"),
     "bench": ([], "dry_run", "true", "dry_rum"),
 }
 """Words of each command, one of its settings, a value of it, and a wrong name."""
@@ -105,8 +105,9 @@ def test_settings_are_written_in_one_way_by_every_command(name, tmp_path, monkey
     ways += [[f"--{setting}", *value.split(",")]] if "," in value else []
     for way in ways:
         main([name, *words, *way])
-    assert capsys.readouterr().err.count("\n") == (len(ways) if name not in ("md", "train") else 0)
-    assert [*map(repr, found)] == [repr(found[0])] * len(ways)
+    main([name, f"--{setting}", value, *words])
+    assert capsys.readouterr().err.count("\n") == (len(found) if name not in ("md", "train") else 0)
+    assert [*map(repr, found)] == [repr(found[0])] * (len(ways) + 1)
     main([name, *words])
     assert repr(found[-1]) != repr(found[0])
     given = [f"{wrong}={value}"], [f"--{wrong}", value]

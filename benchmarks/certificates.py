@@ -1,4 +1,4 @@
-"""Print a matrix of reports of `eqfuse check --json`: `python -m benchmarks.certificates *.json`.
+"""Print a matrix of reports: `python -m benchmarks.certificates *.json` (`eqfuse check json=`).
 
 A line for each potential, with what failed or was noted and by how much.
 """

@@ -1,6 +1,6 @@
 """The console command: the right program, its arguments and its exit code."""
 
-import argparse
+import re
 import subprocess
 import sys
 
@@ -8,6 +8,11 @@ import pytest
 
 from eqfuse import __version__
 from eqfuse.cli import COMMANDS, main
+from eqfuse.inference.uncertainty import Uncertainty
+from eqfuse.md import simulation
+from eqfuse.runs import command
+from eqfuse.runs.errors import ConfigError
+from eqfuse.train import main as train
 from tests.child import run_python
 
 
@@ -46,23 +51,94 @@ def test_a_reader_of_its_output_that_ends_is_no_error():
 
 
 def test_a_reader_that_ends_is_no_error_of_what_predicts():
-    from eqfuse.inference.commands import run
-
     def task(_):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        run(argparse.ArgumentParser(), [], task)
+        command.run(Uncertainty, task, ["RUN"])
 
 
 def test_each_command_has_help_of_its_own(capsys):
-    assert main(["train", "--help"]) == 0
-    assert "\n  eqfuse train [name=value ...]\n" in capsys.readouterr().out
-    for name in ("predict", "evaluate", "check", "export", "convert", "info"):
-        with pytest.raises(SystemExit) as ended:
-            main([name, "--help"])
-        assert ended.value.code == 0
-        assert capsys.readouterr().out.startswith(f"usage: eqfuse {name} [-h]")
+    for name in COMMANDS:
+        assert main([name, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert f"\n  eqfuse {name} " in out
+        assert "[name=value ...]" in out
+
+
+OPTIONS = {
+    "train": (["data=lif"], "data.batch_size", "3", "data.batch_siz"),
+    "predict": (["RUN", "FILE"], "batch_size", "3", "batch_siz"),
+    "evaluate": (["RUN", "FILE"], "energy_key", "dft", "energie_key"),
+    "select": (["RUNS", "FILE", "OUT"], "most", "-1.5", "mst"),
+    "uncertainty": (["RUN"], "val", "more.xyz", "vall"),
+    "md": (["RUN", "START"], "save_every", "10", "saveevery"),
+    "lammps": (["RUN", "INPUT"], "types", "Si,O", "type"),
+    "check": (["mine:made(sigma=2.2)"], "backends", "xla,llvm", "backendz"),
+    "compare": (["A", "seed=0", "FILE"], "dtype_a", "float32", "dtyp_a"),
+    "relax": (["RUN", "FILE"], "cell", "true", "cel"),
+    "export": (["RUN", "FILE"], "for", "pjrt", "fr"),
+    "convert": (["mace", "FILE", "RUN"], "head", "one", "haed"),
+    "info": (["RUN", "FILE"], "types", "Cu,O", "typs"),
+    "bench": ([], "dry_run", "true", "dry_rum"),
+}
+"""Words of each command, one of its settings, a value of it, and a wrong name."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_settings_are_written_in_one_way_by_every_command(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seed=0").mkdir()  # a run of seeds=, which is no setting
+    words, setting, value, wrong = OPTIONS[name]
+    parse, found = command.parse, []
+
+    def take(*arguments):
+        found.append(parse(*arguments))
+        raise ConfigError("it is not run")
+
+    monkeypatch.setattr(command, "parse", take)
+    monkeypatch.setattr(simulation, "run", lambda *given: found.append(given))
+    monkeypatch.setattr(train, "_train_all", lambda configs: found.append(configs) or 0)
+    dashed = setting.replace("_", "-")
+    ways = [[f"{setting}={value}"], [f"--{dashed}={value}"], [f"--{setting}", value]]
+    ways += [[f"--{dashed}"]] if value == "true" else []
+    ways += [[f"--{setting}", *value.split(",")]] if "," in value else []
+    for way in ways:
+        main([name, *words, *way])
+    main([name, f"--{setting}", value, *words])
+    assert capsys.readouterr().err.count("\n") == (len(found) if name not in ("md", "train") else 0)
+    assert [*map(repr, found)] == [repr(found[0])] * (len(ways) + 1)
+    main([name, *words])
+    assert repr(found[-1]) != repr(found[0])
+    given = [f"{wrong}={value}"], [f"--{wrong}", value]
+    for way in given:
+        assert main([name, *words, *way]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith(f"error: {wrong} is not a setting ")
+        assert re.search(rf"nearest: ([a-z]+, )?{setting}\b", error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "RUN is missing: eqfuse predict RUN FILE [OUT] [name=value ...]; see --help"),
+        (["a"], "FILE is missing: eqfuse predict RUN FILE"),
+        (["a", "b", "c", "d"], "d is one too many: eqfuse predict RUN FILE"),
+        (["a", "b", "--head"], "--head needs a value: head=VALUE"),
+        (["a", "b", "--head", "--dtype=float32"], "--head needs a value: head=VALUE"),
+        (["a", "b", "-x=1"], "-x=1 is not a setting; write it as name=value"),
+        (["a", "b", "dtype=half"], "dtype=half is unknown; choose from: float32, float64"),
+        (["a", "b", "batch_size=0"], "batch_size=0 is impossible: it must be finite and greater"),
+        (
+            ["a", "b", "batch_size=1.5"],
+            "batch_size=1.5 is impossible: it must be a whole number",
+        ),
+        (["a\0", "b"], "RUN='a\\x00' is impossible: it must be without NUL characters"),
+    ],
+)
+def test_arguments_that_are_wrong_are_one_line(arguments, message, capsys):
+    assert main(["predict", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
@@ -78,9 +154,8 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("python ")
     assert main(["info", str(tmp_path)]) == 2  # no run
     assert "has no checkpoint" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(["info", str(tmp_path), "FILE", "all"])
-    assert ended.value.code == 2
+    assert main(["info", str(tmp_path), "FILE", "all"]) == 2
+    assert "all is one too many: eqfuse info [RUN] [FILE]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

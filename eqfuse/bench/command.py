@@ -1,27 +1,8 @@
-"""Check and time eqfuse on one GPU, beside e3nn-jax, in one call of ten minutes.
+"""The command `eqfuse bench`, its jobs, and the process that runs them."""
 
-    eqfuse bench [--out FILE] [--minutes 10] [--only TEXT]
-
-This is what a user of a GPU runs first; a report of a fault should have its file of results.
-
-parity   Every op and two orders of derivative of backend "triton" against e3nn-jax in float64, and
-         whether a second run has the same bits.
-kernels  The same ops, forward, backward and backward of backward, against e3nn-jax jitted.
-steps    Training steps of the three models against e3nn-jax.
-forces   Energy and forces of networks and sizes of which peers publish times (--only forces).
-
-Two cases come first, their parity and their times; then the rest. No time is given of what is not
-right. What fails, is missing, or does not fit into the minutes is a result that says so; an error
-of eqfuse fails the command when all is done. Results are printed, and written to FILE as they come.
-
-Without a GPU, --dry-run runs all of it in tiny sizes on the CPU, where no number means anything.
-"""
-
-from __future__ import annotations
-
-import argparse
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -33,6 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import NamedTuple
+
+from eqfuse.runs import command
+from eqfuse.runs.schema import setting
 
 LARGE, MIDDLE = (3_000, 160_000), (1_000, 50_000)
 REDUCED, MANY = (24, 400), (1_000, 3_000)
@@ -272,26 +256,44 @@ def lines(group: str, result: dict) -> list[tuple[str, ...]]:
     return found
 
 
+@dataclasses.dataclass
+class Bench:
+    """Check and time eqfuse on one GPU, beside e3nn-jax, in one call of ten minutes.
+
+    This is what a user of a GPU runs first; a report of a fault should have its file of results.
+
+    parity   Every op and two orders of derivative of backend "triton" against e3nn-jax in float64,
+             and whether a second run has the same bits.
+    kernels  The same ops, forward, backward and backward of backward, against e3nn-jax jitted.
+    steps    Training steps of the three models against e3nn-jax.
+    forces   Energy and forces of networks and sizes of which peers publish times (only=forces).
+
+    Two cases come first, their parity and their times; then the rest. No time is given of what is
+    not right. What fails, is missing, or does not fit into the minutes is a result that says so; an
+    error of eqfuse fails the command when all is done. Results are printed, and written to a file
+    as they come. Without a GPU, dry_run=true runs all of it in tiny sizes on the CPU, where no
+    number means anything.
+    """
+
+    out: pathlib.Path = setting(pathlib.Path("results.json"), "file of the results")
+    minutes: float = setting(10.0, "after which nothing runs")
+    only: str = setting("", "only what holds this in '<group> <case> <dtype>'")
+    seconds: float = setting(2.0, "to time each case")
+    dry_run: bool = setting(False, DRY)
+
+
 def main(arguments: list[str] | None = None, peers: str = "") -> int:
-    """Run what the options ask for; `peers` is a module with more sides, see `times.of_op`."""
-    parser = argparse.ArgumentParser(
-        prog="eqfuse bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", "--json", type=pathlib.Path, default=pathlib.Path("results.json"))
-    parser.add_argument("--minutes", type=float, default=10, help="after which nothing runs")
-    parser.add_argument(
-        "--only", default="", help="only what holds this in '<group> <case> <dtype>'"
-    )
-    parser.add_argument("--seconds", type=float, default=2, help="to time each case")
-    parser.add_argument("--dry-run", action="store_true", help=DRY)
-    options = parser.parse_args(arguments)
+    """Run what the settings ask for; `peers` is a module with more sides, see `times.of_op`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return command.run(Bench, lambda options: _bench(options, peers), arguments)
+
+
+def _bench(options: Bench, peers: str):
     dry, names = options.dry_run, ("group", "case", "dtype")
     asked = tiny(jobs()) if dry else jobs()
     asked = [job for job in asked if options.only in " ".join(job.label[n] for n in names)]
     if not asked:
-        sys.exit(f"nothing holds --only {options.only!r}")
+        sys.exit(f"nothing holds only={options.only!r}")
     content = {"command": shlex.join(["python", *sys.orig_argv[1:]]), "dry_run": dry}
     if dry:
         print(DRY)
@@ -303,10 +305,9 @@ def main(arguments: list[str] | None = None, peers: str = "") -> int:
     try:
         run = Run(worker, options.out, content, options.minutes, settings)
         if wrong := run.describe():
-            sys.exit(f"cannot measure here: {wrong}; without a GPU: --dry-run")
+            sys.exit(f"cannot measure here: {wrong}; without a GPU: dry_run=true")
         found = run.all(asked)["results"]
     finally:
         worker.stop()
     if failed := [result for result in found if "error" in result]:
         sys.exit("\n".join(f"error: {json.dumps(result)}" for result in failed))
-    return 0

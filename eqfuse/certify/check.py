@@ -1,8 +1,9 @@
 """Certify a potential on this machine: all questions, and the command `eqfuse check`."""
 
-import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import ase
 import ase.data
@@ -20,8 +21,10 @@ from eqfuse.certify.structures import made_structures, rattled
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
 from eqfuse.data.neighbors import require_apart
-from eqfuse.inference.commands import add_types, run
+from eqfuse.inference.commands import require_backend
 from eqfuse.inference.lists import naming
+from eqfuse.runs import command
+from eqfuse.runs.schema import BACKEND, POSITIVE, TYPES, setting, word
 
 RATTLE = 0.03
 """Å, by which atoms of a file are moved at random, so that forces do not vanish by symmetry."""
@@ -71,7 +74,7 @@ class Certificate:
                 subject.elements
             )
         if not elements:
-            raise DataError("name the elements, such as --elements Cu,O, or give a file")
+            raise DataError("name the elements, such as elements=Cu,O, or give a file")
         if len(elements) > 4:
             elements = sorted(self._rng.choice(elements, 4, replace=False).tolist())
         self.subject, self.elements = subject, elements
@@ -289,26 +292,40 @@ def drift(atoms: ase.Atoms, timestep: float, energies, velocities, forces):
     return times, energies, float(abs(np.polyfit(times, energies, 1, w=window)[0]))
 
 
-def main(arguments: list[str]) -> int:
-    """Check a potential, and print a table and a verdict.
+@dataclasses.dataclass
+class Check:
+    """Certify a potential on this machine.
 
-    Returns:
-      0 all passed; 1 a check failed; 2 a potential or file that cannot be used.
+    It asks for forces, stress, symmetries, smoothness, history, precision and the energy in
+    dynamics. CALCULATOR is the folder of a run, a file of its network, or any calculator of ASE as
+    'module:function(arguments)', such as 'ase.calculators.emt:EMT()'. The exit code is 0 if all
+    checks pass, 1 if not. The last four settings are those of a run.
     """
-    return run(_parser(), arguments, _check)
+
+    calculator: str = word("what is checked")
+    file: Path | None = word("structures besides those that are made, without labels too", None)
+    types: tuple[str, ...] | None = setting(None, TYPES)
+    python: Path | None = setting(None, "Python of the calculator's environment, with ase, numpy")
+    elements: tuple[str, ...] | None = setting(None, "of the structures that are made, as Cu,O")
+    frames: int = setting(3, "frames of the file, evenly spaced", POSITIVE)
+    picoseconds: float = setting(2.0, "of dynamics; 0 for none")
+    temperature: float = setting(300.0, "K, of dynamics")
+    report: Path | None = setting(None, "file to write: .html, or .md")
+    json: Path | None = setting(None, "file to write all numbers to")
+    which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
+    dtype: Literal["float64", "float32"] | None = setting(None, "null: float64, and both compared")
+    backend: str | None = setting(None, BACKEND)
+    backends: tuple[str, ...] | None = setting(None, "to compare with; null: all that run here")
 
 
 def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
     """Return frames of a file, evenly spaced, with their places as names; none without a file.
 
     Raises:
-      DataError: no structures of several atoms in the file, fewer than one frame asked for, or two
-        atoms nearer than 0.3 Å.
+      DataError: no structures of several atoms in the file, or two atoms nearer than 0.3 Å.
     """
     if file is None:
         return []
-    if frames < 1:
-        raise DataError(f"--frames must be at least 1, got {frames}")
     structures = read_structures(file, types=types, require_labels=False)
     structures = [s for s in structures if not s.is_isolated_atom]
     if not structures:
@@ -324,14 +341,16 @@ def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
     ]
 
 
-def _check(options) -> int:
+@command.of(Check)
+def main(options: Check) -> int:
+    require_backend(options.backend)
     check_paths(options.report, options.json)
     elements = None
     if options.elements:
-        unknown = [e for e in options.elements.split(",") if e not in ase.data.atomic_numbers]
+        unknown = [e for e in options.elements if e not in ase.data.atomic_numbers]
         if unknown:
-            raise DataError(f"--elements: {unknown[0]} is no element; write them as Cu,O")
-        elements = [ase.data.atomic_numbers[e] for e in options.elements.split(",")]
+            raise DataError(f"elements={unknown[0]} is no element; write them as Cu,O")
+        elements = [ase.data.atomic_numbers[e] for e in options.elements]
     frames = frames_of(options.file, options.frames, options.types)
     kinds = {k: getattr(options, k) for k in ("python", "which", "backend", "dtype")}
     subject = open_subject(options.calculator, **kinds)
@@ -370,51 +389,3 @@ def _check(options) -> int:
         print(f"{CHECKS[row.name][0]}: {row.meaning}")
     print(report.verdict)
     return 1 if failed else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    what = (
-        "Certify a potential on this machine: forces, stress, symmetries, smoothness, history, "
-        "precision and the energy in dynamics. Exit code 0 if all checks pass, 1 if not."
-    )
-    parser = argparse.ArgumentParser(prog="eqfuse check", description=what)
-    parser.add_argument(
-        "calculator",
-        metavar="CALCULATOR",
-        help="folder of a run, file of its network, or any calculator of ASE as "
-        "'module:function(arguments)', such as 'ase.calculators.emt:EMT()'",
-    )
-    parser.add_argument(
-        "file",
-        type=Path,
-        nargs="?",
-        help="structures to check it on besides those that are made, without labels too",
-    )
-    add_types(parser)
-    parser.add_argument(
-        "--python", type=Path, help="Python of the calculator's environment, with ase and numpy"
-    )
-    parser.add_argument("--elements", help="of the structures that are made, such as Cu,O")
-    parser.add_argument(
-        "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
-    )
-    parser.add_argument(
-        "--picoseconds", type=float, default=2.0, help="of dynamics; 0 for none [%(default)s]"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
-    )
-    parser.add_argument("--report", type=Path, help="file to write: .html, or .md")
-    parser.add_argument("--json", type=Path, help="file to write all numbers to")
-    of_runs = parser.add_argument_group("of a run")
-    of_runs.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
-    of_runs.add_argument(
-        "--dtype",
-        choices=("float64", "float32"),
-        help="float64 if not given, which is compared with float32",
-    )
-    of_runs.add_argument("--backend", help="of the ops; by device if not given")
-    of_runs.add_argument(
-        "--backends", nargs="*", help="to compare with; all that run here if not given"
-    )
-    return parser

@@ -1,9 +1,10 @@
 """Compare two potentials on the same structures: the command `eqfuse compare`."""
 
-import argparse
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import ase
 import numpy as np
@@ -14,7 +15,9 @@ from eqfuse.certify.check import frames_of
 from eqfuse.certify.questions import SIGMAS
 from eqfuse.certify.rows import worst_of
 from eqfuse.certify.subjects import Subject, open_subject
-from eqfuse.inference.commands import add_types, run
+from eqfuse.inference.commands import require_backend
+from eqfuse.runs import command
+from eqfuse.runs.schema import POSITIVE, TYPES, setting, word
 
 _BINS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, np.inf)  # Å, of the nearest neighbour
 _FARTHEST = 4.0
@@ -120,38 +123,39 @@ def _which_is_wrong(subjects, atoms, rng) -> list[str]:
     return lines
 
 
-def main(arguments: list[str]) -> int:
-    """Compare two potentials, and print a table.
+@dataclasses.dataclass
+class Compare:
+    """Compare energies, forces and stress of two potentials on the frames of a file.
 
-    Returns:
-      0 they agree; 1 they do not; 2 a potential or file that cannot be used.
+    It says which of them is inconsistent with itself. The exit code is 0 if they agree within
+    rounding, 1 if not. Settings that end with _a are of A, those that end with _b of B.
     """
-    what = (
-        "Compare energies, forces and stress of two potentials on the frames of a file, and say "
-        "which of them is inconsistent with itself. Exit code 0 if they agree within rounding."
-    )
-    parser = argparse.ArgumentParser(prog="eqfuse compare", description=what)
-    for name in ("a", "b"):
-        parser.add_argument(name, metavar=name.upper(), help="a run, or module:function(arguments)")
-    parser.add_argument("file", type=Path, help="structures, without labels too")
-    for name in ("a", "b"):
-        of_one = parser.add_argument_group(f"of {name.upper()}")
-        of_one.add_argument(f"--python-{name}", type=Path, help="Python of its environment")
-        of_one.add_argument(f"--dtype-{name}", choices=("float32", "float64"), help="of a run")
-        of_one.add_argument(f"--backend-{name}", help="of the ops of a run")
-        of_one.add_argument(f"--threads-{name}", type=int, help="processors that it may use")
-        of_one.add_argument(f"--batch-{name}", type=int, help="structures of a run at once")
-    add_types(parser)
-    parser.add_argument("--frames", type=int, default=10, help="of the file [%(default)s]")
-    return run(parser, arguments, _compare)
+
+    a: str = word("a run, or module:function(arguments)")
+    b: str = word("another one")
+    file: Path = word("structures, without labels too")
+    types: tuple[str, ...] | None = setting(None, TYPES)
+    frames: int = setting(10, "of the file", POSITIVE)
+    python_a: Path | None = setting(None, "Python of its environment")
+    dtype_a: Literal["float32", "float64"] | None = setting(None, "of a run")
+    backend_a: str | None = setting(None, "of the ops of a run")
+    threads_a: int | None = setting(None, "processors that it may use", POSITIVE)
+    batch_a: int | None = setting(None, "structures of a run at once", POSITIVE)
+    python_b: Path | None = setting(None, "Python of its environment")
+    dtype_b: Literal["float32", "float64"] | None = setting(None, "of a run")
+    backend_b: str | None = setting(None, "of the ops of a run")
+    threads_b: int | None = setting(None, "processors that it may use", POSITIVE)
+    batch_b: int | None = setting(None, "structures of a run at once", POSITIVE)
 
 
-def _compare(options) -> int:
+@command.of(Compare)
+def main(options: Compare) -> int:
     frames, subjects = frames_of(options.file, options.frames, options.types), []
     try:
         for name in ("a", "b"):
             own = "python", "dtype", "backend", "threads", "batch"
             kinds = {k: getattr(options, f"{k}_{name}") for k in own}
+            require_backend(kinds["backend"])
             subjects.append(open_subject(getattr(options, name), **kinds))
         lines, agree = compare(*subjects, frames)
     finally:

@@ -28,7 +28,7 @@ def check_paths(page: Path | None, numbers: Path | None):
       DataError: a page that is neither .html nor .md, or a file that cannot be written.
     """
     if page is not None and page.suffix not in (".html", ".md"):
-        raise DataError(f"--report {page}: end its name with .html or .md")
+        raise DataError(f"report={page}: end its name with .html or .md")
     for path in filter(None, (page, numbers)):
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
             raise DataError(f"{path} cannot be written: is its folder there, and yours?")

@@ -152,7 +152,7 @@ class Remote(Subject):
             self._process = subprocess.Popen(command, **pipes, env=os.environ | of_threads)
         except OSError as error:
             self._log.close()
-            raise DataError(f"--python {python} cannot be run: {error.strerror}") from error
+            raise DataError(f"python={python} cannot be run: {error.strerror}") from error
         ready = worker.receive(self._process.stdout)
         if ready is None or "error" in ready:
             said = self._last_line() if ready is None else str(ready["error"])
@@ -197,22 +197,19 @@ def open_subject(name: str, *, python=None, threads=None, batch=None, **of_run) 
     Raises:
       CheckpointError, DataError: there is none, or an option that is not for it.
     """
-    for option, number in (("threads", threads), ("batch", batch)):
-        if number is not None and number < 1:
-            raise DataError(f"--{option} must be at least 1, got {number}")
     named = {option: value for option, value in of_run.items() if value is not None}
     if ":" in name and not Path(name).exists():
         if batch is not None or named:
-            options = ", ".join(f"--{k}" for k in [*named, *(["batch"] if batch else [])])
+            options = ", ".join(f"{k}=" for k in [*named, *(["batch"] if batch else [])])
             raise DataError(
                 f"{options}: of a run only; give options of {name} between its parentheses"
             )
         return Remote(name, python, threads)
     if python is not None:
-        raise DataError("--python is for calculators, module:function(arguments); a run needs none")
+        raise DataError("python= is for calculators, module:function(arguments); a run needs none")
     if threads is None:
         return Run(name, batch=batch, **named)
     if batch is not None:
-        raise DataError("--threads computes one structure at a time: leave out --batch")
+        raise DataError("threads= computes one structure at a time: leave out batch=")
     options = "".join(f", {k}={v!r}" for k, v in ({"dtype": "float64"} | named).items())
     return Remote(f"eqfuse:Calculator({str(name)!r}{options})", threads=threads)

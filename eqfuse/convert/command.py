@@ -1,16 +1,6 @@
-"""The command `eqfuse convert`: networks of other programs as runs, and back.
+"""The command `eqfuse convert`: networks of other programs as runs, and back."""
 
-eqfuse convert 7net-0 RUN               # a published network by its name, as a run
-eqfuse convert list                     # their names, programs, elements and licences
-eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
-eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn
-eqfuse convert nequix FILE.nqx RUN      # a network of nequix
-eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
-eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
-                                        # as a program that runs without eqfuse: eqfuse export
-"""
-
-import argparse
+import dataclasses
 from pathlib import Path
 
 from ase.data import chemical_symbols
@@ -20,73 +10,69 @@ from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
+from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError, ConfigError
-from eqfuse.runs.stopping import fail
+from eqfuse.runs.schema import nearest, require, setting, word
 
-_PROGRAMS = {
-    "mace": ("FILE.model", "a .model file of mace (mace-torch)", "--head", "several heads"),
-    "sevennet": ("FILE.pth", "a checkpoint of sevenn", "--modal", "several fidelities"),
-    "nequix": ("FILE.nqx", "a .nqx file of nequix", None, None),
-    "nequip": ("FILE", "a .nequip.zip, or a deployed .pth of nequip 0.5 or 0.6", None, None),
-}
-"""The name of the file, what it is, and how one of several parts of a network is chosen."""
+_CHOICES = {"mace": "head", "sevennet": "modal", "nequix": None, "nequip": None}
+"""How one of several parts of a network of a program is chosen."""
 
 
-def main(arguments: list[str]) -> int:
-    """Convert or export a network.
+@dataclasses.dataclass
+class Convert:
+    """Convert a network of another program to a run, or a run of MACE for mace-torch.
 
-    Returns:
-      0 done; 2 a file or folder that cannot be used.
+    eqfuse convert 7net-0 RUN               # a published network by its name
+    eqfuse convert list                     # their names, programs, elements and licences
+    eqfuse convert mace FILE.model RUN      # a network of mace-torch
+    eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn
+    eqfuse convert nequix FILE.nqx RUN      # a network of nequix
+    eqfuse convert nequip FILE RUN          # a .nequip.zip, or a deployed .pth of nequip 0.5 or 0.6
+    eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
+                                            # as a program that runs without eqfuse: eqfuse export
     """
-    if arguments and (named := published().get(arguments[0].lower())):
-        arguments = [named.program, *arguments]
-    options = _parser().parse_args(arguments)
-    if options.program == "list":
+
+    program: str = word("mace, sevennet, nequix, nequip, list, export, or a name that is listed")
+    source: str | None = word("the file of the network, or the run to export", None)
+    target: Path | None = word("the folder to write, or the file; it must not exist", None)
+    head: str | None = setting(None, "of a network of mace with several; null: all")
+    modal: str | None = setting(None, "of a network of sevennet of several fidelities; null: all")
+
+
+@command.of(Convert, refused=(ConvertError, CheckpointError, OSError))
+def main(options: Convert):
+    program, source, target = options.program, options.source, options.target
+    if named := published().get(program.lower()):
+        require(target is None, "TARGET", target, "left out: RUN follows the name of a network")
+        program, source, target = named.program, program, source
+    if program == "list":
         print(listed())
-        return 0
-    try:
-        if options.program == "export":
-            export_mace(options.run, options.file)
-            print(f"{options.file} is written; scripts/mace_load.py makes a mace network of it")
-            return 0
-        converted = convert(options.program, options.file, options.run, choice=options.choice)
-    except (ConvertError, ConfigError, CheckpointError, OSError) as error:
-        return fail(2, error)
+        return
+    if program not in ("export", *_CHOICES):
+        hint = nearest(program, ["list", "export", *_CHOICES, *published()])
+        raise ConfigError(f"{program} is neither a program nor the name of a network; {hint}")
+    if target is None:
+        files = "RUN FILE.npz" if program == "export" else "FILE RUN"
+        raise ConfigError(f"an argument is missing: eqfuse convert {program} {files}")
+    choices = {name: getattr(options, name) for name in ("head", "modal")}
+    choice = choices.pop(_CHOICES.get(program), None)
+    if given := [name for name, value in choices.items() if value is not None]:
+        raise ConfigError(f"{given[0]}= is not for {program}; leave it out")
+    if program == "export":
+        export_mace(source, target)
+        print(f"{target} is written; scripts/mace_load.py makes a mace network of it")
+        return
+    converted = convert(program, source, target, choice=choice)
     print(_text(converted))
     if converted.heads:
         print(f"heads      {', '.join(converted.heads)}: choose one by head=NAME")
-    print(f"radial     {Network(options.run, head=next(iter(converted.heads), None)).radial}")
-    print(f"run        {options.run}")
-    network = identify(find(options.program, options.file))
+    print(f"radial     {Network(target, head=next(iter(converted.heads), None)).radial}")
+    print(f"run        {target}")
+    network = identify(find(program, source))
     if network is None:
         print("licence    of the weights: that of their authors; check that it allows your use")
     else:
         print(f"published  as {network.name}; licence: {network.licence}; cite {network.citation}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eqfuse convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    programs = parser.add_subparsers(dest="program", required=True, metavar="PROGRAM")
-    for name, (file, what, choice, of) in _PROGRAMS.items():
-        program = programs.add_parser(name, help=what)
-        program.add_argument("file", metavar=file, help=what)
-        program.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
-        program.set_defaults(choice=None)
-        if choice:
-            program.add_argument(choice, dest="choice", help=f"which one, of {of}; without, all")
-    programs.add_parser("list", help="published networks, each of which is converted by its name")
-    export = programs.add_parser(
-        "export",
-        help="a run of MACE, for mace-torch (to run without eqfuse: eqfuse export)",
-    )
-    export.add_argument("run", metavar="RUN", help="the folder of the run")
-    export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
-    return parser
 
 
 def listed() -> str:

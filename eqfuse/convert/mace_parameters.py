@@ -116,7 +116,7 @@ def head_of(network: Record, head: str | None) -> tuple[int, int]:
         return 0, 1
     if head not in heads:
         got = "give one of them" if head is None else f"there is no {head}"
-        raise ConvertError(f"the network has the heads {', '.join(heads)}; {got} by --head NAME")
+        raise ConvertError(f"the network has the heads {', '.join(heads)}; {got} by head=NAME")
     return heads.index(head), len(heads)
 
 

@@ -90,7 +90,7 @@ class _Network:
         if modal not in self.modals:
             got = "give one of them" if modal is None else f"there is no {modal!r}"
             names = ", ".join(self.modals)
-            raise ConvertError(f"the network has the fidelities {names}; {got} by --modal NAME")
+            raise ConvertError(f"the network has the fidelities {names}; {got} by modal=NAME")
         return int(self.modals[modal])
 
     def _features(self) -> list[e3nn.Irreps]:

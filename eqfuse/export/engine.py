@@ -1,4 +1,4 @@
-"""Run a folder that `eqfuse export --for openmm` wrote, by JAX, without eqfuse.
+"""Run a folder that `eqfuse export for=openmm` wrote, by JAX, without eqfuse.
 
     engine = Engine(folder)
     energies, forces, virial = engine.compute(numbers, positions, cell, pbc)
@@ -45,7 +45,7 @@ class Engine:
         self._checksums = {words[1]: int(words[2]) for words in lines if words[0] == "checksum"}
         if one["for"] != "openmm":
             raise ValueError(
-                f"{folder} is for {one['for']}; write one with eqfuse export --for openmm"
+                f"{folder} is for {one['for']}; write one with eqfuse export for=openmm"
             )
         self.cutoff, self.dtype = float(one["cutoff"]), one["dtype"]
         elements = [words[1:] for words in lines if words[0] == "element"]
@@ -58,7 +58,7 @@ class Engine:
                 raise ValueError(
                     f"the kernels in {folder} are for a processor {one['processor']}, and this one "
                     f"is {platform.machine()}; export the network on such a machine, or with "
-                    "--backend xla"
+                    "backend=xla"
                 )
             names = [words[1] for words in lines if words[0] == "kernel"]
             self._whole(one["library"])
@@ -112,7 +112,7 @@ class Engine:
             a, b, _ = self._programs[-1]
             raise ValueError(
                 f"there are {n} atoms and {e} edges, and the largest program holds {a} and {b}; "
-                "export one with more --atoms and --edges"
+                "export one with more atoms= and edges="
             )
         atoms, edges, file = size
         loops = np.arange(edges - e) * atoms // max(edges - e, 1)  # padding, at no distance

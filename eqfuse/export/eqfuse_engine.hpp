@@ -1,11 +1,11 @@
-// Energies, forces and virials of a network that `eqfuse export --for pjrt` wrote, without Python.
+// Energies, forces and virials of a network that `eqfuse export for=pjrt` wrote, without Python.
 //
 //   eqfuse::Engine engine(folder, plugin);  // plugin: a library with XLA's PJRT for CPUs
 //   engine.compute(numbers, owned, senders, receivers, vectors);
 //
 // Atoms are the owned ones, then ghosts. Edge e says that atom senders[e] is a neighbour of
 // receivers[e] within the cutoff, at vectors[3 e ...] (A) from it; all ordered pairs are needed
-// whose receivers are less than `hops` edges away from an owned atom. Folders of --exchange have
+// whose receivers are less than `hops` edges away from an owned atom. Folders of exchange=true have
 // `hops` 1 for any number of layers, and ask `engine.exchange` for the features of ghosts. Errors are
 // exceptions (std::runtime_error) that say what is wrong and what to do. C++17; link with -ldl.
 #pragma once
@@ -139,7 +139,7 @@ class Engine {
   double cutoff = 0;  // A
   int hops = 0;       // ghosts reach this many cutoffs
   bool is_double = false, exchanges = false;
-  // What a folder of --exchange asks for, some times in each compute(), of all domains in the same
+  // What a folder of exchange=true asks for, some times in each compute(), of all domains in the same
   // order. Rows [atoms, width] are of double if is_double, else of float. Forwards, rows of ghosts
   // become those of the atoms whose images they are; in reverse, what ghosts have is added to these
   // atoms, and rows of ghosts become zero. It is called from a thread of XLA's.
@@ -227,7 +227,7 @@ class Engine {
                std::to_string(FORMAT) + "); compile with the eqfuse_engine.hpp in the folder");
       } else if (key == "for") {
         words >> text;
-        if (text != "pjrt") fail(folder + " is for " + text + "; write one with eqfuse export --for pjrt");
+        if (text != "pjrt") fail(folder + " is for " + text + "; write one with eqfuse export for=pjrt");
       } else if (key == "dtype") {
         words >> text;
         is_double = text == "float64";
@@ -290,7 +290,7 @@ class Engine {
     uname(&here);
     if (processor != here.machine)
       fail("the kernels in " + folder + " are for a processor " + processor + ", and this one is " + here.machine +
-           "; export the network on such a machine, or with --backend xla");
+           "; export the network on such a machine, or with backend=xla");
     whole(library);
     void *handle = dlopen((folder + "/" + library).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) fail("the kernels of the network cannot be loaded: " + std::string(dlerror()));
@@ -331,7 +331,7 @@ class Engine {
       }
     auto &most = programs.back();
     fail("there are " + std::to_string(atoms) + " atoms (with ghosts) and " + std::to_string(edges) + " edges, and the largest program holds " +
-         std::to_string(most.atoms) + " and " + std::to_string(most.edges) + "; export one with more --atoms and --edges");
+         std::to_string(most.atoms) + " and " + std::to_string(most.edges) + "; export one with more atoms= and edges=");
   }
 
   void compile(Program &program) {

@@ -1,4 +1,4 @@
-// A program without Python that runs a folder of `eqfuse export --for pjrt`: see usage().
+// A program without Python that runs a folder of `eqfuse export for=pjrt`: see usage().
 //
 //   g++ -O2 -std=c++17 eqfuse_run.cpp -o eqfuse_run -ldl -pthread
 #include <arpa/inet.h>

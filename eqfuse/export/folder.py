@@ -43,7 +43,7 @@ ENGINES = {
 }
 """What a folder is for, and the files of this package that are copied into it."""
 KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_gpu_launch"
-WITHOUT = "--backend xla writes a folder without kernels"
+WITHOUT = "backend=xla writes a folder without kernels"
 
 
 def export_folder(
@@ -158,14 +158,14 @@ def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str,
     if importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("exporting needs flatbuffers: pip install 'eqfuse[export]'")
     if engine == "lammps" and importlib.util.find_spec("lammps_jax") is None:
-        raise ConfigError("--for lammps needs lammps-jax: pip install lammps-jax")
+        raise ConfigError("for=lammps needs lammps-jax: pip install lammps-jax")
     if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+|gfx9\w\w", target)):
         raise ConfigError(
-            "target must be cpu, or with --for pjrt one of CUDA or ROCm such as sm_90 or gfx942, "
+            "target must be cpu, or with for=pjrt one of CUDA or ROCm such as sm_90 or gfx942, "
             f"got {target!r}"
         )
     if exchange and (engine == "openmm" or target != "cpu"):
-        raise ConfigError("features are exchanged with --for pjrt or lammps, on CPUs")
+        raise ConfigError("features are exchanged with for=pjrt or for=lammps, on CPUs")
     if target != "cpu" and backend == "llvm" and shutil.which("g++") is None:
         raise ConfigError(f"the launcher of kernels needs g++; {WITHOUT}")
     reason = machine.unavailable() or library.unavailable()

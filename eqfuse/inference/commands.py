@@ -1,12 +1,13 @@
 """The commands `eqfuse predict`, `eqfuse select` and `eqfuse info`, and the files they write."""
 
-import argparse
+import dataclasses
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import ase
 import ase.io
@@ -24,45 +25,47 @@ from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
-from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs import command
+from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import whole
-from eqfuse.runs.stopping import fail
+from eqfuse.runs.schema import BACKEND, DISPERSION, POSITIVE, TYPES, setting, word
 from eqfuse.train import load_run
 from eqfuse.train.terminal import warnings_printed
 
 
-def run_predict(arguments: list[str]) -> int:
-    """Predict the frames of a file, and write them to another; return the exit code."""
-    what = "Write energies, forces and stress of the frames of a file, as a trained run predicts."
-    parser = argparse.ArgumentParser(prog="eqfuse predict", description=what)
-    parser.add_argument(
-        "run",
-        help="folder of the run, or file of its network; a committee, whose mean and spread are "
-        "written: a folder that holds runs, or a pattern in quotes ('runs/seed*')",
-    )
-    parser.add_argument("file", type=Path, help="frames, with or without labels")
-    parser.add_argument(
-        "out",
-        type=Path,
-        nargs="?",
-        help="file to write: .xyz (extended XYZ), .traj, .db or what else ASE writes (by default "
-        "<file>-predicted.xyz, here)",
-    )
-    add_keys(parser)
-    parser.add_argument("--which", choices=("best", "last"), help="checkpoint (the best there is)")
-    parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
-    parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
-    parser.add_argument("--head", help="which head of a network with several")
-    what = (
-        "is added, by dftd3 on the CPU: 'd3(bj)' (of PBE), 'd3(bj,r2scan)', 'd3(zero)', ...; "
-        "'none' for the network alone (that of the run's data.dispersion if not given)"
-    )
-    parser.add_argument("--dispersion", help=what)
-    add_backend(parser)
-    return run(parser, arguments, _predict)
+@dataclasses.dataclass(kw_only=True)
+class ReadSettings:
+    """How the file of a command is read, and on which backend its network runs."""
+
+    types: tuple[str, ...] | None = setting(None, TYPES)
+    energy_key: str | None = setting(None, "name in the file, eV; null: as in the training")
+    forces_key: str | None = setting(None, "name in the file, eV/Å; null: as in the training")
+    stress_key: str | None = setting(None, "name in the file, eV/Å^3; null: as in the training")
+    backend: str | None = setting(None, BACKEND)
 
 
-def _predict(options):
+@dataclasses.dataclass(kw_only=True)
+class Predict(ReadSettings):
+    """Write energies, forces and stress of the frames of a file, as a trained run predicts.
+
+    RUN may be a committee, whose mean and spread are written: a folder that holds runs, or a
+    pattern in quotes ('runs/seed*'). OUT is .xyz (extended XYZ), .traj, .db or what else ASE
+    writes; without it, FILE-predicted.xyz, here.
+    """
+
+    run: str = word("folder of the run, or file of its network")
+    file: Path = word("frames, with or without labels")
+    out: Path | None = word("file to write", None)
+    which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
+    dtype: Literal["float32", "float64"] | None = setting(None, "null: as trained")
+    batch_size: int | None = setting(None, "frames at once; null: 16, fewer large ones", POSITIVE)
+    head: str | None = setting(None, "of a network with several")
+    dispersion: str | None = setting(None, DISPERSION)
+
+
+@command.of(Predict)
+def run_predict(options: Predict):
+    require_backend(options.backend)
     out = options.out or Path(f"{stem(options.file)}-predicted.xyz")
     if out.is_dir():
         raise data.DataError(f"{out} is a folder; give the name of a file in it")
@@ -72,14 +75,8 @@ def _predict(options):
         raise data.DataError(f"{out} is the file that is read; give another name to write to")
     if not out.parent.is_dir():
         raise data.DataError(f"there is no folder {out.parent}; make it first")
-    networks = load_networks(
-        options.run,
-        which=options.which,
-        dtype=options.dtype,
-        backend=options.backend,
-        head=options.head,
-        dispersion=options.dispersion,
-    )
+    kinds = ("which", "dtype", "backend", "head", "dispersion")
+    networks = load_networks(options.run, **{name: getattr(options, name) for name in kinds})
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")
     keys = label_keys(options, networks[0].metadata["config"]["data"])
@@ -107,28 +104,21 @@ def _predict(options):
         )
 
 
-def run_select(arguments: list[str]) -> int:
-    """Select frames of a file, and write them to another; return the exit code."""
-    what = "Write the frames of a file with the largest spread of a force, to be labelled."
-    parser = argparse.ArgumentParser(prog="eqfuse select", description=what)
-    help = "folder that holds runs, or a pattern in quotes; or one run after `eqfuse uncertainty`"
-    parser.add_argument("runs", help=help)
-    parser.add_argument("file", type=Path, help="frames, with or without labels")
-    parser.add_argument(
-        "out", type=Path, nargs="?", help="file to write (<file>-selected.xyz, here)"
-    )
-    parser.add_argument("--number", type=count_of, default=50, help="of frames (50)")
-    parser.add_argument(
-        "--most",
-        type=float,
-        default=np.inf,
-        help="leave out frames with a spread above this, eV/Å: they may be unphysical",
-    )
-    add_types(parser)
-    return run(parser, arguments, _select)
+@dataclasses.dataclass
+class Select:
+    """Write the frames of a file with the largest spread of a force, to be labelled."""
+
+    runs: str = word("folder that holds runs, or a pattern; or one run after `eqfuse uncertainty`")
+    file: Path = word("frames, with or without labels")
+    out: Path | None = word("file to write; without it, FILE-selected.xyz, here", None)
+    number: int = setting(50, "of frames", POSITIVE)
+    most: float = setting(math.inf, "eV/Å; frames with a larger spread may be unphysical, left out")
+    types: tuple[str, ...] | None = setting(None, TYPES)
 
 
-def _select(options):
+@command.of(Select)
+def run_select(options: Select):
+    require_backend()
     out = options.out or Path(f"{stem(options.file)}-selected.xyz")
     networks = load_networks(options.runs)
     if len(networks) < 2 and networks[0].uncertainty is None:
@@ -142,7 +132,7 @@ def _select(options):
     order = np.argsort(-spreads, kind="stable")
     numbers = order[spreads[order] <= options.most][: options.number].tolist()
     if not numbers:
-        raise data.DataError(f"the spread of all frames is above --most {options.most} eV/Å")
+        raise data.DataError(f"the spread of all frames is above most={options.most} eV/Å")
     format = format_of(out, len(numbers))
     frames = [atoms_of(structures[k], predicted[k]) for k in numbers]
     for atoms, k in zip(frames, numbers, strict=True):
@@ -154,37 +144,32 @@ def _select(options):
     )
 
 
-def run_info(arguments: list[str]) -> int:
-    """Print backends, devices and versions of this machine, or the network of a run."""
-    what = "Print the backends, devices and versions of this machine, or what a run trained."
-    parser = argparse.ArgumentParser(prog="eqfuse info", description=what)
-    parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
-    help = "measure time and memory of energies and forces of its largest frame, and of repeats"
-    parser.add_argument("file", nargs="?", type=Path, help=help)
-    add_types(parser)
-    options = parser.parse_args(arguments)
-    run = options.run
-    if run is None:
+@dataclasses.dataclass
+class Info:
+    """Print the backends, devices and versions of this machine, or what a run trained."""
+
+    run: str | None = word("the folder of a run, or a file of its network", None)
+    file: Path | None = word("whose largest frame is timed, and repeats of it", None)
+    types: tuple[str, ...] | None = setting(None, TYPES)
+
+
+@command.of(Info)
+def run_info(options: Info):
+    if options.run is None:
         print(info())
-        return 0
+        return
     try:
-        module, variables, metadata = load_run(run)
-    except (CheckpointError, ValueError) as error:
-        return fail(2, error)
+        module, variables, metadata = load_run(options.run)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        network = Network(run)
+        network = Network(options.run)
         print(f"  radial   {network.radial}")
         if network.dispersion is not None:
             print(f"  labels were less {network.dispersion}, which predictions add")
-    if options.file is None:
-        return 0
-    try:
-        frames = read_file(options)
-        _print_times(network, max(frames, key=lambda s: s.num_atoms))
-    except (CheckpointError, data.DataError) as error:
-        return fail(2, error)
-    return 0
+    if options.file is not None:
+        _print_times(network, max(read_file(options), key=lambda s: s.num_atoms))
 
 
 _MOST_SECONDS, _CALLS = 30.0, 5
@@ -235,48 +220,18 @@ def _memory(*, reset: bool = False) -> float:
     return 1024.0 * int(re.search(r"VmRSS:\s+(\d+)" if reset else r"VmHWM:\s+(\d+)", status)[1])
 
 
-def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:
-    """Run a command; return what its task returns, 0, or 2 for what cannot be used."""
-    options = parser.parse_args(arguments)
+def require_backend(name: str | None = None):
+    """Refuse a backend that does not run here."""
     try:
-        ops.resolve_here(getattr(options, "backend", None))
+        ops.resolve_here(name)
     except ValueError as error:
-        return fail(2, ValueError(f"--backend: {error}"))
-    try:
-        return task(options) or 0
-    except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
-        raise
-    except (CheckpointError, ConfigError, data.DataError, OSError) as error:
-        return fail(2, error)
-
-
-def add_types(parser: argparse.ArgumentParser):
-    help = "of LAMMPS's types 1, 2, ... in a dump or data file: --types Si O"
-    parser.add_argument("--types", nargs="+", metavar="ELEMENT", help=help)
+        raise ConfigError(str(error)) from error
 
 
 def read_file(options, keys: data.Keys | None = None) -> list[Structure]:
     """Read the file of a command's options, whose labels may be missing."""
     keys = keys or data.Keys()
     return data.read_structures(options.file, keys=keys, types=options.types, require_labels=False)
-
-
-def add_keys(parser: argparse.ArgumentParser):
-    add_types(parser)
-    for name, unit in (("energy", "eV"), ("forces", "eV/Å"), ("stress", "eV/Å^3")):
-        what = f"name in the file, {unit}; as in the training if not given"
-        parser.add_argument(f"--{name}-key", help=what)
-
-
-def add_backend(parser: argparse.ArgumentParser):
-    what = "implementation of the ops, such as xla; by device if not given"
-    parser.add_argument("--backend", help=what)
-
-
-def count_of(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames, 1 or more")
-    return int(text)
 
 
 def label_keys(options, trained_on: dict) -> data.Keys:

@@ -1,6 +1,5 @@
 """The command `eqfuse evaluate RUN FILE`: errors of a trained run on a file."""
 
-import argparse
 import contextlib
 import dataclasses
 from pathlib import Path
@@ -18,42 +17,41 @@ from eqfuse.data.error_table import error_table
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.inference.commands import (
-    add_backend,
-    add_keys,
+    ReadSettings,
     atoms_of,
     label_keys,
     read_file,
-    run,
+    require_backend,
     write_atoms,
 )
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
+from eqfuse.runs import command
 from eqfuse.runs.files import write_table, write_whole
 from eqfuse.runs.log import warn
+from eqfuse.runs.schema import setting, word
 from eqfuse.train.metrics import Predicted as Relative
 
 SOURCE = "file.txt"  # names the file that the results of a folder are of
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
-def main(arguments: list[str]) -> int:
-    """Evaluate a run on a file; print and write the errors; return the exit code."""
-    what = "Print the errors of a trained run on a file, and write them with the predictions."
-    parser = argparse.ArgumentParser(prog="eqfuse evaluate", description=what)
-    parser.add_argument(
-        "run",
-        help="folder of the run, or file of its network; a committee, whose mean is evaluated and "
-        "whose spread is compared with the errors: a folder of runs, or a pattern in quotes",
-    )
-    help = "frames with labels, of which some may be missing"
-    parser.add_argument("file", type=Path, help=help)
-    parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
-    add_keys(parser)
-    add_backend(parser)
-    return run(parser, arguments, _write_errors)
+@dataclasses.dataclass(kw_only=True)
+class Evaluate(ReadSettings):
+    """Print the errors of a trained run on a file, and write them with the predictions.
+
+    RUN may be a committee, whose mean is evaluated, and whose spread is compared with the errors: a
+    folder of runs, or a pattern in quotes.
+    """
+
+    run: str = word("folder of the run, or file of its network")
+    file: Path = word("frames with labels, of which some may be missing")
+    out: Path | None = setting(None, "folder to write to; null: RUN/evaluation-FILE")
 
 
-def _write_errors(options):
+@command.of(Evaluate)
+def main(options: Evaluate):
+    require_backend(options.backend)
     networks = load_networks(options.run, backend=options.backend)
     keys = label_keys(options, networks[0].metadata["config"]["data"])
     frames = read_file(options, keys)
@@ -117,7 +115,7 @@ def _folder(options) -> Path:
     if before and before != str(options.file.resolve()):
         raise data.DataError(
             f"{folder} holds the results of {before}; give a folder for those of {options.file} "
-            "with --out"
+            "with out="
         )
     return folder
 

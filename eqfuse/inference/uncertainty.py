@@ -14,7 +14,7 @@ References: Bigi, Chong, Ceriotti, Grasselli 2024, arXiv:2403.02251 (last-layer 
   rigidity); Chong et al. 2023, arXiv:2306.10966 (of atoms).
 """
 
-import argparse
+import dataclasses
 import io
 import math
 import os
@@ -29,13 +29,15 @@ import scipy.stats
 from eqfuse.data import DataError, Keys, Structure, read_structures
 from eqfuse.data.lazy import chosen, evenly
 from eqfuse.data.structures import counted
-from eqfuse.inference.commands import run as run_command
+from eqfuse.inference.commands import require_backend
 from eqfuse.inference.evaluator import Evaluator, near_edges
 from eqfuse.inference.network import UNCERTAINTY, Network
 from eqfuse.inference.predict import predict
 from eqfuse.inference.spread import SpreadOf, rows_of
+from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import digest_of, write_whole
+from eqfuse.runs.schema import setting, word
 from eqfuse.train.datasets import load_dataset
 from eqfuse.train.resume import resumed_config
 from eqfuse.train.start import Start
@@ -144,7 +146,7 @@ def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
     """Return the training and the validation frames of a run."""
     config = resumed_config([f"resume={folder}"])
     if config.heads:
-        raise CheckpointError(f"{folder} has several heads; give --train and --val frames of one")
+        raise CheckpointError(f"{folder} has several heads; give train= and val= frames of one")
     dataset, _ = load_dataset(config, Start.read(config))
     structures, validation = config.data.read(), config.data.read("val_path")
     validation = structures if validation is None else validation
@@ -181,17 +183,18 @@ def _total(module, params, pairs, geometry, size):
     return rows.astype(jnp.float64).sum(axis=0), near.num_edges
 
 
-def main(arguments: list[str]) -> int:
-    """Fit the uncertainty of a run, and print how it fits; return the exit code."""
-    what = "Fit the uncertainty of one network to its features on its training frames."
-    parser = argparse.ArgumentParser(prog="eqfuse uncertainty", description=what)
-    parser.add_argument("run", help="folder of the run, into which uncertainty.npz is written")
-    parser.add_argument("--train", type=Path, help="frames it was trained on (those of the run)")
-    parser.add_argument("--val", type=Path, help="frames it was not trained on (those of the run)")
-    return run_command(parser, arguments, _main)
+@dataclasses.dataclass
+class Uncertainty:
+    """Fit the uncertainty of one network to its features on its training frames."""
+
+    run: str = word("folder of the run, into which uncertainty.npz is written")
+    train: Path | None = setting(None, "frames it was trained on; null: those of the run")
+    val: Path | None = setting(None, "frames it was not trained on; null: those of the run")
 
 
-def _main(options):
+@command.of(Uncertainty)
+def main(options: Uncertainty):
+    require_backend()
     fitted = fit(options.run, options.train, options.val)
     frames = counted(fitted.train, "training frame")
     print(f"{fitted.features} features, {frames}, ridge {fitted.ridge:g} of the mean eigenvalue")

@@ -1,81 +1,64 @@
 """The command `eqfuse lammps RUN INPUT`: run a LAMMPS input with a trained network."""
 
-import argparse
+import dataclasses
 import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from eqfuse.lammps.mpi import import_lammps, load_mpi, share_cores
+from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError
-from eqfuse.runs.stopping import exit_code, fail
+from eqfuse.runs.schema import BACKEND, setting, word
+from eqfuse.runs.stopping import exit_code
 
 _FIX = re.compile(r"^\s*fix\s+(\S+)\s+all\s+external\s+pf/callback\s+1\s+1\s*(#.*)?$", re.M)
+_RADIAL = "functions of lengths; null: tables, wherever they are close to the networks"
 _OURS = re.compile(r"^\s*(neighbor|neigh_modify|comm_modify)\b.*$", re.M)
 
-_HELP = """\
-Run a LAMMPS input with a trained network, on one rank, or on several:
 
-  mpirun -n 4 eqfuse lammps RUN INPUT --types Si O
+@dataclasses.dataclass
+class Lammps:
+    """Run a LAMMPS input with a trained network, on one rank, or on several.
 
-The input has 'units metal', no pair style, and where one would be, after the atoms, the line
+      mpirun -n 4 eqfuse lammps RUN INPUT types=Si,O
 
-  fix NAME all external pf/callback 1 1
+    The input has 'units metal', no pair style, and where one would be, after the atoms, the line
 
-at which the network takes over the forces. It sets neighbor, neigh_modify and comm_modify."""
+      fix NAME all external pf/callback 1 1
+
+    at which the network takes over the forces. It sets neighbor, neigh_modify and comm_modify.
+    Forces on ghosts are returned to their ranks; with forces=complete, all is computed where it is
+    needed, with a wider layer of ghosts.
+    """
+
+    run: Path = word("folder of the run, or file of its network")
+    input: Path = word("LAMMPS input")
+    types: tuple[str, ...] = setting((), "elements of LAMMPS's types 1, 2, ...; always needed")
+    forces: Literal["returned", "complete"] = setting("returned", "to the ranks of ghosts, or not")
+    skin: float = setting(1.0, "of lists of neighbours, Å")
+    which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
+    dtype: Literal["float32", "float64"] | None = setting(None, "null: that of the run")
+    backend: str | None = setting(None, BACKEND)
+    radial: Literal["auto", "network", "table"] | None = setting(None, _RADIAL)
+    dispersion: Literal["none"] | None = setting(None, "none leaves out that of the run")
+    log: str = setting("log.lammps", "LAMMPS's log file, or none")
 
 
-def main(arguments: list[str]) -> int:
-    """Run the input; return 1 if LAMMPS or the network failed, 2 for what cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="eqfuse lammps",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
-    parser.add_argument("input", type=Path, help="LAMMPS input")
-    parser.add_argument(
-        "--types", nargs="+", required=True, help="elements of LAMMPS's types 1, 2, ..."
-    )
-    parser.add_argument(
-        "--forces",
-        choices=("returned", "complete"),
-        default="returned",
-        help="whether forces on ghosts are sent to their ranks, or all is computed where it is "
-        "needed, with a wider layer of ghosts [%(default)s]",
-    )
-    parser.add_argument(
-        "--skin", type=float, default=1.0, help="of lists of neighbours, Å [%(default)s]"
-    )
-    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
-    parser.add_argument("--dtype", choices=("float32", "float64"), help="that of the run")
-    parser.add_argument("--backend", help="implementation of the ops; by device if not given")
-    parser.add_argument(
-        "--radial",
-        choices=("auto", "network", "table"),
-        help="how functions of lengths are computed; by default from tables, wherever they are "
-        "close to the networks",
-    )
-    parser.add_argument(
-        "--dispersion",
-        choices=("none",),
-        help="the network alone, of a run with data.dispersion",
-    )
-    parser.add_argument(
-        "--log", default="log.lammps", help="LAMMPS's log file, or none [%(default)s]"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        mpi, lammps = load_mpi(), import_lammps()
-    except ImportError as error:
-        return fail(2, error)
+@command.of(Lammps, refused=(ImportError,))
+def main(options: Lammps) -> int:
+    """Run the input; return 1 if LAMMPS or the network failed."""
+    if not options.types:
+        raise ConfigError("name the elements of LAMMPS's types 1, 2, ..., such as types=Si,O")
+    mpi, lammps = load_mpi(), import_lammps()
     code = exit_code(lambda: _run(options, mpi, lammps), failures=(OSError,))
     if code and mpi.COMM_WORLD.size > 1:
         mpi.COMM_WORLD.Abort(code)  # the other ranks may wait for this one
     return code
 
 
-def _run(options, mpi, lammps):
+def _run(options: Lammps, mpi, lammps):
     head, fix, rest = split(options.input)
     share_cores(mpi.COMM_WORLD)
     from eqfuse.lammps.fix import attach
@@ -83,19 +66,9 @@ def _run(options, mpi, lammps):
     lmp = lammps.lammps(cmdargs=["-log", options.log], comm=mpi.COMM_WORLD)
     try:
         lmp.commands_string(head)
-        attached = attach(
-            lmp,
-            options.run,
-            options.types,
-            fix=fix,
-            forces=options.forces,
-            skin=options.skin,
-            which=options.which,
-            dtype=options.dtype,
-            backend=options.backend,
-            radial=options.radial,
-            dispersion=options.dispersion,
-        )
+        names = ("forces", "skin", "which", "dtype", "backend", "radial", "dispersion")
+        kinds = {name: getattr(options, name) for name in names}
+        attached = attach(lmp, options.run, options.types, fix=fix, **kinds)
         _run_file(lmp, mpi.COMM_WORLD, rest)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -121,7 +94,7 @@ def split(path: Path) -> tuple[str, str, str]:
     if changed := _OURS.search(text):
         raise ConfigError(
             f"{path}: '{changed[0].strip()}' is set by eqfuse, for the ghosts that the network "
-            "needs; remove this line, and set the skin by --skin"
+            "needs; remove this line, and set the skin by skin="
         )
     return text[: line.end()], line[1], text[line.end() :]
 

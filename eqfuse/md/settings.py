@@ -1,24 +1,24 @@
 """The settings of dynamics: names, defaults, checks and help."""
 
 import dataclasses
-import math
 import os
 from typing import Literal, get_args
 
+from eqfuse.runs.command import read
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.schema import (
+    BACKEND,
+    DISPERSION,
+    FINITE,
     NOT_NEGATIVE,
     POSITIVE,
+    TYPES,
     check_ranges,
-    described,
-    nearest,
     require,
     setting,
-    split,
-    typed,
 )
 
-_HELP = """\
+HELP = """\
 Run molecular dynamics with a trained network.
 
   eqfuse md RUN START [name=value ...]
@@ -34,12 +34,9 @@ Examples
   eqfuse md first start.xyz ensemble=langevin friction=5 temperature=600 run=hot
   eqfuse md first start.xyz ensemble=langevin replicas=8 run=eight
   eqfuse md first start.xyz ensemble=npt temperature=300 pressure=1 run=squeezed
-  eqfuse md resume=hot steps=40000
-
-Settings (default in brackets)"""
+  eqfuse md resume=hot steps=40000"""
 
 
-TYPES = "elements of LAMMPS's types 1, 2, ... in a dump or data file, such as Si,O"
 _OTHER_NAMES = {
     "nvt": "langevin (with friction and noise) or nose-hoover (without), at constant temperature",
     "npt": "npt, which is langevin with stochastic rescaling of the cell",
@@ -47,10 +44,6 @@ _OTHER_NAMES = {
     "nve": "nve",
 }
 """What ensembles of other programs are here."""
-_DISPERSION = (
-    "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ..., by dftd3 on the CPU; none: the "
-    "network alone; null: that of the run's data.dispersion"
-)
 
 
 @dataclasses.dataclass
@@ -68,14 +61,14 @@ class Settings:
     timestep: float = setting(0.5, "fs", POSITIVE)
     friction: float = setting(1.0, "1/ps, of langevin and npt", POSITIVE)
     thermostat_time: float = setting(100.0, "fs, of the chain of nose-hoover", POSITIVE)
-    pressure: float = setting(0.0, "GPa, of npt")
+    pressure: float = setting(0.0, "GPa, of npt", FINITE)
     pressure_time: float = setting(1000.0, "fs, in which npt approaches its pressure", POSITIVE)
     compressibility: float = setting(
         0.01, "1/GPa, roughly that of the material: 0.01 of silicon, 0.45 of water", POSITIVE
     )
     replicas: int = setting(1, "simulations of each structure; the k-th has seed + k", POSITIVE)
     frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
-    types: str | None = setting(None, TYPES)
+    types: tuple[str, ...] | None = setting(None, TYPES)
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
     trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
@@ -91,16 +84,14 @@ class Settings:
     dtype: Literal["float32", "float64"] | None = setting(
         None, "of the network; null: that of the run. Positions and velocities are float64"
     )
-    backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
-    dispersion: str | None = setting(None, _DISPERSION)
+    backend: str | None = setting(None, BACKEND)
+    dispersion: str | None = setting(None, DISPERSION)
     run: str | None = setting(
         None, "folder that is written; null: runs/<date-time>_md", convert=os.path.expanduser
     )
 
     def __post_init__(self):
         check_ranges(self, "")
-        if not math.isfinite(self.pressure):
-            raise ConfigError(f"pressure={self.pressure} is impossible: it must be finite")
         if self.ensemble in ("nose-hoover", "npt") and self.temperature == 0:
             raise ConfigError(f"ensemble={self.ensemble} needs a temperature above zero")
         if self.equilibrate and self.temperature == 0:
@@ -118,42 +109,22 @@ class RelaxSettings:
     fmax: float = setting(0.01, "eV/Å, below which the largest force has to be", POSITIVE)
     steps: int = setting(500, "number of steps at most", POSITIVE)
     cell: bool = setting(False, "whether cells relax too")
-    types: str | None = setting(None, TYPES)
-    pressure: float = setting(0.0, "GPa, on cells that relax")
+    types: tuple[str, ...] | None = setting(None, TYPES)
+    pressure: float = setting(0.0, "GPa, on cells that relax", FINITE)
     dtype: Literal["float32", "float64"] | None = setting(
         None, "of the network; null: that of the run. Positions are float64"
     )
-    backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
-    dispersion: str | None = setting(None, _DISPERSION)
+    backend: str | None = setting(None, BACKEND)
+    dispersion: str | None = setting(None, DISPERSION)
 
     def __post_init__(self):
         check_ranges(self, "")
-        if not math.isfinite(self.pressure):
-            raise ConfigError(f"pressure={self.pressure} is impossible: it must be finite")
 
 
-def parse(arguments: list[str], known=None, kind=Settings) -> dict:
-    """Return the settings of arguments such as "steps=100" by their names, in their types.
-
-    The later of two overrides the earlier; only `known` names are allowed, or all for None.
-    """
-    fields = {f.name: f for f in dataclasses.fields(kind) if known is None or f.name in known}
-    given = {}
+def parse(arguments: list[str]) -> tuple[list[str], dict]:
+    """Return the words of arguments, and the settings in their types, see `command.read`."""
     for argument in arguments:
-        name, value = split(argument)
+        name, _, value = argument.partition("=")
         if name == "ensemble" and (hint := _OTHER_NAMES.get(value.partition("-")[0].lower())):
-            known = get_args(fields[name].type) if name in fields else ()
-            require(value in known, name, value, hint)
-        if name not in fields:
-            raise ConfigError(f"{name} is not a setting here; {nearest(name, fields)}")
-        given[name] = typed(name, fields[name], value)
-    return given
-
-
-def help_text(text: str = _HELP, kind=Settings) -> str:
-    """Return the help: a text, and every setting with its default."""
-    lines = [text]
-    for field in dataclasses.fields(kind):
-        text, default = described(field)
-        lines.append(f"  {field.name:<16} {text} [{default}]")
-    return "\n".join(lines)
+            require(value in get_args(Settings.__annotations__[name]), name, value, hint)
+    return read(Settings, arguments)

@@ -23,6 +23,7 @@ from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.files import encode, read_file, write_whole
 from eqfuse.runs.log import warn
+from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.terminal import duration
 
@@ -386,6 +387,6 @@ def _create(settings: Settings, network: str) -> Path:
     except OSError as error:
         raise ConfigError(f"run={path} cannot be made: {error}") from error
     values = {"network": network, **dataclasses.asdict(settings)}
-    text = "".join(f"{name}={value}\n" for name, value in values.items())
+    text = "".join(f"{name}={written(value)}\n" for name, value in values.items())
     write_whole(path / "settings.txt", text)
     return path

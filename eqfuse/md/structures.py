@@ -54,7 +54,7 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
     return [atoms for atoms in frames for _ in range(settings.replicas)]
 
 
-def read_frames(path, types: str | None = None, *, last: bool = False) -> list[ase.Atoms]:
+def read_frames(path, types=None, *, last: bool = False) -> list[ase.Atoms]:
     """Return the frames of a file, or the last one, whose number is printed if there are others.
 
     `types` are the elements of LAMMPS's types, see `eqfuse.data.read_structures`.

@@ -6,6 +6,7 @@ import difflib
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin
 
 from eqfuse.runs.errors import ConfigError
@@ -20,15 +21,29 @@ class Range(NamedTuple):
     text: str
 
 
+FINITE = Range(lambda _: True, "finite")
 POSITIVE = Range(lambda value: value > 0, "finite and greater than zero")
 NOT_NEGATIVE = Range(lambda value: value >= 0, "finite and zero or more")
 FRACTION = Range(lambda value: 0 < value < 1, "between 0 and 1")
+
+TYPES = "elements of LAMMPS's types 1, 2, ... in a dump or data file, such as Si,O"
+BACKEND = "of the ops: triton, llvm, xla or e3nn; null: by device"
+DISPERSION = (
+    "is added: d3(bj) (of PBE), d3(bj,r2scan), d3(zero), ..., by dftd3 on the CPU; none: the "
+    "network alone; null: that of the run's data.dispersion"
+)
+"""The help of settings that several commands have."""
 
 
 def setting(default, text: str, within: Range | None = None, convert: Callable = str):
     """Return a field with its help; `convert` is applied to a text, such as the name of a file."""
     metadata = {"help": text, "within": within, "convert": convert}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def word(text: str, default=dataclasses.MISSING):
+    """Return a field of what a command takes by its place, with its help."""
+    return dataclasses.field(default=default, metadata={"help": text, "convert": str})
 
 
 def value(default, within: Range | None = None, convert: Callable = str):
@@ -46,17 +61,24 @@ def described(field: dataclasses.Field, text: str = "") -> tuple[str, str]:
     """Return the help of a setting, with its words if it has any, and its default, as typed."""
     kinds = field.type, *get_args(field.type)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    default = "null" if field.default is None else str(field.default)
-    default = default.lower() if isinstance(field.default, bool) else default
-    return "; ".join([*filter(None, [", ".join(words)]), field.metadata["help"] or text]), default
+    what = [*filter(None, [", ".join(words)]), field.metadata["help"] or text]
+    return "; ".join(what), written(field.default)
+
+
+def written(value) -> str:
+    """Return a value as it is typed on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(written, value))
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def split(argument: str) -> tuple[str, str]:
     """Return the name and the value of an argument, or raise ConfigError."""
     key, equals, value = argument.partition("=")
     if not equals or not key or key.startswith(("+", "~", "-")):
-        need = "name=value, without dashes" if key.startswith("-") else "name=value"
-        raise ConfigError(f"{argument} is not a setting; write it as {need}, see --help")
+        raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
     return key, value
 
 
@@ -83,20 +105,25 @@ def one_of(key: str, value, valid):
 def typed(key: str, field: dataclasses.Field, value):
     """Return a value as it was written, a text or of YAML, in the type of its setting.
 
-    Types are int, float, bool, str or a Literal of texts, or None besides, written "null".
+    Types are int, float, bool, str, Path, a Literal of texts, or a tuple of one of these, with
+    commas between its items; or None besides, written "null".
     """
-    optional = type(None) in get_args(field.type)
+    optional, convert = type(None) in get_args(field.type), field.metadata["convert"]
     kind = get_args(field.type)[0] if optional else field.type
     if value in (None, "null") and optional:
         return None
+    if get_origin(kind) is tuple:
+        item = dataclasses.field(metadata=field.metadata)
+        item.type = get_args(kind)[0]
+        return tuple(typed(key, item, text) for text in value.split(",") if text)
     if get_origin(kind) is Literal:
         one_of(key, value, get_args(kind))
         return value
     if kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
-    if kind is str and isinstance(value, str):
+    if kind in (str, Path) and isinstance(value, str):
         require("\0" not in value, key, repr(value), "without NUL characters")
-        return field.metadata["convert"](value)
+        return convert(value) if kind is str else Path(value).expanduser()
     if kind in (int, float) and type(value) in (int, kind, str):
         with contextlib.suppress(ValueError, OverflowError):
             return kind(value)

@@ -63,14 +63,17 @@ class StopRequest:
                 os.close(nowhere)
 
 
-def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = ()) -> int:
-    """Run a task and return the exit code of its command; `failures` are further exceptions of it.
+def exit_code(task: Callable[[], int | None], *, refused=(), failures=()) -> int:
+    """Run a task and return the exit code of its command.
 
-    It is 0 done; 1 the work failed; 2 settings or data refused; 128 + signal if interrupted.
+    It is that which the task returns, or 0; 1 the work failed; 2 settings or data refused; 128 +
+    signal if interrupted. `failures` and `refused` are further exceptions of the codes 1 and 2.
     """
     try:
-        task()
-    except ConfigError as error:
+        return task() or 0
+    except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
+        raise
+    except (ConfigError, *refused) as error:
         return fail(2, error)
     except (TrainingFailed, *failures) as error:
         return fail(1, error)
@@ -93,7 +96,6 @@ def exit_code(task: Callable[[], None], failures: tuple[type[Exception], ...] = 
         if isinstance(error, CheckpointError):
             return fail(1, error)
         raise
-    return 0
 
 
 def fail(code: int, error: Exception) -> int:

@@ -11,12 +11,13 @@ from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import require_free
 from eqfuse.runs.log import Log
 from eqfuse.runs.process import keep_freed_memory, keep_memory, keep_programs
+from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import exit_code, fail
 from eqfuse.train.resume import resumed_config, started_config
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
 from eqfuse.train.settings.mace import translated
-from eqfuse.train.settings.options import parse, seeds_of, to_yaml
+from eqfuse.train.settings.options import parse, seeds_of, to_yaml, without_dashes
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[:1] == ["--from-mace"]:
             print(translated(" ".join(arguments[1:])))
             return 0
-        configs = _configs([argument for argument in arguments if argument != "--cfg"])
+        settings = [argument for argument in arguments if argument != "--cfg"]
+        configs = _configs(without_dashes(settings))
     except ConfigError as error:
         return fail(2, error)
     if "--cfg" in arguments:
@@ -83,7 +85,7 @@ def _train_all(configs: list[Config]) -> int:
 
 def _train(config: Config) -> int:
     keep_freed_memory()
-    return exit_code(lambda: _run(config))
+    return exit_code(lambda: _run(config) and 0)
 
 
 def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
@@ -102,9 +104,7 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
       TrainingFailed: such as a loss that is not finite.
       Interrupted: by Ctrl-C, after a checkpoint.
     """
-    plain = {True: "true", False: "false", None: "null"}
-    typed = {n: plain[v] if v is None or isinstance(v, bool) else v for n, v in more.items()}
-    arguments = [*settings, *(f"{name}={value}" for name, value in typed.items())]
+    arguments = [*settings, *(f"{name}={written(value)}" for name, value in more.items())]
     if seeds_of(arguments)[1] is not None:
         raise ConfigError("fit trains one run; call it for each of seeds=")
     keep_memory()

@@ -153,7 +153,7 @@ def test_what_is_asked_for():
         found = {job.case for job in jobs if job.group == "parity" and job.dtype == dtype}
         assert found == set(program.PARITY)
     assert all(job.size < program.REDUCED for job in program.tiny(jobs))
-    with pytest.raises(SystemExit, match="nothing holds --only 'nothing such'"):
+    with pytest.raises(SystemExit, match="nothing holds only='nothing such'"):
         program.main(["--only", "nothing such"])
 
 

@@ -245,7 +245,7 @@ def test_what_cannot_be_checked_is_refused(calculator_file, capsys):
     copper = ("mine:made()", "--elements", "Cu")
     assert "end its name with .html or .md" in said(*copper, "--report", "page.txt")
     assert "cannot be written" in said(*copper, "--json", "nowhere/numbers.json")
-    assert "--dtype: of a run only" in said(*copper, "--dtype", "float32")
+    assert "dtype=: of a run only" in said(*copper, "dtype=float32")
 
 
 def test_a_calculator_that_ends_its_process_is_an_error(calculator_file, capsys):
@@ -370,4 +370,6 @@ def test_numbers_of_threads_are_compared(frames, tmp_path, monkeypatch, capsys):
     assert "B: forces are NOT the slope" in capsys.readouterr().out
     assert cli.main([*threads, "--threads-b", "0"]) == 2
     assert cli.main([*threads, "--batch-a", "2"]) == 2
-    assert "--batch: of a run only" in capsys.readouterr().err
+    assert "batch=: of a run only" in capsys.readouterr().err
+    assert cli.main([*threads, "backend_a=foo"]) == 2
+    assert "backend 'foo' is unknown" in capsys.readouterr().err

@@ -214,7 +214,7 @@ def test_what_nonlinear_interactions_have_and_we_have_not_is_refused(path, value
 
 def test_a_head_is_asked_for_where_there_are_several(network):
     found = network("two_heads")
-    with pytest.raises(ConvertError, match="heads one, two; give one of them by --head"):
+    with pytest.raises(ConvertError, match="heads one, two; give one of them by head="):
         describe(found)
     with pytest.raises(ConvertError, match="there is no three"):
         describe(found, "three")

@@ -88,7 +88,7 @@ def test_energies_forces_and_stress_are_those_of_the_program(name, converted):
 @pytest.mark.slow
 def test_a_fidelity_is_asked_for(converted, tmp_path):
     converted("7net-mf-0_PBE")
-    with pytest.raises(ConvertError, match="fidelities R2SCAN, PBE; give one of them by --modal"):
+    with pytest.raises(ConvertError, match="fidelities R2SCAN, PBE; give one of them by modal="):
         convert("sevennet", "7net-mf-0", tmp_path / "run")
     with pytest.raises(ConvertError, match="there is no 'SCAN'"):
         convert("sevennet", "7net-mf-0", tmp_path / "run", choice="SCAN")

@@ -334,7 +334,7 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     ("old", "new", "expected"),
     [
         ("format 1", "format 2", "made by a later version of eqfuse .format 2, and this engine.py"),
-        ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export --for openmm"),
+        ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export for=openmm"),
         ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
         ("kernel", "kernel", "k.so cannot be read; is the folder whole"),
         ("library k.so", "", "5 atoms and 0 edges, and the largest program holds 4 and 8"),
@@ -394,11 +394,11 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
         (file / "a", given, "cannot be written: (Not a directory|File exists)"),
         (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
         (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
-        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with --for pjrt"),
+        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with for=pjrt"),
         (
             tmp_path / "a",
             given | {"exchange": True, "engine": "openmm"},
-            "are exchanged with --for",
+            "are exchanged with for=",
         ),
         (tmp_path / "a", given | {"types": ["Au"]}, "types are Au, and the network knows Al Cu"),
     ):
@@ -408,7 +408,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(ConfigError, match="has no layers that could exchange"):
         export_folder(allegro, tmp_path / "a", **given, exchange=True)
     monkeypatch.setattr(library, "_linker", lambda: None)
-    with pytest.raises(ConfigError, match="install binutils; --backend xla writes"):
+    with pytest.raises(ConfigError, match="install binutils; backend=xla writes"):
         export_folder(run, tmp_path / "a", **given)
     monkeypatch.setattr(library, "_linker", lambda: "/bin/false")
     with pytest.raises(RuntimeError, match="did not link the kernels"):
@@ -417,7 +417,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     command = ["export", str(run), str(tmp_path / "a")]
     assert cli.main([*command, "--for", "pjrt", "--atoms", "4"]) == 2
     assert cli.main([*command, "--atoms", "4"]) == 2
-    assert "give as many --atoms as --edges" in capsys.readouterr().err
+    assert "give as many atoms= as edges=" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["allegro", "mine", "nequip", "nothing"]
 
 

@@ -77,7 +77,7 @@ def test_frames_of_the_largest_spread_are_selected(committee, copper, tmp_path, 
     assert [atoms.info["frame"] for atoms in ase.io.read(out, ":")] == order[1:].tolist()
     for arguments, part in (
         ([committee / "seed=0", copper, out], "is one network, and a spread needs several"),
-        ([committee, copper, out, "--most", "0"], "above --most 0.0"),
+        ([committee, copper, out, "--most", "0"], "above most=0.0"),
         ([tmp_path / "none", copper, out], "none"),
     ):
         assert eqfuse_command(["select", *map(str, arguments)]) == 2

@@ -175,7 +175,7 @@ def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path,
     before = (folder / "errors.csv").stat()
     capsys.readouterr()
     assert evaluate([str(run), str(other)]) == 2
-    assert "--out" in capsys.readouterr().err
+    assert "with out=" in capsys.readouterr().err
     assert (folder / "errors.csv").stat() == before
     assert evaluate([str(run), str(other), "--out", str(tmp_path / "out")]) == 0
 
@@ -186,7 +186,7 @@ def test_bad_input_is_refused(run, copper, tmp_path, capsys):
         ([run, tmp_path / "none.xyz"], "no such file"),
         ([run, "/dev/zero"], "/dev/zero is a device and not a file"),
         ([tmp_path, copper], "no checkpoint"),
-        ([run, copper, "--backend", "foo"], "--backend: backend 'foo' is unknown"),
+        ([run, copper, "backend=foo"], "error: backend 'foo' is unknown"),
     ):
         assert evaluate([str(argument) for argument in arguments]) == 2
         error = capsys.readouterr().err

@@ -100,7 +100,7 @@ def test_bad_input_is_refused_in_one_line(committee, unlabelled, water, tmp_path
         ([run, unlabelled, tmp_path / "no" / "out.xyz"], "there is no folder"),
         ([run, unlabelled, tmp_path / "out.unknown"], "ASE writes no such format"),
         ([run, unlabelled, tmp_path / "POSCAR"], "holds one frame"),
-        ([run, unlabelled, xyz, "--backend", "foo"], "--backend: backend 'foo' is unknown"),
+        ([run, unlabelled, xyz, "backend=foo"], "error: backend 'foo' is unknown"),
     ):
         assert eqfuse_command(["predict", *map(str, arguments)]) == 2
         error = capsys.readouterr().err

@@ -315,6 +315,8 @@ def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, caps
     md.run(run, ase.build.bulk("Cu", cubic=True), **given)
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first == f"trajectory, thermo.csv and checkpoint are written to {tmp_path / 'npt'}"
+    written = (tmp_path / "npt" / "settings.txt").read_text().splitlines()
+    assert {"ensemble=npt", "types=null", "steps=30"} <= {*written}
     assert last == f"done; trajectory, thermo.csv and thermo.png are in {tmp_path / 'npt'}"
     volume, pressure = (table(tmp_path / "npt")[n][-1] for n in ("volume_a3", "pressure_gpa"))
     assert f"V {volume:.2f} Å^3  p {pressure:.3g} GPa" in lines[-1]

@@ -114,8 +114,8 @@ def test_types_of_a_dump_are_needed_by_every_command(run, tmp_path, capsys):
         assert cli.main(command) == 2, name
         assert "a LAMMPS dump without elements: name those of types" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [dump.name]
-    assert cli.main(["relax", network, file, out, "types=Au,Cu", "fmax=0.1"]) == 0
-    assert cli.main(["predict", network, file, f"{out}.xyz", "--types", "Au", "Cu"]) == 0
+    assert cli.main(["relax", network, file, out, "--types", "Au", "Cu", "fmax=0.1"]) == 0
+    assert cli.main(["predict", network, file, f"{out}.xyz", "types=Au,Cu"]) == 0
     assert ase.io.read(out).symbols.get_chemical_formula() == "Cu2"
     assert ase.io.read(f"{out}.xyz").symbols.get_chemical_formula() == "Cu2"
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_relaxed_is_refused(run, frames, tmp_path, capsys):
         with pytest.raises(DataError, match=message):
             md.relax(run, [good, atoms], cell=cell)
     for arguments, message in (
-        (["nothing"], "are needed"),
+        (["nothing"], "FILE is missing: eqfuse relax RUN FILE [OUT]"),
         (["nothing", "nowhere", "fmaxx=1"], "nearest: fmax"),
         ([str(run), str(tmp_path / "no.xyz")], "no such file"),
     ):

@@ -282,7 +282,7 @@ def _require_same(key: str, stress, other: str, of_virial):
         raise DataError(
             f"{key} and {other} disagree: {key} has {'xyz'[k[0]]}{'xyz'[k[1]]} {stress[k]:.6g} "
             f"eV/Å^3, and {other}, which is -volume * stress, stands for {of_virial[k]:.6g}; name "
-            f"the right one (data.stress_key={other}, or --stress-key), or remove {other}"
+            f"the right one (data.stress_key={other}, or stress_key=), or remove {other}"
         )
 
 

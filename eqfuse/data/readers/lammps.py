@@ -58,7 +58,7 @@ def _require_known(count: int, types: Sequence[int]) -> None:
         raise DataError(f"there are {count} types and {len(types)} elements are named; name all")
 
 
-_NAME_THEM = "name those of types 1, 2, ... (--types Si O, or types=Si,O)"
+_NAME_THEM = "name those of types 1, 2, ... (types=Si,O)"
 
 
 def _of_masses(masses) -> np.ndarray:

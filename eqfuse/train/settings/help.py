@@ -1,9 +1,10 @@
 """The text of `eqfuse train --help`, made from the settings."""
 
 import dataclasses
-import textwrap
+import functools
 from pathlib import Path
 
+from eqfuse.runs import command
 from eqfuse.runs.schema import described
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config
@@ -12,6 +13,7 @@ from eqfuse.train.sources import SETS, DataSettings
 
 HELP: dict[str, str] = read_own("help.yaml")
 """By full name."""
+_line = functools.partial(command.row, width=28)
 
 
 def help_text() -> str:
@@ -67,7 +69,3 @@ def _rows(prefix: str, node: type):
         if "help" in field.metadata:
             name = prefix + field.name
             yield name, *described(field, "" if field.metadata["help"] else HELP[name])
-
-
-def _line(name: str, text: str) -> str:
-    return textwrap.fill(f"  {name:<28} {text}", 100, subsequent_indent=" " * 31)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from eqfuse.runs.command import undashed
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.schema import nearest, one_of, require, split, typed
 from eqfuse.train.schedule import MoleculeTraining
@@ -45,12 +46,8 @@ def parse(arguments: list[str]) -> Config:
     They override those of a preset, wherever it stands, and of config=FILE, and the later of two
     the earlier. What is misspelt, ill-typed or impossible is refused, with the nearest names.
     """
-    dashed = [_other_name(a.partition("=")[0]) for a in arguments if a.startswith("-")]
-    if any(dashed):
-        hint = "eqfuse train --from-mace 'mace_run_train ...' translates a command"
-        raise ConfigError("; ".join([*filter(None, dashed), hint]))
     given = {}
-    for argument in arguments:
+    for argument in without_dashes(arguments):
         if "=" not in argument and os.path.isfile(argument):
             raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
         key, value = split(argument)
@@ -73,6 +70,18 @@ def parse(arguments: list[str]) -> Config:
         left += [g for g in ("model", "data") if g in given and given[g] != base.get(g)]
         base = {k: v for k, v in base.items() if k.partition(".")[0] not in left}
     return _config(base, given)
+
+
+def without_dashes(arguments: list[str]) -> list[str]:
+    """Return the arguments as `name=value`, see `undashed`; refuse an option of mace."""
+    fields = {name: field for model in MODELS for name, field in known(model).items()}
+    ours = {*fields, *SHORTHANDS, "model", "data", "config", "seeds"}
+    dashed = [a.partition("=")[0] for a in arguments if a.startswith("-")]
+    others = {name: _other_name(name) for name in dashed}
+    if any(other and n.lstrip("-").replace("-", "_") not in ours for n, other in others.items()):
+        hint = "eqfuse train --from-mace 'mace_run_train ...' translates a command"
+        raise ConfigError("; ".join([*filter(None, others.values()), hint]))
+    return undashed(arguments, fields)
 
 
 def _other_name(key: str) -> str | None:

@@ -55,7 +55,7 @@ def test_dump_of_elements_or_masses(tmp_path, more, first, second):
 @pytest.mark.parametrize(
     ("given", "types", "message"),
     [
-        ({}, None, r"frame 0: a LAMMPS dump without elements: name .*--types Si O, or types=Si,O"),
+        ({}, None, r"frame 0: a LAMMPS dump without elements: name .*types=Si,O"),
         # what LAMMPS writes if nobody named the elements
         ({"more": "element", "first": "C", "second": "C"}, None, "a LAMMPS dump without elements"),
         ({"more": "element", "first": "OW", "second": "H"}, None, "'OW', which is no element"),

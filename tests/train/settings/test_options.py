@@ -225,6 +225,14 @@ def test_other_commands_of_mace(capsys):
         assert part in capsys.readouterr().err
 
 
+def test_settings_with_dashes_are_those_without():
+    plain = ["layers=3", "data.batch_size=2", "model.trainable_scale_shift=true", *MOLECULE]
+    dashed = ["--layers", "3", "--data.batch-size=2", "--model.trainable-scale-shift", *MOLECULE]
+    assert parse(dashed) == parse(plain)
+    assert parse(["--model", "mace", "--verbose", *MOLECULE]).verbose
+    assert options.parse(["--heads.my-head", "a.xyz"]).heads["my-head"]["name"] == "extxyz"
+
+
 def test_all_unknown_names_are_answered_at_once(capsys):
     assert main(["data=a.xyz", "r_max=5", "max_ell=3", "chanels=4", "patience=3"]) == 2
     error = capsys.readouterr().err
@@ -296,7 +304,8 @@ def test_a_preset_goes_with_a_file_to_validate_with():
         (["training.second_stage=1", *MOLECULE], ["second_stage=1", "between 0 and 1"]),
         (["foo"], ["foo", "name=value"]),
         (["=3"], ["name=value"]),
-        (["--layers=3"], ["--layers=3", "name=value, without dashes"]),
+        (["--layer=3"], ["layer is not a setting", "nearest: layers"]),
+        (["-l=3"], ["-l=3 is not a setting", "name=value"]),
         (["model=[1]"], ["[1]", "nequip"]),
         (["model.parity=maybe"], ["model.parity=maybe", "true or false"]),
         (["model=mace", "model.distance_transform=agnes", *MOLECULE], ["nearest: agnesi"]),

@@ -22,7 +22,7 @@ from eqfuse.models import Potential, compile_predict
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, write_table, write_whole
-from eqfuse.runs.log import in_html, printable, warn, warnings_of
+from eqfuse.runs.log import in_html, printable, say, warn
 from eqfuse.runs.schema import one_of
 from eqfuse.train.metrics import Predicted, predictions
 from eqfuse.train.terminal import QUANTITIES, duration
@@ -47,12 +47,14 @@ def write_results(
     *,
     batch_size: int,
     dtype: str,
+    warnings: list[str],
     ended: bool,
 ) -> list[dict]:
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
     What cannot be written is a warning: the training is done. A run that was interrupted, which has
-    not `ended`, is evaluated on validation frames only. `facts` are by title, for the page.
+    not `ended`, is evaluated on validation frames only. `facts` are by title, for the page, which
+    has the `warnings` of the run, too.
     Returns the rows of errors.csv.
     """
     if not folder.metrics.exists():
@@ -85,13 +87,13 @@ def write_results(
                 if hint := stress_hint(samples, part):
                     warn(hint)
         if ended:
-            print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
+            say(_table(rows, metadata["epoch"], len(dataset.train)))
             trained = metadata["config"]["training"].get("forces_weight", 0)
             if trained and (hint := nothing_learned(*validated)):
                 warn(hint)
         write_table(folder.path / "errors.csv", rows)
         facts = {**facts, "training time": duration(last["position"]["elapsed"])}
-        text = _page(folder.path, metadata, rows, facts, ended)
+        text = _page(folder.path, metadata, rows, facts, warnings, ended)
         write_whole(folder.path / "report.html", text)
         return rows
     except (OSError, ValueError) as error:
@@ -160,7 +162,7 @@ _PICTURES = {
 
 
 def _page(
-    folder: Path, metadata: dict, rows: list[dict], facts: dict[str, str], ended: bool
+    folder: Path, metadata: dict, rows: list[dict], facts: dict, warnings: list[str], ended: bool
 ) -> str:
     """Return the page of a run as HTML, in one file that needs nothing else."""
     heads = [own["head"] for own in metadata.get("heads", [])]
@@ -177,7 +179,7 @@ def _page(
     heads, lines = _cells(rows)
     heads = [f"{head}<br>{units[head]}" if head in units else head for head in heads]
     errors = "".join(_html_row(map(in_html, line), line[1] == "all") for line in lines)
-    warned = "".join(f"<li>{in_html(text)}</li>\n" for text in warnings_of(folder))
+    warned = "".join(f"<li>{in_html(text)}</li>\n" for text in warnings)
     settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
     texts = {
         **{name: in_html(metadata[name]) for name in ("model", "epoch", "step")},

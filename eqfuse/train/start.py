@@ -19,6 +19,7 @@ from eqfuse.models.heads import head_of
 from eqfuse.runs.checkpoint import module_of, read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import FILES, RunFolder, has_checkpoint, read_file
+from eqfuse.runs.log import say
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import predictions
 from eqfuse.train.resume import LENGTHS, check_same_run
@@ -267,7 +268,7 @@ def interrupted_run(
     A run that is made longer after its learning rate fell (wsd) goes on from before it did.
     """
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
-        print("resume     from the beginning: the run ended before its first checkpoint")
+        say("resume     from the beginning: the run ended before its first checkpoint")
         return None
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
     # before the state, which follows the settings
@@ -282,6 +283,8 @@ def interrupted_run(
                 f"began ({name} differs); bring it back, or start a new run"
             )
     _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
+    ours = metadata["warnings"]
+    ours[:0] = [text for text in theirs.get("warnings", []) if text not in ours]
     position, again = theirs["position"], ""
     lengths = [{n: c[n] for n in LENGTHS} for c in (theirs["config"], metadata["config"])]
     if position.get("falls_since") is not None and lengths[0] != lengths[1]:
@@ -290,5 +293,5 @@ def interrupted_run(
         if limits.fraction(stable["step"]) < config.training.stable_until:
             state, position = earlier, stable["position"]
             again = ", where the learning rate began to fall; what came after is done anew"
-    print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch{again}")
+    say(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch{again}")
     return jax.tree.map(jnp.asarray, state), position

@@ -31,7 +31,7 @@ from eqfuse.models.heads import head_of
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import RunFolder, write_table
-from eqfuse.runs.log import warn
+from eqfuse.runs.log import say, warn
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, Predicted, predictions
 from eqfuse.train.optimizer import flat_training
@@ -284,7 +284,7 @@ class Tuning:
         for number, head in enumerate(dataset.heads or [None]):
             own = params if head is None else head_of(params, number)
             found = moved(self, self.starts[number].initial_params(), own)
-            print(moved_text(found, head), flush=True)
+            say(moved_text(found, head))
             rows += [({} if head is None else {"head": head}) | row for row in found]
         try:
             write_table(folder.path / "moved.csv", rows)

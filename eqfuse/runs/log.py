@@ -1,7 +1,6 @@
 """What a run prints, and keeps in `log.txt` of its folder, after machine and versions."""
 
 import datetime
-import html
 import importlib.metadata
 import logging
 import os
@@ -18,11 +17,6 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "ase")
 def printable(text: str) -> str:
     """Return a text, such as the name of a file, as one line without commands to a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
-
-
-def in_html(text: str) -> str:
-    """Return a text as a page shows it, in one line."""
-    return html.escape(printable(text))
 
 
 class _Terminal(logging.Handler):

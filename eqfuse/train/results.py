@@ -1,10 +1,8 @@
 """Where the errors of a run go: plots and one page at its end, TensorBoard, callbacks of yours."""
 
-import base64
 import html
 import math
 import os
-import string
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +20,8 @@ from eqfuse.models import Potential, compile_predict
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, write_table, write_whole
-from eqfuse.runs.log import in_html, printable, say, warn
+from eqfuse.runs.log import printable, say, warn
+from eqfuse.runs.page import in_html, page, picture, table_row
 from eqfuse.runs.schema import one_of
 from eqfuse.train.metrics import Predicted, predictions
 from eqfuse.train.terminal import QUANTITIES, duration
@@ -172,13 +171,11 @@ def _page(
     pictures = ""
     for file, title in _PICTURES.items():
         if (path := folder / file).exists():
-            encoded = base64.b64encode(path.read_bytes()).decode()
-            pictures += f"<h2>{title}</h2>\n<img alt='{title}' "
-            pictures += f"src='data:image/png;base64,{encoded}'>\n"
+            pictures += picture(title, path.read_bytes())
     units = dict(_COLUMNS.values())
     heads, lines = _cells(rows)
-    heads = [f"{head}<br>{units[head]}" if head in units else head for head in heads]
-    errors = "".join(_html_row(map(in_html, line), line[1] == "all") for line in lines)
+    heads = [f"{head} {units[head]}" if head in units else head for head in heads]
+    errors = [table_row(line, "bold" if line[1] == "all" else "") for line in lines]
     warned = "".join(f"<li>{in_html(text)}</li>\n" for text in warnings)
     settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
     texts = {
@@ -187,21 +184,15 @@ def _page(
         "criterion": metadata["config"]["training"].get("best", "loss").replace("_", " "),
         "name": name,
         "what": what,
-        "errors": _html_row(heads, True) + errors,
+        "errors": "".join([table_row(heads, "bold"), *errors]),
         "pictures": pictures,
-        "facts": "".join(_html_row(map(in_html, fact)) for fact in facts.items()),
+        "facts": "".join(map(table_row, facts.items())),
         "warnings": f"<ul>{warned}</ul>" if warned else "<p>There were none.</p>",
         "run": run,
         "quoted": in_html(repr(str(used))),
         "settings": html.escape(settings),
     }
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    return string.Template(template).substitute(texts)
-
-
-def _html_row(cells, bold: bool = False) -> str:
-    row = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f"<tr class='bold'>{row}</tr>\n" if bold else f"<tr>{row}</tr>\n"
+    return page(Path(__file__).with_name("report.html"), **texts)
 
 
 class Callback:

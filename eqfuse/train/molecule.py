@@ -86,7 +86,16 @@ class _Prepared:
         if tuning is not None and config.heads:
             dataset = tuning.with_past(dataset)
         potential, fields, params = _initial_network(config, dataset, starts, tuning)
-        batchers = _batchers(config, dataset, devices, tuning)
+        size = config.data.batch_size
+        if size < devices.count:
+            raise ConfigError(
+                f"data.batch_size={size} is too small for {devices.count} devices, which need a "
+                f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
+            )
+        train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
+        how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count}
+        how |= {"own": devices.own, "hessians": config.training.hessian_weight > 0}
+        batchers = [Batcher(samples, size, **how) for samples in (train, dataset.val)]
         training = training_of(config, dataset, params, tuning)
         data = config, devices, dataset, starts, tuning
         return cls(*data, potential, fields, params, batchers, training)
@@ -175,10 +184,10 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
 
 def _finish(ready: _Prepared, folder: RunFolder, facts: dict, callbacks, log: Log, ended: bool):
     """Write and print the results of a run that has `ended`, or was interrupted."""
-    dataset, potential, config = ready.dataset, ready.potential, ready.config
+    config, dataset, potential = ready.config, ready.dataset, ready.potential
     facts |= ranges(dataset) | {"network": parameters(potential, ready.params)} | machine()
-    how = {"batch_size": config.data.batch_size, "dtype": config.dtype, "warnings": log.warnings}
-    errors = write_results(folder, potential, dataset, facts, **how, ended=ended)
+    what = config, potential, dataset, facts
+    errors = write_results(folder, *what, warnings=log.warnings, ended=ended)
     if ended and ready.tuning is not None:
         ready.tuning.report(folder, dataset)
     for callback in callbacks:
@@ -192,9 +201,10 @@ def _initial_network(
     if starts[0] is not None:
         heads = [start.initial_params() for start in starts]
         if PAST in dataset.heads:
-            heads.append(heads[0] if starts[0].resumed else tuning.params)
+            heads.append(heads[0] if starts[0].resumed else tuning.past.initial_params())
         try:
-            return *starts[0].potential(), stack_heads(heads) if config.heads else heads[0]
+            params = stack_heads(heads) if config.heads else heads[0]
+            return starts[0].potential, starts[0].metadata["model_fields"], params
         except ValueError as error:
             raise ConfigError(
                 f"the heads of {config.start_from} are networks of their own ({error}); train one "
@@ -221,19 +231,3 @@ def _scale_and_shift(settings: PotentialSettings, dataset: Dataset) -> tuple[tup
     count = len(dataset.species)
     mean = dataset.energy_per_atom if settings.shift == "mean" else 0.0
     return (dataset.force_rms,) * count, (mean,) * count
-
-
-def _batchers(
-    config: Config, dataset: Dataset, devices: Devices, tuning: Tuning | None
-) -> list[Batcher]:
-    """Return the batchers of the training and the validation samples."""
-    size = config.data.batch_size
-    if size < devices.count:
-        raise ConfigError(
-            f"data.batch_size={size} is too small for {devices.count} devices, which need a "
-            f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
-        )
-    train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
-    how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count, "own": devices.own}
-    how["hessians"] = config.training.hessian_weight > 0
-    return [Batcher(samples, size, **how) for samples in (train, dataset.val)]

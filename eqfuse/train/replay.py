@@ -17,6 +17,7 @@ from ase.spacegroup import crystal
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
+from eqfuse.data.error_table import UNITS
 from eqfuse.data.neighbors import require_apart
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.runs.files import whole
@@ -118,11 +119,12 @@ def moved(tuning, before, after) -> list[dict]:
       absolute changes) and `of_forces_mev_per_a` (mean absolute forces before); and for each solid
       its change of the energy, and `lattice_before_a` and `lattice_after_a`.
     """
-    made = structures_of(tuning.species, tuning.data, 128, tuning.config.seed + 1)
+    elements = tuning.past.species
+    made = structures_of(elements, tuning.data, 128, tuning.config.seed + 1)
     frames, solids = tuning.label(made, before), {}
     for name, (kind, side) in _SOLIDS.items():
         cells = [of_atoms(bulk(name, kind, a * side, cubic=True)) for a in _SIDES]
-        if {*cells[0].numbers.tolist()} <= {*tuning.species}:
+        if {*cells[0].numbers.tolist()} <= {*elements}:
             solids[name] = cells
     samples = tuning.samples([*frames, *itertools.chain(*solids.values())])
     found = [tuning.predicted(samples, params) for params in (before, after)]
@@ -137,16 +139,15 @@ def moved(tuning, before, after) -> list[dict]:
     for name, group in groups.items():
         if group:
             forces = [1e3 * np.concatenate([one[k].forces for k in group]) for one in found]
-            row = {"structures": name, "number": len(group)}
-            row["energy_mev_per_atom"] = float(abs(changes[group]).mean())
-            row["forces_mev_per_a"] = float(abs(forces[1] - forces[0]).mean())
-            rows.append(row | {"of_forces_mev_per_a": float(abs(forces[0]).mean())})
-    for k, (name, (_, side)) in enumerate((n, _SOLIDS[n]) for n in solids):
-        first = len(frames) + k * len(_SIDES)
-        row = {"structures": name, "energy_mev_per_atom": float(changes[first + 4])}
+            sizes = {"energy": changes[group], "forces": forces[1] - forces[0]}
+            row = {f"{n}_{UNITS[n]}": float(abs(size).mean()) for n, size in sizes.items()}
+            row["of_forces_mev_per_a"] = float(abs(forces[0]).mean())
+            rows.append({"structures": name, "number": len(group), **row})
+    for first, name in zip(itertools.count(len(frames), len(_SIDES)), solids, strict=False):
+        sides, row = _SOLIDS[name][1] * _SIDES, {"structures": name}
+        row["energy_mev_per_atom"] = float(changes[first + len(_SIDES) // 2])
         for when, of_one in zip(("before", "after"), energies, strict=True):
-            own = of_one[first : first + len(_SIDES)]
-            row[f"lattice_{when}_a"] = _lattice(side * _SIDES, own)
+            row[f"lattice_{when}_a"] = _lattice(sides, of_one[first : first + len(_SIDES)])
         rows.append(row)
     return rows
 

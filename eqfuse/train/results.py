@@ -24,6 +24,7 @@ from eqfuse.runs.log import printable, say, warn
 from eqfuse.runs.page import in_html, page, picture, table_row
 from eqfuse.runs.schema import one_of
 from eqfuse.train.metrics import Predicted, predictions
+from eqfuse.train.settings.config import Config
 from eqfuse.train.terminal import QUANTITIES, duration
 
 MAX_TRAINING = 1000
@@ -40,12 +41,11 @@ _COLUMNS = {
 
 def write_results(
     folder: RunFolder,
+    config: Config,
     potential: Potential,
     dataset: Dataset,
     facts: dict[str, str],
     *,
-    batch_size: int,
-    dtype: str,
     warnings: list[str],
     ended: bool,
 ) -> list[dict]:
@@ -68,7 +68,7 @@ def write_results(
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
-        batcher = Batcher(samples, batch_size, dtype=dtype)
+        batcher = Batcher(samples, config.data.batch_size, dtype=config.dtype)
         predicted = _predicted(potential, jax.device_put(params), batcher)
         rows, start = [], 0
         for name, samples in sets.items():
@@ -87,8 +87,7 @@ def write_results(
                     warn(hint)
         if ended:
             say(_table(rows, metadata["epoch"], len(dataset.train)))
-            trained = metadata["config"]["training"].get("forces_weight", 0)
-            if trained and (hint := nothing_learned(*validated)):
+            if config.training.forces_weight and (hint := nothing_learned(*validated)):
                 warn(hint)
         write_table(folder.path / "errors.csv", rows)
         facts = {**facts, "training time": duration(last["position"]["elapsed"])}

@@ -1,6 +1,7 @@
 """The start of a run: a trained network (`start_from=`), or itself where it was interrupted."""
 
 import dataclasses
+import functools
 import hashlib
 from pathlib import Path
 
@@ -144,8 +145,7 @@ class Start:
         """
         if not dataset.num_labelled("energy")[0]:
             raise ConfigError("data.reference_energies=fit: no training frame has an energy")
-        potential, _ = self.potential()
-        predict, params = compile_predict(potential), self.initial_params()
+        predict, params = compile_predict(self.potential), self.initial_params()
         batcher = Batcher(dataset.train, self.config.data.batch_size, dtype=self.config.dtype)
         pairs = zip(dataset.train, predictions(predict, params, batcher), strict=True)
         known = [(s, found.energy) for s, found in pairs if s.energy is not None]
@@ -154,9 +154,10 @@ class Start:
         moves = fit_energies_of_atoms((species[s.species] for s, _ in known), missing)
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
-    def potential(self) -> tuple[models.Potential, dict]:
-        """Return the potential, and the settings of its model as plain values."""
-        return module_of(self.metadata, self.config.backend), self.metadata["model_fields"]
+    @functools.cached_property
+    def potential(self) -> models.Potential:
+        """Return the potential, with the backend of the run."""
+        return module_of(self.metadata, self.config.backend)
 
     def initial_params(self) -> dict:
         """Return its variables as JAX arrays, in the dtype of the run."""

@@ -25,7 +25,7 @@ import optax
 from eqfuse.data import Batcher, DataError, Dataset, Structure, read_structures
 from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
-from eqfuse.models import Potential, compile_predict, predict
+from eqfuse.models import compile_predict, predict
 from eqfuse.models.features import layer_features
 from eqfuse.models.heads import head_of
 from eqfuse.runs.checkpoint import read_checkpoint
@@ -95,28 +95,18 @@ class Tuning:
         return {"run": self.config.start_from, "arrays_sha256": list(digests)}
 
     @property
-    def species(self) -> tuple[int, ...]:
-        """Return the sorted atomic numbers that the network knows in the run."""
-        return self.starts[-1].species
-
-    @functools.cached_property
-    def potential(self) -> Potential:
+    def past(self) -> Start:
         """Return the network of the past."""
-        return self.starts[-1].potential()[0]
-
-    @functools.cached_property
-    def params(self) -> dict:
-        """Return its variables before the run."""
-        return self.starts[-1].initial_params()
+        return self.starts[-1]
 
     @functools.cached_property
     def _predict(self):
-        return compile_predict(self.potential, stress=True)
+        return compile_predict(self.past.potential, stress=True)
 
     def samples(self, structures: Sequence[Structure], references=None) -> Samples:
         """Return samples, whose labels count from the reference energies, if any are given."""
-        cutoff = float(self.potential.model.cutoff)
-        return prepare_samples(structures, cutoff, self.species, references)
+        cutoff = float(self.past.potential.model.cutoff)
+        return prepare_samples(structures, cutoff, self.past.species, references)
 
     def _batcher(self, samples: Samples, size: int = _FROM) -> Batcher:
         return Batcher(samples, size, dtype=self.config.dtype, max_shapes=1)  # one program
@@ -127,17 +117,17 @@ class Tuning:
 
     def features(self, samples: Samples) -> np.ndarray:
         """Return the mean of the features of the atoms of each, in units of their spread."""
+        potential, params = self.past.potential, self.past.initial_params()
 
         @jax.jit
-        def means(params, graph):
+        def sums(params, graph):
             operands = graph.vectors, graph.species, graph.edges
-            layers = self.potential.model.layers
-            rows = layer_features(self.potential, params, *operands, layers=layers)
+            rows = layer_features(potential, params, *operands, layers=potential.model.layers)
             rows = jnp.where(graph.node_mask[:, None], rows, 0)
             return jax.ops.segment_sum(rows, graph.graph_index, graph.num_graphs)
 
         graphs = [batch.graph for batch in self._batcher(samples).batches(shuffle=False)]
-        rows = [means(self.params, graph)[np.asarray(graph.graph_mask)] for graph in graphs]
+        rows = [sums(params, graph)[np.asarray(graph.graph_mask)] for graph in graphs]
         rows = np.concatenate(rows) / samples.sizes[:, :1]
         return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
 
@@ -174,21 +164,21 @@ class Tuning:
         Raises:
           DataError: a file that cannot be read, or has no frame of the network's elements.
         """
-        past, count = self.starts[-1], self.config.replay_frames
+        past, count = self.past, self.config.replay_frames
         if source == _AUTO:
-            given = structures_of(self.species, self.data, _FROM * count, self.config.seed)
+            given = structures_of(past.species, self.data, _FROM * count, self.config.seed)
         else:
-            read, known = read_structures(source, require_labels=False), {*self.species}
+            read, known = read_structures(source, require_labels=False), {*past.species}
             given = [s for s in read if not s.is_isolated_atom and {*s.numbers.tolist()} <= known]
             given = [*map(past.dispersion.without, given)] if past.dispersion else given
-        own, frames, others = past.references(None), [], []
-        for s in given:
-            if s.energy is None or s.forces is None:
-                others.append(s)
-                continue
-            moves = sum(self.references[z] - own[z] for z in s.numbers.tolist())
-            frames.append(dataclasses.replace(s, energy=s.energy + moves))
-        frames += self.label(others, self.params) if others else []
+        moves = {z: self.references[z] - e for z, e in past.references(None).items()}
+        others = [s for s in given if s.energy is None or s.forces is None]
+        frames = [
+            dataclasses.replace(s, energy=s.energy + sum(moves[z] for z in s.numbers.tolist()))
+            for s in given
+            if s.energy is not None and s.forces is not None
+        ]
+        frames += self.label(others, past.initial_params()) if others else []
         if not frames:
             raise DataError(
                 f"replay={source}: no frame has only elements of the network and forces below "
@@ -209,7 +199,7 @@ class Tuning:
         if not self.frames:
             return dataset
         first = next(iter(self.config.of_heads().values()))
-        if self.starts[-1].dispersion != first.data.subtracted():  # a head of the past has that
+        if self.past.dispersion != first.data.subtracted():  # a head of the past has that
             raise ConfigError(
                 f"data.dispersion={first.data.dispersion} cannot be given with heads and replay=: "
                 "the network of start_from= has no dispersion; leave one of them out"
@@ -235,16 +225,14 @@ class Tuning:
             write_frames(folder.path / FILE, self.frames)
 
     def stiffness(self, frames: Sequence[Structure], layout: Flat, loss: Loss) -> jax.Array:
-        """Return F of the penalty for frames of the past, [layout.size].
+        """Return F of the penalty for frames of the past, at least one: [layout.size].
 
-        Args:
-          frames: at least one.
-          layout: of the parameters in one array.
-          loss: whose weights and force scale say what an error of each quantity is worth.
+        Weights and force scale of the loss say what an error of each quantity is worth.
         """
+        stress, potential = loss.stress > 0, self.past.potential
 
         def projected(params, graph, v):
-            found = predict(self.potential, layout.unflatten(params), graph, stress=loss.stress > 0)
+            found = predict(potential, layout.unflatten(params), graph, stress=stress)
             total = loss.energy**0.5 * v["energy"] * found.energy[0]
             total += loss.forces**0.5 * (v["forces"] * found.forces).sum()
             if found.stress is not None:
@@ -253,7 +241,7 @@ class Tuning:
 
         gradient = jax.jit(jax.grad(projected))
         rng = np.random.Generator(np.random.PCG64((self.config.seed, 23)))
-        params, total = layout.flatten(self.params), 0.0
+        params, total = layout.flatten(self.past.initial_params()), 0.0
         batcher = self._batcher(self.samples(frames), 1)
         for sample, batch in zip(batcher.samples, batcher.batches(shuffle=False), strict=True):
             mask, count = batch.graph.node_mask[:, None], sample.num_atoms
@@ -277,7 +265,7 @@ class Tuning:
 
     def report(self, folder: RunFolder, dataset: Dataset):
         """Print and write what the training moved elsewhere, if the network knows elsewhere."""
-        if len(self.species) == len(self.data):
+        if len(self.past.species) == len(self.data):
             return
         params, _, _ = read_checkpoint(folder.path, ("best", "last"))
         params, rows = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params), []

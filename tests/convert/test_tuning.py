@@ -110,12 +110,11 @@ def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
 def test_what_moved_is_the_change_of_the_network(past):
     """A shift of 0.1 eV for each atom moves energies by 100 meV/atom, and no force."""
     network, _ = past
-    assert all(
-        abs(r["energy_mev_per_atom"]) < 1e-6 for r in moved(network, network.params, network.params)
-    )
-    params = network.params["params"]
+    before = network.past.initial_params()
+    assert all(abs(r["energy_mev_per_atom"]) < 1e-6 for r in moved(network, before, before))
+    params = before["params"]
     shifted = {"params": params | {"shift": params["shift"] + 0.1}}
-    rows = moved(network, network.params, shifted)
+    rows = moved(network, before, shifted)
     assert {row["structures"] for row in rows} >= {
         "crystals with elements of the data",
         "molecules",
@@ -128,11 +127,12 @@ def test_what_moved_is_the_change_of_the_network(past):
 def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
     """Stiffnesses of two parameters, for the energy of a frame, are as its slopes squared."""
     network, _ = past
-    layout = Flat.of(network.params)
-    [frame] = network.label(read_structures(water)[:1], network.params)
+    before = network.past.initial_params()
+    layout = Flat.of(before)
+    [frame] = network.label(read_structures(water)[:1], before)
     loss = Loss(energy=1.0, forces=0.0, stress=0.0, force_scale=1.0)
     found = network.stiffness([frame], layout, loss)
-    samples, params = network.samples([frame]), layout.flatten(network.params)
+    samples, params = network.samples([frame]), layout.flatten(before)
     first, second = np.argsort(found)[[-1, -20]]
 
     def slope(number, step=1e-5):

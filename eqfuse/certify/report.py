@@ -1,7 +1,7 @@
 """Reports of checks: one page of HTML or Markdown with pictures, and all numbers as JSON."""
 
-import base64
 import io
+import itertools
 import json
 import os
 import platform
@@ -15,10 +15,12 @@ from eqfuse import plots
 from eqfuse.certify.rows import CHECKS
 from eqfuse.data import DataError
 from eqfuse.runs.files import write_whole
-from eqfuse.runs.log import in_html, printable
+from eqfuse.runs.log import printable
+from eqfuse.runs.page import in_html, page, picture, table_row
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""
+_HEADS = ("check", "error", "limit", "verdict", "remark")
 
 
 def check_paths(page: Path | None, numbers: Path | None):
@@ -140,7 +142,7 @@ class Report:
     def _markdown(self, page: Path) -> str:
         lines = [f"# Check of {_in_markdown(self.certificate.subject.name)}", ""]
         lines += [f"- {name}: {_in_markdown(value)}" for name, value in self._facts()]
-        lines += ["", "| check | error | limit | verdict | remark |", "|---|---|---|---|---|"]
+        lines += ["", f"| {' | '.join(_HEADS)} |", "|---|---|---|---|---|"]
         lines += ["| " + " | ".join(map(_in_markdown, cells)) + " |" for cells in self._table()]
         for name, data in self._pictures():
             file = page.with_name(f"{page.stem}-{name}.png")
@@ -149,36 +151,16 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _html(self) -> str:
-        title = in_html(f"Check of {self.certificate.subject.name}")
-        facts = "".join(f"<dt>{n}</dt><dd>{in_html(value)}</dd>" for n, value in self._facts())
-        heads = "".join(
-            f"<th>{name}</th>" for name in ("check", "error", "limit", "verdict", "remark")
+        rows = [table_row(cells, cells[3].replace(" ", "-")) for cells in self._table()]
+        return page(
+            Path(__file__).with_name("report.html"),
+            title=in_html(f"Check of {self.certificate.subject.name}"),
+            facts="".join(map(table_row, self._facts())),
+            checks="".join([table_row(_HEADS, "bold"), *rows]),
+            pictures="".join(itertools.starmap(picture, self._pictures())),
         )
-        rows = "".join(
-            f'<tr class="{cells[3].replace(" ", "-")}">'
-            + "".join(f"<td>{in_html(cell)}</td>" for cell in cells)
-            + "</tr>\n"
-            for cells in self._table()
-        )
-        pictures = "".join(
-            f'<p><img alt="{name}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
-            for name, data in self._pictures()
-        )
-        return _PAGE.format(title=title, facts=facts, heads=heads, rows=rows, pictures=pictures)
 
 
 def _in_markdown(text: str) -> str:
     """Return a text as Markdown shows it, and nothing in it is markup."""
     return re.sub(r"([\\`*_|<>&#!\[\]])", r"\\\1", printable(text))
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em }}
-table {{ border-collapse: collapse }} td, th {{ padding: .2em .8em; text-align: left }}
-tr {{ border-bottom: 1px solid #ddd }} img {{ max-width: 100% }} dt {{ font-weight: bold }}
-.FAILED {{ background: #fbdcd3 }} .noted {{ background: #fdf3cf }} .not-checked {{ color: #777 }}
-</style></head><body><h1>{title}</h1><dl>{facts}</dl>
-<table><tr>{heads}</tr>
-{rows}</table>{pictures}</body></html>
-"""

@@ -1,8 +1,8 @@
-"""The log of a run: what it prints, in `log.txt` of its folder, after machine and versions."""
+"""What a run prints, and keeps in `log.txt` of its folder, after machine and versions."""
 
 import datetime
-import html
 import importlib.metadata
+import logging
 import os
 import platform
 import sys
@@ -19,81 +19,81 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
-def in_html(text: str) -> str:
-    """Return a text as a page shows it, in one line."""
-    return html.escape(printable(text))
+class _Terminal(logging.Handler):
+    """Prints what is logged: warnings to stderr, with that word, and the rest to stdout."""
+
+    def emit(self, record):
+        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        print(_text(record), file=stream, flush=True)
+
+
+def _text(record: logging.LogRecord) -> str:
+    warns = record.levelno >= logging.WARNING
+    return f"warning: {record.getMessage()}" if warns else record.getMessage()
+
+
+LOGGER = logging.getLogger("eqfuse")
+LOGGER.setLevel(logging.INFO)
+LOGGER.propagate = False  # nothing is printed twice where a program has handlers of its own
+LOGGER.addHandler(_Terminal())
+
+
+def say(text: str):
+    """Print a text, which the log of a run has too."""
+    LOGGER.info("%s", text)
 
 
 def warn(text):
     """Print a warning as one line, which the report of a run has too."""
-    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
+    LOGGER.warning("%s", printable(text))
 
 
-class Log:
-    """Keeps what is printed; as soon as the folder of the run is known, in its file.
+class Log(logging.Handler):
+    """Keeps what is logged; as soon as the folder of the run is known, in its file.
 
-    Use it as a context: what is printed in it is kept, and its error.
+    Use it as a context, whose error is kept, too. `warnings` has each of the run once.
     """
 
     def __init__(self):
-        self._waiting, self._path = [], None
+        super().__init__()
+        self._waiting, self._path, self.warnings = "", None, []
 
     def __enter__(self):
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = (Kept(stream, self) for stream in self._streams)
+        LOGGER.addHandler(self)
         return self
 
     def __exit__(self, kind, error, _):
-        sys.stdout, sys.stderr = self._streams
+        LOGGER.removeHandler(self)
         if isinstance(error, Exception):
-            self.keep(f"{kind.__name__}: {printable(error)}\n")
+            self._keep(f"{kind.__name__}: {printable(error)}")
+
+    def emit(self, record):
+        if record.levelno >= logging.WARNING and record.getMessage() not in self.warnings:
+            self.warnings.append(record.getMessage())
+        self._keep(_text(record))
 
     def begin(self, folder: Path, new: bool):
-        """Write what was printed so far to the log of a folder, after the time and the machine."""
+        """Write what was logged so far to the log of a folder, after the time and the machine."""
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
         rows = {"time": now, **machine()}
-        head = "".join(f"{name:<11}{text}\n" for name, text in rows.items())
-        before, self._waiting, self._path = self._waiting, [], folder / NAME
+        head = "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+        before, self._waiting, self._path = self._waiting, "", folder / NAME
         if new:
             self._path.unlink(missing_ok=True)
-        self.keep("".join([head, *before]))
+        self._keep(f"{head}\n{before}".removesuffix("\n"))
 
-    def keep(self, text: str):
-        """Keep a text, besides printing it; what a terminal takes for commands is escaped."""
-        text = "\n".join(map(printable, text.split("\n")))
+    def _keep(self, text: str):
+        """Keep a text; what a terminal takes for commands is escaped."""
+        text = "".join(f"{printable(line)}\n" for line in text.split("\n"))
         if self._path is None:
-            self._waiting.append(text)
+            self._waiting += text
             return
         try:
             with open(self._path, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         except OSError as error:
-            self._waiting, path, self._path = [], self._path, None
-            print(f"warning: {path} cannot be written: {error.strerror}", file=sys.__stderr__)
-
-
-class Kept:
-    """A stream that keeps in a log what is written to it."""
-
-    def __init__(self, stream, log: Log):
-        self.stream, self.keep = stream, log.keep
-
-    def write(self, text: str) -> int:
-        self.keep(text)
-        return self.stream.write(text)
-
-    def __getattr__(self, name: str):
-        return getattr(self.stream, name)
-
-
-def warnings_of(folder: Path) -> list[str]:
-    """Return the warnings in the log of a run, each once."""
-    try:
-        lines = (folder / NAME).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
-    return list(dict.fromkeys(found))
+            path, self._path = self._path, None
+            warn(f"{path} cannot be written: {error.strerror}")
 
 
 def machine() -> dict[str, str]:

@@ -12,7 +12,7 @@ from eqfuse.data import Batcher, prefetched
 from eqfuse.runs.checkpoint import Checkpoints
 from eqfuse.runs.errors import Interrupted, TrainingFailed
 from eqfuse.runs.files import RunFolder
-from eqfuse.runs.log import warn
+from eqfuse.runs.log import say, warn
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.parallel import Devices
@@ -85,46 +85,53 @@ class Fit:
 
     def _train_until(self, stop: StopRequest, state: TrainState, at: Position, *, resumed: bool):
         """Train until a limit or a signal."""
-        reason = self._reason_to_stop(int(state.step))
-        due = self._validation_is_due(int(state.step), at)
-        if reason is None or due:
+        step, due = int(state.step), self._validation_is_due(int(state.step), at)
+        if due or self._reason_to_stop(step) is None:
             self._prepare(state, at)
-            self._warn_of_rise(int(state.step), at)
-        by = "epoch" if self._settings.validate_every is None else "step"
-        known = {"stress": self._settings.stress_weight, "hessian": self._settings.hessian_weight}
-        quantities = ["energy", "forces", *(name for name, weight in known.items() if weight)]
-        with Progress(len(self._train), quantities, by) as progress:
+            self._warn_of_rise(step, at)
+        with self._progress() as progress:
             self._signal(stop)
-            reason = self._reason_to_stop(int(state.step))
-            if resumed and (reason is None or due):
+            reason = self._reason_to_stop(step)
+            if resumed and (due or reason is None):
                 with self._devices.together():
-                    validated = int(state.step) - at.unvalidated if at.epoch else -1
-                    self._folder.forget_after(validated)
+                    self._folder.forget_after(step - at.unvalidated if at.epoch else -1)
             if due:
                 at = self._validate(state, at, [], progress)
-                reason = reason or self._reason_to_stop(int(state.step))
+                reason = reason or self._reason_to_stop(step)
             elif resumed and reason == _ALL_STEPS:
                 progress.log(
-                    f"the run has done {int(state.step)} steps, {at.epoch - 1} epochs, and was "
-                    f"asked for {self._limits.steps} steps; more epochs= or steps= make it longer"
+                    f"the run has done {step} steps, {at.epoch - 1} epochs, and was asked for "
+                    f"{self._limits.steps} steps; more epochs= or steps= make it longer"
                 )
             while reason is None:
-                progress.start_epoch(at.epoch, at.batch)
-                state, times = self._epoch(state, at, stop, progress)
-                if signum := self._signal(stop):
-                    raise self._interrupted(signum, state, at)
-                step = int(state.step)
-                last = self._reason_to_stop(step) is not None
-                if at.unvalidated and (last or self._validation_is_due(step, at)):
-                    at = self._validate(state, at, times, progress)
-                elif at.batch == len(self._train):
-                    at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
+                state, at = self._until_validation(state, at, stop, progress)
                 self._signal(stop)
-                reason = self._reason_to_stop(step)
+                reason = self._reason_to_stop(int(state.step))
             progress.log(
                 f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
             )
         return state
+
+    def _until_validation(self, state: TrainState, at: Position, stop, progress) -> tuple:
+        """Train to the next validation, or the end of the epoch; return state and position."""
+        progress.start_epoch(at.epoch, at.batch)
+        state, times = self._epoch(state, at, stop, progress)
+        if signum := self._signal(stop):
+            raise self._interrupted(signum, state, at)
+        step = int(state.step)
+        is_last = self._reason_to_stop(step) is not None
+        if at.unvalidated and (is_last or self._validation_is_due(step, at)):
+            at = self._validate(state, at, times, progress)
+        elif at.batch == len(self._train):
+            at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
+        return state, at
+
+    def _progress(self) -> Progress:
+        settings = self._settings
+        by = "epoch" if settings.validate_every is None else "step"
+        known = {"stress": settings.stress_weight, "hessian": settings.hessian_weight}
+        trained = [name for name, weight in known.items() if weight]
+        return Progress(len(self._train), ["energy", "forces", *trained], by)
 
     def _validation_is_due(self, step: int, at: Position) -> bool:
         """Test whether a step ends an epoch, or as many steps as `validate_every`."""
@@ -179,7 +186,7 @@ class Fit:
 
     def _prepare(self, state: TrainState, at: Position):
         """Compile a step and the validation, and measure this, before the clock starts."""
-        print("compiling the training step and the validation", flush=True)
+        say("compiling the training step and the validation")
         jax.block_until_ready(self._compiled.step(*self._next(state, at)))
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))
         jax.block_until_ready(self._compiled.errors(state.average, batch))
@@ -306,10 +313,10 @@ class Fit:
         self._keep(state, after, errors)
         progress.end_epoch(row, limits.left(step))
         if self._devices.is_main:
-            self._hint(state, row, progress)
+            self._hint(state, row)
         return after
 
-    def _hint(self, state, row: dict, progress: Progress):
+    def _hint(self, state, row: dict):
         """Print, once, that the stress has another sign or unit, when the forces can show it."""
         error = row["val_forces_rmse_mev_per_a"]
         if not (error < self._hint_below and self._settings.stress_weight):
@@ -317,7 +324,7 @@ class Fit:
         self._hint_below, params = 0.8 * error, self._compiled.average_of(state)()
         if hint := hint_of_stress(self._compiled.potential, params, self._val):
             self._hint_below = 0.0
-            progress.log(f"warning: {hint}")
+            warn(hint)
 
     def _reason_to_stop(self, step: int) -> str | None:
         if step >= self._limits.steps:

@@ -1,6 +1,7 @@
 """A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from eqfuse.models.radial_table import choose
 from eqfuse.runs.checkpoint import Checkpoints
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, require_free
-from eqfuse.runs.log import Log, machine
+from eqfuse.runs.log import Log, machine, say
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.loop import Fit
 from eqfuse.train.parallel import Devices
@@ -62,6 +63,75 @@ def build_potential(
     return potential, fields
 
 
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """All that a run has before its folder is made."""
+
+    config: Config
+    devices: Devices
+    dataset: Dataset
+    starts: list[Start | None]  # of each head
+    tuning: Tuning | None
+    potential: models.Potential
+    fields: dict  # of its model, as plain values
+    params: dict
+    batchers: list[Batcher]  # of the training and the validation samples
+    training: tuple  # the layout of the parameters in one array, and its optimizer
+
+    @classmethod
+    def of(cls, config: Config, devices: Devices) -> "_Prepared":
+        """Read the data of a run and the network that it starts from, and print warnings."""
+        dataset, starts = load_datasets(config)
+        tuning = Tuning.of(config, dataset, starts)
+        if tuning is not None and config.heads:
+            dataset = tuning.with_past(dataset)
+        potential, fields, params = _initial_network(config, dataset, starts, tuning)
+        size = config.data.batch_size
+        if size < devices.count:
+            raise ConfigError(
+                f"data.batch_size={size} is too small for {devices.count} devices, which need a "
+                f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
+            )
+        train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
+        how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count}
+        how |= {"own": devices.own, "hessians": config.training.hessian_weight > 0}
+        batchers = [Batcher(samples, size, **how) for samples in (train, dataset.val)]
+        training = training_of(config, dataset, params, tuning)
+        data = config, devices, dataset, starts, tuning
+        return cls(*data, potential, fields, params, batchers, training)
+
+    def metadata(self) -> dict:
+        """Return the metadata of the checkpoints."""
+        own = self.potential, self.fields, self.params
+        metadata = run_metadata(self.config, self.dataset, self.batchers[0].samples, *own)
+        if self.starts[0] is not None:
+            before = self.starts[0].metadata.get("started_from")  # resumed, and the start is gone
+            metadata["started_from"] = self.tuning.origin if self.tuning else before
+        if choose(self.potential.model, max(s.n_edges for s in self.batchers[0].shapes)).table:
+            metadata["radial"] = "table"
+        return metadata
+
+    def interrupted(self, metadata: dict, folder: RunFolder) -> tuple | None:
+        """Return state and position of the run in the folder; None if it is to begin."""
+        config, (layout, optimizer) = self.config, self.training
+        if config.resume is None:
+            return None
+        with self.devices.together(), warnings_printed():
+            like = init_state(self.params, optimizer, layout)
+            limits = Limits(len(self.batchers[0]), config.steps, config.epochs, config.max_minutes)
+            writes = self.devices.is_main
+            return interrupted_run(config, like, metadata, folder, limits, writes)
+
+    def report(self, folder: RunFolder) -> dict[str, str]:
+        """Print what there is to say before the training, and return it by title."""
+        facts = report(self.config, self.dataset, folder, self.devices)
+        facts |= self.tuning.facts(self.dataset) if self.tuning else {}
+        say(lines(facts))
+        batch = self.devices.part(next(self.batchers[0].batches(epoch=0)))
+        say(network_report(self.potential, self.params, batch.graph, self.config.verbose))
+        return facts
+
+
 def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
     """Train a potential; print as it goes; return the folder of the run.
 
@@ -79,45 +149,26 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
         callbacks = [*loggers(config.loggers), *callbacks] if writes else []
         if writes and config.resume is None:
             require_free(config.run)  # refused before the data are read
-        dataset, starts = load_datasets(config)
-        tuning = Tuning.of(config, dataset, starts)
-        if tuning is not None and config.heads:
-            dataset = tuning.with_past(dataset)
-        potential, fields, params = _initial_network(config, dataset, starts, tuning)
-        batchers = _batchers(config, dataset, devices, tuning)
-        training = training_of(config, dataset, params, tuning)
+        ready = _Prepared.of(config, devices)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
-        if tuning is not None and writes:
-            tuning.keep(folder)
         if writes:
+            if ready.tuning is not None:
+                ready.tuning.keep(folder)
             log.begin(folder.path, new=config.resume is None)
-        described = batchers[0].samples, potential, fields, params
-        metadata, resume = run_metadata(config, dataset, *described), None
-        if starts[0] is not None:
-            before = starts[0].metadata.get("started_from")  # of a resumed run, whose start is gone
-            metadata["started_from"] = before if tuning is None else tuning.origin
-        if config.resume is not None:
-            with devices.together(), warnings_printed():
-                like = init_state(params, training[1], training[0])
-                limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
-                resume = interrupted_run(config, like, metadata, folder, limits, writes)
-        if choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
-            metadata["radial"] = "table"
-        facts = report(config, dataset, folder, devices)
-        facts |= {} if tuning is None else tuning.facts(dataset)
-        print(lines(facts))
-        batch = devices.part(next(batchers[0].batches(epoch=0)))
-        print(network_report(potential, params, batch.graph, config.verbose), flush=True)
+        metadata = ready.metadata() | {"warnings": log.warnings}
+        resume = ready.interrupted(metadata, folder)
+        facts = ready.report(folder)
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
-        compiled = Compiled(config, potential, dataset.force_rms, params, training, devices)
-        known = {"pretrained": starts[0] is not None, "callbacks": callbacks}
-        fit = Fit(config, compiled, batchers, folder, checkpoints, devices, **known)
+        of_data = ready.potential, ready.dataset.force_rms, ready.params
+        compiled = Compiled(config, *of_data, ready.training, devices)
+        known = {"pretrained": ready.starts[0] is not None, "callbacks": callbacks}
+        fit = Fit(config, compiled, ready.batchers, folder, checkpoints, devices, **known)
         for callback in callbacks:
             callback.on_start(folder.path, metadata["config"])
-        ended, finishes = False, True
+        ended, finishes = False, writes
         try:
             fit.run(resume)
             ended = True
@@ -126,15 +177,21 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
             raise
         finally:
             checkpoints.flush()
-            if writes and finishes:
-                facts |= ranges(dataset) | {"network": parameters(potential, params)} | machine()
-                batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
-                errors = write_results(folder, potential, dataset, facts, **batches, ended=ended)
-                if ended and tuning is not None:
-                    tuning.report(folder, dataset)
-                for callback in callbacks:
-                    callback.on_end(errors)
+            if finishes:
+                _finish(ready, folder, facts, callbacks, log, ended)
         return folder.path
+
+
+def _finish(ready: _Prepared, folder: RunFolder, facts: dict, callbacks, log: Log, ended: bool):
+    """Write and print the results of a run that has `ended`, or was interrupted."""
+    config, dataset, potential = ready.config, ready.dataset, ready.potential
+    facts |= ranges(dataset) | {"network": parameters(potential, ready.params)} | machine()
+    what = config, potential, dataset, facts
+    errors = write_results(folder, *what, warnings=log.warnings, ended=ended)
+    if ended and ready.tuning is not None:
+        ready.tuning.report(folder, dataset)
+    for callback in callbacks:
+        callback.on_end(errors)
 
 
 def _initial_network(
@@ -144,9 +201,10 @@ def _initial_network(
     if starts[0] is not None:
         heads = [start.initial_params() for start in starts]
         if PAST in dataset.heads:
-            heads.append(heads[0] if starts[0].resumed else tuning.network.params)
+            heads.append(heads[0] if starts[0].resumed else tuning.past.initial_params())
         try:
-            return *starts[0].potential(), stack_heads(heads) if config.heads else heads[0]
+            params = stack_heads(heads) if config.heads else heads[0]
+            return starts[0].potential, starts[0].metadata["model_fields"], params
         except ValueError as error:
             raise ConfigError(
                 f"the heads of {config.start_from} are networks of their own ({error}); train one "
@@ -173,19 +231,3 @@ def _scale_and_shift(settings: PotentialSettings, dataset: Dataset) -> tuple[tup
     count = len(dataset.species)
     mean = dataset.energy_per_atom if settings.shift == "mean" else 0.0
     return (dataset.force_rms,) * count, (mean,) * count
-
-
-def _batchers(
-    config: Config, dataset: Dataset, devices: Devices, tuning: Tuning | None
-) -> list[Batcher]:
-    """Return the batchers of the training and the validation samples."""
-    size = config.data.batch_size
-    if size < devices.count:
-        raise ConfigError(
-            f"data.batch_size={size} is too small for {devices.count} devices, which need a "
-            f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
-        )
-    train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
-    how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count, "own": devices.own}
-    how["hessians"] = config.training.hessian_weight > 0
-    return [Batcher(samples, size, **how) for samples in (train, dataset.val)]

@@ -1,10 +1,8 @@
 """Where the errors of a run go: plots and one page at its end, TensorBoard, callbacks of yours."""
 
-import base64
 import html
 import math
 import os
-import string
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +20,11 @@ from eqfuse.models import Potential, compile_predict
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, write_table, write_whole
-from eqfuse.runs.log import in_html, printable, warn, warnings_of
+from eqfuse.runs.log import printable, say, warn
+from eqfuse.runs.page import in_html, page, picture, table_row
 from eqfuse.runs.schema import one_of
 from eqfuse.train.metrics import Predicted, predictions
+from eqfuse.train.settings.config import Config
 from eqfuse.train.terminal import QUANTITIES, duration
 
 MAX_TRAINING = 1000
@@ -41,18 +41,19 @@ _COLUMNS = {
 
 def write_results(
     folder: RunFolder,
+    config: Config,
     potential: Potential,
     dataset: Dataset,
     facts: dict[str, str],
     *,
-    batch_size: int,
-    dtype: str,
+    warnings: list[str],
     ended: bool,
 ) -> list[dict]:
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
     What cannot be written is a warning: the training is done. A run that was interrupted, which has
-    not `ended`, is evaluated on validation frames only. `facts` are by title, for the page.
+    not `ended`, is evaluated on validation frames only. `facts` are by title, for the page, which
+    has the `warnings` of the run, too.
     Returns the rows of errors.csv.
     """
     if not folder.metrics.exists():
@@ -67,7 +68,7 @@ def write_results(
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
-        batcher = Batcher(samples, batch_size, dtype=dtype)
+        batcher = Batcher(samples, config.data.batch_size, dtype=config.dtype)
         predicted = _predicted(potential, jax.device_put(params), batcher)
         rows, start = [], 0
         for name, samples in sets.items():
@@ -85,13 +86,12 @@ def write_results(
                 if hint := stress_hint(samples, part):
                     warn(hint)
         if ended:
-            print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)
-            trained = metadata["config"]["training"].get("forces_weight", 0)
-            if trained and (hint := nothing_learned(*validated)):
+            say(_table(rows, metadata["epoch"], len(dataset.train)))
+            if config.training.forces_weight and (hint := nothing_learned(*validated)):
                 warn(hint)
         write_table(folder.path / "errors.csv", rows)
         facts = {**facts, "training time": duration(last["position"]["elapsed"])}
-        text = _page(folder.path, metadata, rows, facts, ended)
+        text = _page(folder.path, metadata, rows, facts, warnings, ended)
         write_whole(folder.path / "report.html", text)
         return rows
     except (OSError, ValueError) as error:
@@ -160,7 +160,7 @@ _PICTURES = {
 
 
 def _page(
-    folder: Path, metadata: dict, rows: list[dict], facts: dict[str, str], ended: bool
+    folder: Path, metadata: dict, rows: list[dict], facts: dict, warnings: list[str], ended: bool
 ) -> str:
     """Return the page of a run as HTML, in one file that needs nothing else."""
     heads = [own["head"] for own in metadata.get("heads", [])]
@@ -170,14 +170,12 @@ def _page(
     pictures = ""
     for file, title in _PICTURES.items():
         if (path := folder / file).exists():
-            encoded = base64.b64encode(path.read_bytes()).decode()
-            pictures += f"<h2>{title}</h2>\n<img alt='{title}' "
-            pictures += f"src='data:image/png;base64,{encoded}'>\n"
+            pictures += picture(title, path.read_bytes())
     units = dict(_COLUMNS.values())
     heads, lines = _cells(rows)
-    heads = [f"{head}<br>{units[head]}" if head in units else head for head in heads]
-    errors = "".join(_html_row(map(in_html, line), line[1] == "all") for line in lines)
-    warned = "".join(f"<li>{in_html(text)}</li>\n" for text in warnings_of(folder))
+    heads = [f"{head} {units[head]}" if head in units else head for head in heads]
+    errors = [table_row(line, "bold" if line[1] == "all" else "") for line in lines]
+    warned = "".join(f"<li>{in_html(text)}</li>\n" for text in warnings)
     settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
     texts = {
         **{name: in_html(metadata[name]) for name in ("model", "epoch", "step")},
@@ -185,21 +183,15 @@ def _page(
         "criterion": metadata["config"]["training"].get("best", "loss").replace("_", " "),
         "name": name,
         "what": what,
-        "errors": _html_row(heads, True) + errors,
+        "errors": "".join([table_row(heads, "bold"), *errors]),
         "pictures": pictures,
-        "facts": "".join(_html_row(map(in_html, fact)) for fact in facts.items()),
+        "facts": "".join(map(table_row, facts.items())),
         "warnings": f"<ul>{warned}</ul>" if warned else "<p>There were none.</p>",
         "run": run,
         "quoted": in_html(repr(str(used))),
         "settings": html.escape(settings),
     }
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    return string.Template(template).substitute(texts)
-
-
-def _html_row(cells, bold: bool = False) -> str:
-    row = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f"<tr class='bold'>{row}</tr>\n" if bold else f"<tr>{row}</tr>\n"
+    return page(Path(__file__).with_name("report.html"), **texts)
 
 
 class Callback:

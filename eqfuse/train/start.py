@@ -1,6 +1,7 @@
 """The start of a run: a trained network (`start_from=`), or itself where it was interrupted."""
 
 import dataclasses
+import functools
 import hashlib
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from eqfuse.models.heads import head_of
 from eqfuse.runs.checkpoint import module_of, read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import FILES, RunFolder, has_checkpoint, read_file
+from eqfuse.runs.log import say
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import predictions
 from eqfuse.train.resume import LENGTHS, check_same_run
@@ -143,8 +145,7 @@ class Start:
         """
         if not dataset.num_labelled("energy")[0]:
             raise ConfigError("data.reference_energies=fit: no training frame has an energy")
-        potential, _ = self.potential()
-        predict, params = compile_predict(potential), self.initial_params()
+        predict, params = compile_predict(self.potential), self.initial_params()
         batcher = Batcher(dataset.train, self.config.data.batch_size, dtype=self.config.dtype)
         pairs = zip(dataset.train, predictions(predict, params, batcher), strict=True)
         known = [(s, found.energy) for s, found in pairs if s.energy is not None]
@@ -153,9 +154,10 @@ class Start:
         moves = fit_energies_of_atoms((species[s.species] for s, _ in known), missing)
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
-    def potential(self) -> tuple[models.Potential, dict]:
-        """Return the potential, and the settings of its model as plain values."""
-        return module_of(self.metadata, self.config.backend), self.metadata["model_fields"]
+    @functools.cached_property
+    def potential(self) -> models.Potential:
+        """Return the potential, with the backend of the run."""
+        return module_of(self.metadata, self.config.backend)
 
     def initial_params(self) -> dict:
         """Return its variables as JAX arrays, in the dtype of the run."""
@@ -267,7 +269,7 @@ def interrupted_run(
     A run that is made longer after its learning rate fell (wsd) goes on from before it did.
     """
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
-        print("resume     from the beginning: the run ended before its first checkpoint")
+        say("resume     from the beginning: the run ended before its first checkpoint")
         return None
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
     # before the state, which follows the settings
@@ -282,6 +284,8 @@ def interrupted_run(
                 f"began ({name} differs); bring it back, or start a new run"
             )
     _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
+    ours = metadata["warnings"]
+    ours[:0] = [text for text in theirs.get("warnings", []) if text not in ours]
     position, again = theirs["position"], ""
     lengths = [{n: c[n] for n in LENGTHS} for c in (theirs["config"], metadata["config"])]
     if position.get("falls_since") is not None and lengths[0] != lengths[1]:
@@ -290,5 +294,5 @@ def interrupted_run(
         if limits.fraction(stable["step"]) < config.training.stable_until:
             state, position = earlier, stable["position"]
             again = ", where the learning rate began to fall; what came after is done anew"
-    print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch{again}")
+    say(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch{again}")
     return jax.tree.map(jnp.asarray, state), position

@@ -13,6 +13,7 @@ from eqfuse import ops
 from eqfuse.data import Batch
 from eqfuse.graph import Graph
 from eqfuse.models import Potential, predict
+from eqfuse.runs.log import say
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, error_sums
 from eqfuse.train.parallel import Devices
@@ -120,7 +121,7 @@ class Compiled:
 
         self.step, self.errors = jax.jit(step), jax.jit(errors)
         if devices.count == 1:  # in one native call, where that is expected to gain
-            report = config.verbose and (lambda text: print(f"sequence   {text}", flush=True))
+            report = config.verbose and (lambda text: say(f"sequence   {text}"))
             self.step, self.errors = ops.sequence(step, report=report), ops.sequence(errors)
 
     def initial(self) -> TrainState:

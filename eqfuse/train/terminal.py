@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import math
 import re
-import sys
 import textwrap
 import time
 import warnings
@@ -22,7 +21,7 @@ from eqfuse.data.error_table import UNITS
 from eqfuse.data.structures import TRAINED, counted
 from eqfuse.graph import Graph
 from eqfuse.runs.files import RunFolder
-from eqfuse.runs.log import Kept, printable, warn
+from eqfuse.runs.log import printable, say, warn
 from eqfuse.train.parallel import Devices
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
@@ -226,9 +225,7 @@ class Progress:
         self._columns += [("lr", 9, "lr", ".1e"), ("ms/step", 8, "ms_per_step", ".1f")]
         self._units = ", ".join(f"{letter} in {unit}" for letter, unit, *_ in errors)
         self._by, self._steps = by, steps_per_epoch  # by epoch, or by step
-        # the bar is not kept in the log of the run, the lines are
-        file = getattr(sys.stdout, "stream", sys.stdout)
-        self._console = rich.console.Console(file=file, soft_wrap=True, highlight=False)
+        self._console = rich.console.Console(soft_wrap=True, highlight=False)
         # in a notebook rich draws by ipywidgets
         widgets = self._console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
         self._has_bar = self._console.is_terminal or widgets
@@ -257,9 +254,7 @@ class Progress:
 
     def log(self, text: str):
         """Print a line."""
-        self._console.print(text, markup=False)
-        if isinstance(sys.stdout, Kept):
-            sys.stdout.keep(f"{text}\n")
+        say(text)
         self._logged_at = time.monotonic()
 
     def heartbeat(self, text: str):

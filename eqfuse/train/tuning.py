@@ -1,28 +1,53 @@
-"""Fine-tuning: what a run that starts from a trained network keeps of it."""
+"""Fine-tuning: what a run that starts from a trained network keeps of it.
+
+The network's past is frames that it labelled itself before it is tuned, so that nobody needs the
+data that it was trained on (distillation), or frames of a file. Replay mixes them with new ones.
+Elastic weights hold parameters that the past depends on near what they were:
+
+    penalty = weight * sum_k F_k (p_k - p0_k)^2,    F_k = mean over frames of (d/dp_k v . f)^2
+
+f are the energy per atom, forces and stress of a frame in the units of the loss, and v normal
+random numbers: F is the diagonal of the Gauss-Newton matrix of the loss on these frames, if they
+were labelled by the network itself.
+
+References: Kirkpatrick et al. 2017, PNAS 114, 3521 (there F is of classes).
+"""
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from eqfuse.data import DataError, Dataset, Structure, read_structures
-from eqfuse.data.samples import Samples
+from eqfuse.data import Batcher, DataError, Dataset, Structure, read_structures
+from eqfuse.data.samples import Samples, prepare_samples
+from eqfuse.data.structures import Weights
+from eqfuse.models import compile_predict, predict
+from eqfuse.models.features import layer_features
 from eqfuse.models.heads import head_of
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import RunFolder, write_table
-from eqfuse.runs.log import warn
-from eqfuse.train.elastic import held, stiffness
-from eqfuse.train.metrics import Loss
+from eqfuse.runs.log import say, warn
+from eqfuse.train.flat import Flat
+from eqfuse.train.metrics import Loss, Predicted, predictions
 from eqfuse.train.optimizer import flat_training
-from eqfuse.train.replay import AUTO, FILE, Network, moved, moved_text, write_frames
+from eqfuse.train.replay import farthest, moved, moved_text, structures_of, write_frames
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.start import Start
 
+FILE = "replay.traj"
+"""In the folder of a run: the frames, of which a resumed run reads the same numbers."""
 ELASTIC = 30.0
 """Weight of elastic weights where nothing else is asked for, see `benchmarks/results/tuning.md`."""
+_AUTO = "auto"
+_FROM = 8  # structures are made and labelled for each that is chosen, and so many are in a batch
+_MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1
+"""eV/Å and eV/Å^3 (16 GPa): structures with larger ones are left out, since they are so far from
+what networks know that they would dominate the training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +55,9 @@ class Tuning:
     """The network that a run starts from, as it was, and how the run tunes it."""
 
     config: Config
-    starts: list[Start]  # before the run, of each head, and of the network's past
-    network: Network  # the past
+    starts: list[Start]  # before the run, of each head; the last one is the network's past
+    references: dict[int, float]  # from which energies of the past count in the run, eV
+    data: frozenset[int]  # atomic numbers in the data of the run
     resumed: bool
 
     @classmethod
@@ -53,9 +79,7 @@ class Tuning:
             starts = [start.for_elements(dataset.species) for start in starts]
         # with several heads, the past is one of its own
         references = starts[-1].references(None) if config.heads else dataset.references
-        of_run = dataset.species, references, config.dtype, frozenset(_elements(dataset))
-        network = Network(starts[-1].potential()[0], starts[-1].initial_params(), *of_run)
-        tuning = cls(config, starts, network, resumed)
+        tuning = cls(config, starts, references, frozenset(_elements(dataset)), resumed)
         if resumed and before and before["arrays_sha256"] != tuning.origin["arrays_sha256"]:
             raise ConfigError(
                 f"the network in {config.start_from} is another one than the run in "
@@ -70,6 +94,58 @@ class Tuning:
         digests = dict.fromkeys(start.metadata["arrays_sha256"] for start in self.starts)
         return {"run": self.config.start_from, "arrays_sha256": list(digests)}
 
+    @property
+    def past(self) -> Start:
+        """Return the network of the past."""
+        return self.starts[-1]
+
+    @functools.cached_property
+    def _predict(self):
+        return compile_predict(self.past.potential, stress=True)
+
+    def samples(self, structures: Sequence[Structure], references=None) -> Samples:
+        """Return samples, whose labels count from the reference energies, if any are given."""
+        cutoff = float(self.past.potential.model.cutoff)
+        return prepare_samples(structures, cutoff, self.past.species, references)
+
+    def _batcher(self, samples: Samples, size: int = _FROM) -> Batcher:
+        return Batcher(samples, size, dtype=self.config.dtype, max_shapes=1)  # one program
+
+    def predicted(self, samples: Samples, params) -> list[Predicted]:
+        """Return what the network predicts for each sample with these variables."""
+        return predictions(self._predict, params, self._batcher(samples))
+
+    def features(self, samples: Samples) -> np.ndarray:
+        """Return the mean of the features of the atoms of each, in units of their spread."""
+        potential, params = self.past.potential, self.past.initial_params()
+
+        @jax.jit
+        def sums(params, graph):
+            operands = graph.vectors, graph.species, graph.edges
+            rows = layer_features(potential, params, *operands, layers=potential.model.layers)
+            rows = jnp.where(graph.node_mask[:, None], rows, 0)
+            return jax.ops.segment_sum(rows, graph.graph_index, graph.num_graphs)
+
+        graphs = [batch.graph for batch in self._batcher(samples).batches(shuffle=False)]
+        rows = [sums(params, graph)[np.asarray(graph.graph_mask)] for graph in graphs]
+        rows = np.concatenate(rows) / samples.sizes[:, :1]
+        return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
+
+    def label(self, structures: Sequence[Structure], params) -> list[Structure]:
+        """Return structures with the energy, forces and stress that these variables give.
+
+        Those with a force beyond 5 eV/Å, or a pressure beyond 16 GPa, are left out.
+        """
+        frames, samples = [], self.samples(structures)
+        found = self.predicted(samples, params)
+        for structure, sample, one in zip(structures, samples, found, strict=True):
+            pressure = abs(np.trace(one.stress)) / 3
+            if abs(one.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE:
+                energy = one.energy + sum(self.references[int(z)] for z in structure.numbers)
+                labels = {"energy": energy, "forces": sample.in_structure(one.forces)}
+                frames.append(dataclasses.replace(structure, stress=one.stress, **labels))
+        return frames
+
     @functools.cached_property
     def frames(self) -> list[Structure]:
         """Return the frames to remember; of a resumed run those that it has kept."""
@@ -77,28 +153,59 @@ class Tuning:
             return []
         if self.resumed:
             return read_structures(f"{self.config.resume}/{FILE}")
-        return self._made(self.config.replay)
+        return self.made(self.config.replay)
 
-    def _made(self, source: str) -> list[Structure]:
-        own = self.starts[-1].references(None)
-        how = {"own": own, "dispersion": self.starts[-1].dispersion}
-        return self.network.frames(source, self.config.replay_frames, self.config.seed, **how)
+    def made(self, source: str) -> list[Structure]:
+        """Return at most `replay_frames` frames, the farthest from each other by descriptors.
 
-    def _remembered(self) -> Samples:
-        return self.network.remembered(self.frames, self.config.replay_weight)
+        The source is "auto", or a file, whose labels count from the reference energies of the
+        network and have its dispersion; frames without energy and forces are labelled by it.
+
+        Raises:
+          DataError: a file that cannot be read, or has no frame of the network's elements.
+        """
+        past, count = self.past, self.config.replay_frames
+        if source == _AUTO:
+            given = structures_of(past.species, self.data, _FROM * count, self.config.seed)
+        else:
+            read, known = read_structures(source, require_labels=False), {*past.species}
+            given = [s for s in read if not s.is_isolated_atom and {*s.numbers.tolist()} <= known]
+            given = [*map(past.dispersion.without, given)] if past.dispersion else given
+        moves = {z: self.references[z] - e for z, e in past.references(None).items()}
+        others = [s for s in given if s.energy is None or s.forces is None]
+        frames = [
+            dataclasses.replace(s, energy=s.energy + sum(moves[z] for z in s.numbers.tolist()))
+            for s in given
+            if s.energy is not None and s.forces is not None
+        ]
+        frames += self.label(others, past.initial_params()) if others else []
+        if not frames:
+            raise DataError(
+                f"replay={source}: no frame has only elements of the network and forces below "
+                f"{_MOST_FORCE:g} eV/Å and a low pressure; give a file of others, or replay=none"
+            )
+        if len(frames) <= count:
+            return frames
+        return [frames[k] for k in farthest(self.features(self.samples(frames)), count)]
+
+    def remembered(self) -> Samples:
+        """Return the frames to remember as samples for the training, of the weight of replay."""
+        weights = Weights(*[self.config.replay_weight] * len(Weights._fields))
+        how = {"weights": weights, "origin": "a frame of replay"}
+        return self.samples([dataclasses.replace(s, **how) for s in self.frames], self.references)
 
     def with_past(self, dataset: Dataset) -> Dataset:
         """Return the dataset of several heads, with one more for the frames to remember."""
         if not self.frames:
             return dataset
         first = next(iter(self.config.of_heads().values()))
-        if self.starts[-1].dispersion != first.data.subtracted():  # a head of the past has that
+        if self.past.dispersion != first.data.subtracted():  # a head of the past has that
             raise ConfigError(
                 f"data.dispersion={first.data.dispersion} cannot be given with heads and replay=: "
                 "the network of start_from= has no dispersion; leave one of them out"
             )
-        own, references = next(iter(dataset.heads.values())), self.network.references
-        parts = {"train": self._remembered(), "val": (), "test": (), "references": references}
+        own = next(iter(dataset.heads.values()))
+        parts = {"train": self.remembered(), "val": (), "test": (), "references": self.references}
         return Dataset.of_heads({**dataset.heads, PAST: dataclasses.replace(own, **parts)})
 
     def with_replay(self, train) -> Samples:
@@ -110,29 +217,47 @@ class Tuning:
                 f"replay={self.config.replay} is for data in memory, and these are read as they "
                 "are needed; put the frames to remember into the data, and give replay=none"
             )
-        return Samples((*train, *self._remembered()))
+        return Samples((*train, *self.remembered()))
 
     def keep(self, folder: RunFolder):
         """Write the frames to remember into the folder of a run that begins."""
         if self.frames and not self.resumed:
             write_frames(folder.path / FILE, self.frames)
 
-    def stiffness(self, force_scale: float, layout) -> jax.Array | None:
-        """Return how much the past depends on each parameter; None where no frame can be made."""
-        try:
-            frames = self.frames or self._made(AUTO)
-        except DataError:
-            if self.config.elastic is not None:  # asked for
-                raise
-            return None
-        loss = Loss.of(self.config.training, force_scale)
-        return stiffness(self.network, frames, layout, loss, self.config.seed)
+    def stiffness(self, frames: Sequence[Structure], layout: Flat, loss: Loss) -> jax.Array:
+        """Return F of the penalty for frames of the past, at least one: [layout.size].
+
+        Weights and force scale of the loss say what an error of each quantity is worth.
+        """
+        stress, potential = loss.stress > 0, self.past.potential
+
+        def projected(params, graph, v):
+            found = predict(potential, layout.unflatten(params), graph, stress=stress)
+            total = loss.energy**0.5 * v["energy"] * found.energy[0]
+            total += loss.forces**0.5 * (v["forces"] * found.forces).sum()
+            if found.stress is not None:
+                total += loss.stress**0.5 * (v["stress"] * found.stress[0]).sum()
+            return total / loss.force_scale
+
+        gradient = jax.jit(jax.grad(projected))
+        rng = np.random.Generator(np.random.PCG64((self.config.seed, 23)))
+        params, total = layout.flatten(self.past.initial_params()), 0.0
+        batcher = self._batcher(self.samples(frames), 1)
+        for sample, batch in zip(batcher.samples, batcher.batches(shuffle=False), strict=True):
+            mask, count = batch.graph.node_mask[:, None], sample.num_atoms
+            v = {  # of means over atoms and components
+                "energy": rng.normal() / count,
+                "forces": rng.normal(size=(len(mask), 3)) * mask / (3 * count) ** 0.5,
+                "stress": rng.normal(size=(3, 3)) / 3,
+            }
+            total = total + gradient(params, batch.graph, v) ** 2
+        return total / len(frames)
 
     def facts(self, dataset: Dataset) -> dict[str, str]:
         """Return what there is to say before the training, by title."""
         weight, source = elastic_of(self.config, dataset), self.config.replay
         if self.frames:
-            kind = "made for its elements and labelled by it" if source == AUTO else source
+            kind = "made for its elements and labelled by it" if source == _AUTO else source
             of_weight = f"of weight {self.config.replay_weight:g}"
             return {"replay": f"{len(self.frames)} frames {of_weight}, {kind}"}
         text = f"weight {weight:g}; elastic=0 lets the network forget more"
@@ -140,15 +265,14 @@ class Tuning:
 
     def report(self, folder: RunFolder, dataset: Dataset):
         """Print and write what the training moved elsewhere, if the network knows elsewhere."""
-        if len(self.network.species) == len(self.network.data):
+        if len(self.past.species) == len(self.data):
             return
         params, _, _ = read_checkpoint(folder.path, ("best", "last"))
         params, rows = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params), []
         for number, head in enumerate(dataset.heads or [None]):
             own = params if head is None else head_of(params, number)
-            before = dataclasses.replace(self.network, params=self.starts[number].initial_params())
-            found = moved(before, own, self.config.seed)
-            print(moved_text(found, head), flush=True)
+            found = moved(self, self.starts[number].initial_params(), own)
+            say(moved_text(found, head))
             rows += [({} if head is None else {"head": head}) | row for row in found]
         try:
             write_table(folder.path / "moved.csv", rows)
@@ -162,20 +286,37 @@ def _elements(dataset: Dataset) -> set[int]:
 
 
 def elastic_of(config: Config, dataset: Dataset) -> float:
-    """Return the weight of the penalty of `eqfuse.train.elastic`, 0 for none."""
+    """Return the weight of the penalty of elastic weights, 0 for none."""
     if config.elastic is None and not (config.start_from is None or config.heads or config.replay):
         knows_more = len(dataset.species) > len(_elements(dataset))
         return ELASTIC if knows_more else 0.0
     return config.elastic or 0.0
 
 
+def held(weight: float, stiff: jax.Array) -> optax.GradientTransformation:
+    """Return the transformation that adds the gradient of the penalty to that of the loss.
+
+    F and the parameters at the start are in its state, so that a resumed run has them.
+    """
+
+    def update(gradient, state, params):
+        stiff, anchor = state
+        return gradient + (2 * weight * stiff * (params - anchor)).astype(gradient.dtype), state
+
+    return optax.GradientTransformation(lambda params: (stiff, jnp.asarray(params)), update)
+
+
 def training_of(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
     """Return the layout of the parameters in one array, and its optimizer."""
     layout, optimizer = flat_training(config.training, params)
-    if weight := elastic_of(config, dataset):
-        stiff = None
-        if tuning is not None and not tuning.resumed:  # else it is found in the state
-            stiff = tuning.stiffness(dataset.force_rms, layout)
-        stiff = jnp.zeros(layout.size, layout.dtype) if stiff is None else stiff
-        optimizer = optax.chain(held(weight, stiff), optimizer)
-    return layout, optimizer
+    if not (weight := elastic_of(config, dataset)):
+        return layout, optimizer
+    stiff = jnp.zeros(layout.size, layout.dtype)
+    if tuning is not None and not tuning.resumed:  # else it is found in the state
+        try:
+            frames = tuning.frames or tuning.made(_AUTO)
+            stiff = tuning.stiffness(frames, layout, Loss.of(config.training, dataset.force_rms))
+        except DataError:  # no frame can be made, and elastic weights were not asked for
+            if config.elastic is not None:
+                raise
+    return layout, optax.chain(held(weight, stiff), optimizer)

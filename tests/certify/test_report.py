@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from eqfuse import plots
 from eqfuse.certify.report import Report
@@ -23,7 +24,8 @@ def test_markdown_and_html_escape_names(tmp_path):
     assert r"<h1>Check of a|b\n# *c* [d](e) &lt;img src=x&gt;`</h1>" in page
 
 
-def test_titles_of_pictures_are_no_formulas(tmp_path, pictures):
+@pytest.mark.usefixtures("pictures")
+def test_titles_of_pictures_are_no_formulas(tmp_path):
     labels = SimpleNamespace(energy=1.0, num_atoms=1, forces=np.zeros((1, 3)), stress=None)
     plots.parity([(labels, labels)], tmp_path / "a.png", r"a$\frac{$")  # no error of mathtext
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

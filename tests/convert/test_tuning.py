@@ -14,29 +14,31 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
 from eqfuse.data import DataError, read_structures
-from eqfuse.runs.checkpoint import load_run, read_checkpoint
+from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import encode, read_file, require_free
-from eqfuse.train.elastic import held, stiffness
 from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
-from eqfuse.train.replay import FILE, Network, farthest, moved, structures_of, write_frames
+from eqfuse.train.replay import farthest, moved, structures_of, write_frames
 from eqfuse.train.resume import started_config
 from eqfuse.train.start import Start
-from eqfuse.train.tuning import Tuning
+from eqfuse.train.tuning import FILE, Tuning, held
 
 
 @pytest.fixture(scope="module")
-def past(run):
-    """Return a network of H, C and O, as it is before it is tuned on H and O, and its energies."""
+def past(run, water):
+    """Return the tuning of a network of H, C and O on H and O, and its own energies."""
     with jax.enable_x64(True):
-        potential, params, metadata = load_run(run("density"))
-        potential = potential.clone(model=potential.model.clone(radial="network"))  # no tables
-        own = {int(z): energy for z, energy in metadata["reference_energies"].items()}
+        given = [f"start_from={run('density')}", f"data={water}", "dtype=float64"]
+        start = Start.read(
+            started_config([*given, "replay=auto", "replay_frames=6", "replay_weight=0.5"])
+        )
+        fields = start.metadata["model_fields"] | {"radial": "network"}  # no tables
+        start = dataclasses.replace(start, metadata=start.metadata | {"model_fields": fields})
+        own = start.references(None)
         references = {z: energy + 2.0 for z, energy in own.items()}  # of the data
-        known = (1, 6, 8), references, "float64", frozenset({1, 8})
-        yield Network(potential, params, *known), own
+        yield Tuning(start.config, [start], references, frozenset({1, 8}), False), own
 
 
 @pytest.fixture(autouse=True)
@@ -77,9 +79,9 @@ def test_the_farthest_are_chosen():
 def test_the_network_labels_what_is_made(past, run):
     """Labels count from the reference energies of the data, 2 eV of each atom above its own."""
     network, own = past
-    frames = network.frames("auto", 6, 0, own)
+    frames = network.frames
     assert len(frames) == 6
-    for s, sample in zip(frames, network.remembered(frames, 0.5), strict=True):
+    for s, sample in zip(frames, network.remembered(), strict=True):
         atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc)
         energy, forces = energy_of(run("density"), atoms)
         assert s.energy == pytest.approx(energy + 2 * len(atoms), abs=1e-9)
@@ -90,28 +92,29 @@ def test_the_network_labels_what_is_made(past, run):
 
 
 def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
-    network, own = past
+    network, _ = past
     methane, gold = ase.build.molecule("CH4"), ase.Atoms("Au2", [[0, 0, 0], [0, 0, 3]])
     path = tmp_path / "past.xyz"
     given = methane.copy()
     given.calc = SinglePointCalculator(given, energy=-7.0, forces=np.ones((5, 3)))
     ase.io.write(path, [gold, given, methane])
-    kept, made = network.frames(str(path), 9, 0, own)
+    kept, made = network.made(str(path))
     assert kept.energy == pytest.approx(-7.0 + 2 * 5)
     np.testing.assert_array_equal(kept.forces, 1.0)
     assert made.energy == pytest.approx(energy_of(run("density"), methane)[0] + 10)
     ase.io.write(path, gold)
     with pytest.raises(DataError, match="no frame has only elements of the network"):
-        network.frames(str(path), 9, 0, own)
+        network.made(str(path))
 
 
 def test_what_moved_is_the_change_of_the_network(past):
     """A shift of 0.1 eV for each atom moves energies by 100 meV/atom, and no force."""
     network, _ = past
-    assert all(abs(r["energy_mev_per_atom"]) < 1e-6 for r in moved(network, network.params, 0))
-    params = network.params["params"]
+    before = network.past.initial_params()
+    assert all(abs(r["energy_mev_per_atom"]) < 1e-6 for r in moved(network, before, before))
+    params = before["params"]
     shifted = {"params": params | {"shift": params["shift"] + 0.1}}
-    rows = moved(network, shifted, 0)
+    rows = moved(network, before, shifted)
     assert {row["structures"] for row in rows} >= {
         "crystals with elements of the data",
         "molecules",
@@ -124,11 +127,12 @@ def test_what_moved_is_the_change_of_the_network(past):
 def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
     """Stiffnesses of two parameters, for the energy of a frame, are as its slopes squared."""
     network, _ = past
-    layout = Flat.of(network.params)
-    [frame] = network.label(read_structures(water)[:1])
+    before = network.past.initial_params()
+    layout = Flat.of(before)
+    [frame] = network.label(read_structures(water)[:1], before)
     loss = Loss(energy=1.0, forces=0.0, stress=0.0, force_scale=1.0)
-    found = stiffness(network, [frame], layout, loss, 0)
-    samples, params = network.samples([frame]), layout.flatten(network.params)
+    found = network.stiffness([frame], layout, loss)
+    samples, params = network.samples([frame]), layout.flatten(before)
     first, second = np.argsort(found)[[-1, -20]]
 
     def slope(number, step=1e-5):
@@ -141,7 +145,7 @@ def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
     # differences of second order: relative errors of about 1e-8
     expected = (slope(first) / slope(second)) ** 2
     assert found[first] / found[second] == pytest.approx(expected, rel=1e-5)
-    twice = stiffness(network, [frame], layout, dataclasses.replace(loss, force_scale=0.5), 0)
+    twice = network.stiffness([frame], layout, dataclasses.replace(loss, force_scale=0.5))
     np.testing.assert_allclose(twice, 4 * found, rtol=1e-12)
 
 

@@ -30,7 +30,7 @@ from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import encode, read_file
-from eqfuse.train.replay import FILE as REPLAY
+from eqfuse.train.tuning import FILE as REPLAY
 from tests.fuzz.checks import FailureError, check_refusal, run_command, water
 from tests.fuzz.damage import CHANGES, REPLACED
 from tests.lammps.untrained import untrained_run

@@ -2,7 +2,6 @@
 
 import contextlib
 import resource
-import sys
 
 import ase.build
 import matplotlib.figure
@@ -12,7 +11,7 @@ import pytest
 from eqfuse import plots
 from eqfuse.inference.commands import write_atoms
 from eqfuse.runs.files import write_table, write_whole
-from eqfuse.runs.log import Log, warn, warnings_of
+from eqfuse.runs.log import Log, say, warn
 from eqfuse.train.replay import write_frames
 from eqfuse.train.terminal import lines
 
@@ -61,10 +60,10 @@ def test_names_of_files_forge_no_warnings_and_no_commands_in_the_log(tmp_path, c
     with Log() as log:
         log.begin(tmp_path, new=True)
         warn(f"{name} has no forces")
-        print(lines({"data": name}))
-        print("\x1b[31mred", file=sys.stderr)
+        say(lines({"data": name}))
+        say("\x1b[31mred")
     shown = r"a\nwarning: forged\n\x1b[2Jb.xyz"
-    assert warnings_of(tmp_path) == [f"{shown} has no forces"]
+    assert log.warnings == [f"{shown} has no forces"]
     text = (tmp_path / "log.txt").read_text()
     assert f"data       {shown}\n" in text
     assert "\x1b" not in text

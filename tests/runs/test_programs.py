@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 # Prints the folder, how many programs JAX found there, and what two programs of one shape give,
 # whose entries another user could exchange.

@@ -14,7 +14,7 @@ from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.stopping import StopRequest
 from tests.small_runs import TINY
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 # The first terminal that a session opens is its own, and says when it closes.
 IN_ITS_TERMINAL = """
 import os, sys

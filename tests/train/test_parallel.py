@@ -18,7 +18,7 @@ from eqfuse.train import load_run
 from eqfuse.train.main import main
 from tests.small_runs import TINY, rows_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
 

@@ -21,6 +21,7 @@ from eqfuse.train.parallel import Devices
 from eqfuse.train.results import Callback, loggers
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
+from eqfuse.train.sources import DataSettings
 from tests.small_runs import TINY, prepared, rows_of
 
 PICTURES = True
@@ -132,7 +133,7 @@ def test_what_is_printed_is_kept_and_the_page_has_it(ended, water):
 
 def test_a_run_that_learned_no_forces_says_so_at_its_end(water, tmp_path, capsys):
     folder = tmp_path / "run"
-    assert main([*TINY, f"data={water}", "epochs=1", "lr=1e-9", f"run={folder}"]) == 0
+    assert main([*TINY, f"data={water}", "epochs=1", "lr=1e-5", f"run={folder}"]) == 0
     text = "nothing was learned of the forces: their error on validation frames, "
     assert text in capsys.readouterr().err.splitlines()[-1]
     lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()
@@ -146,6 +147,7 @@ def test_an_error_is_in_the_log_and_a_resumed_run_adds_to_it(water, tmp_path, mo
     settings = [f"data={water}", *TINY, f"run={tmp_path / 'run'}", "epochs=1"]
     with monkeypatch.context() as patch:
         patch.setattr(Fit, "_epoch", lambda *_: (_ for _ in ()).throw(TrainingFailed("too hot")))
+        patch.setattr(DataSettings, "check_data", lambda *_: ["odd <data>"])  # of a new run only
         assert main(settings) == 1
     log = tmp_path / "run" / "log.txt"
     before = log.read_text(encoding="utf-8")
@@ -154,6 +156,9 @@ def test_an_error_is_in_the_log_and_a_resumed_run_adds_to_it(water, tmp_path, mo
     after = log.read_text(encoding="utf-8")
     assert after.startswith(before)
     assert after.count("versions ") == 2
+    assert after.count("warning: odd <data>\n") == 1
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert page.count("<li>odd &lt;data&gt;</li>") == 1
 
 
 def test_the_references_of_many_elements_are_several_lines():

@@ -26,7 +26,7 @@ from eqfuse.train.settings.options import parse
 from eqfuse.train.start import kept_references
 from tests.small_runs import TINY, refused, rows_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 EPOCHS = 4
 CONSTANT = ["training.schedule=constant"]  # which does not depend on where the end is
 WSD = ["training.second_stage=0.75", "training.schedule=wsd"]

@@ -145,7 +145,7 @@ def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp
         Start.read(started_config([f"start_from={start}", *settings[1:]])) for start in (base, file)
     )
     jax.tree.map(np.testing.assert_array_equal, folder.initial_params(), alone.initial_params())
-    assert folder.potential() == alone.potential()
+    assert folder.potential == alone.potential
 
 
 def test_a_damaged_file_of_a_network_is_refused(settings, tmp_path, capsys):

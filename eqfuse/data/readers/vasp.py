@@ -1,9 +1,9 @@
 """Structures from the output of VASP: vasprun.xml and OUTCAR."""
 
 import itertools
+import logging
 import os
 import re
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
@@ -39,12 +39,9 @@ def frames_of_vasp(path: str | os.PathLike, format: str) -> Iterator[ase.Atoms |
             results["energy"] = results.get("free_energy", results["energy_zero"])
         yield atoms
     if left_out:
-        print(
-            f"{path}: {counted(left_out, 'step')} left out, as the electrons did not converge "
-            "within NELM",
-            file=sys.stderr,
-            flush=True,
-        )
+        steps = counted(left_out, "step")
+        text = f"{path}: {steps} left out, as the electrons did not converge within NELM"
+        logging.getLogger("eqfuse.data").warning("%s", text)
 
 
 def _of_xml(path) -> Iterator[bool]:

@@ -64,23 +64,33 @@ def _settings_of_network(name: str) -> type:
     tree = ast.parse((_MODELS / f"{name}.py").read_text(encoding="utf-8"))
     [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == NETWORKS[name])
     doc = ast.get_docstring(node)
-    attributes = re.split(r"\n\n|\n(?=\w)", doc.partition("Attributes:\n")[2])[0]
-    texts = {}
-    for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", attributes, re.M):
-        texts |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
+    helps = _helps_of_attributes(doc)
     fields = [("name", str, name)]
-    for item in node.body:
-        if not isinstance(item, ast.AnnAssign) or (key := item.target.id) in _NO_SETTINGS:
-            continue
-        kind = ast.unparse(item.annotation)
-        if not kind.startswith("tuple"):
+    for item in filter(_is_setting, node.body):
+        kind = eval(ast.unparse(item.annotation), {"Literal": Literal})  # such as "float | None"
+        key, within = item.target.id, None
+        if kind in (int, float):
             within = NOT_NEGATIVE if key in _MAY_BE_ZERO else POSITIVE
-            within = within if kind in ("int", "float") else None
-            default = setting(ast.literal_eval(item.value), texts[key], within)
-            fields.append((key, eval(kind, {"Literal": Literal}), default))
+        default = ast.literal_eval(item.value)
+        fields.append((key, kind, setting(default, helps[key], within)))
     made = dataclasses.make_dataclass(NETWORKS[name], fields, bases=(PotentialSettings,))
     made.__doc__ = doc.splitlines()[0]
     return made
+
+
+def _is_setting(item: ast.stmt) -> bool:
+    """Test whether a statement of the class of a network is a field that a run can set."""
+    is_field = isinstance(item, ast.AnnAssign) and item.target.id not in _NO_SETTINGS
+    return is_field and not ast.unparse(item.annotation).startswith("tuple")
+
+
+def _helps_of_attributes(doc: str) -> dict[str, str]:
+    """Return the texts of the section "Attributes" of a docstring, by name."""
+    section = re.split(r"\n\n|\n(?=\w)", doc.partition("Attributes:\n")[2])[0]
+    texts = {}
+    for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", section, re.M):
+        texts |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
+    return texts
 
 
 MODELS = {name: _settings_of_network(name) for name in NETWORKS}

@@ -203,14 +203,11 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
         act, part, gate = lines[start]
         block, channel, component = places[part]
         dim = blocks[block].dim
-        stop = start + dim
-        if component or lines[start:stop] != [(act, part + k, gate) for k in range(dim)]:
-            raise Unfit("no gate")
-        if gate is None and act != IDENTITY and dim > 1:
-            raise Unfit("no gate")
-        if gate is not None and blocks[places[gate][0]].dim != 1:
-            raise Unfit("no gate")
         gating = None if gate is None else Part(*places[gate][:2], 1)
+        is_whole = lines[start : start + dim] == [(act, part + k, gate) for k in range(dim)]
+        is_scalar = dim == 1 or act == IDENTITY if gating is None else blocks[gating.block].dim == 1
+        if component or not is_whole or not is_scalar:
+            raise Unfit("no gate")
         tile = Tile(Part(block, channel, 1), start, act, gating)
         if tiles and _follows(tiles[-1], tile):
             parts = {"part": tiles[-1].part, "gate": tiles[-1].gate}
@@ -218,7 +215,7 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
             tiles[-1] = dataclasses.replace(tiles[-1], **longer)
         else:
             tiles.append(tile)
-        start = stop
+        start += dim
     return tuple(tiles)
 
 

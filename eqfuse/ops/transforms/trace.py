@@ -73,8 +73,15 @@ class Trace:
                 self._fixed.add(self._literals[key])
         return self._literals[key]
 
-    def _inline(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int]:
-        jaxpr = closed.jaxpr
+    def found(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int] | None:
+        """Return the values that are a function of others; None if any of it is not computed."""
+        try:
+            return self._inline(closed, inputs, lambda *node: self._known[_key(*node)])
+        except KeyError:
+            return None
+
+    def _inline(self, closed: ClosedJaxpr, inputs: list[int], add=None) -> list[int]:
+        jaxpr, add = closed.jaxpr, add or self._add
         number = dict(zip(jaxpr.invars, inputs, strict=True))
         for v, value in zip(jaxpr.constvars, closed.consts, strict=True):
             number[v] = self._constant(value, v.aval, ("const", id(value)))
@@ -88,12 +95,12 @@ class Trace:
         for eqn in jaxpr.eqns:
             given = [read(v) for v in eqn.invars]
             if _is_plain_jit(eqn):
-                outputs = self._inline(eqn.params["jaxpr"], given)
+                outputs = self._inline(eqn.params["jaxpr"], given, add)
             elif eqn.primitive is mark_p:
                 outputs = given
                 self.marks.setdefault(given[0], set()).add(eqn.params["number"])
             else:
-                outputs = self._add(eqn, tuple(given))
+                outputs = add(eqn, tuple(given))
             number.update(zip(eqn.outvars, outputs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 

@@ -37,7 +37,7 @@ class GateMatch(NamedTuple):
 
 
 def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
-    """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
+    """Return the gate of z or, as in NequIP, of z and a skip; None if there is none."""
     befores = [(z, None)]
     for node in trace.nodes:
         if node.name == "add" and z in node.inputs and len(set(node.inputs)) == 2:

@@ -138,7 +138,7 @@ class GraphProduct:
 
 
 def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
-    """Return the product on a graph that a node computes, with its value, or raise Unfit."""
+    """Return the value and product of `scatter_sum(product(x[senders], y) * w)`, or raise Unfit."""
     scatter = summed(trace, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
@@ -292,6 +292,7 @@ class Layer:
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
     """Return the Linear of a product that a node computes, and with the gate behind it, by value.
 
+    Of sums over edges they are NequIP's, of rows those of SEGNN, `gate(linear(product(x, y)))`.
     Raises Unfit where the node computes something else.
     """
     node = trace.nodes[number]

@@ -95,7 +95,7 @@ def _weights_of(draft: Draft, extra: set):
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """The name of an operand that is put together of arrays, side by side."""
+    """The name of an operand of arrays side by side: scalars of edges, or a one, beside others."""
 
     parts: tuple[ArrayFactor | Gathered, ...]  # gathered ones by one index array
     one: bool = False  # whether a column of ones is before them

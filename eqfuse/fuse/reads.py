@@ -1,4 +1,4 @@
-"""What nobody reads is not computed: paths of products whose results are read in part."""
+"""What nobody reads is not computed, such as all but scalars for the weights of attention."""
 
 from __future__ import annotations
 

@@ -172,9 +172,7 @@ class Trace:
         if node.name not in ELEMENTWISE:
             return None
         numbers = [self.uniform(v) for v in node.inputs]
-        if any(n is None for n in numbers):
-            return None
-        return computed(node, numbers)[0]
+        return None if any(n is None for n in numbers) else computed(node, numbers)[0]
 
 
 def computed(node: Node, arrays, **params) -> list[np.ndarray]:

@@ -29,15 +29,10 @@ from eqfuse.fuse.moves import (
     summed,
 )
 from eqfuse.fuse.polynomials import Terms, Unfit
-from eqfuse.fuse.rows import (
-    ROWS,
-    ArrayFactor,
-    RowPolynomials,
-    products_behind,
-)
+from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials, products_behind
 from eqfuse.ops._edges import as_int32
 from eqfuse.ops.ir.linear import LinearForm, Rows
-from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, mark_p, needed
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, gather_dimensions, mark_p, needed
 
 MOST_PASSES = 64
 """How often a trace is rewritten at most: each pass brings something nearer to where it matches."""
@@ -49,19 +44,19 @@ class Rewrite:
 
     node: Node  # that makes it
     inputs: tuple[int, ...]
-    function: Callable
+    function: Callable  # of the arrays by value
 
     def compute(self, arrays: dict, shared: dict):
         eqn = self.node.eqn
         with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
-            return self.function(*(arrays[v] for v in self.inputs))
+            return self.function(arrays)
 
 
 def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trace:
     """Return the trace in which rows are moved late, and summed early.
 
     A Linear of gathered rows becomes one of nodes, a sum of rows of a Linear the Linear of a sum,
-    a sum of added rows several, a scaled one that of scaled rows, and a batch of graphs one graph.
+    a sum of added rows several, and a batch of graphs one graph.
     Sums along an axis of neighbours, rows of all pairs and products with one-hot matrices become
     sums and gathers by an index, which `mark_p` gives a number; those of the numbers in `unmarked`
     stay. `note` gets the node and the reason where a rule fails by a fault of ours.
@@ -152,7 +147,7 @@ def _placed(array, columns, scales):
 
 
 def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a Linear of gathered rows as the gathered rows of a Linear."""
+    """Return `linear(x[senders])`, as jraph's `update_edge_fn` has it, as `linear(x)[senders]`."""
     node = trace.nodes[number]
     if (form := _plain_linear(node)) is None:
         return None
@@ -167,34 +162,32 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
         ends.setdefault(end, []).append((gather, *columns))
     if not ends or sum(count for *_, count in ends) > trace.avals[value].shape[0]:
         return None
-    dtypes = {
-        trace.avals[v].dtype for v in (value, *(g.value for p in ends.values() for g, *_ in p))
-    }
+    gathers = [gather for parts in ends.values() for gather, *_ in parts]
+    dtypes = {trace.avals[v].dtype for v in (value, *(g.value for g in gathers))}
     has_bias = any(t.x is None for t in form.terms)
     fills = {fill for _, mode, fill, _ in ends if mode == "FILL_OR_DROP"}
     if len(dtypes) > 1 or fills - {0} or (has_bias and (fills or len(ends) > 1)):
         return None
-    arrays = [g.value for parts in ends.values() for g, *_ in parts]
-    broken = {end for end in ends if is_broken(trace, end[0], end[3], end[1])}
 
-    def function(*operands):
-        of = dict(zip(arrays, operands, strict=False))
-        indices, own = operands[len(arrays) :][: len(ends)], operands[len(arrays) + len(ends) :]
-        out = None
-        for (end, parts), index in zip(ends.items(), indices, strict=True):
-            _, mode, fill, count = end
+    def function(of):
+        gathered = []
+        for (index, mode, fill, count), parts in ends.items():
             first, *more = (_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts)
-            x = sum(more, first)
-            if end in broken:
+            x, at = sum(more, first), of[index]
+            if is_broken(trace, index, count, mode):
                 x = jnp.concatenate([x, from_outside(x, 0, mode, fill)])
-                index = placed(index, count, count)
-            params = node.params | {"num_rows": x.shape[0]}
-            [z] = node.eqn.primitive.bind(x, *own, **params)
-            z = _gather(z, index, mode, fill)
-            out = z if out is None else out + z
-        return out
+                at = placed(at, count, count)
+            gathered.append(_gather(_linear_of(node, x, of), at, mode, fill))
+        return functools.reduce(jnp.add, gathered)
 
-    return Rewrite(node, (*arrays, *(index for index, *_ in ends), *weights), function)
+    indices = (index for index, *_ in ends)
+    return Rewrite(node, (*(g.value for g in gathers), *indices, *weights), function)
+
+
+def _linear_of(node: Node, x, of: dict):
+    """Return what the Linear of a node makes of other rows."""
+    weights = (of[w] for w in node.inputs[1:])
+    return node.eqn.primitive.bind(x, *weights, **node.params | {"num_rows": len(x)})[0]
 
 
 class _LinearRows(RowPolynomials):
@@ -205,7 +198,7 @@ class _LinearRows(RowPolynomials):
 
 
 def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a sum of the rows of a Linear as the Linear of a sum."""
+    """Return a sum of a Linear of each message as the Linear of a sum of messages."""
     scatter = summed(trace, number)
     if scatter is None:
         return None
@@ -231,29 +224,28 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     if len(dtypes) > 1:
         return None
     columns, scales = _columns(terms, at, math.prod(start.shape[1:]))
-    factors = (*(key[n] for n in others), *(m.value for m in masks))
-    element = [int(terms.index[0, n]) for n in others] + [0] * len(masks)
     mode, count = scatter.mode, start.shape[0]
     broken = is_broken(trace, scatter.index, count, mode)
 
-    def function(start, index, x, *rest):
-        for k, (factor, array, n) in enumerate(zip(factors, rest, element, strict=False)):
-            by = as_rows(factor, array)[:, n : n + 1]
-            is_mask = k >= len(others)
-            x = jnp.where(by != masks[k - len(others)].zero, x, 0) if is_mask else x * by
+    def function(of):
+        x, index = of[value], of[scatter.index]
+        for n in others:
+            x = x * as_rows(key[n], of[key[n].value])[:, terms.index[0, n], None]
+        for mask in masks:
+            x = jnp.where(mask.kept(of)[:, None], x, 0)
         index = placed(index, count, count) if broken else index
         x = add_rows(jnp.zeros((count + 2 * broken, x.shape[1]), x.dtype), index, x, mode)
-        params = node.params | {"num_rows": x.shape[0]}
-        [z] = node.eqn.primitive.bind(x, *rest[len(factors) :], **params)
+        z = _linear_of(node, x, of)
         z = added_outside(z[:count], 0, mode, z[count:]) if broken else z
-        return start + _placed(z, columns, scales).reshape(start.shape)
+        return of[scatter.start] + _placed(z, columns, scales).reshape(start.shape)
 
+    factors = (*(key[n] for n in others), *(m.value for m in masks))
     inputs = scatter.start, scatter.index, value, *(f.value for f in factors), *weights
     return Rewrite(trace.nodes[number], inputs, function)
 
 
 def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a sum of rows that are added to those of a product as a sum of each."""
+    """Return a sum of messages to which others, or constants, are added as a sum of each."""
     scatter = summed(trace, number)
     node = trace.node(scatter.updates) if scatter else None
     if node is None or node.name not in ("add", "add_any"):
@@ -266,11 +258,11 @@ def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | N
             to, own = made.params["broadcast_dimensions"], len(trace.avals[made.inputs[0]].shape)
             if own < len(shape) and list(to) == [*range(len(shape) - own, len(shape))]:
                 sides[n] = made.inputs[0]
-
     broken = is_broken(trace, scatter.index, trace.avals[scatter.start].shape[0], scatter.mode)
 
-    def function(start, index, *sides):
-        for side in sides:
+    def function(of):
+        start, index = of[scatter.start], of[scatter.index]
+        for side in (of[v] for v in sides):
             if broken or side.shape[: side.ndim == len(shape)] == shape[:1]:
                 start = add_rows(start, index, jnp.broadcast_to(side, shape), scatter.mode)
                 continue  # or one row for all edges, which are counted
@@ -282,45 +274,13 @@ def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | N
     return Rewrite(trace.nodes[number], (scatter.start, scatter.index, *sides), function)
 
 
-def scaled_sum(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a scaled sum of rows as a sum of scaled rows: the scale is then the product's."""
-    node = trace.nodes[number]
-    value, factor = node.inputs
-    made, scale = trace.producer.get(value), trace.uniform(factor)
-    scatter = summed(trace, made[0]) if made and scale else None
-    if scatter is None or trace.uniform(scatter.start) != 0:
-        return None
-    updates = trace.node(scatter.updates)
-    is_read = value in trace.outputs or sum(value in n.inputs for n in trace.nodes) > 1
-    if is_read or updates is None or updates.name in ("select_n", "reshape", "add", "add_any"):
-        return None
-    if trace.avals[value] != trace.avals[node.outputs[0]]:
-        return None
-    if not products_behind(trace, rows, made[0]):
-        return None
-
-    def function(start, index, updates):
-        scaled = node.eqn.primitive.bind(updates, jnp.full(updates.shape, scale, updates.dtype))
-        return add_rows(start, index, scaled, scatter.mode)
-
-    return Rewrite(node, (scatter.start, scatter.index, scatter.updates), function)
-
-
 # gathers and sums of a batch of graphs, as those of one graph
 
 
 def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a gather or a sum of the rows of a batch of graphs as one of those of a graph."""
+    """Return a gather or a sum in `jax.vmap` over graphs as one in a graph of all of them."""
     node = trace.nodes[number]
-    is_gather, d = node.name == "gather", node.params["dimension_numbers"]
-    if not is_gather:  # what is gathered where this adds
-        d = jax.lax.GatherDimensionNumbers(
-            offset_dims=d.update_window_dims,
-            collapsed_slice_dims=d.inserted_window_dims,
-            start_index_map=d.scatter_dims_to_operand_dims,
-            operand_batching_dims=d.operand_batching_dims,
-            start_indices_batching_dims=d.scatter_indices_batching_dims,
-        )
+    is_gather, d = node.name == "gather", gather_dimensions(node)
     x, index = (trace.avals[v] for v in node.inputs[:2])
     moved = trace.avals[node.outputs[0] if is_gather else node.inputs[2]].shape
     before = 1 + max((*d.start_index_map, *d.operand_batching_dims), default=0)  # axes of nodes
@@ -364,14 +324,16 @@ def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
         promised = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
         return jax.lax.gather(jnp.asarray(table), index, d, sizes, mode=promised).reshape(-1)
 
-    def gathered(x, index):
+    def gathered(of):
+        x, index = (of[v] for v in node.inputs)
         flat = x.reshape(-1, *last)
         if extends:
             flat = jnp.concatenate([flat, from_outside(x, axis, mode, fill).reshape(-1, *last)])
         out = _gather(flat, numbers(index), mode, fill)
         return out.reshape([moved[n] for n in order]).transpose(np.argsort(order))
 
-    def added(x, index, updates):
+    def added(of):
+        x, index, updates = (of[v] for v in node.inputs)
         flat, rows = x.reshape(-1, *last), updates.transpose(order).reshape(-1, *last)
         if not extends:
             return add_rows(flat, numbers(index), rows, mode).reshape(x.shape)
@@ -393,7 +355,7 @@ def _axes_of_rows(trace: Trace, shape, products) -> int:
 
 
 def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a sum along an axis, such as that of neighbours, as a sum by an index."""
+    """Return a sum along the axis of dense neighbour lists as a sum by an index."""
     node = trace.nodes[number]
     shape = trace.avals[node.inputs[0]].shape
     count = _axes_of_rows(trace, shape, products_behind(trace, rows, number))
@@ -404,7 +366,8 @@ def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
     index = np.expand_dims(np.arange(math.prod(others), dtype=np.int32).reshape(others), axes[0])
     index = np.broadcast_to(index, shape[:count]).reshape(-1)
 
-    def function(x):
+    def function(of):
+        [x] = (of[v] for v in node.inputs)
         start = jnp.zeros((math.prod(others), *shape[count:]), x.dtype)
         added = add_rows(start, jnp.asarray(index), x.reshape(-1, *shape[count:]))
         added = mark_p.bind(added, number=number)
@@ -414,7 +377,7 @@ def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
 
 
 def rows_of_pairs(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return an array that is repeated along an axis of rows as rows gathered of it."""
+    """Return `x[:, None]`, repeated for all pairs of nodes, as rows gathered by an index."""
     node = trace.nodes[number]
     before, after = (trace.avals[v].shape for v in (node.inputs[0], node.outputs[0]))
     products = filter(rows.is_product, range(number, len(trace.nodes)))
@@ -429,8 +392,8 @@ def rows_of_pairs(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     index = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
     index = np.broadcast_to(index, after[:count]).reshape(-1)
 
-    def function(x):
-        x = x.reshape(math.prod(sizes), *after[count:])
+    def function(of):
+        x = of[node.inputs[0]].reshape(math.prod(sizes), *after[count:])
         return mark_p.bind(_gather(x, jnp.asarray(index)), number=number).reshape(after)
 
     return Rewrite(node, node.inputs, function)
@@ -457,38 +420,37 @@ def _one_hot(trace: Trace, value: int) -> tuple[int, int] | None:
 
 
 def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a matmul with a one-hot matrix as a sum by its indices, or as a gather."""
+    """Return a matmul with `one_hot(receivers).T` as a sum, with `one_hot(senders)` as a gather."""
     node = trace.nodes[number]
     contract, batch = node.params["dimension_numbers"]
     for side in (0, 1):
         found, x = _one_hot(trace, node.inputs[side]), node.inputs[1 - side]
-        if found is None or any(batch) or tuple(contract[1 - side]) != (0,):
-            continue
-        index, axis = found
-        count = trace.avals[node.inputs[side]].shape[1 - contract[side][0]]
-        is_sum, shape = contract[side][0] == axis, trace.avals[x].shape
-        if trace.avals[x].dtype != trace.avals[node.outputs[0]].dtype or 0 in shape:
-            return None
+        if found is not None and not any(batch) and tuple(contract[1 - side]) == (0,):
+            break
+    else:
+        return None
+    index, axis = found
+    count = trace.avals[node.inputs[side]].shape[1 - contract[side][0]]
+    own, out = trace.avals[x], trace.avals[node.outputs[0]]
+    if own.dtype != out.dtype or 0 in own.shape:
+        return None
 
-        def function(x, index, is_sum=is_sum, side=side, count=count):
-            if is_sum:
-                start = jnp.zeros((count, *x.shape[1:]), x.dtype)
-                out = add_rows(start, index, x, "FILL_OR_DROP")
-            else:
-                out = _gather(x, index, "FILL_OR_DROP", 0)
-            out = mark_p.bind(out, number=number)
-            return out if side == 0 else jnp.moveaxis(out, 0, -1)
+    def function(of):
+        if contract[side][0] == axis:
+            start = jnp.zeros((count, *own.shape[1:]), own.dtype)
+            rows = add_rows(start, of[index], of[x], "FILL_OR_DROP")
+        else:
+            rows = _gather(of[x], of[index], "FILL_OR_DROP", 0)
+        rows = mark_p.bind(rows, number=number)
+        return rows if side == 0 else jnp.moveaxis(rows, 0, -1)
 
-        return Rewrite(node, (x, index), function)
-    return None
+    return Rewrite(node, (x, index), function)
 
 
 RULES = {
     "eqfuse_linear_form": (linear_of_gathered,),
     "scatter-add": (sum_of_linear, sum_of_added, rows_of_batch),
     "gather": (rows_of_batch,),
-    "div": (scaled_sum,),
-    "mul": (scaled_sum,),
 }
 MARKED = {
     "reduce_sum": (sum_along_axis,),

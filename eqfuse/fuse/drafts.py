@@ -176,7 +176,7 @@ def _simplified(slots: list[Slot], values) -> Draft:
 
 
 def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
-    """Return drafts of what is added beside a product: blocks of an operand of it, as they are."""
+    """Return drafts of x[senders] beside a product, as in `concatenate([x[senders], product])`."""
     nodes = [n for n, name in enumerate(key) if name in wide or isinstance(name, Gathered)]
     if len(nodes) != 1:
         raise Unfit("rows without the product are added to it")
@@ -212,8 +212,8 @@ def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
 def _blocks_of_equal_weights(terms: Terms, at: int) -> list[np.ndarray]:
     """Return the elements of a factor, [channels, components], of blocks that no path reads.
 
-    What lies side by side and has the same weight is a channel. Where there are no weights, each
-    element is one.
+    A last layer of scalars has them. What lies side by side and has the same weight is a channel;
+    where there are no weights, each element is one.
     """
     order = np.argsort(terms.place)
     element, others = terms.index[order, at], np.delete(terms.index[order], at, axis=1)

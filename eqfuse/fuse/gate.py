@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from eqfuse.fuse.drafts import monomials
 from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
@@ -18,7 +20,7 @@ from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.activations import scaled
 from eqfuse.ops.ir.fused import IDENTITY, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
-from eqfuse.ops.transforms.trace import FLOATS, Trace, has_functions
+from eqfuse.ops.transforms.trace import FLOATS, Trace
 
 
 def rounding(dtype) -> float:
@@ -35,7 +37,7 @@ class GateMatch(NamedTuple):
 
 
 def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
-    """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
+    """Return the gate of z or, as in NequIP, of z and a skip; None if there is none."""
     befores = [(z, None)]
     for node in trace.nodes:
         if node.name == "add" and z in node.inputs and len(set(node.inputs)) == 2:
@@ -54,41 +56,8 @@ def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _template(name: str, shape: tuple[int, ...], dtype) -> Trace:
-    x = jax.ShapeDtypeStruct(shape, dtype)
-    return Trace(jax.make_jaxpr(xla.FUNCTIONS[name])(x), {})
-
-
-def _equal(trace: Trace, value: int, template: Trace, other: int, bound: list[int]) -> bool:
-    """Return whether a value is computed as in a template; `bound` gets what it is computed of."""
-    if other == template.inputs[0]:
-        bound.append(value)
-        own, of = trace.avals[value], template.avals[other]
-        return bound[0] == value and (own.shape, own.dtype) == (of.shape, of.dtype)
-    known = template.constant(other)
-    if known is not None:
-        own = trace.constant(value)
-        return own is not None and own.dtype == known.dtype and np.array_equal(own, known)
-    a, b = trace.node(value), template.node(other)
-    if a is None or b is None or a.eqn.primitive is not b.eqn.primitive:
-        return False
-    if has_functions(a.params) or a.params != b.params or len(a.inputs) != len(b.inputs):
-        return False
-    if trace.producer[value][1] != template.producer[other][1]:
-        return False
-    pairs = zip(a.inputs, b.inputs, strict=True)
-    return all(_equal(trace, v, template, w, bound) for v, w in pairs)
-
-
-def _activation_of(trace: Trace, value: int) -> tuple[str, int] | None:
-    """Return which activation a value is, and of which value; None for others."""
-    aval = trace.avals[value]
-    for name in xla.FUNCTIONS if aval.dtype.name in FLOATS else ():
-        template, bound = _template(name, tuple(aval.shape), aval.dtype), []
-        is_equal = _equal(trace, value, template, template.outputs[0], bound)
-        if is_equal and bound:
-            return name, bound[0]
-    return None
+def _template(name: str, shape: tuple[int, ...], dtype) -> ClosedJaxpr:
+    return jax.make_jaxpr(xla.FUNCTIONS[name])(jax.ShapeDtypeStruct(shape, dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,13 +76,15 @@ class _GateRows(RowPolynomials):
         self.z, self._activations = z, {}
         count, behind = trace.avals[z].shape[0], {z}
         for node in trace.nodes:
-            if behind.isdisjoint(node.inputs):
-                continue
-            for value in node.outputs:
-                if count in getattr(trace.avals[value], "shape", ()):
-                    behind.add(value)
-                    if found := _activation_of(trace, value):
-                        self._activations[value] = found
+            if not behind.isdisjoint(node.inputs):
+                avals = ((v, trace.avals[v]) for v in node.outputs)
+                behind.update(v for v, aval in avals if count in getattr(aval, "shape", ()))
+        for of, name in itertools.product(sorted(behind), xla.FUNCTIONS):
+            aval = trace.avals[of]
+            if aval.dtype.name in FLOATS:
+                template = _template(name, tuple(aval.shape), aval.dtype)
+                for value in trace.found(template, [of]) or ():
+                    self._activations.setdefault(value, (name, of))
         super().__init__(trace)
 
     def starts(self, number: int) -> bool:
@@ -203,14 +174,11 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
         act, part, gate = lines[start]
         block, channel, component = places[part]
         dim = blocks[block].dim
-        stop = start + dim
-        if component or lines[start:stop] != [(act, part + k, gate) for k in range(dim)]:
-            raise Unfit("no gate")
-        if gate is None and act != IDENTITY and dim > 1:
-            raise Unfit("no gate")
-        if gate is not None and blocks[places[gate][0]].dim != 1:
-            raise Unfit("no gate")
         gating = None if gate is None else Part(*places[gate][:2], 1)
+        is_whole = lines[start : start + dim] == [(act, part + k, gate) for k in range(dim)]
+        is_scalar = dim == 1 or act == IDENTITY if gating is None else blocks[gating.block].dim == 1
+        if component or not is_whole or not is_scalar:
+            raise Unfit("no gate")
         tile = Tile(Part(block, channel, 1), start, act, gating)
         if tiles and _follows(tiles[-1], tile):
             parts = {"part": tiles[-1].part, "gate": tiles[-1].gate}
@@ -218,7 +186,7 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
             tiles[-1] = dataclasses.replace(tiles[-1], **longer)
         else:
             tiles.append(tile)
-        start = stop
+        start += dim
     return tuple(tiles)
 
 

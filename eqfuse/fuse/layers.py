@@ -10,21 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.fuse.gate import gate_behind
-from eqfuse.fuse.match import (
-    CONVERT,
-    Match,
-    as_rows,
-    match_product,
-)
+from eqfuse.fuse.match import CONVERT, Match, as_rows, match_product
 from eqfuse.fuse.moves import Gathered, added_outside, from_outside, is_within, placed, summed
 from eqfuse.fuse.polynomials import Polynomial, Unfit
-from eqfuse.fuse.reads import restricted
-from eqfuse.fuse.rows import (
-    ROWS,
-    ArrayFactor,
-    ProductFactor,
-    RowPolynomials,
-)
+from eqfuse.fuse.reads import elements_of, restricted
+from eqfuse.fuse.rows import ROWS, ArrayFactor, ProductFactor, RowPolynomials
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
@@ -148,7 +138,7 @@ class GraphProduct:
 
 
 def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
-    """Return the product on a graph that a node computes, with its value, or raise Unfit."""
+    """Return the value and product of `scatter_sum(product(x[senders], y) * w)`, or raise Unfit."""
     scatter = summed(trace, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
@@ -238,6 +228,7 @@ class Layer:
     index: tuple[int, ...]  # which set of weights a row takes; empty if there is one
     num_rows: int  # of the result
     inside: frozenset[int]  # values that it computes and keeps to itself: sum, pre-activation
+    scale: float  # of the product, as of a sum that is divided by a number of neighbours
     gate: Gate | None = None
     skip: int | None = None
 
@@ -269,6 +260,7 @@ class Layer:
             count, nodes, dtype = self.num_rows, 0, operands[0].dtype
         one_for_all = [n for n, o in enumerate(form.inputs) if o.index is Index.SHARED]
         form = form.indexed(dict.fromkeys(one_for_all, Index.ROW))  # a fused op has a row each
+        form = _scaled(form, self.scale)
         fused = Fused.build(form, self.linear, self.gate, bool(skip))
         chosen = choose(resolve_fused(None), fused, count, nodes and self.num_rows, backend, dtype)
         call = _fused.Call(fused, count, nodes, backend, chosen.kernels)
@@ -300,10 +292,12 @@ class Layer:
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
     """Return the Linear of a product that a node computes, and with the gate behind it, by value.
 
+    Of sums over edges they are NequIP's, of rows those of SEGNN, `gate(linear(product(x, y)))`.
     Raises Unfit where the node computes something else.
     """
     node = trace.nodes[number]
-    value, num_inputs = _read(trace, rows, node.inputs[0]), len(node.params["form"].inputs)
+    value, scale = _read(trace, rows, node.inputs[0]) or (None, 1.0)
+    num_inputs = len(node.params["form"].inputs)
     made, inside = trace.producer.get(value, (None,))[0], frozenset()
     if made is not None and rows.is_product(made):
         product = trace.nodes[made]
@@ -324,7 +318,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     linear = _linear(node.params["form"])
     _check_blocks(form, linear)
     [z], parameters, index = node.outputs, node.inputs[1:num_inputs], node.inputs[num_inputs:]
-    alone = Layer(product, linear, parameters, index, node.params["num_rows"], inside)
+    alone = Layer(product, linear, parameters, index, node.params["num_rows"], inside, scale)
     match = gate_behind(trace, z, linear)
     if match is None:
         return [(z, alone)]
@@ -332,8 +326,16 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     return [(z, alone), (match.value, dataclasses.replace(alone, **gated))]
 
 
-def _read(trace: Trace, rows: RowPolynomials, value: int) -> int | None:
-    """Return the value that another is an exact copy of, through moves; None for others."""
+def _scaled(form: Form, scale: float) -> Form:
+    def terms(path):
+        return tuple((components, scale * v) for components, v in path.terms)
+
+    paths = tuple(dataclasses.replace(p, terms=terms(p)) for p in form.paths)
+    return form if scale == 1 else dataclasses.replace(form, paths=paths)
+
+
+def _read(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, float] | None:
+    """Return the value that another is a number times, through moves, and it; None for others."""
     [(key, terms), *others] = rows.of(value).terms.items() or [((), None)]
     if others or len(key) != 1 or not isinstance(key[0], ArrayFactor | ProductFactor):
         return None
@@ -341,8 +343,10 @@ def _read(trace: Trace, rows: RowPolynomials, value: int) -> int | None:
         return None  # a matrix that is transposed
     of = key[0].value if isinstance(key[0], ArrayFactor) else trace.nodes[key[0].node].outputs[0]
     in_order = np.array_equal(terms.index[np.argsort(terms.place), 0], np.arange(len(terms.place)))
-    same = trace.avals[of].shape == trace.avals[value].shape and (terms.scale == 1).all()
-    return of if same and in_order and len(terms.place) == rows.of(of).size else None
+    own, after, scales = trace.avals[of], trace.avals[value], np.unique(terms.scale)
+    same = (own.shape, own.dtype) == (after.shape, after.dtype) and len(scales) == 1
+    is_whole = same and in_order and len(terms.place) == rows.of(of).size
+    return (of, float(scales[0])) if is_whole else None
 
 
 def _linear(linear_form: LinearForm) -> Linear:
@@ -368,7 +372,7 @@ def _check_blocks(form: Form, linear: Linear):
     [out] = form.outputs
     for segment in {path.output.segment for path in form.paths}:
         s = out.segments[segment]
-        elements = {s.element(u, k) for u in range(s.mul) for k in range(s.dim)}
+        elements = set(elements_of(s))
         for b in linear.blocks_in:
             if elements.isdisjoint(range(b.offset, b.offset + b.mul * b.dim)):
                 continue

@@ -12,13 +12,7 @@ import numpy as np
 from eqfuse.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
 from eqfuse.fuse.moves import Gathered
 from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
-from eqfuse.fuse.rows import (
-    ROWS,
-    ArrayFactor,
-    ProductFactor,
-    RowPolynomials,
-    row_shape,
-)
+from eqfuse.fuse.rows import ROWS, ArrayFactor, ProductFactor, RowPolynomials, row_shape
 from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.transforms.trace import FLOATS, Trace
 
@@ -101,7 +95,7 @@ def _weights_of(draft: Draft, extra: set):
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """The name of an operand that is put together of arrays, side by side."""
+    """The name of an operand of arrays side by side: scalars of edges, or a one, beside others."""
 
     parts: tuple[ArrayFactor | Gathered, ...]  # gathered ones by one index array
     one: bool = False  # whether a column of ones is before them

@@ -14,7 +14,7 @@ import numpy as np
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.ops._edges import as_int32
 from eqfuse.ops.primitives.choice import resolve_fused
-from eqfuse.ops.transforms.trace import FLOATS, Trace, adds_rows, needed, reads_rows
+from eqfuse.ops.transforms.trace import FLOATS, Trace, moves_rows, needed
 
 STRICT = contextvars.ContextVar("eqfuse_fuse_strict", default=False)
 """Whether tests see faults of matching and rewriting, which leave code as it is elsewhere."""
@@ -114,15 +114,18 @@ def row_indices(trace: Trace, value: int) -> int | None:
     return trace.first_equal(inner)  # indices that are made twice of one array are the same
 
 
+def _index_of_rows(trace: Trace, number: int, name: str) -> int | None:
+    """Return the vector by which a node of this name reads, or adds, whole rows of nodes."""
+    node = trace.nodes[number]
+    if node.name != name or not moves_rows(trace, node) or not trace.avals[node.inputs[0]].shape[0]:
+        return None
+    return row_indices(trace, node.inputs[1])
+
+
 def gathered(trace: Trace, number: int) -> Gathered | None:
     """Return the array that a node gathers whole rows of nodes from, one for each row."""
-    node = trace.nodes[number]
-    if node.name != "gather":
-        return None
-    operand, index = trace.avals[node.inputs[0]], row_indices(trace, node.inputs[1])
-    if index is None or not reads_rows(trace, node) or operand.shape[0] == 0:
-        return None
-    if operand.dtype.name not in FLOATS:
+    node, index = trace.nodes[number], _index_of_rows(trace, number, "gather")
+    if index is None or trace.avals[node.inputs[0]].dtype.name not in FLOATS:
         return None
     fill, mode = None, mode_of(node.params)
     if mode == "FILL_OR_DROP":
@@ -143,13 +146,10 @@ class Scatter:
 
 def summed(trace: Trace, number: int) -> Scatter | None:
     """Return the rows that a node sums, if it adds whole rows to nodes."""
-    node = trace.nodes[number]
-    if node.name != "scatter-add":
+    node, index = trace.nodes[number], _index_of_rows(trace, number, "scatter-add")
+    if index is None:
         return None
-    start, indices, updates = node.inputs
-    index = row_indices(trace, indices)
-    if index is None or not adds_rows(trace, node) or trace.avals[start].shape[0] == 0:
-        return None
+    start, _, updates = node.inputs
     return Scatter(start, index, updates, mode_of(node.params))
 
 

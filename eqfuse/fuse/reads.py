@@ -1,4 +1,4 @@
-"""What nobody reads is not computed: paths of products whose results are read in part."""
+"""What nobody reads is not computed, such as all but scalars for the weights of attention."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def _value(trace: Trace, name) -> int:
 def restricted(form: Form, columns: set[int]) -> Form:
     """Return a form of one output without the paths that add to none of these columns of it."""
     [out] = form.outputs
-    read = [not columns.isdisjoint(_elements(s, out.channels)) for s in out.segments]
+    read = [not columns.isdisjoint(elements_of(s, out.channels)) for s in out.segments]
     paths = tuple(p for p in form.paths if read[p.output.segment])
     return dataclasses.replace(form, paths=paths)
 
 
-def _elements(segment: Segment, channels: bool) -> list[int]:
+def elements_of(segment: Segment, channels: bool = True) -> list[int]:
     channels = segment.mul if channels else 1
     return [segment.element(u, i) for u in range(channels) for i in range(segment.dim)]
 
@@ -96,7 +96,7 @@ def read_rows(node: Node, columns: set[int]) -> ReadRows | None:
     """Return the rows of a product of which these columns are read; None if all are computed."""
     form = node.params["form"]
     [out] = form.outputs
-    elements = [_elements(s, out.channels) for s in out.segments]
+    elements = [elements_of(s, out.channels) for s in out.segments]
     apart = all(e == [*range(e[0], e[0] + len(e))] for e in elements)
     return ReadRows(node, columns) if apart and restricted(form, columns) != form else None
 
@@ -120,7 +120,7 @@ class ReadRows:
         [out] = form.outputs
         kept = sorted({p.output.segment for p in form.paths}, key=lambda n: out.segments[n].offset)
         segments = [out.segments[n] for n in kept]
-        elements = [_elements(s, out.channels) for s in segments]
+        elements = [elements_of(s, out.channels) for s in segments]
         starts = np.cumsum([0, *map(len, elements)]).tolist()
         paths = tuple(
             dataclasses.replace(p, output=SegmentRef(0, kept.index(p.output.segment)))

@@ -21,16 +21,10 @@ from eqfuse.fuse.match import CONVERT
 from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
 from eqfuse.fuse.patch import patched
 from eqfuse.fuse.reads import columns_read, read_rows, readers
-from eqfuse.fuse.rows import (
-    ARITHMETIC,
-    MOVES,
-    RowPolynomials,
-    behind,
-    products_behind,
-)
+from eqfuse.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, behind, products_behind
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
 
-OPS = pathlib.Path(__file__).parents[2]
+OPS = pathlib.Path(__file__).parents[1]
 FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
 """The folder, and packages, whose lines are not those of the user."""
 

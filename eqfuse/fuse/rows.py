@@ -131,7 +131,7 @@ class RowPolynomials:
         return self.of(node.inputs[0], axes), lambda labels: labels[parts]
 
     def _gather(self, node, place, axes):
-        """Follow known elements of each row, such as components in another order."""
+        """Follow known elements of each row, such as vectors in the order y, z, x."""
         d, sizes = node.params["dimension_numbers"], list(node.params["slice_sizes"])
         indices = self.trace.constant(node.inputs[1])
         removed = (*d.collapsed_slice_dims, *d.operand_batching_dims)
@@ -217,7 +217,7 @@ class RowPolynomials:
         return whole
 
     def _group_of_product(self, node, axes) -> ProductFactor | None:
-        """Return a product whose channels are on axes of their own, and taken one by one."""
+        """Return a product whose channels are on axes of their own, as by `mul_to_axis`."""
         if node.name != "reshape" or node.inputs[0] not in self.trace.producer:
             return None
         made, _ = self.trace.producer[node.inputs[0]]

@@ -252,6 +252,22 @@ def test_filter_of_an_iterator():
         assert m.irreps == "3x0e+3x1o"
 
 
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_linear_of_a_sum_of_another_dtype(scale):
+    """A Linear in float32 of a sum in bfloat16 is no layer of one dtype."""
+
+    def function(x, y):
+        m = ops.tensor_product(rows(x)[SENDERS], e3nn.IrrepsArray(Y, y), filter_ir_out="0e")
+        n = e3nn.scatter_sum(m, dst=jnp.asarray(RECEIVERS), output_size=NODES)
+        n = n.astype(jnp.float32) / scale
+        return ops.linear(n, {"w[0,0] 3x0e,2x0e": jnp.eye(3, 2, dtype="float32")}, "2x0e").array
+
+    x, y = (a.astype(jnp.bfloat16) for a in operands())
+    found, exact = ops.fuse(function)(x, y), function(*(a.astype(jnp.float32) for a in (x, y)))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact, atol=2**-7 * np.abs(exact).max())
+
+
 def test_long_chains_take_no_time():
     def function(x, y):
         x, scale = nodes(x, y).array, jnp.float64(1.0)

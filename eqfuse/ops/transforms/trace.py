@@ -73,8 +73,15 @@ class Trace:
                 self._fixed.add(self._literals[key])
         return self._literals[key]
 
-    def _inline(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int]:
-        jaxpr = closed.jaxpr
+    def found(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int] | None:
+        """Return the values that are a function of others; None if any of it is not computed."""
+        try:
+            return self._inline(closed, inputs, lambda *node: self._known[_key(*node)])
+        except KeyError:
+            return None
+
+    def _inline(self, closed: ClosedJaxpr, inputs: list[int], add=None) -> list[int]:
+        jaxpr, add = closed.jaxpr, add or self._add
         number = dict(zip(jaxpr.invars, inputs, strict=True))
         for v, value in zip(jaxpr.constvars, closed.consts, strict=True):
             number[v] = self._constant(value, v.aval, ("const", id(value)))
@@ -88,12 +95,12 @@ class Trace:
         for eqn in jaxpr.eqns:
             given = [read(v) for v in eqn.invars]
             if _is_plain_jit(eqn):
-                outputs = self._inline(eqn.params["jaxpr"], given)
+                outputs = self._inline(eqn.params["jaxpr"], given, add)
             elif eqn.primitive is mark_p:
                 outputs = given
                 self.marks.setdefault(given[0], set()).add(eqn.params["number"])
             else:
-                outputs = self._add(eqn, tuple(given))
+                outputs = add(eqn, tuple(given))
             number.update(zip(eqn.outvars, outputs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
@@ -165,9 +172,7 @@ class Trace:
         if node.name not in ELEMENTWISE:
             return None
         numbers = [self.uniform(v) for v in node.inputs]
-        if any(n is None for n in numbers):
-            return None
-        return computed(node, numbers)[0]
+        return None if any(n is None for n in numbers) else computed(node, numbers)[0]
 
 
 def computed(node: Node, arrays, **params) -> list[np.ndarray]:
@@ -183,30 +188,31 @@ def free_axes(params, shapes) -> list[list[int]]:
     return [[n for n in range(len(s)) if n not in (*c, *b)] for s, c, b in sides]
 
 
-def reads_rows(trace: Trace, node: Node) -> bool:
-    """Return whether a gather reads whole rows, by indices [..., 1]."""
-    d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
-    operand, indices = (trace.avals[v] for v in node.inputs)
-    return (
-        tuple(d.collapsed_slice_dims) == (0,) == tuple(d.start_index_map)
-        and not (d.operand_batching_dims or d.start_indices_batching_dims)
-        and tuple(sizes) == (1, *operand.shape[1:])
-        and indices.shape[-1:] == (1,)
-        and tuple(d.offset_dims) == tuple(indices.ndim - 1 + n for n in range(operand.ndim - 1))
+def gather_dimensions(node: Node) -> jax.lax.GatherDimensionNumbers:
+    """Return the dimension numbers of a gather, or of one of what a scatter adds to."""
+    d = node.params["dimension_numbers"]
+    if node.name == "gather":
+        return d
+    return jax.lax.GatherDimensionNumbers(
+        offset_dims=d.update_window_dims,
+        collapsed_slice_dims=d.inserted_window_dims,
+        start_index_map=d.scatter_dims_to_operand_dims,
+        operand_batching_dims=d.operand_batching_dims,
+        start_indices_batching_dims=d.scatter_indices_batching_dims,
     )
 
 
-def adds_rows(trace: Trace, node: Node) -> bool:
-    """Return whether a scatter adds whole rows, by indices [..., 1]."""
-    d = node.params["dimension_numbers"]
-    start, indices, updates = (trace.avals[v] for v in node.inputs)
-    leading = indices.ndim - 1
+def moves_rows(trace: Trace, node: Node) -> bool:
+    """Return whether a gather reads, or a scatter adds, whole rows by indices [..., 1]."""
+    d, (array, indices) = gather_dimensions(node), (trace.avals[v] for v in node.inputs[:2])
+    moved = trace.avals[node.outputs[0] if node.name == "gather" else node.inputs[2]]
+    count = indices.ndim - 1
     return (
-        tuple(d.inserted_window_dims) == (0,) == tuple(d.scatter_dims_to_operand_dims)
-        and not (d.operand_batching_dims or d.scatter_indices_batching_dims)
-        and tuple(d.update_window_dims) == tuple(leading + n for n in range(start.ndim - 1))
+        tuple(d.collapsed_slice_dims) == (0,) == tuple(d.start_index_map)
+        and not (d.operand_batching_dims or d.start_indices_batching_dims)
+        and tuple(d.offset_dims) == tuple(count + n for n in range(array.ndim - 1))
         and indices.shape[-1:] == (1,)
-        and tuple(updates.shape[leading:]) == tuple(start.shape[1:])
+        and tuple(moved.shape[count:]) == tuple(array.shape[1:])
     )
 
 

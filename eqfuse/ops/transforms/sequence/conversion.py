@@ -17,9 +17,8 @@ from eqfuse.ops.transforms.trace import (
     LARGEST_CONSTANT,
     Node,
     Trace,
-    adds_rows,
     free_axes,
-    reads_rows,
+    moves_rows,
 )
 
 VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
@@ -340,7 +339,7 @@ class Converter:
     def rule_gather(self, node: Node):
         source, index = node.inputs
         shape = self.aval(source).shape
-        if not reads_rows(self.trace, node) or dtype_of(self.aval(index)) != "int32":
+        if not moves_rows(self.trace, node) or dtype_of(self.aval(index)) != "int32":
             raise NoStepError("gather of something else than rows")
         fill = None
         if node.params["mode"] == GatherScatterMode.FILL_OR_DROP:
@@ -353,7 +352,7 @@ class Converter:
 
     def rule_scatter_add(self, node: Node):
         start, index, updates = node.inputs
-        shape, whole = self.aval(start).shape, adds_rows(self.trace, node)
+        shape, whole = self.aval(start).shape, moves_rows(self.trace, node)
         whole = whole and dtype_of(self.aval(index)) == "int32"
         if not whole or dtype_of(self.aval(start)) == "bool":
             raise NoStepError("scatter of something else than rows")

@@ -124,7 +124,7 @@ def test_the_backend_e3nn_is_the_definition(name, x64):
 def test_the_backend_e3nn_is_e3nn(name, monkeypatch):
     monkeypatch.setattr(e3nn, name, lambda *args, **keywords: (args, keywords["filter_ir_out"]))
     answer = getattr(ops, name)("1o", "2x1o", filter_ir_out="0e", backend="e3nn")
-    assert answer == (("1o", "2x1o"), "0e")
+    assert answer == (("1o", "2x1o"), (e3nn.Irrep("0e"),))
 
 
 @kernels

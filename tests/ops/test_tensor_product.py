@@ -170,21 +170,3 @@ def test_squares_irreps_and_zero_flags(irreps, normalization, x64):
         assert (repr(ours.irreps), ours.zero_flags) == (repr(theirs.irreps), theirs.zero_flags)
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
         assert ops.tensor_square(x.irreps, **o) == e3nn.tensor_square(x.irreps, **o)
-
-
-@pytest.mark.parametrize("backend", tiers.KERNELS)
-def test_gradients_of_squares(backend, x64):
-    irreps = e3nn.Irreps("2x0e+2x1o+1x1o")
-    x = e3nn.normal(irreps, jax.random.key(0), (3,)).array.astype(jnp.float64)
-
-    def gradient(square):
-        def loss(x):
-            return jnp.sum(jnp.sin(square(e3nn.IrrepsArray(irreps, x)).array))
-
-        return jax.jit(jax.value_and_grad(loss))(x)
-
-    expected = gradient(e3nn.tensor_square)
-    with only(backend, forbidden=("tensor_square",)):
-        found = gradient(lambda x: ops.tensor_square(x, backend=backend))
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)

@@ -260,7 +260,7 @@ def _zero(out):
 
 
 def _jvp(primals, tangents, *, call: Call):
-    if call.is_tangent:
+    if call.is_tangent or (call.derivatives and call.kernels is not Kernels.NATIVE):
         return rules.jvp_of(definition)(primals, tangents, call=call)
     operands, given, integers = call.split(primals)
     operands, n = [*operands, *given], call.fused.num_floats

@@ -33,7 +33,7 @@ def forces(network, lengths):
 def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
     """From far below bonds to the cutoff; and they are not with a coarse table that is let pass."""
     run = untrained_run(tmp_path, model)
-    monkeypatch.setattr("eqfuse.inference.predict.require_apart", lambda structure: None)
+    monkeypatch.setitem(predict.__globals__, "require_apart", lambda structure: None)
     lengths = np.concatenate([[0.05, 0.1, 0.2], np.linspace(0.3, 3.9, 60), [3.95, 3.98, 3.99]])
     exact = forces(Network(run, radial="network"), lengths)
     largest = np.abs(exact).max(axis=1)

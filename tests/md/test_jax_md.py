@@ -28,6 +28,7 @@ def x64():
         yield
 
 
+@pytest.mark.filterwarnings("ignore:atoms 0 has a lattice and pbc F F F:UserWarning")
 @pytest.mark.parametrize("kind", ["general", "free"])
 def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
     if kind == "general":

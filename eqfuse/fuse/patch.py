@@ -102,6 +102,7 @@ def patched():
     Raises:
       RuntimeError: where code in the block calls what it imported by `from e3nn_jax import`, or
         kept, before: a name that is no attribute of e3nn-jax's modules cannot be replaced.
+
     Example:
       >>> with ops.patched():
       ...     e3nn.flax.Linear is ops.Linear

@@ -262,6 +262,7 @@ def fuse(
       The function. Without a `function`, a decorator.
     Raises:
       ValueError: with `check`, a difference beyond rounding.
+
     Example:
       >>> def messages(x, y, senders, receivers):
       ...     products = e3nn.tensor_product(x[senders], y)

@@ -48,6 +48,7 @@ def recorded():
     """Record the ops that are called inside: they add themselves to the list that this yields.
 
     What `jax.jit` has traced before calls nothing, and so adds nothing.
+
     Example:
       >>> with ops.recorded() as found:
       ...     _ = ops.tensor_square(e3nn.IrrepsArray("1o", jnp.ones(3)))
@@ -97,6 +98,7 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
     Raises:
       ValueError: an unknown backend, listing those there are; a backend that cannot run here, or
         not with these operands, saying why.
+
     Example:
       >>> ops.resolve("xla")
       'xla'

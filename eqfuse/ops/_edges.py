@@ -31,6 +31,7 @@ class Edges:
       receiver_order, sender_order: [n_edges] int32, permutations of the edges.
       receiver_ptr, sender_ptr: [num_nodes + 1] int32.
       num_nodes: static.
+
     Example:
       >>> edges = ops.Edges.from_arrays(senders=[0, 1, 2], receivers=[1, 2, 1], num_nodes=3)
       >>> edges.receiver_order, edges.receiver_ptr  # of node 1 the edges 0 and 2, of node 2 edge 1

@@ -58,6 +58,7 @@ def graph_tensor_product(
       ValueError: no edges; shapes that do not fit the edges or the irreps, naming both; a backend
         that cannot run here; an unknown normalisation.
     References: Batzner et al. 2022, eq. 9 (the convolution of NequIP).
+
     Example:
       >>> edges = ops.Edges.from_arrays([0, 1, 2], [1, 2, 1], num_nodes=3)  # 0 -> 1, 1 -> 2, 2 -> 1
       >>> x = e3nn.IrrepsArray("0e", jnp.array([[1.0], [2.0], [3.0]]))  # of nodes

@@ -25,6 +25,7 @@ def interpolate(
       [rows, width] for each table, of the promoted dtype.
     Raises:
       ValueError: no tables, or tables or weights of other shapes; a backend that cannot run here.
+
     Example:
       >>> table = jnp.array([[[0.0], [1.0]], [[1.0], [3.0]]])  # x below 1, and 1 + 3 (x - 1) above
       >>> rows = ops.group_by_interval(jnp.array([0, 1]), 2)
@@ -58,6 +59,7 @@ def group_by_interval(interval, num_intervals: int) -> Edges:
     Args:
       interval: [rows] int32, in [0, num_intervals).
       num_intervals: static.
+
     Example:
       >>> ops.group_by_interval(jnp.array([1, 0, 1]), 2).receiver_order
       Array([1, 0, 2], dtype=int32)

@@ -69,6 +69,7 @@ class TensorProductLinear(nn.Module):
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
+
     Example:
       >>> edges = ops.Edges.from_arrays([0, 1], [1, 0], num_nodes=2)
       >>> x = e3nn.IrrepsArray("4x0e", jnp.ones((2, 4)))
@@ -297,6 +298,7 @@ class TensorProductLinearGate(TensorProductLinear):
         Linear are fused, and `e3nn.gate` follows them.
       gated: False activates the scalars only, as `e3nn.scalar_activation`.
     References: Weiler et al. 2018 (the gate); Batzner et al. 2022; e3nn-jax 0.21.
+
     Example:
       >>> x = e3nn.IrrepsArray("4x0e+4x1o", jnp.ones((2, 16)))
       >>> module = ops.TensorProductLinearGate("8x0e+2x0e+2x1o")  # the last scalars are gates
@@ -392,6 +394,7 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
       ValueError: as `Linear`, and an index as well as weights. flax.errors.ScopeParamShapeError,
         ScopeParamNotFoundError: parameters that do not fit.
     References: those of `Linear`.
+
     Example:
       >>> x = e3nn.IrrepsArray("4x0e", jnp.ones((3, 4)))
       >>> ops.linear(x, {"w[0,0] 4x0e,2x0e": jnp.ones((4, 2))}, "2x0e").array[0]
@@ -424,6 +427,7 @@ def tensor_product_linear(
       IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
     Raises:
       ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
+
     Example:
       >>> x, y = (e3nn.IrrepsArray(f"{n}x0e", jnp.ones((3, n))) for n in (4, 1))
       >>> ops.tensor_product_linear(x, y, {"w[0,0] 4x0e,2x0e": jnp.ones((4, 2))}, "2x0e").array[0]

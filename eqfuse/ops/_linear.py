@@ -75,6 +75,7 @@ class Linear(nn.Module):
         `jax.default_matmul_precision("TF32_TF32_F32_X3")`, and "ieee" elsewhere.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs `e3nn.flax.Linear` itself.
     References: e3nn-jax 0.21.
+
     Example:
       >>> x = e3nn.IrrepsArray("4x0e+2x1o", jnp.ones((3, 10)))
       >>> out, params = ops.Linear("8x0e+1o").init_with_output(jax.random.key(0), x)
@@ -153,6 +154,7 @@ class LinearSum(nn.Module):
       biases, path_normalization, gradient_normalization, input_precision, backend: as in `Linear`.
     References: e3nn-jax 0.21, `e3nn.flax.Linear`; Batzner et al. 2022, figure 1 (self-interaction
       and skip).
+
     Example:
       >>> x, skip = (e3nn.IrrepsArray(f"{n}x0e", jnp.ones((3, n))) for n in (4, 2))
       >>> module = ops.LinearSum("8x0e", names=("mix", "skip"))
@@ -290,6 +292,7 @@ def grouped_dense(
     Raises:
       ValueError: no kernels, kernels of several n_in, or an x that does not fit them.
     References: the radial networks of the layers of Batzner et al. 2022 (methods).
+
     Example:
       >>> kernels = [jnp.ones((8, 2)), jnp.ones((8, 5))]
       >>> first, second = ops.grouped_dense(jnp.ones((3, 8)), kernels, split=True)

@@ -42,6 +42,7 @@ def symmetric_contraction(
         weights or an index of another shape, naming both, or of another kind; a backend that cannot
         run here.
     References: Batatia et al. 2022, eqs. 10 and 11.
+
     Example:
       >>> x = e3nn.IrrepsArray("2x0e+2x1o", jnp.ones((5, 8)))  # five atoms, two channels
       >>> ops.symmetric_contraction_paths(x.irreps, "2x0e", correlation=2)
@@ -80,6 +81,7 @@ def symmetric_contraction_paths(irreps, irreps_out, correlation: int):
       output, in order, for each number of factors from 1 to `correlation`.
     Raises:
       ValueError: multiplicities that differ, or an irrep that no path gives.
+
     Example:
       >>> ops.symmetric_contraction_paths("8x0e+8x1o", "8x0e", correlation=3)
       ((0e, 1, 1), (0e, 2, 2), (0e, 3, 2))

@@ -93,6 +93,7 @@ def tensor_product(
       ValueError: a backend that cannot run here or with complex operands, an unknown
         normalisation, or leading axes that do not broadcast.
     References: Thomas et al. 2018, arXiv:1802.08219, section 4.1.2; e3nn-jax 0.21.
+
     Example:
       >>> x, y = (e3nn.IrrepsArray("1o", row) for row in jnp.eye(3)[:2])
       >>> ops.tensor_product(x, y, filter_ir_out="1e").array.round(1)
@@ -161,6 +162,7 @@ def elementwise_tensor_product(
     Raises:
       ValueError: different numbers of irreps; else as `tensor_product`.
     References: e3nn-jax 0.21.
+
     Example:
       >>> x = e3nn.IrrepsArray("2x0e+1o", jnp.array([1.0, 2, 3, 4, 5]))
       >>> ops.elementwise_tensor_product(x, e3nn.IrrepsArray("3x0e", jnp.array([10.0, 100, 1])))
@@ -291,6 +293,7 @@ def tensor_square(
     Raises:
       ValueError: an unknown backend or normalisation.
     References: e3nn-jax 0.21.
+
     Example:
       >>> ops.tensor_square("1o")
       1x0e+1x2e
@@ -344,6 +347,7 @@ def channelwise_tensor_product(
         backend that cannot run here, edges that are not `Edges`, or an unknown normalisation.
     References: Musaelian et al. 2023 (the tensor product of Allegro); Tan et al. 2025,
       arXiv:2504.16068 (with weights); e3nn-jax 0.21.
+
     Example:
       >>> ops.channelwise_tensor_product("8x0e+8x1o", "8x0e+8x1o")
       16x0e+16x1o+8x1e+8x2e

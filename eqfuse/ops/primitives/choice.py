@@ -67,6 +67,7 @@ def resolve_fused(fused: str | None) -> str:
         None is what the environment variable EQFUSE_FUSED says, or "auto".
     Raises:
       ValueError: an unknown name.
+
     Example:
       >>> ops.resolve_fused("never")
       'never'

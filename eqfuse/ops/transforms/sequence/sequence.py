@@ -376,6 +376,7 @@ def sequence(
       options: of `jax.jit`.
     Returns:
       The compiled function. Without a `function`, a decorator.
+
     Example:
       >>> gradient = ops.sequence(jax.grad(lambda x: (x**2).sum()))
       >>> gradient(jnp.arange(3.0))

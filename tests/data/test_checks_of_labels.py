@@ -74,7 +74,7 @@ def test_exchanged_atoms_are_named_by_number():
 
 @pytest.mark.slow
 def test_most_faults_are_named_in_all_kinds_of_data():
-    """Of 40 frames each 316 of 354 faults were, and of 16 frames 274 of 362."""
+    """In sets of 40 frames, 316 of 354 faults are named; in sets of 16 frames, 274 of 362."""
     slow = ("silicon", "morse", "mlearn", "alloy, relaxed")
     named = planted_there = 0
     for source in (*RIGHT, *PUBLISHED):

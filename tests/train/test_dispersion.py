@@ -60,7 +60,7 @@ def atoms():
 
 
 def test_labels_are_less_it(copper, added):
-    """Of all quantities, and those of frames alone that have them."""
+    """Every quantity is less it, in the frames that have it."""
     less = DataSettings(path=str(added), dispersion="d3(bj)").read()
     for one, plain in zip(less, read_structures(copper), strict=True):
         assert one.energy == pytest.approx(plain.energy, abs=1e-7)
@@ -112,7 +112,7 @@ def test_errors_of_the_run_and_of_evaluate_are_those_without(runs, added, copper
 
 
 def test_the_spread_is_fitted_to_labels_without(runs, added):
-    """Of the run's own frames, and of those of a file."""
+    """It does so on the run's own frames and on those of a file."""
     own = uncertainty.fit(runs[0])
     for given in ((None, None), (added, added)):
         fitted = uncertainty.fit(runs[1], *given)

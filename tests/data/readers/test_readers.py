@@ -252,7 +252,7 @@ def test_columns_of_positions_and_elements_are_needed(write, column):
 
 
 def test_entries_that_are_no_labels_stay_ignored(write):
-    """Of other shapes, or cells of what is not periodic."""
+    """They have other shapes, or are cells of what is not periodic."""
     entries = 'Energy=low box="9 9 9" Force=2 cell="0 0 0 0 0 0 0 0 0" pbc='
     text = GOOD.replace("energy=", "forces_std=1 energy=").replace("pbc=", entries)
     [structure] = read_structures(write(text))

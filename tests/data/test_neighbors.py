@@ -120,6 +120,9 @@ def test_require_apart_of_wide_layers_and_wires():
     """Their boxes of 0.3 Å would be too many for vesin."""
     layer = np.stack(np.meshgrid(*2 * [np.arange(0, 150, 1.5)], [0.0]), axis=-1).reshape(-1, 3)
     require_apart(Structure(np.full(len(layer), 6), layer))
+    near = layer[[0]] + [0.2, 0, 0]
+    with pytest.raises(DataError, match=f"atoms 0 and {len(layer)} overlap: they are 0.2 Å"):
+        require_apart(Structure(np.full(len(layer) + 1, 6), np.concatenate([layer, near])))
     wire = np.stack(np.meshgrid(*2 * [np.arange(0, 60, 2.0)], [0.0]), axis=-1).reshape(-1, 3)
     cell, pbc = np.diag([0, 0, 3.0]), [False, False, True]
     require_apart(Structure(np.full(len(wire), 6), wire, cell, pbc))

@@ -98,7 +98,7 @@ def d3_of(numbers, positions, cell=None, pbc=None):
 def test_slabs_and_wires_are_those_of_a_large_cell(pbc, given):
     """Whatever is given along directions without images, and wherever the atoms are."""
     rng, pbc = np.random.default_rng(0), np.array(pbc, bool)
-    compare_with_a_large_cell(rng, pbc, given)
+    assert_as_in_a_large_cell(rng, pbc, given)
 
 
 @pytest.mark.slow
@@ -106,13 +106,13 @@ def test_slabs_and_wires_are_those_of_a_large_cell(pbc, given):
 def test_random_cells_are_those_of_a_large_one(seed):
     rng = np.random.default_rng(seed)
     pbc = np.arange(3) < rng.integers(0, 4)
-    compare_with_a_large_cell(
+    assert_as_in_a_large_cell(
         rng, rng.permutation(pbc), rng.choice(["zeros", "short", "skewed", "vacuum"])
     )
 
 
-def compare_with_a_large_cell(rng, pbc, given: str):
-    """Compare atoms in a skewed cell with those with 90 Å between images."""
+def assert_as_in_a_large_cell(rng, pbc, given: str):
+    """Assert that atoms in a skewed cell have the D3 of those with 90 Å between images."""
     full = np.eye(3) * rng.uniform(3, 6, 3) + rng.uniform(-1.5, 1.5, (3, 3)) * (1 - np.eye(3))
     count = int(rng.integers(2, 7))
     numbers = rng.choice([1, 6, 14, 29, 79], count)

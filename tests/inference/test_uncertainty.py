@@ -134,11 +134,11 @@ def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path
     atoms.get_potential_energy()
     for name, value in predicted.spread.results().items():
         np.testing.assert_allclose(atoms.calc.results[name], value, rtol=1e-9)
-    atoms.positions[0, 0] += 0.1
+    atoms.positions[0, 0] += 0.4
     atoms.get_forces()
     [moved] = eqfuse.predict(run, [atoms, atoms])[1:]
     assert atoms.calc.results["energy_spread"] == pytest.approx(moved.spread.energy, rel=1e-9)
-    assert atoms.calc.results["energy_spread"] != pytest.approx(predicted.spread.energy, rel=1e-6)
+    assert atoms.calc.results["energy_spread"] != pytest.approx(predicted.spread.energy, rel=1e-3)
     assert eqfuse_command(["predict", str(run), str(copper), str(out)]) == 0
     assert "largest spread of a force" in capsys.readouterr().out
     written = ase.io.read(out, 0)

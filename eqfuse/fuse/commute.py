@@ -31,7 +31,7 @@ from eqfuse.fuse.moves import (
 from eqfuse.fuse.polynomials import Terms, Unfit
 from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials, products_behind
 from eqfuse.ops._edges import as_int32
-from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, gather_dimensions, mark_p, needed
 
 MOST_PASSES = 64
@@ -121,10 +121,10 @@ def _gather(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
 # a Linear, before the gather and behind the sum
 
 
-def _plain_linear(node: Node) -> LinearForm | None:
+def _plain_linear(node: Node) -> Form | None:
     """Return the form of a node that is a Linear of one array, with weights for all rows."""
     form = node.params["form"]
-    rows = [isinstance(o, Rows) for o in form.operands]
+    rows = [not o.matrix for o in form.operands]
     is_plain = sum(rows) == 2 and rows[0] and len(form.outputs) == 1 and not form.num_sets
     return form if is_plain and rows[-1] else None
 

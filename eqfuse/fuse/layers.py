@@ -19,7 +19,7 @@ from eqfuse.ops._edges import Edges
 from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Fused, Gate
-from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
+from eqfuse.ops.ir.linear import Linear, Parameter
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
@@ -349,20 +349,20 @@ def _read(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, float] |
     return (of, float(scales[0])) if is_whole else None
 
 
-def _linear(linear_form: LinearForm) -> Linear:
+def _linear(linear_form: Form) -> Linear:
     """Return the Linear of a row that a linear form is, or raise Unfit."""
-    rows = [o for o in linear_form.operands if isinstance(o, Rows)]
+    rows = [o for o in linear_form.operands if not o.matrix]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
     if any(t.z.operand != len(linear_form.inputs) for t in linear_form.terms):
         raise Unfit("the matrices of the Linear are transposed")
     [out] = linear_form.outputs
-    ends = np.cumsum([0, *(b.mul * b.dim for b in out.blocks)])
-    if list(ends[:-1]) != [b.offset for b in out.blocks] or ends[-1] != out.size:
+    ends = np.cumsum([0, *(b.mul * b.dim for b in out.segments)])
+    if list(ends[:-1]) != [b.offset for b in out.segments] or ends[-1] != out.size:
         raise Unfit("a Linear that leaves out a part of its result")
-    irreps = e3nn.Irreps([(b.mul, (b.dim // 2, 1)) for b in out.blocks])
+    irreps = e3nn.Irreps([(b.mul, (b.dim // 2, 1)) for b in out.segments])
     parameters = tuple(
-        Parameter(str(n), w.shape, 0.0) for n, w in enumerate(linear_form.inputs[1:])
+        Parameter(str(n), w.matrix, 0.0) for n, w in enumerate(linear_form.inputs[1:])
     )
     return Linear(linear_form, parameters, irreps)
 

@@ -69,7 +69,7 @@ def _read_by(node: Node, value: int) -> list[int] | None:
     if node.name != "eqfuse_linear_form" or value in node.inputs[1:]:
         return None
     form = node.params["form"]
-    blocks = [getattr(o, "blocks", ()) for o in form.inputs]
+    blocks = [() if o.matrix else o.segments for o in form.inputs]
     refs = {x for t in form.terms for x in (t.x, t.z) if isinstance(x, SegmentRef)}
     read = [blocks[r.operand][r.segment] for r in refs if r.operand < len(blocks)]
     return [n for b in read for n in range(b.offset, b.offset + b.mul * b.dim)]
@@ -88,8 +88,7 @@ def restricted(form: Form, columns: set[int]) -> Form:
 
 
 def elements_of(segment: Segment, channels: bool = True) -> list[int]:
-    channels = segment.mul if channels else 1
-    return [segment.element(u, i) for u in range(channels) for i in range(segment.dim)]
+    return segment.elements()[: segment.mul if channels else 1].ravel().tolist()
 
 
 def read_rows(node: Node, columns: set[int]) -> ReadRows | None:

@@ -15,6 +15,7 @@ from eqfuse.ops._backend import has_gpu
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.linear import is_wide
+from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import native as _native
 from tests import interpreter
 from tests.ops.cases import Case, random_arrays
@@ -223,13 +224,12 @@ def only(
     runs: bool = True,
     launches: int | None = None,
     forbidden=PRODUCTS,
-    kinds: set[type] | None = None,
+    kinds: set[str] | None = None,
 ):
     """Fail if another backend computes anything, or `backend` nothing where something `runs`.
 
     Inside, the `forbidden` products of e3nn-jax raise. `launches` is how many kernels are
-    interpreted, exactly; `kinds` are those of what native kernels
-    compute: Form, LinearForm, Program.
+    interpreted, exactly; `kinds` are those of what native kernels compute, see `kind_of`.
     """
     if backend == "llvm" and kinds is not None:
         jax.clear_caches()  # what was traced before is not computed again
@@ -257,11 +257,18 @@ def only(
     if backend == "xla":
         assert (counter.calls > 0) == runs
     if backend == "llvm" and kinds is not None:
-        assert {type(what) for what in computed} == kinds
+        assert set(map(kind_of, computed)) == kinds
+
+
+def kind_of(computed) -> str:
+    """Return "product" or "matrices" of a form, or "program"."""
+    if isinstance(computed, Program):
+        return "program"
+    return "matrices" if computed.has_matrices else "product"
 
 
 def record_native(patch: pytest.MonkeyPatch) -> list:
-    """Return what is computed by native kernels from now on: each Form, LinearForm and Program."""
+    """Return what is computed by native kernels from now on: each Form and Program."""
     computed = []
 
     def recorded(name, function):

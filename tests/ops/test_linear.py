@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, TRITON, UNOPTIMIZED, along_random_directions, initial, only
 
@@ -66,7 +65,7 @@ def computed_by(backend):
     """Return kernels of a linear form, of which XLA has none; for what is lowered inside."""
     if backend == "e3nn":
         return contextlib.nullcontext()
-    return only(backend, runs=backend != "xla", kinds={LinearForm})
+    return only(backend, runs=backend != "xla", kinds={"matrices"})
 
 
 def arguments(name, rows=ROWS, dtype=jnp.float64):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.linear import Linear, Rows
+from eqfuse.ops.ir.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,20 +182,20 @@ class Activated:
     Each result is [rows, scalars], the parts side by side.
     """
 
-    rows: Rows
+    rows: Operand
     parts: tuple[tuple[Segment, Activation], ...]
     orders: tuple[int, ...] = (0,)  # of each result: 0 activations, 1 slopes
 
     @property
-    def inputs(self) -> tuple[Rows, ...]:
+    def inputs(self) -> tuple[Operand, ...]:
         return (self.rows,)
 
     @property
-    def outputs(self) -> tuple[Rows, ...]:
-        return (Rows(self.size, ()),) * len(self.orders)
+    def outputs(self) -> tuple[Operand, ...]:
+        return (Operand("a", self.size, (), True),) * len(self.orders)
 
     @property
-    def operands(self) -> tuple[Rows, ...]:
+    def operands(self) -> tuple[Operand, ...]:
         return self.inputs + self.outputs
 
     @property
@@ -263,17 +263,11 @@ class GateForms:
 @functools.lru_cache(maxsize=256)
 def forms_of(gate: Gate, linear: Linear) -> GateForms:
     """Return the activations and forms of a gate that follows a Linear, of one array."""
-    blocks = linear.blocks_out
     [rows] = linear.linear_form.outputs
-
-    def place(part: Part) -> Segment:
-        block = blocks[part.block]
-        return Segment.mul_ir(block.offset + part.first * block.dim, part.mul, block.dim)
-
     parts, z_places, a_places, out_places = [], [], [], []
     values, tangents = [], []  # paths
     for tile in gate.tiles:
-        z, own = len(z_places), place(tile.part)
+        z, own = len(z_places), linear.place(tile.part)
         z_places.append(own)
         out, dim = SegmentRef(0, len(out_places)), own.dim
         out_places.append(Segment.mul_ir(tile.offset, own.mul, dim))
@@ -282,7 +276,7 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
             tangents.append(path_between((SegmentRef(3, z),), out, (dim,)))
             continue
         a = len(a_places)
-        scalars = place(tile.gate or tile.part)
+        scalars = linear.place(tile.gate or tile.part)
         a_places.append(Segment.mul_ir(sum(s.mul for s, _ in parts), own.mul, 1))
         parts.append((scalars, tile.act))
         if tile.gate is None:

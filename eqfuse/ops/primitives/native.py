@@ -16,10 +16,9 @@ from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.llvm import functions, layer, machine
 from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm.form import generate
-from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
+from eqfuse.ops.backends.llvm.linear import is_wide, transposed
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form
 from eqfuse.ops.ir.fused import Activated, sum_form
-from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 from eqfuse.ops.ir.program import Array, Extent, FormStep, Program
 
 native_p = Primitive("eqfuse_native")
@@ -31,7 +30,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     dtype = inputs[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
     module = generate(form, wide.name, machine.machine())
-    shapes = [o.shape(num_rows, num_nodes) for o in form.outputs]
+    shapes = form.output_shapes(num_rows, num_nodes)
     shapes += [(num_nodes, width) for width in module.copies]
     results = native_p.bind(
         *(a.astype(wide) for a in inputs),
@@ -42,7 +41,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     return [r.astype(dtype) for r in results[: len(form.outputs)]]
 
 
-def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Array]:
+def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
     """Return the outputs of a linear form, by its native kernel; large matrices are XLA's."""
     if is_wide(linear_form):
         return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
@@ -51,10 +50,8 @@ def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Ar
     module = native_linear.generate(linear_form, wide.name, machine.machine())
     num_sets = max(1, linear_form.num_sets)
 
-    def flat(operand, array):
-        return array if isinstance(operand, Rows) else array.reshape(num_sets, -1)
-
-    inputs = [flat(o, a) for o, a in zip(linear_form.inputs, arrays, strict=True)]
+    operands = zip(linear_form.inputs, arrays, strict=True)
+    inputs = [a.reshape(num_sets, -1) if o.matrix else a for o, a in operands]
     for i in transposed(linear_form):
         inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
     indices = []
@@ -64,9 +61,8 @@ def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Ar
     if "order" in module.index_arrays:
         counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
         indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
-    rows = [num_rows if isinstance(o, Rows) else num_sets for o in linear_form.outputs]
-    widths = [width_of(o) for o in linear_form.outputs]
-    shapes = [*zip(rows, widths, strict=True), *((num_rows, width) for width in module.copies)]
+    shapes = [(num_sets if o.matrix else num_rows, o.size) for o in linear_form.outputs]
+    shapes += [(num_rows, width) for width in module.copies]
     results = native_p.bind(
         *(a.astype(wide) for a in inputs), *indices, module=module, shapes=tuple(shapes)
     )
@@ -85,15 +81,15 @@ def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) ->
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
     inputs += [arrays[n].T.reshape(1, -1) for n in layer.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
-    operands = [program.operands[n] for n in program.outputs]
+    matrices = [n in program.mixed and program.mixed[n].matrix for n in program.outputs]
     results = [
-        (parts, shapes[n][1]) if isinstance(o, Weights) else shapes[n]
-        for n, o in zip(program.outputs, operands, strict=True)
+        (parts, shapes[n][1]) if matrix else shapes[n]
+        for n, matrix in zip(program.outputs, matrices, strict=True)
     ]
     results = native_p.bind(*inputs, module=module, shapes=tuple(results))
     return [
-        r.sum(0).reshape(o.shape) if isinstance(o, Weights) else r
-        for o, r in zip(operands, results, strict=True)
+        r.sum(0).reshape(matrix) if matrix else r
+        for matrix, r in zip(matrices, results, strict=True)
     ]
 
 
@@ -166,7 +162,7 @@ def _blocks(jaxpr) -> dict:
             form = eqn.params["form"]
             arrays = (*eqn.invars[: len(form.inputs)], *eqn.outvars)
             rows = zip(arrays, form.operands, strict=True)
-            blocks |= {v: o.blocks for v, o in rows if isinstance(o, Rows)}
+            blocks |= {v: o.segments for v, o in rows if not o.matrix}
     return blocks
 
 

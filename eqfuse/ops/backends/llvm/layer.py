@@ -31,7 +31,6 @@ from eqfuse.ops.backends.llvm.text import (
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.fused import Activated
-from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.ir.program import Extent, FormStep, Program
 
 NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
@@ -52,7 +51,7 @@ def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
 
 def transposed_weights(program: Program) -> tuple[int, ...]:
     """Return the inputs, weights, that some step reads transposed."""
-    linear_forms = (s for s in program.form_steps if isinstance(s.form, LinearForm))
+    linear_forms = (s for s in program.form_steps if getattr(s.form, "has_matrices", False))
     return tuple(sorted({s.operands[i] for s in linear_forms for i in transposed(s.form)}))
 
 
@@ -115,8 +114,10 @@ class _RowProgramEmitter:
 
     def module(self) -> Module:
         for s, step in enumerate(self.program.steps):
-            writers = {Form: self._form, LinearForm: self._linear_form, Activated: self._activate}
-            writers[type(step.form)](s, step)
+            if isinstance(step.form, Activated):
+                self._activate(s, step)
+            else:
+                (self._linear_form if step.form.has_matrices else self._form)(s, step)
         parts = self.copies.functions | self.texts, [self._main()], self.index_arrays, ()
         return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
 
@@ -163,8 +164,8 @@ class _RowProgramEmitter:
             for k, n in enumerate(numbers):
                 if n in self.program.local:
                     local.append((side.removesuffix("puts"), k))
-                    if isinstance(self.program.operands[n], Rows):
-                        operands[k] = side_by_side(operands[k], self.program.operands[n])
+                    if n in self.program.mixed:
+                        operands[k] = side_by_side(operands[k], self.program.mixed[n])
             sides.append(tuple(operands))
         return Form(*sides, step.form.paths), local
 
@@ -196,7 +197,7 @@ class _RowProgramEmitter:
             f = Function(self.dtype)
             cost = write_copies(layouts, f, self._order(f))
             self._add_function(f, f"copy_{s}", 0, cost)
-        if any(isinstance(o, Rows) for o in step.form.outputs):
+        if not all(o.matrix for o in step.form.outputs):
             f = Function(self.dtype)
             cost = linear.write_rows(layouts, f, "%begin", "%end", self._order(f))
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
@@ -305,11 +306,11 @@ class _RowProgramEmitter:
         f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
 
 
-def side_by_side(operand: Operand, rows: Rows) -> Operand:
+def side_by_side(operand: Operand, rows: Operand) -> Operand:
     """Return the operand with each component's channels side by side, by block of a linear form."""
     segments = []
     for s in operand.segments:
-        [block] = [b for b in rows.blocks if b.holds(s)] or [None]
+        [block] = [b for b in rows.segments if b.holds(s)] or [None]
         if block is None:
             segments.append(s)
             continue

@@ -33,7 +33,6 @@ from eqfuse.ops.backends.llvm.text import (
     literal,
 )
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import (
     Array,
     Copy,
@@ -248,9 +247,8 @@ def generate(program: Program, dtype: str, machine: Machine) -> Module:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> KernelPasses:
-    by_kind = {Form: native_form, LinearForm: native_linear}
-    return by_kind[type(form)].write(form, dtype, machine)
+def _written(form: Form, dtype: str, machine: Machine) -> KernelPasses:
+    return (native_linear if form.has_matrices else native_form).write(form, dtype, machine)
 
 
 def prepared(program: Program, dtype: str, machine: Machine) -> Program:
@@ -272,8 +270,8 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
             continue
         form, operands = step.form, list(step.operands)
         written = _written(form, dtype, machine)
-        for i in transposed(form) if isinstance(form, LinearForm) else ():
-            rows, columns = form.inputs[i].shape
+        for i in transposed(form) if form.has_matrices else ():
+            rows, columns = form.inputs[i].matrix
             sizes = (max(1, form.num_sets), columns, rows)
             key = step.operands[i], sizes
             if key not in known:
@@ -283,7 +281,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
             operands.append(known[key])
         by_name = dict(step.indices)
         operands += [by_name[name] for name in written.index_arrays]
-        count = step.num_nodes if isinstance(form, Form) else step.num_rows
+        count = step.num_rows if form.has_matrices else step.num_nodes
         writes = (*step.writes, *(new(count * width) for width in written.copies))
         result.append(
             dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes)
@@ -300,7 +298,7 @@ class _ProgramEmitter:
         self.widest = machine.vector_bytes // BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
-        self.kernels: dict[Form | LinearForm, str] = {}
+        self.kernels: dict[Form, str] = {}
         self.passes: list[Pass] = []
         self.places, self.scratch = self.program.places()
         self.arguments = self._arguments()

@@ -18,8 +18,6 @@ from eqfuse.ops._layer import (
     TensorProductLinear,
     TensorProductLinearGate,
     linear,
-    tensor_product_linear,
-    tensor_product_linear_gate,
 )
 from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
@@ -62,8 +60,6 @@ __all__ = [
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
-    "tensor_product_linear",
-    "tensor_product_linear_gate",
     "tensor_square",
 ]
 

@@ -25,7 +25,6 @@ from eqfuse.ops._tensor_product import (
     channelwise_tensor_product,
     elementwise_tensor_product,
     tensor_product,
-    tensor_square,
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
@@ -60,7 +59,6 @@ __all__ = [
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
-    "tensor_square",
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}

@@ -49,9 +49,9 @@ def recorded():
 
     Example:
       >>> with ops.recorded() as found:
-      ...     _ = ops.tensor_square(e3nn.IrrepsArray("1o", jnp.ones(3)))
+      ...     _ = ops.grouped_dense(jnp.ones((1, 2)), [jnp.ones((2, 1))])
       >>> [op.kind for op in found]
-      ['tensor_square']
+      ['grouped_dense']
     """
     ops: list[Op] = []
     token = _recorded.set(ops)

@@ -316,13 +316,12 @@ class TensorProductLinearGate(TensorProductLinear):
     gated: bool = True
 
     def _gate(self):
-        names = ["even_act", "odd_act"]
-        make, reference = activations.scalar_activation, e3nn.scalar_activation
+        names, reference = ["even_act", "odd_act"], e3nn.scalar_activation
         if self.gated:
-            names += ["even_gate_act", "odd_gate_act"]
-            make, reference = activations.gate, e3nn.gate
+            names, reference = [*names, "even_gate_act", "odd_gate_act"], e3nn.gate
         acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
-        return functools.partial(make, **acts), functools.partial(reference, **acts)
+        make = functools.partial(activations.gate, gated=self.gated, **acts)
+        return make, functools.partial(reference, **acts)
 
 
 def _check_skip(skip: e3nn.IrrepsArray, irreps: e3nn.Irreps, lead: tuple[int, ...]):

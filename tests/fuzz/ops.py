@@ -66,7 +66,7 @@ class Cases:
             return e3nn.Irreps([(int(rng.integers(0, 4)), str(ir)) for ir in names])
 
         x, y, out = irreps(), irreps(2), irreps()
-        op = str(rng.choice(["product", "square", "Linear", "product, Linear", "layer"]))
+        op = str(rng.choice(["product", "Linear", "product, Linear", "layer"]))
         keep = [None, [ir for _, ir in out]][rng.integers(2)]
         transformation, order = str(rng.choice(TRANSFORMATIONS)), int(rng.integers(0, 4))
         zero = bool(rng.integers(4) == 0) and len(x) > 1
@@ -74,13 +74,11 @@ class Cases:
         senders, receivers = rng.integers(0, NODES, (2, EDGES))
         weight = rng.normal(size=(EDGES, 1))
 
-        def function(product, square, linear):
+        def function(product, linear):
             def compute(array):
                 a, b = e3nn.IrrepsArray(x, array), e3nn.IrrepsArray(y, jnp.asarray(arrays[1]))
                 if zero:
                     a = e3nn.from_chunks(x, [None, *a.chunks[1:]], a.shape[:-1], a.dtype)
-                if op == "square":
-                    return square(a).array
                 if op == "Linear":
                     return linear(a).array
                 m = product(a[senders], b, filter_ir_out=keep)
@@ -107,8 +105,8 @@ class Cases:
             with jax.enable_x64(True), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 array = jnp.asarray(arrays[0])
-                theirs = e3nn.tensor_product, e3nn.tensor_square, linear_of(e3nn.flax.Linear)
-                ours = ops.tensor_product, ops.tensor_square, linear_of(ops.Linear)
+                theirs = e3nn.tensor_product, linear_of(e3nn.flax.Linear)
+                ours = ops.tensor_product, linear_of(ops.Linear)
                 try:
                     expected = jax.jit(function(*theirs))(array)
                 except Exception as error:
@@ -116,7 +114,7 @@ class Cases:
                     return f"reference {self.references_failed} failed: {type(error).__name__}"
 
                 def unchanged(array):
-                    names = e3nn.tensor_product, e3nn.tensor_square, linear_of(e3nn.flax.Linear)
+                    names = e3nn.tensor_product, linear_of(e3nn.flax.Linear)
                     return function(*names)(array)
 
                 sides = {"ops": function(*ours), "fuse": ops.fuse(function(*ours))}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
+from eqfuse.ops import _reference
 
 BOTH2 = "{n}x0e+{n}x0o+{n}x1e+{n}x1o+{n}x2e+{n}x2o"
 
@@ -287,41 +288,10 @@ class Contraction(Random):
         )
 
     def reference(self, x, w):
-        """Return every monomial of x, then the basis of all irreps at once, then the weights."""
-        irreps, wanted = e3nn.Irreps(self.irreps), e3nn.Irreps(self.irreps_out)
-        if self.index is not None:
-            w = w[self.index]
-        mul = irreps[0].mul
-        single = e3nn.Irreps([(1, ir) for _, ir in irreps])
-        blocks = [
-            x[..., s].reshape(*self.shape, mul, ir.dim)
-            for s, (_, ir) in zip(irreps.slices(), irreps, strict=True)
-        ]
-        x = jnp.concatenate(blocks, axis=-1)  # [..., u, d]
-        products, found = x, {}
-        for degree in range(1, self.correlation + 1):
-            if degree > 1:
-                products = products[..., :, None] * x[..., None, :]
-                products = products.reshape(*x.shape[:-1], x.shape[-1] ** degree)
-            # one irrep that is there for certain, beside those that are wanted
-            top = max((ir for _, ir in irreps), key=lambda ir: ir.l)
-            keep = {e3nn.Irrep(degree * top.l, top.p**degree), *(ir for _, ir in wanted)}
-            basis = e3nn.reduced_symmetric_tensor_product_basis(single, degree, keep_ir=list(keep))
-            flat = jnp.asarray(basis.array, x.dtype).reshape(-1, basis.irreps.dim)
-            maps = jnp.einsum("...i,ij->...j", products, flat, precision="highest")
-            for s, (count, ir) in zip(basis.irreps.slices(), basis.irreps, strict=True):
-                found[ir, degree] = maps[..., s].reshape(*x.shape[:-1], count, ir.dim)
-        outputs, start = [], 0
-        for _, ir in wanted:
-            total = jnp.zeros((*x.shape[:-1], ir.dim), x.dtype)
-            for degree in range(1, self.correlation + 1):
-                if (ir, degree) in found:
-                    stop = start + found[ir, degree].shape[-2]
-                    weights = jnp.moveaxis(w[..., start:stop, :], -1, -2)[..., None]
-                    total += (weights * found[ir, degree]).sum(-2)
-                    start = stop
-            outputs.append(total.reshape(*self.shape, mul * ir.dim))
-        return jnp.concatenate(outputs, axis=-1)
+        """Return the definition, for which e3nn-jax makes the basis."""
+        w = w if self.index is None else w[self.index]
+        x, irreps_out = e3nn.IrrepsArray(self.irreps, x), e3nn.Irreps(self.irreps_out)
+        return _reference.symmetric_contraction(x, w, irreps_out, self.correlation).array
 
 
 _product = functools.partial(Case, "tensor_product")

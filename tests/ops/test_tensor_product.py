@@ -1,4 +1,4 @@
-"""`tensor_product` and `tensor_square`, beside what test_products.py asks of all products."""
+"""`tensor_product`, beside what test_products.py asks of all products."""
 
 import e3nn_jax as e3nn
 import jax
@@ -116,13 +116,3 @@ def test_many_channels_on_both_sides_are_repeated_without_a_gather(backend):
     assert "eqfuse_form" in text
     assert "gather" not in text
     assert "scatter" not in text
-
-
-@pytest.mark.parametrize("irreps", ["2x1o+0x0e+1x0e+1x1o", ""])
-def test_squares_are_e3nns(irreps):
-    x = e3nn.normal(irreps, jax.random.key(0), (3,))
-    for options in ({"regroup_output": False}, {"normalized_input": True}):
-        found, expected = (lib.tensor_square(x, **options) for lib in (ops, e3nn))
-        assert repr(found.irreps) == repr(expected.irreps)
-        np.testing.assert_array_equal(found.array, expected.array)
-        assert ops.tensor_square(x.irreps, **options) == expected.irreps

@@ -303,15 +303,14 @@ class Form:
 
     def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
         """Return the same form with other indices of the operands of these numbers."""
-        sides = []
-        for operands, changed in ((self.inputs, inputs), (self.outputs, outputs or {})):
-            sides.append(
-                tuple(
-                    dataclasses.replace(o, index=changed[n]) if n in changed else o
-                    for n, o in enumerate(operands)
-                )
-            )
-        return dataclasses.replace(self, inputs=sides[0], outputs=sides[1])
+
+        def side(operands, changed):
+            indices = [changed.get(n, o.index) for n, o in enumerate(operands)]
+            pairs = zip(operands, indices, strict=True)
+            return tuple(dataclasses.replace(o, index=index) for o, index in pairs)
+
+        sides = {"inputs": side(self.inputs, inputs), "outputs": side(self.outputs, outputs or {})}
+        return dataclasses.replace(self, **sides)
 
     @property
     def max_mul(self) -> int:

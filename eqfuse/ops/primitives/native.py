@@ -26,30 +26,19 @@ native_p.multiple_results = True
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
-    """Return the outputs of a form of one path and one row at least; 16 bits are widened."""
-    dtype = inputs[0].dtype
-    wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    module = generate(form, wide.name, machine.machine())
+    """Return the outputs of a form of products, of one path and one row at least."""
+    module = generate(form, _wide(inputs[0].dtype), machine.machine())
+    indices = [indices[name] for name in module.index_arrays]
     shapes = form.output_shapes(num_rows, num_nodes)
-    shapes += [(num_nodes, width) for width in module.copies]
-    results = native_p.bind(
-        *(a.astype(wide) for a in inputs),
-        *(indices[name] for name in module.index_arrays),
-        module=module,
-        shapes=tuple(shapes),
-    )
-    return [r.astype(dtype) for r in results[: len(form.outputs)]]
+    return _computed(module, inputs, indices, shapes, [(num_nodes, n) for n in module.copies])
 
 
 def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
-    """Return the outputs of a linear form, by its native kernel; large matrices are XLA's."""
+    """Return the outputs of a form with matrices, by its native kernel; large ones are XLA's."""
     if is_wide(linear_form):
         return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
-    dtype = arrays[0].dtype
-    wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    module = native_linear.generate(linear_form, wide.name, machine.machine())
+    module = native_linear.generate(linear_form, _wide(arrays[0].dtype), machine.machine())
     num_sets = max(1, linear_form.num_sets)
-
     operands = zip(linear_form.inputs, arrays, strict=True)
     inputs = [a.reshape(num_sets, -1) if o.matrix else a for o, a in operands]
     for i in transposed(linear_form):
@@ -62,14 +51,21 @@ def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
         counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
         indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
     shapes = [(num_sets if o.matrix else num_rows, o.size) for o in linear_form.outputs]
-    shapes += [(num_rows, width) for width in module.copies]
-    results = native_p.bind(
-        *(a.astype(wide) for a in inputs), *indices, module=module, shapes=tuple(shapes)
-    )
-    return [
-        r.astype(dtype).reshape(linear_form.shape(o, num_rows))
-        for o, r in zip(linear_form.outputs, results, strict=False)
-    ]
+    results = _computed(module, inputs, indices, shapes, [(num_rows, n) for n in module.copies])
+    shapes = linear_form.output_shapes(num_rows)
+    return [r.reshape(shape) for r, shape in zip(results, shapes, strict=True)]
+
+
+def _wide(dtype) -> str:
+    return dtype.name if dtype.name in ("float32", "float64") else "float32"
+
+
+def _computed(module, inputs, indices, shapes, copies) -> list[jax.Array]:
+    """Return the results of a module in the dtype of its inputs, of which 16 bits are widened."""
+    dtype = inputs[0].dtype
+    inputs = [a.astype(_wide(dtype)) for a in inputs]
+    results = native_p.bind(*inputs, *indices, module=module, shapes=(*shapes, *copies))
+    return [r.astype(dtype) for r in results[: len(shapes)]]
 
 
 def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:

@@ -122,7 +122,8 @@ class Operand:
     def of_matrix(cls, name: str, shape: tuple[int, ...]) -> "Operand":
         """Return a matrix, or a bias; one for each set of weights, where rows choose a set."""
         size = math.prod(shape)
-        return cls(name, size, (Segment.mul_ir(0, size, 1),), True, Index.SHARED, matrix=shape)
+        segment = (Segment.mul_ir(0, size, 1),)
+        return cls(name, size, segment, channels=True, index=Index.SHARED, matrix=shape)
 
     @property
     def is_whole(self) -> bool:
@@ -176,7 +177,7 @@ class Term(NamedTuple):
     output: int  # the number of the one that it adds to, among the outputs
 
 
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Form:
     """A sum of paths from inputs to outputs: products alone, or matrices alone.
 
@@ -199,21 +200,12 @@ class Form:
             self._check(path)
 
     @functools.cached_property
-    def _fields(self) -> tuple:
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
-
-    @functools.cached_property
     def _hash(self) -> int:
-        return hash(self._fields)
+        fields = self.inputs, self.outputs, self.paths, self.num_sets, self.input_precision
+        return hash(fields)
 
     def __hash__(self):
         return self._hash
-
-    def __eq__(self, other):
-        if self is other:
-            return True
-        same = type(self) is type(other) and self._hash == other._hash
-        return same and self._fields == other._fields
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -212,11 +212,6 @@ def test_leading_axes_and_vmap(backend):
 X = e3nn.IrrepsArray("2x0e+1o", jnp.ones((ROWS, 5)))
 REFUSED = {
     "no-index": ({"num_indexed_weights": 2}, (X,), "index is needed with num_indexed_weights"),
-    "index-of-floats": (
-        {"num_indexed_weights": 2},
-        (jnp.zeros(ROWS), X),
-        "index must be of integers",
-    ),
     "precision": ({"input_precision": "half"}, (X,), "input_precision 'half' is unknown"),
     "biases": ({"biases": "2x0e"}, (X,), "biases must be True, False, or one of them for each"),
 }

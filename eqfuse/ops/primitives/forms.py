@@ -208,22 +208,18 @@ def activate(activated: Activated, z, backend: str) -> list[jax.Array]:
 def gated(gate: GateForms, z, backend: str):
     """Return the gate of a pre-activation [rows, size]."""
     [a] = activate(gate.activated, z, backend)
-    return _of_rows(gate.value, [a, z], backend)
+    return rules.bind_reached(form_p, gate.value, [a, z], [], _by_row(z, backend))[0]
 
 
 def gated_tangent(gate: GateForms, z, t_z, backend: str):
     """Return the tangent of a gate, linear in that of the pre-activation."""
     a, d = activate(gate.activated.of_orders((0, 1)), z, backend)
-    return _of_rows(gate.tangent, [d, a, z, t_z], backend)
+    arrays = [d, a, z, t_z]
+    return rules.bind_reached(form_p, gate.tangent, arrays, [], _by_row(z, backend))[0]
 
 
-def _of_rows(form, arrays, backend: str):
-    used = form.used_inputs()
-    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-    params = {"num_rows": arrays[0].shape[0], "num_nodes": 0, "backend": backend}
-    arrays = vary_alike(arrays)
-    [out] = form_p.bind(*arrays, form=form.drop_inputs(used), **params)
-    return out
+def _by_row(z, backend: str) -> dict:
+    return {"num_rows": z.shape[0], "num_nodes": 0, "backend": backend}
 
 
 def _activation(z, *, form: Activated, backend):
@@ -251,9 +247,8 @@ def _activation_jvp(primals, tangents, *, form, backend):
     if type(t) is ad.Zero:
         return outputs, list(map(rules.zero, outputs))
     slopes = activate(form.of_orders(k + 1 for k in form.orders), z, backend)
-    params = {"num_rows": z.shape[0], "num_nodes": 0, "backend": backend}
-    chain = chain_rule(form, len(slopes))
-    return outputs, form_p.bind(*vary_alike([*slopes, t]), form=chain, **params)
+    chain, arrays = chain_rule(form, len(slopes)), vary_alike([*slopes, t])
+    return outputs, form_p.bind(*arrays, form=chain, **_by_row(z, backend))
 
 
 activation_p = rules.defined_primitive(

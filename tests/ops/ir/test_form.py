@@ -44,12 +44,6 @@ def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0
     return outputs
 
 
-def coefficients(ir1, ir2, ir_out):
-    """Clebsch-Gordan coefficients of e3nn as {(i, j, k): c}, the zeros left out."""
-    cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir_out.l), np.float64)
-    return {i: cg[i] for i in np.ndindex(cg.shape) if abs(cg[i]) > 1e-12}
-
-
 IRREPS = [e3nn.Irrep(l, p) for l in range(4) for p in (1, -1)]
 
 
@@ -58,17 +52,14 @@ def test_coefficients_are_those_of_e3nn(normalization):
     """Every path up to l = 3 has the non-zero coefficients of e3nn, and no other term."""
     for ir1, ir2 in itertools.product(IRREPS, repeat=2):
         for ir_out in ir1 * ir2:
-            scale = {
-                "component": math.sqrt(ir_out.dim),
-                "norm": math.sqrt(ir1.dim * ir2.dim),
-                "none": 1.0,
-            }[normalization]
-            product = products.tensor_product(
-                e3nn.Irreps([ir1]), e3nn.Irreps([ir2]), (ir_out,), normalization
-            )
+            scales = {"component": ir_out.dim, "norm": ir1.dim * ir2.dim, "none": 1}
+            cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir_out.l), np.float64)
+            nonzero = {i: cg[i] for i in np.ndindex(cg.shape) if abs(cg[i]) > 1e-12}
+            irreps = e3nn.Irreps([ir1]), e3nn.Irreps([ir2])
+            product = products.tensor_product(*irreps, (ir_out,), normalization)
             [path] = product.form.paths
-            expected = {i: c * scale for i, c in coefficients(ir1, ir2, ir_out).items()}
-            assert dict(path.terms) == expected
+            scale = math.sqrt(scales[normalization])
+            assert dict(path.terms) == {i: c * scale for i, c in nonzero.items()}
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,6 @@ class TensorProductLinearGate(TensorProductLinear):
 
 
 def _check_skip(skip: e3nn.IrrepsArray, irreps: e3nn.Irreps, lead: tuple[int, ...]):
-    """Refuse a skip that is no row for each output of the Linear."""
     if skip.irreps.simplify() != irreps.simplify() or skip.shape[:-1] != lead:
         raise ValueError(
             f"skip must be [{', '.join(map(str, lead))}, {irreps}], the output of the Linear, got "

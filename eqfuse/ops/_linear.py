@@ -325,11 +325,12 @@ def _linear_form(groups: int, n_in: int, widths, split: bool, scale: float, prec
     blocks = tuple(Segment.mul_ir(starts[k], width, 1) for k, width in enumerate(widths))
     outputs = [Operand("z", starts[-1], blocks, True)]
     if split:
-        outputs = [Operand("z", n, (Segment.mul_ir(0, n, 1),), True) for n in widths]
+        parts = [(Segment.mul_ir(0, n, 1),) for n in widths]
+        outputs = [Operand(f"z{k}", n, parts[k], True) for k, n in enumerate(widths)]
     out = [SegmentRef(k, 0) if split else SegmentRef(0, k) for k in range(count)]
     paths = (
         Path.of_matrix(SegmentRef(0, k % groups), 1 + k, z, scale, 1) for k, z in enumerate(out)
     )
     inputs = [Operand("x", groups * n_in, places, True)]
-    inputs += [Operand.of_matrix("w", (n_in, width)) for width in widths]
+    inputs += [Operand.of_matrix(f"w{k}", (n_in, width)) for k, width in enumerate(widths)]
     return Form(tuple(inputs), tuple(outputs), tuple(paths), 0, precision)

@@ -166,19 +166,18 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
         )
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes(shape)
-    arrays = gather_columns(product, [_as_rows(a, batch_axes) for a in (x, y)])
+    rows = (  # one row, where it is the same for all
+        a.array.reshape(1, a.irreps.dim)
+        if math.prod(a.shape[:-1]) == 1
+        else batch_axes.rows(a.array)
+        for a in (x, y)
+    )
+    arrays = gather_columns(product, list(rows))
     form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(
         product.irreps_out, batch_axes.apart(out), zero_flags=product.zero_flags
     )
-
-
-def _as_rows(array: e3nn.IrrepsArray, batch_axes: BatchAxes):
-    """Return [rows, size], or [1, size] where it is the same for all rows."""
-    if math.prod(array.shape[:-1]) == 1:
-        return array.array.reshape(1, array.irreps.dim)
-    return batch_axes.rows(array.array)
 
 
 def gather_columns(product: products.Product, arrays: list) -> list:

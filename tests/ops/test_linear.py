@@ -176,6 +176,12 @@ def test_linear_sum_is_a_sum(backend):
         assert_close(found, results(by_hand), 1e-13)
 
 
+def test_linear_sum_of_inputs_that_lead_nowhere_is_zero(backend):
+    x, module = e3nn.normal("2x0e", jax.random.key(0), (3,)), ops.LinearSum("3x0o", ("a", "b"))
+    out, _ = module.clone(backend=backend).init_with_output(jax.random.key(0), x, x)
+    np.testing.assert_array_equal(out.array, np.zeros((3, 3)))
+
+
 @pytest.mark.parametrize("split", [False, True], ids=["joined", "split"])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_grouped_dense_is_a_matrix_product_of_each(groups, split, backend):

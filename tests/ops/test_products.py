@@ -148,6 +148,7 @@ Y, SCALARS = e3nn.IrrepsArray("0e+1o", jnp.ones((4, 4))), e3nn.IrrepsArray("0e",
 PAIR = e3nn.IrrepsArray("2x0e+2x1o", np.ones((4, 8), np.float32))
 W, INDEX = np.ones((3, 5, 2), np.float32), np.zeros(4, int)  # 1 + 2 + 2 paths to 0e
 EDGES, INTERVALS = SMALL.edges(), ops.group_by_interval(jnp.zeros(6, jnp.int32), 4)
+ONES = jnp.ones((6, 6))
 UNKNOWN = {"irrep_normalization": "unit"}, "'unit' is not supported; choose 'component'"
 CUDA = {"backend": "cuda"}, "backend 'cuda' is unknown; choose one of triton"
 COMPLEX = {}, "backend 'xla' is for real numbers: complex"
@@ -193,29 +194,13 @@ REFUSED = {
         ((X, X), *CUDA),
     ],
     ops.interpolate: [
-        (
-            ([], INTERVALS, jnp.ones((6, 6))),
-            {},
-            r"\[4 intervals, order, width\] of order 6, got.*\[\]",
-        ),
-        ((tables(3, 6, 2), INTERVALS, jnp.ones((6, 6))), {}, r"got shapes \[\(3, 6, 2\)\]"),
-        (
-            (tables(4, 5, 2), INTERVALS, jnp.ones((6, 6))),
-            {},
-            r"order 6, got shapes \[\(4, 5, 2\)\]",
-        ),
-        (
-            (tables(4, 6, 2), INTERVALS, jnp.ones((5, 6))),
-            {},
-            r"\[6 rows, order\], got shape \(5, 6\)",
-        ),
+        (([], INTERVALS, ONES), {}, r"\[4 intervals, order, width\] of order 6, got.*\[\]"),
+        ((tables(3, 6, 2), INTERVALS, ONES), {}, r"got shapes \[\(3, 6, 2\)\]"),
+        ((tables(4, 5, 2), INTERVALS, ONES), {}, r"order 6, got shapes \[\(4, 5, 2\)\]"),
+        ((tables(4, 6, 2), INTERVALS, ONES[:5]), {}, r"\[6 rows, order\], got shape \(5, 6\)"),
     ],
     ops.symmetric_contraction: [
-        (
-            (PAIR, W[:, :4], INDEX),
-            {},
-            r"\[num_indices, 5 paths, 2 channels\], got shape \(3, 4, 2\)",
-        ),
+        ((PAIR, W[:, :4], INDEX), {}, r"\[num_indices, 5 paths, 2 channels\], got .*\(3, 4, 2\)"),
         ((PAIR, W[0, 1:]), {}, r"\[..., 5 paths, 2 channels\], got shape \(4, 2\)"),
         ((PAIR, W, INDEX.astype(float)), {}, "index must hold integers, got float"),
         ((PAIR, W, INDEX), {"irreps_out": "3x0e"}, r"one multiplicity.*2x0e\+2x1o and 3x0e"),

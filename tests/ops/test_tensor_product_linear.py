@@ -83,34 +83,34 @@ def test_without_edges_only_the_skip_is_left(backend):
 @pytest.mark.parametrize("backend", ["xla", "e3nn"])
 def test_errors_of_split(backend):
     problem = Problem(CASES["rows-linear"], np.float32)
-    arguments = list(problem.arguments(problem.arrays))
-    arguments[-1] = e3nn.IrrepsArray("3x0e", jnp.zeros((NODES, 3)))
-    key, options = jax.random.PRNGKey(0), {"split": ("2x0e", "1x0e"), "backend": backend}
-    with pytest.raises(ValueError, match="without a gate and without a skip"):
-        TensorProductLinear("3x0e", **options).init(key, *arguments)
-    with pytest.raises(ValueError, match="without a gate and without a skip"):
-        TensorProductLinearGate("3x0e", **options).init(key, *arguments[:2])
-    with pytest.raises(ValueError, match=r"split \[2x0e, 1x0e\] must be .* of the output, 4x0e"):
-        TensorProductLinear("4x0e", **options).init(key, *arguments[:2])
-    with pytest.raises(ValueError, match="split needs a tuple of irreps, got '3x0e'"):
-        TensorProductLinear("3x0e", split="3x0e", backend=backend).init(key, *arguments[:2])
+    x, y, *_ = problem.arguments(problem.arrays)
+    skip, two = e3nn.IrrepsArray("3x0e", jnp.zeros((NODES, 3))), ("2x0e", "1x0e")
+    for out, split, more, cls, message in (
+        ("3x0e", two, {"skip": skip}, TensorProductLinear, "without a gate and without a skip"),
+        ("3x0e", two, {}, TensorProductLinearGate, "without a gate and without a skip"),
+        ("4x0e", two, {}, TensorProductLinear, r"split \[2x0e, 1x0e\] must be .* output, 4x0e"),
+        ("3x0e", "3x0e", {}, TensorProductLinear, "split needs a tuple of irreps, got '3x0e'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cls(out, split=split, backend=backend).init(jax.random.key(0), x, y, **more)
 
 
 def test_errors():
     problem = Problem(CASES["graph-gate-skip"], np.float32)
-    module = TensorProductLinear("3x0e", backend="xla")
     x, y, weights, edges, _, skip = problem.arguments(problem.arrays)
-    key = jax.random.PRNGKey(0)
+
+    def init(*operands, **options):
+        module = TensorProductLinear("3x0e", backend="xla", **options)
+        return module.init(jax.random.key(0), *operands)
+
     with pytest.raises(ValueError, match=r"skip must be \[5, 3x0e\]"):
-        TensorProductLinear("3x0e", filter_ir_out=["0e", "0o", "1o"], backend="xla").init(
-            key, x, y, weights, edges, None, skip
-        )
+        init(x, y, weights, edges, None, skip, filter_ir_out=["0e", "0o", "1o"])
     with pytest.raises(ValueError, match="give edges as well"):
-        module.init(key, x, y, weights)
+        init(x, y, weights)
     with pytest.raises(ValueError, match="index is needed with num_indexed_weights"):
-        module.init(key, x, x, index=jnp.zeros(NODES, int))
+        init(x, x, None, None, jnp.zeros(NODES, int))
     with pytest.raises(ValueError, match="input_precision 'half' is unknown"):
-        TensorProductLinear("3x0e", input_precision="half", backend="xla").init(key, x, x)
+        init(x, x, input_precision="half")
 
 
 @pytest.mark.slow

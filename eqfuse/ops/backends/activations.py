@@ -115,7 +115,6 @@ class _Writer:
         return (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
 
     def step(self, eqn, operands: list[str]) -> str:
-        """Return the value of an equation."""
         [out] = eqn.outvars
         name = NAMES.get(eqn.primitive.name, eqn.primitive.name)
         kinds = [v.aval.dtype.name for v in (*eqn.invars, out)]

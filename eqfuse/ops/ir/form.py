@@ -191,13 +191,12 @@ class Form:
     input_precision: str = "ieee"  # of the matmuls on a GPU: "ieee", "tf32x3" or "tf32"
 
     def __post_init__(self):
-        if self.has_matrices:
-            return
         names = [operand.name for operand in self.operands]
         if len(set(names)) < len(names):
             raise ValueError(f"the operands of a form need distinct names, got {names}")
         for path in self.paths:
-            self._check(path)
+            if not path.roles:
+                self._check(path)
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -228,7 +227,6 @@ class Form:
         return tuple(terms)
 
     def shape(self, operand: Operand, num_rows: int, num_nodes: int = 0) -> tuple[int, ...]:
-        """Return the shape of the array of an operand."""
         if operand.matrix:
             return (*((self.num_sets,) if self.num_sets else ()), *operand.matrix)
         return operand.index.count(num_rows, num_nodes), operand.size

@@ -72,15 +72,12 @@ class Linear:
         return tuple(n not in added for n in range(len(self.blocks_out)))
 
     def reads(self, block: int) -> bool:
-        """Return whether any matrix reads a block of the row."""
         return any(t.x is not None and t.x.segment == block for t in self.linear_form.terms)
 
     def into(self, block: int) -> list[Term]:
-        """Return the matrices into a block of the pre-activation."""
         return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is not None]
 
     def biases(self, block: int) -> list[Term]:
-        """Return the biases of a block of the pre-activation."""
         return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is None]
 
 
@@ -246,4 +243,5 @@ def sum_of(linears) -> Form:
                 for ref in path.factors
             )
             paths.append(dataclasses.replace(path, factors=tuple(refs)))
+    inputs = (dataclasses.replace(o, name=f"{o.name[0]}{n}") for n, o in enumerate(inputs))
     return dataclasses.replace(first.linear_form, inputs=tuple(inputs), paths=tuple(paths))

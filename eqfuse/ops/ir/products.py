@@ -202,8 +202,13 @@ def tensor_product(
     first = (_scalar(irreps_y),) if scalar_first else ()
     blocks = _blocks(x_groups, y_groups, filter_ir_out, first)
     many = min(mul_x, mul_y) > UNROLLED_MUL
-    if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
-        return _expanded(blocks, normalization, regroup)
+    if many:
+        counts = (
+            min(gx.mul, gy.mul) * len(coupling(gx.ir, gy.ir, ir, normalization))
+            for ir, gx, gy in blocks
+        )
+        if not unroll or sum(counts) > UNROLLED_TERMS:
+            return _expanded(blocks, normalization, regroup)
     # the channels of y lie side by side in the output
     x_channels = mul_x > mul_y if many else mul_x >= mul_y
 
@@ -272,13 +277,6 @@ def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:
     if not irreps or irreps[0].ir != scalar or irreps.count(scalar) != 1:
         raise ValueError(f"scalar_first is for y that begins with its only 0e, got {irreps}")
     return scalar
-
-
-def _num_terms(blocks, normalization: str) -> int:
-    return sum(
-        min(gx.mul, gy.mul) * len(coupling(gx.ir, gy.ir, ir, normalization))
-        for ir, gx, gy in blocks
-    )
 
 
 def _unrolled(gx: Group, gy: Group, x_channels: bool):
@@ -421,7 +419,6 @@ def _channelwise(
 
 
 def irrep_blocks(irreps, zero_flags=None) -> list[Block]:
-    """Return the blocks of a row."""
     flags = zero_flags or (False,) * len(irreps)
     return [
         Block(ir, Segment.mul_ir(place.start, mul, ir.dim), zero)

@@ -265,7 +265,6 @@ class Program:
 
     @property
     def form_steps(self) -> list[FormStep]:
-        """Return the steps that are forms or activations."""
         return [s for s in self.steps if isinstance(s, FormStep)]
 
     @property

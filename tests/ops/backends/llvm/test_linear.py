@@ -16,28 +16,28 @@ from tests.ops.parity import along_random_directions, only
 SETS = 3
 
 
-def random_rows(rng, count: int) -> Operand:
+def random_rows(rng, name: str, count: int) -> Operand:
     """Blocks of all kinds of multiplicities and dimensions, with gaps."""
     blocks, stop = [], int(rng.integers(3))
     for _ in range(count):
         mul, dim = int(rng.choice([1, 2, 5, 17, 33])), int(rng.choice([1, 3, 5]))
         blocks.append(Segment.mul_ir(stop, mul, dim))
         stop += mul * dim + int(rng.integers(2))
-    return Operand("rows", stop, tuple(blocks), True)
+    return Operand(name, stop, tuple(blocks), True)
 
 
 def random_mixing(rng, num_sets: int) -> Form:
     """From two arrays of rows to one: several terms for a block, others with none, a bias."""
-    x, y, z = (random_rows(rng, 2) for _ in range(3))
+    x, y, z = (random_rows(rng, name, 2) for name in "xyz")
     inputs, pairs = [x, y], []
     for b, target in enumerate(z.segments):
         for i, operand in enumerate((x, y)):
             for a, source in enumerate(operand.segments):
                 if source.dim == target.dim:
                     pairs.append((SegmentRef(i, a), b, (source.mul, target.mul)))
-    inputs += [Operand.of_matrix("w", shape) for _, _, shape in pairs]
+    inputs += [Operand.of_matrix(f"w{n}", shape) for n, (*_, shape) in enumerate(pairs)]
     scalars = [b for b, block in enumerate(z.segments) if block.dim == 1][:1]
-    inputs += [Operand.of_matrix("w", (z.segments[b].mul,)) for b in scalars]
+    inputs += [Operand.of_matrix("b", (z.segments[b].mul,)) for b in scalars]
     terms = [
         Path.of_matrix(source, 2 + n, SegmentRef(0, b), float(rng.normal()), z.segments[b].dim)
         for n, (source, b, _) in enumerate(pairs)
@@ -81,9 +81,9 @@ def test_random_mixings_and_their_derivatives(rows, num_sets, vector_bytes, monk
 
 
 def linear(mul: int, dim: int, num_sets: int = 0) -> Form:
-    rows = Operand("rows", mul * dim, (Segment.mul_ir(0, mul, dim),), True)
+    x, z = (Operand(name, mul * dim, (Segment.mul_ir(0, mul, dim),), True) for name in "xz")
     path = Path.of_matrix(SegmentRef(0, 0), 1, SegmentRef(0, 0), 1.0, dim)
-    return Form((rows, Operand.of_matrix("w", (mul, mul))), (rows,), (path,), num_sets)
+    return Form((x, Operand.of_matrix("w", (mul, mul))), (z,), (path,), num_sets)
 
 
 @pytest.mark.slow

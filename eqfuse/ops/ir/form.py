@@ -130,11 +130,12 @@ class Operand:
         """Return whether the segments are the whole row."""
         return sum(s.mul * s.dim for s in self.segments) == self.size
 
+    def block_name(self, s: Segment) -> str:
+        shape = self.matrix or ((s.mul, s.dim) if self.channels else (s.dim,))
+        return "x".join(map(str, shape))
+
     def __repr__(self):
-        blocks = "+".join(
-            f"{s.mul}x{s.dim}" if self.channels else f"{s.dim}" for s in self.segments
-        )
-        return f"{self.name}[{self.index.value}: {blocks}]"
+        return f"{self.name}[{self.index.value}: {'+'.join(map(self.block_name, self.segments))}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,9 +265,7 @@ class Form:
     @staticmethod
     def _slot_name(side, ref):
         operand = side[ref.operand]
-        segment = operand.segments[ref.segment]
-        shape = f"{segment.mul}x{segment.dim}" if operand.channels else f"{segment.dim}"
-        return f"{operand.name}.{ref.segment}[{shape}]"
+        return f"{operand.name}.{ref.segment}[{operand.block_name(operand.segments[ref.segment])}]"
 
     @property
     def num_terms(self) -> int:

@@ -147,3 +147,19 @@ def test_forms_that_do_not_fit_are_refused(inputs, output, terms, message):
 def test_products_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"same number of irreps, got 2 \(2x1o\) and 1 \(1x1o\)"):
         products.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")
+
+
+def test_derivatives_of_a_matrix():
+    """z = x w / 2 gives dx = dz wT / 2 and dw = xT dz / 2, of 3 components each."""
+    x, z = (Operand(n, 3 * m, (Segment.mul_ir(0, m, 3),), True) for n, m in (("x", 2), ("z", 4)))
+    path = Path.of_matrix(SegmentRef(0, 0), 1, SegmentRef(0, 0), 0.5, dim=3)
+    form = Form((x, Operand.of_matrix("w", (2, 4))), (z,), (path,), num_sets=5)
+    backward = derivatives(form)["backward"]
+    assert [p.roles for p in backward.paths] == ["wzx", "xzw"]
+    assert [t.scale for t in backward.terms] == [0.5, 0.5]
+    assert [t.output for t in backward.terms] == [0, 1]
+    assert backward.output_shapes(num_rows=7) == [(7, 6), (5, 2, 4)]
+    turned, transposed = dataclasses.replace(backward, num_sets=0).turned()
+    assert transposed == (1,)
+    assert [p.roles for p in turned.paths] == ["xwz", "xzw"]
+    assert turned.inputs[-1].matrix == (4, 2)

@@ -150,7 +150,7 @@ def test_products_that_do_not_fit_are_refused():
 
 
 def test_derivatives_of_a_matrix():
-    """z = x w / 2 gives dx = dz wT / 2 and dw = xT dz / 2, of 3 components each."""
+    """The derivatives of z = x w / 2 are dx = dz wT / 2 and dw = xT dz / 2."""
     x, z = (Operand(n, 3 * m, (Segment.mul_ir(0, m, 3),), True) for n, m in (("x", 2), ("z", 4)))
     path = Path.of_matrix(SegmentRef(0, 0), 1, SegmentRef(0, 0), 0.5, dim=3)
     form = Form((x, Operand.of_matrix("w", (2, 4))), (z,), (path,), num_sets=5)

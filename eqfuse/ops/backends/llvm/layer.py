@@ -51,8 +51,8 @@ def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
 
 def transposed_weights(program: Program) -> tuple[int, ...]:
     """Return the inputs, weights, that some step reads transposed."""
-    linear_forms = (s for s in program.form_steps if getattr(s.form, "has_matrices", False))
-    return tuple(sorted({s.operands[i] for s in linear_forms for i in transposed(s.form)}))
+    steps = [s for s in program.form_steps if isinstance(s.form, Form) and s.form.has_matrices]
+    return tuple(sorted({s.operands[i] for s in steps for i in transposed(s.form)}))
 
 
 @functools.lru_cache(maxsize=256)

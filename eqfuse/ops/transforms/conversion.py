@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.lax import GatherScatterMode
 
+from eqfuse.ops.backends.llvm.functions import HIGHEST
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.ir import program
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
@@ -130,6 +131,8 @@ class Converter:
             self.numbers |= dict.fromkeys(node.outputs)
         elif node.name in (FORM, LINEAR_FORM):
             self._form_step(node)
+        elif node.name == ACTIVATION:
+            self._activation(node)
         elif name == "convert" and (number := _number(self.trace, *node.outputs)) is not None:
             self.numbers[node.outputs[0]] = Number(number)
         elif name in program.FUNCTIONS:
@@ -152,6 +155,11 @@ class Converter:
         """Return the program that writes some arrays."""
         parts = self.arrays, self.inputs.values(), outputs, self.steps, self.indices
         return Program(*map(tuple, parts))
+
+    @property
+    def index_arrays(self) -> list[tuple]:
+        """Return the keys of the inputs that are index arrays."""
+        return [key for key in self.inputs if isinstance(key, tuple)]
 
     # values
 
@@ -383,6 +391,13 @@ class Converter:
         operands = tuple(self.array(v) for v in node.inputs[:n])
         writes = tuple(self.result(v) for v in node.outputs)
         self.steps.append(FormStep(form, operands, writes, tuple(indices), rows, nodes))
+
+    def _activation(self, node: Node):
+        form = node.params["form"]
+        if max(form.orders) > HIGHEST:
+            raise NoStepError("a derivative of an activation that no kernel has")
+        operands = tuple(self.array(v) for v in node.inputs)
+        self.steps.append(FormStep(form, operands, tuple(self.result(v) for v in node.outputs)))
 
     def _graph(self, node: Node, form, rows: int, values):
         """Return the index arrays of a form, and how many nodes there are."""

@@ -28,7 +28,7 @@ from eqfuse import models, ops
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.program import generate
-from eqfuse.ops.transforms.sequence.sequence import Sequence
+from eqfuse.ops.transforms.sequence import Sequence
 from eqfuse.runs.process import keep_freed_memory
 from eqfuse.train.flat import Flat
 from examples.tetris import TetrisNet, shapes, training_step
@@ -191,7 +191,7 @@ def functions(step, args) -> dict:
     """Return the numbers of functions and of call lists in a sequence's native call."""
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
-    [stage] = Sequence(closed, math.inf).stages.native
+    [stage] = Sequence(closed, math.inf).native
     text = generate(stage.program, "float32", machine.machine()).text
     names = re.findall(r"define internal void @(\w+)", text)
     lists = sum(bool(re.fullmatch(r"steps\d+", name)) for name in names)

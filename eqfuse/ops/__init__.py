@@ -28,7 +28,8 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
-from eqfuse.ops.transforms.sequence.sequence import sequence
+from eqfuse.ops.transforms import rows as _rows  # noqa: F401  (lowers fused ops on CPUs)
+from eqfuse.ops.transforms.sequence import sequence
 
 __all__ = [
     "BACKENDS",

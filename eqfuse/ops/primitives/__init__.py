@@ -11,5 +11,5 @@
 - `native.native_p`: what is left of each when it is lowered for a CPU: a call of machine code.
 - `backends.triton.primitive.launch_p`: the same for a GPU, where a kernel has a grid and may write
   over its inputs; `compile_ahead` finds all kernels of a function by it.
-- `transforms.sequence.sequence.sequence_p`: any function, written as one kernel of a whole network.
+- `transforms.sequence.sequence_p`: any function, written as one kernel of a whole network.
 """

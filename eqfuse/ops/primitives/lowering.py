@@ -11,18 +11,14 @@ from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends.triton.primitive import launch_p
-from eqfuse.ops.primitives import forms, gpu_layer, layer, native
-from eqfuse.ops.primitives.choice import Kernels
+from eqfuse.ops.primitives import forms, gpu_layer, layer
 
 
 def _lower_fused(*arrays, call):
     """Compute a fused op or its derivative: by a kernel of the whole, or as it is defined."""
     if kernel := gpu_layer.KERNELS.get((call.kernels, len(call.derivatives))):
         return kernel(*arrays, call=call)
-    function = functools.partial(layer.definition, call=call)
-    if call.kernels is not Kernels.NATIVE or call.is_tangent:
-        return function(*arrays)
-    return native.run_natively(function, arrays, call)
+    return layer.definition(*arrays, call=call)
 
 
 lowerings: dict[Primitive, Callable] = {**forms.lowerings, layer.fused_p: _lower_fused}

@@ -23,6 +23,15 @@ mark_p = Primitive("eqfuse_mark")  # an array, made by the rewriting of this num
 mark_p.def_abstract_eval(lambda array, number: array)
 
 
+def plain_jit(eqn) -> ClosedJaxpr | None:
+    """Return the function that an equation is `jit` of, if it is, without shardings of its own."""
+    if eqn.primitive.name not in ("jit", "pjit"):
+        return None
+    names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    asked = [s for name in names for s in eqn.params.get(name, ())]
+    return eqn.params["jaxpr"] if all(map(_jax_compat.is_unspecified, asked)) else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Node:
     """An equation on numbered values."""
@@ -44,9 +53,11 @@ class Trace:
     """The nodes of a traced function, in an order in which they can be computed.
 
     Values are numbered. `known` are the numbers that some of the function's inputs always have.
+    `called` gives the function that stands in the place of an equation, or None.
     """
 
-    def __init__(self, closed: ClosedJaxpr, known: dict[int, np.ndarray]):
+    def __init__(self, closed: ClosedJaxpr, known: dict[int, np.ndarray], called=plain_jit):
+        self._called = called
         self.nodes: list[Node] = []
         self.avals: list = []  # of each value
         self.producer: dict[int, tuple[int, int]] = {}  # number of the node, place of the output
@@ -94,8 +105,8 @@ class Trace:
 
         for eqn in jaxpr.eqns:
             given = [read(v) for v in eqn.invars]
-            if _is_plain_jit(eqn):
-                outputs = self._inline(eqn.params["jaxpr"], given, add)
+            if (called := self._called(eqn)) is not None:
+                outputs = self._inline(called, given, add)
             elif eqn.primitive is mark_p:
                 outputs = given
                 self.marks.setdefault(given[0], set()).add(eqn.params["number"])
@@ -265,15 +276,6 @@ def has_functions(params) -> bool:
         hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr")
         for leaf in jax.tree.leaves(list(params.values()), is_leaf=lambda p: hasattr(p, "eqns"))
     )
-
-
-def _is_plain_jit(eqn) -> bool:
-    """Return whether an equation is `jit` of a function, without shardings of its own."""
-    if eqn.primitive.name not in ("jit", "pjit"):
-        return False
-    names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
-    asked = [s for name in names for s in eqn.params.get(name, ())]
-    return all(map(_jax_compat.is_unspecified, asked))
 
 
 def bind(eqn, arrays, params: dict | None = None) -> list:

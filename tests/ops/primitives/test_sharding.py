@@ -19,7 +19,7 @@ PROGRAMS = {
     # inside shard_map the gradients of gradients are
     "sharded": (HERE / "sharded_program.py", 4, ["xla", "llvm", "triton"]),
     # on a mesh, sharded, replicated, on explicit axes and inside shard_map
-    "sequence": (HERE.parent / "transforms/sequence/sharded_sequence.py", 4, ["llvm"]),
+    "sequence": (HERE.parent / "transforms/sharded_sequence.py", 4, ["llvm"]),
 }
 
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from eqfuse import ops
 from eqfuse.ops.ir.program import Array, Copy, Elementwise, ElementwiseLoop, Number, Program
-from eqfuse.ops.transforms.sequence.sequence import Sequence
+from eqfuse.ops.transforms.sequence import Sequence
 
 INT = np.iinfo(np.int32)
 CORNERS = {
@@ -40,8 +40,8 @@ def traced(function, *args, dtype=np.float32):
         return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend="llvm")
 
     z = np.eye(4, dtype=dtype)
-    stages = Sequence(jax.make_jaxpr(beside)(z, *args), 1e9).stages
-    return ops.sequence(beside, most=1e9)(z, *args)[0], set(stages.reasons)
+    reasons = Sequence(jax.make_jaxpr(beside)(z, *args), 1e9).reasons
+    return ops.sequence(beside, most=1e9)(z, *args)[0], set(reasons.values())
 
 
 def computed(function, *args, **keywords):

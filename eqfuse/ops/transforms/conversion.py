@@ -8,22 +8,26 @@ import jax
 import numpy as np
 from jax.lax import GatherScatterMode
 
+from eqfuse.ops.backends.llvm.functions import HIGHEST
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.ir import program
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
-from eqfuse.ops.ir.program import Array, Copy, Elementwise, FormStep, Number, Reduce, strides_of
-from eqfuse.ops.transforms.trace import (
-    LARGEST_CONSTANT,
-    Node,
-    Trace,
-    free_axes,
-    moves_rows,
+from eqfuse.ops.ir.program import (
+    Array,
+    Copy,
+    Elementwise,
+    FormStep,
+    Number,
+    Program,
+    Reduce,
+    strides_of,
 )
+from eqfuse.ops.transforms.trace import LARGEST_CONSTANT, Node, Trace, free_axes, moves_rows
 
 VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
 """What changes no element; on one device a reshard does not."""
 
-FORM, LINEAR_FORM = "eqfuse_form", "eqfuse_linear_form"
+FORM, LINEAR_FORM, ACTIVATION = "eqfuse_form", "eqfuse_linear_form", "eqfuse_activation"
 NAMES = {"add_any": "add", "select_n": "select", "convert_element_type": "convert"}
 NAMES |= {"stop_gradient": "identity", "copy": "identity", "copy_p": "identity"}
 REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
@@ -34,8 +38,42 @@ MOST_PRODUCTS = 1 << 15
 """Products of one matmul: they fit in the cache of a core. A larger one is faster as XLA's."""
 
 
+NOTHING = np.zeros(1, np.int8)
+
+
 class NoStepError(Exception):
     """An equation that is no step, and why."""
+
+
+def whole(shape) -> np.ndarray:
+    """Return an array of a shape, of whose elements nobody may read any.
+
+    NumPy's views of it say which elements an operation reads or writes: their strides, in elements,
+    and by `first` the place of their first one.
+    """
+    return np.lib.stride_tricks.as_strided(NOTHING, shape, strides_of(shape))
+
+
+def first(view: np.ndarray) -> int:
+    return view.ctypes.data - NOTHING.ctypes.data
+
+
+def _stretched(x, shape, broadcast_dimensions, sharding=None):
+    """Return a view of x with the axes that `broadcast_in_dim` adds or repeats."""
+    added = [n for n in range(len(shape)) if n not in broadcast_dimensions]
+    return [np.broadcast_to(np.expand_dims(x, added), shape)]
+
+
+MOVES = {
+    "broadcast_in_dim": _stretched,
+    "transpose": lambda x, permutation: [x.transpose(permutation)],
+    "rev": lambda x, dimensions: [np.flip(x, dimensions)],
+    "slice": lambda x, start_indices, limit_indices, strides: [
+        x[tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))]
+    ],
+    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+}
+"""By primitive: the views of its input that its outputs are."""
 
 
 def dtype_of(aval) -> str:
@@ -64,6 +102,8 @@ def _number(trace: Trace, value: int):
     number = _number(trace, node.inputs[node.outputs.index(value)])
     if number is None or node.name in SAME_NUMBERS:
         return number
+    if isinstance(number, float) and trace.avals[value].dtype.kind == "i":  # JAX saturates
+        return None
     return np.asarray(number).astype(trace.avals[value].dtype).item()
 
 
@@ -90,6 +130,10 @@ class Converter:
             self.numbers |= dict.fromkeys(node.outputs)
         elif node.name in (FORM, LINEAR_FORM):
             self._form_step(node)
+        elif node.name == ACTIVATION:
+            self._activation(node)
+        elif name == "convert" and (number := _number(self.trace, *node.outputs)) is not None:
+            self.numbers[node.outputs[0]] = Number(number)
         elif name in program.FUNCTIONS:
             self._elementwise(node, name)
         elif name in VIEWS:
@@ -97,12 +141,24 @@ class Converter:
                 raise NoStepError("reshape of a permutation")
             for value, out in zip(node.inputs, node.outputs, strict=True):
                 self.numbers[out] = self.read(value)
+        elif name in MOVES:
+            self._move(node)
         elif node.name in REDUCTIONS:
             self._reduce(node)
         elif rule := getattr(self, f"rule_{name.replace('-', '_')}", None):
             rule(node)
         else:
             raise NoStepError(f"{node.name} has no step")
+
+    def program(self, outputs) -> Program:
+        """Return the program that writes some arrays."""
+        parts = self.arrays, self.inputs.values(), outputs, self.steps, self.indices
+        return Program(*map(tuple, parts))
+
+    @property
+    def index_arrays(self) -> list[tuple]:
+        """Return the keys of the inputs that are index arrays."""
+        return [key for key in self.inputs if isinstance(key, tuple)]
 
     # values
 
@@ -137,7 +193,7 @@ class Converter:
         result = self.read(value)
         if isinstance(result, Number):
             aval = self.aval(value)
-            return self.copy(result, self.new(aval.size, dtype_of(aval)), (aval.size,), (0,))
+            return self.copy(result, self.new(aval.size, dtype_of(aval)), whole((aval.size,)))
         if result is None:
             raise NoStepError("an array without elements")
         return result
@@ -150,101 +206,60 @@ class Converter:
             self.indices.append((self.inputs[key], name, limit))
         return self.inputs[key]
 
-    def copy(
-        self, read: int | Number, write: int, shape, strides_in, strides=None, first_in=0, first=0
-    ) -> int:
-        """Add a copy of an array or a number, in the order of what is written; return `write`."""
-        if isinstance(read, Number):
-            strides_in, first_in = (0,) * len(shape), 0
-        strides = strides_of(shape) if strides is None else strides
-        sides = tuple(shape), tuple(strides_in), tuple(strides), first_in, first
-        self.steps.append(Copy((read,), write, *sides))
+    def copy(self, read: int | Number, write: int, source, target=None) -> int:
+        """Add a copy from one view of `whole` to another, which is in order if none is given."""
+        target = whole(source.shape) if target is None else target
+        places = (0,) * target.ndim, target.strides, 0, first(target)
+        if not isinstance(read, Number):
+            places = source.strides, target.strides, first(source), first(target)
+        self.steps.append(Copy((read,), write, target.shape, *places))
         return write
 
     # shapes
 
-    def _moved(self, node: Node, strides_in, first_in: int = 0):
-        """Add a copy of the first input; the same number everywhere stays one."""
-        [value], [out] = node.inputs[:1], node.outputs
-        read = self.read(value)
-        if isinstance(read, Number):
-            self.numbers[out] = read
-        else:
-            write = self.result(out)
-            self.copy(read, write, self.aval(out).shape, strides_in, first_in=first_in)
-
-    def rule_broadcast_in_dim(self, node: Node):
-        if len(node.inputs) != 1:
+    def _move(self, node: Node):
+        """Add copies of what the outputs take of the first input; one number everywhere stays."""
+        if len(node.inputs) > 1:
             raise NoStepError("a shape that is not known")
-        own, axes = self.aval(node.inputs[0]).shape, node.params["broadcast_dimensions"]
-        strides = [0] * len(node.params["shape"])
-        for n, s, axis in zip(own, strides_of(own), axes, strict=True):
-            strides[axis] = 0 if n == 1 else s
-        self._moved(node, strides)
-
-    def rule_transpose(self, node: Node):
-        strides = strides_of(self.aval(node.inputs[0]).shape)
-        self._moved(node, [strides[n] for n in node.params["permutation"]])
-
-    def rule_slice(self, node: Node):
-        own = strides_of(self.aval(node.inputs[0]).shape)
-        steps_of = node.params["strides"] or (1,) * len(own)
-        first = sum(a * s for a, s in zip(node.params["start_indices"], own, strict=True))
-        self._moved(node, [a * s for a, s in zip(steps_of, own, strict=True)], first)
-
-    def rule_rev(self, node: Node):
-        shape = self.aval(node.inputs[0]).shape
-        own, axes = strides_of(shape), node.params["dimensions"]
-        first = sum((shape[n] - 1) * own[n] for n in axes)
-        self._moved(node, [-s if n in axes else s for n, s in enumerate(own)], first)
-
-    def rule_split(self, node: Node):
-        [value], axis = node.inputs, node.params["axis"]
-        read, strides, first = self.read(value), strides_of(self.aval(value).shape), 0
-        for out in node.outputs:
-            shape = self.aval(out).shape
-            if isinstance(read, Number) or not math.prod(shape):
-                self.numbers[out] = read if math.prod(shape) else None
+        [value] = node.inputs
+        read, views = self.read(value), MOVES[node.name](self._whole(value), **node.params)
+        for out, view in zip(node.outputs, views, strict=True):
+            if isinstance(read, Number) or not view.size:
+                self.numbers[out] = read if view.size else None
             else:
-                self.copy(read, self.result(out), shape, strides, first_in=first)
-            first += shape[axis] * strides[axis]
+                self.copy(read, self.result(out), view)
+
+    def _whole(self, value: int) -> np.ndarray:
+        return whole(self.aval(value).shape)
 
     def rule_concatenate(self, node: Node):
-        self._joined(node, node.params["dimension"], [self.aval(v).shape for v in node.inputs])
+        axis = node.params["dimension"]
+        self._join(node, axis, [self.aval(v).shape[axis] for v in node.inputs])
 
     def rule_stack(self, node: Node):
-        axis = node.params["axis"]
-        shapes = [self.aval(v).shape for v in node.inputs]
-        self._joined(node, axis, [(*shape[:axis], 1, *shape[axis:]) for shape in shapes])
+        self._join(node, node.params["axis"], [1] * len(node.inputs))
 
-    def _joined(self, node: Node, axis: int, shapes):
+    def _join(self, node: Node, axis: int, sizes):
         [out] = node.outputs
-        write, strides, first = self.result(out), strides_of(self.aval(out).shape), 0
-        for value, shape in zip(node.inputs, shapes, strict=True):
-            read = self.read(value)
-            if read is not None:
-                self.copy(read, write, shape, strides_of(shape), strides, first=first)
-            first += shape[axis] * strides[axis]
+        write, places = self.result(out), np.split(self._whole(out), np.cumsum(sizes)[:-1], axis)
+        for value, place in zip(node.inputs, places, strict=True):
+            if (read := self.read(value)) is not None:
+                self.copy(read, write, whole(place.shape), place)
 
     def rule_pad(self, node: Node):
         value, padding = node.inputs
         [out], fill, read = node.outputs, self.read(padding), self.read(value)
-        shape, own = self.aval(value).shape, strides_of(self.aval(value).shape)
-        size, strides = self.aval(out).shape, strides_of(self.aval(out).shape)
-        write = self.result(out)
-        self.copy(fill, write, (math.prod(size),), (0,))
-        first_in = first_out = 0
-        sizes, apart = [], []
+        write, source, target = self.result(out), self._whole(value), self._whole(out)
+        self.copy(fill, write, np.broadcast_to(whole(()), target.size))
         for axis, (low, _, inner) in enumerate(node.params["padding_config"]):
             step = 1 + inner
             cut = max(0, -(low // step))  # elements before the first that stays
-            stop = min(shape[axis], -((low - size[axis]) // step))
-            first_in += cut * own[axis]
-            first_out += (low + cut * step) * strides[axis]
-            sizes.append(max(0, stop - cut))
-            apart.append(step * strides[axis])
-        if read is not None and math.prod(sizes):
-            self.copy(read, write, sizes, own, apart, first_in, first_out)
+            stop = max(cut, min(source.shape[axis], -((low - target.shape[axis]) // step)))
+            before = (slice(None),) * axis
+            source = source[*before, cut:stop]
+            target = target[*before, low + cut * step : low + stop * step : step]
+        if read is not None and source.size:
+            self.copy(read, write, source, target)
 
     # functions, sums and matmuls
 
@@ -265,7 +280,7 @@ class Converter:
         if name in ("max", "min", "add", "mul") and "bool" in dtypes:
             raise NoStepError(f"{node.name} of bool")
         if all(isinstance(read, Number) for read in reads):  # an array carries the dtype
-            reads[0] = self.copy(reads[0], self.new(1, dtypes[0]), (1,), (0,), (1,))
+            reads[0] = self.copy(reads[0], self.new(1, dtypes[0]), whole((1,)))
         power = node.params["y"] if name == "integer_pow" else 0
         self.steps.append(Elementwise(name, tuple(reads), self.result(node.outputs[0]), power))
 
@@ -274,8 +289,8 @@ class Converter:
         read, own = self.read(value), self.aval(value).shape
         if isinstance(read, Number) or math.prod(own) == 1 or own == tuple(shape):
             return read
-        strides = [0 if n == 1 else s for n, s in zip(own, strides_of(own), strict=True)]
-        return self.copy(read, self.new(math.prod(shape), self.arrays[read].dtype), shape, strides)
+        view = np.broadcast_to(whole(own), shape)
+        return self.copy(read, self.new(view.size, self.arrays[read].dtype), view)
 
     def rule_clamp(self, node: Node):
         out = self.aval(node.outputs[0])
@@ -319,14 +334,13 @@ class Converter:
         count = math.prod(sizes + over)
         if count > MOST_PRODUCTS:
             raise NoStepError("matmuls so large that they are XLA's")
-        # zero along the axes that an operand does not have
-        axes = [[*batch[0], *free[0], *[None] * len(free[1]), *contracted[0]]]
-        axes += [[*batch[1], *[None] * len(free[0]), *free[1], *contracted[1]]]
+        of_both, first_free = len(batch[0]), len(batch[0]) + len(free[0])
+        missing = range(first_free, len(sizes)), range(of_both, first_free)  # axes of the other one
         operands = []
-        for value, own, shape in zip(node.inputs, axes, shapes, strict=True):
-            strides = [0 if n is None else strides_of(shape)[n] for n in own]
-            operands.append(self.new(count, dtype))
-            self.copy(self.array(value), operands[-1], sizes + over, strides)
+        for n, value in enumerate(node.inputs):
+            view = whole(shapes[n]).transpose((*batch[n], *free[n], *contracted[n]))
+            view = np.broadcast_to(np.expand_dims(view, tuple(missing[n])), sizes + over)
+            operands.append(self.copy(self.array(value), self.new(count, dtype), view))
         products = self.new(count, dtype)
         self.steps.append(Elementwise("mul", tuple(operands), products))
         strides, kept = strides_of(sizes + over), len(sizes)
@@ -376,6 +390,13 @@ class Converter:
         operands = tuple(self.array(v) for v in node.inputs[:n])
         writes = tuple(self.result(v) for v in node.outputs)
         self.steps.append(FormStep(form, operands, writes, tuple(indices), rows, nodes))
+
+    def _activation(self, node: Node):
+        form = node.params["form"]
+        if max(form.orders) > HIGHEST:
+            raise NoStepError("a derivative of an activation that no kernel has")
+        operands = tuple(self.array(v) for v in node.inputs)
+        self.steps.append(FormStep(form, operands, tuple(self.result(v) for v in node.outputs)))
 
     def _graph(self, node: Node, form, rows: int, values):
         """Return the index arrays of a form, and how many nodes there are."""

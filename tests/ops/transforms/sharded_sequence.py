@@ -6,7 +6,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eqfuse import ops
-from tests.ops.transforms.sequence.test_places import (
+from tests.ops.transforms.test_places import (
     NATIVE,
     arrays,
     close,

@@ -1,1 +1,0 @@
-"""A traced function as steps of native kernels."""

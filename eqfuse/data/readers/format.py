@@ -37,6 +37,10 @@ class Keys(NamedTuple):
 
 
 USUAL_KEYS = Keys()
+PLAIN = "eqfuse_"
+"""Begins the keys of `atoms.info` that readers put there for `of_atoms`."""
+UNITS = PLAIN + "units"
+"""The key of the units that a file names."""
 
 
 class Units(NamedTuple):
@@ -142,21 +146,17 @@ def collected(
     return structures
 
 
-def named(
-    frames: Iterable,
-    path: str | os.PathLike,
-    structure: Callable[..., Structure],
-) -> Iterator[Structure]:
-    """Yield the structures of frames, with their origins, which errors name; None is left out.
+def named(frames: Iterable, path: str | os.PathLike, made: Callable) -> Iterator:
+    """Yield what is `made` of atoms and their `origin`, which errors name; None is left out.
 
-    `structure` makes one of a frame and its origin.
+    Frames are `ase.Atoms`, or functions that return them.
     """
     for number, frame in enumerate(frames):
         if frame is None:
             continue
         origin = f"{path}, frame {number}"
         try:
-            yield structure(frame, origin)
+            yield made(frame() if callable(frame) else frame, origin=origin)
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
 

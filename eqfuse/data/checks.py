@@ -21,7 +21,7 @@ from eqfuse.data.checks_of_labels import (
     springs,
 )
 from eqfuse.data.checks_of_stress import stress_problems
-from eqfuse.data.copies import HAVE, Distances, close_pairs, duplicates, vectors
+from eqfuse.data.copies import HAVE, close_pairs, distances_of, duplicates, vectors
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
@@ -47,7 +47,8 @@ def find_problems(
     frames = without_isolated_atoms(Joined(structures, validation or ()))
     samples, sets = Joined(dataset.train, dataset.val), (dataset.train, dataset.val, dataset.test)
     every = Joined(*sets)
-    distances = dataset.distances.joined(Distances.of(dataset.test, dataset.cutoff))
+    of_test = distances_of(dataset.test, dataset.cutoff)
+    distances = np.concatenate([dataset.distances, of_test])
     return [
         *unread_labels(frames),
         *zero_labels(samples),

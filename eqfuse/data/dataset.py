@@ -10,7 +10,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.batching import shuffled
-from eqfuse.data.copies import Distances, copies_of, kept_together
+from eqfuse.data.copies import copies_of, distances_of, kept_together
 from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags
 from eqfuse.data.references import energies_of_atoms, fitted_references, subtract
 from eqfuse.data.samples import Sample, SamplesOfHeads, species_table
@@ -46,7 +46,7 @@ class Dataset:
       species: sorted atomic numbers; a sample's species index into it.
       references: atomic number -> reference energy, eV.
       cutoff: Å.
-      distances: of the training and the validation samples.
+      distances: of the training and the validation samples, see `eqfuse.data.copies`.
       test: samples that the trained network is evaluated on, once.
       heads: the datasets of the heads of a network with several, by name; the samples are theirs,
         and `references` are those of the first.
@@ -61,7 +61,7 @@ class Dataset:
     species: tuple[int, ...]
     references: dict[int, float]
     cutoff: float
-    distances: Distances
+    distances: np.ndarray
     test: tuple[Sample, ...] = ()
     heads: Mapping[str, "Dataset"] = dataclasses.field(default_factory=dict)
 
@@ -126,9 +126,8 @@ class Dataset:
         structures = with_origins(structures)
         frames, atoms = _isolated_atoms_apart(structures, "structure")
         taken = val_size if validation is None else None
-        split = split_indices(len(frames), train_size, taken, seed)
-        sources, indices = [structures, structures], [frames[part] for part in split]
-        isolated = [structures[k] for k in atoms]
+        indices = [frames[part] for part in split_indices(len(frames), train_size, taken, seed)]
+        sources, isolated = [structures, structures], [structures[k] for k in atoms]
         if validation is not None:
             sources[1] = validation = with_origins(validation, "validation structure")
             indices[1], others = _isolated_atoms_apart(validation, "validation structure")
@@ -137,32 +136,28 @@ class Dataset:
                 raise DataError("there is no validation structure; give at least one")
         if species is None:
             species = species_table(Joined(*map(chosen, sources, (frames, indices[1]))))
-        species = tuple(sorted(species))
-
-        # of training, then of validation
-        parts = [samples_of(part, cutoff, species, _ZERO) for part in map(chosen, sources, indices)]
-        given, num_train = Joined(*parts), len(parts[0])
-        distances = Distances.of(given, cutoff)
-        first, validates = copies_of(given, distances), np.arange(len(given)) >= num_train
+        how = {"cutoff": cutoff, "species": tuple(sorted(species)), "references": _ZERO}
+        given = Joined(*(samples_of(s, **how) for s in map(chosen, sources, indices)))
+        distances = distances_of(given, cutoff)
+        # copies go to one side, or are left out
+        first, num_train = copies_of(given, distances), len(given.parts[0])
+        validates = np.arange(len(given)) >= num_train
         if validation is None:
             validates = kept_together(first, num_train)
         kept = _without_copies(given, first, validates, duplicates)
-        numbers = [kept[~validates[kept]], kept[validates[kept]]]
+        numbers = kept[~validates[kept]], kept[validates[kept]]
         indices = [np.concatenate(indices)[own] for own in numbers]
-        train_frames, val_frames = sides = [*map(chosen, sources, indices)]
+        sides = [*map(chosen, sources, indices)]
         train, val = (
-            samples_of(side, cutoff, species, _ZERO)
-            if isinstance(side, Lazy)
-            else [given[k] for k in own]
+            samples_of(side, **how) if isinstance(side, Lazy) else [given[k] for k in own]
             for side, own in zip(sides, numbers, strict=True)
         )
-
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
-            references = fitted_references(train_frames, val_frames, species)
+            references = fitted_references(*sides, how["species"])
         elif references is None:
             references = energies_of_atoms(isolated, cutoff)
-        _warn_of_problems(Joined(train, val), cutoff, train_frames, val_frames)
+        _warn_of_problems(Joined(train, val), cutoff, *sides)
         dataset = cls(
             train=train,
             val=val,
@@ -170,25 +165,24 @@ class Dataset:
             val_indices=indices[1],
             isolated_atoms=atoms,
             references_fitted=fitted,
-            species=species,
+            species=how["species"],
             references=_ZERO,
             cutoff=float(cutoff),
-            distances=distances.of_some(np.concatenate(numbers)),
+            distances=distances[np.concatenate(numbers)],
         )
         return dataset.with_references(references, structures, validation)
 
     def with_test(self, structures: Sequence[Structure], duplicates: str = "warn") -> "Dataset":
         """Return this dataset with test samples, of which `duplicates` says as in `build`."""
-        test = samples_of(structures, self.cutoff, self.species, self.references)
-        every = Joined(self.train, self.val, test)
+        how = self.cutoff, self.species, self.references
+        test = samples_of(structures, *how)
         if duplicates != "warn":
-            first = copies_of(every, self.distances.joined(Distances.of(test, self.cutoff)))
-            is_test = np.arange(len(every)) >= len(every) - len(test)
+            every = Joined(self.train, self.val, test)
+            start = len(every) - len(test)
+            distances = np.concatenate([self.distances, distances_of(test, self.cutoff)])
+            first, is_test = copies_of(every, distances), np.arange(len(every)) >= start
             kept = _without_copies(every, first, is_test, duplicates)
-            numbers = kept[is_test[kept]] - (len(every) - len(test))
-            test = samples_of(
-                chosen(structures, numbers), self.cutoff, self.species, self.references
-            )
+            test = samples_of(chosen(structures, kept[is_test[kept]] - start), *how)
         return dataclasses.replace(self, test=test)
 
     def with_references(
@@ -221,13 +215,11 @@ class Dataset:
 
         Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
-        outliers = set(self.force_outliers)
-        total = count = 0
+        outliers, sums = set(self.force_outliers), np.zeros(2)
         for number, sample in enumerate(self.train):
             if sample.forces is not None and number not in outliers:
-                total += float(np.nansum(sample.forces**2))
-                count += int((~np.isnan(sample.forces)).sum())
-        return float(np.sqrt(total / count)) or 1.0 if count else 1.0
+                sums += np.nansum(sample.forces**2), (~np.isnan(sample.forces)).sum()
+        return float(np.sqrt(sums[0] / max(sums[1], 1))) or 1.0
 
     @functools.cached_property
     def force_outliers(self) -> list[int]:
@@ -241,11 +233,8 @@ class Dataset:
         usual = np.nanquantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
         if usual < _NO_FORCE:
             return []
-        return [
-            number
-            for number, sample in enumerate(self.train)
-            if sample.forces is not None and np.nanmax(np.abs(sample.forces)) > _OUTLIER * usual
-        ]
+        largest = ((k, s.forces) for k, s in enumerate(self.train) if s.forces is not None)
+        return [k for k, forces in largest if np.nanmax(np.abs(forces)) > _OUTLIER * usual]
 
     @property
     def mean_neighbors(self) -> float:
@@ -265,11 +254,11 @@ class Dataset:
         It is about zero after a fit, and the binding energy with isolated-atom references. Samples
         without an energy are left out; 0 if none has one.
         """
-        energy, num_atoms = 0.0, 0
+        sums = np.zeros(2)
         for sample in self.train:
             if sample.energy is not None:
-                energy, num_atoms = energy + sample.energy, num_atoms + sample.num_atoms
-        return energy / num_atoms if num_atoms else 0.0
+                sums += sample.energy, sample.num_atoms
+        return float(sums[0] / max(sums[1], 1))
 
     def num_labelled(self, name: str) -> tuple[int, int]:
         """Count the training and validation samples with a label: energy, forces or stress."""

@@ -167,7 +167,6 @@ def test_largest_shape_is_rare_where_atoms_and_edges_are_unrelated():
 def test_equal_sizes_make_one_tight_shape():
     batcher = Batcher([sample_of_size(27, 300)] * 20, 5)
     assert batcher.shapes == (Shape(136, 1536, 6),)
-    assert batcher.padding_waste == pytest.approx((1 - 135 / 136, 1 - 1500 / 1536))
 
 
 def test_a_batch_of_nothing_is_padding():
@@ -193,7 +192,6 @@ def test_parts_of_a_batch_are_the_batch(data, parts):
         edges = several.graph.edges.senders.shape
         assert (shape[1], edges[1]) in [s[:2] for s in split.shapes]
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[-1:], b), several, last)
-    assert 0 < split.padding_waste.edges < 1
 
 
 @pytest.mark.parametrize(

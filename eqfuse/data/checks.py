@@ -13,10 +13,10 @@ from ase.data import chemical_symbols
 from ase.units import Hartree, Rydberg, kcal, kJ, mol
 
 from eqfuse.data.checks_of_forces import forces_elsewhere
-from eqfuse.data.checks_of_hessians import hessians
 from eqfuse.data.checks_of_labels import (
     energies_elsewhere,
     energy_differences,
+    hessians,
     lengths,
     springs,
 )

@@ -343,18 +343,16 @@ def split_indices(
         raise DataError(f"the seed must be at least 0, got {seed}")
     n_val = 0 if val_size is None else _split_size("val_size", val_size, count)
     n_train = count - n_val if train_size is None else _split_size("train_size", train_size, count)
-    checked = [("training", "train", train_size, n_train)]
-    if val_size is not None:
-        checked.insert(0, ("validation", "val", val_size, n_val))
-    for name, key, given, size in checked:
-        if size <= 0 and given is None:
-            frames = counted(count, "frame")
-            raise DataError(f"the {name} split is empty: data.val={n_val} leaves none of {frames}")
-        if size <= 0:
+    sides = ("validation", "val", val_size, n_val), ("training", "train", train_size, n_train)
+    for name, key, given, size in sides:
+        if size <= 0 and given is not None:
             raise DataError(
                 f"the {name} split is empty: {key}_size={given} of {count} structures; ask for at "
                 f"least one (data.{key}=1), or give more structures"
             )
+    if n_train <= 0:
+        frames = counted(count, "frame")
+        raise DataError(f"the training split is empty: data.val={n_val} leaves none of {frames}")
     if n_train + n_val > count:
         raise DataError(
             f"{n_train} training and {n_val} validation structures asked for, but there are only "

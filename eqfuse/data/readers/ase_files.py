@@ -193,6 +193,15 @@ def plain(key: str) -> str:
     return re.sub("[-_]", "", key.lower()).removesuffix("s")
 
 
+def may_be_labels(per_frame: dict, per_atom: dict, count: int) -> dict[str, dict]:
+    """Return the properties whose shapes are those of energy, forces and stress, by their names."""
+    return {
+        "energy": {k: v for k, v in per_frame.items() if is_number(v)},
+        "forces": {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)},
+        "stress": {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))},
+    }
+
+
 _WORDS = {"energy": "energy", "forces": "force", "stress": "stress|virial"}
 _SAME_ENERGY = 1e-3  # eV/atom
 
@@ -202,17 +211,16 @@ def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str
 
     An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
     """
-    found = {}
-    of_stress = {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))}
-    of_energy = {k: v for k, v in per_frame.items() if is_number(v) and "weight" not in k}
-    of_forces = {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)}
-    for name, key, within in zip(LABELS, keys, (of_energy, of_forces, of_stress), strict=True):
+    found, possible = {}, may_be_labels(per_frame, per_atom, count)
+    for name, key in zip(LABELS, keys, strict=True):
         read = stress_key(per_frame, key) if name == "stress" else key
         if read not in (per_atom if name == "forces" else per_frame):
-            like = [other for other in within if re.search(_WORDS[name], other.lower())]
+            like = [k for k in possible[name] if re.search(_WORDS[name], k.lower())]
+            like = [k for k in like if "weight" not in k]
             found |= {name: like[0]} if like else {}
-    free = of_energy.get("free_energy") if keys.energy == "energy" else None
-    if free is not None and abs(of_energy.get("energy", free) - free) > _SAME_ENERGY * count:
+    energies = possible["energy"]
+    free = energies.get("free_energy") if keys.energy == "energy" else None
+    if free is not None and abs(energies.get("energy", free) - free) > _SAME_ENERGY * count:
         found["free_energy"] = "free_energy"
     return found
 

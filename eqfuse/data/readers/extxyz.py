@@ -13,7 +13,7 @@ import ase.io
 import numpy as np
 from ase.io.extxyz import key_val_str_to_dict
 
-from eqfuse.data.readers.ase_files import NINE_NUMBERS, is_number, plain, properties_of
+from eqfuse.data.readers.ase_files import NINE_NUMBERS, may_be_labels, plain, properties_of
 from eqfuse.data.readers.format import PLAIN, USUAL_KEYS, Keys, lines_of
 from eqfuse.data.structures import TRAINED, DataError
 
@@ -62,12 +62,8 @@ def label_candidates(path: str | os.PathLike, name: str, keys: Keys) -> set[str]
     candidates: set[str] = set()
     for frame in itertools.islice(frames_of_extxyz(path, keys), _FRAMES_SEARCHED):
         per_frame, per_atom = properties_of(atoms := frame())
-        vectors = {key for key, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
-        candidates |= {
-            "energy": {key for key, value in per_frame.items() if is_number(value)},
-            "forces": vectors,
-            "stress": {key for key, v in per_frame.items() if np.size(v) in (6, 9)} - vectors,
-        }[name]
+        possible = may_be_labels(per_frame, per_atom, len(atoms))
+        candidates |= set(possible[name]) - (set(possible["forces"]) if name == "stress" else set())
     return candidates - _NO_LABELS
 
 

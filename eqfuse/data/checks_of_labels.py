@@ -9,7 +9,7 @@ from ase.data import chemical_symbols
 from eqfuse.data.checks_of_forces import BEFORE, MOVE, NEXT
 from eqfuse.data.lazy import evenly, selected
 from eqfuse.data.neighbors import BONDED, pairs_by_radii
-from eqfuse.data.similar import Springs, Steps, atoms_and_cell
+from eqfuse.data.similar import Springs, Steps
 from eqfuse.data.structures import Structure, counted, has_all_forces
 
 _CORRELATED = 0.85
@@ -32,7 +32,7 @@ def energy_differences(structures: Sequence[Structure]) -> Iterator[str]:
     Nothing is concluded where energies do not correlate with the work of the forces, as for
     frames that are far apart.
     """
-    ends, work, (change, *_), _ = Steps.of(structures, atoms_and_cell)
+    ends, work, (change, *_), _ = Steps.of(structures, same_cell=True)
     size = np.sqrt((work @ work) * (change @ change))
     if len(work) < 5 or not size or abs(correlation := work @ change / size) < _CORRELATED:
         return
@@ -70,7 +70,7 @@ def energies_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
     Energies of similar frames differ by the work of the forces between them, see `Steps`.
     With two levels, what is left of the differences is zero or one number.
     """
-    _, work, changes, _ = Steps.of(structures, lambda s: (atoms_and_cell(s) or [None])[0])
+    _, work, changes, _ = Steps.of(structures)
     if len(work) < _PAIRS or not np.any(work):
         return
     left = np.abs(changes - work)

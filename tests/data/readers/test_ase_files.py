@@ -18,16 +18,6 @@ from tests.data.readers.conftest import assert_read
 from tests.data.readers.test_damaged_files import assert_read_or_refused
 
 
-@pytest.mark.parametrize("suffix", ["traj", "db", "json"])
-def test_frames_and_labels(frames, tmp_path, suffix):
-    path = tmp_path / f"frames.{suffix}"
-    ase.io.write(path, frames)
-    read = read_structures(path)
-    assert [s.origin for s in read] == [f"{path}, frame 0", f"{path}, frame 1"]
-    for structure, atoms in zip(read, frames, strict=True):
-        assert_read(structure, atoms)
-
-
 def test_labels_in_columns_of_a_database(frames, tmp_path):
     """Names of one's own are read, with the weight and the config_type of a row."""
     path = tmp_path / "frames.db"
@@ -44,7 +34,16 @@ def test_labels_in_columns_of_a_database(frames, tmp_path):
         read_structures(path, keys=Keys("other"))
 
 
-@pytest.mark.parametrize("suffix", ["traj", "db", "json", "cif"])
+def test_stress_in_columns_of_three_atoms_is_none_of_each_atom(frames, tmp_path):
+    atoms, stress = frames[1][:3], np.array([[1.0, 4, 5], [4, 2, 6], [5, 6, 3]])
+    with ase.db.connect(tmp_path / "frames.db") as database:
+        database.write(atoms, data={"dft_stress": stress})
+    keys = Keys(stress="dft_stress")
+    [structure] = read_structures(tmp_path / "frames.db", keys=keys, require_labels=False)
+    np.testing.assert_array_equal(structure.stress, stress)
+
+
+@pytest.mark.parametrize("suffix", ["traj", "db", "json", "cif", "xyz"])
 def test_bad_files_are_named(tmp_path, suffix, frames, rng):
     path = tmp_path / f"frames.{suffix}"
     with pytest.raises(DataError, match=rf"no such file: .*frames\.{suffix}"):
@@ -53,7 +52,7 @@ def test_bad_files_are_named(tmp_path, suffix, frames, rng):
     with pytest.raises(DataError, match="is a device and not a file"):
         read_structures(path)
     path.unlink()
-    if suffix != "cif":
+    if suffix not in ("cif", "xyz"):
         ase.io.write(path, frames)
         assert_read_or_refused(read_structures, path, rng)
 

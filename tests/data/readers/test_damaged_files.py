@@ -45,6 +45,7 @@ def damaged(content: bytes, rng) -> bytes:
 
 def assert_read_or_refused(read, path, rng, least=ROUNDS // 10):
     content, refusals = path.read_bytes(), 0
+    assert read(path)
     target = path.with_name(f"damaged{path.suffix}")
     for _ in range(ROUNDS):
         target.write_bytes(damaged(content, rng))

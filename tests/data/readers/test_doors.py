@@ -27,6 +27,7 @@ from eqfuse.inference.commands import read_file
 from eqfuse.md.structures import read_frames
 from eqfuse.train.sources import DataSettings
 from tests.data.readers import test_ase_files, test_hdf5
+from tests.data.readers.conftest import vasprun
 from tests.data.readers.test_damaged_files import assert_read_or_refused
 
 ELEMENTS = ["H", "C", "N", "O", "Na", "Si", "Cl", "Ca", "Cu", "Cd"]
@@ -119,33 +120,7 @@ def write_dump(path, frames, rng):
 
 
 def write_vasprun(path, frames, rng):
-    """Write what the readers use of a vasprun.xml; the energy without smearing is another."""
-
-    def rows(name, array):
-        inside = "".join("<v>" + " ".join(f"{x:.12f}" for x in row) + "</v>" for row in array)
-        return f'<varray name="{name}">{inside}</varray>'
-
-    def structure(atoms, tag=""):
-        basis = rows("basis", atoms.cell.array)
-        places = rows("positions", atoms.cell.scaled_positions(atoms.positions))
-        return f"<structure{tag}><crystal>{basis}</crystal>{places}</structure>"
-
-    def energies(value):
-        names = {"e_fr_energy": value, "e_wo_entrp": value + 0.6, "e_0_energy": value + 0.3}
-        inside = "".join(f'<i name="{name}">{x:.12f}</i>' for name, x in names.items())
-        return f"<energy>{inside}</energy>"
-
-    atoms = "".join(f"<rc><c>{s:<2}</c><c>1</c></rc>" for s in frames[0].get_chemical_symbols())
-    text = '<?xml version="1.0"?><modeling><kpoints><varray name="kpointlist"><v>0 0 0</v></varray>'
-    text += '<varray name="weights"><v>1</v></varray></kpoints><parameters><i type="int" '
-    text += f'name="NELM">9</i></parameters><atominfo><array name="atoms"><set>{atoms}</set>'
-    text += "</array></atominfo>" + structure(frames[0], ' name="initialpos"')
-    for frame in frames:
-        energy, stress = frame.get_potential_energy(), frame.get_stress(voigt=False)
-        text += f"<calculation><scstep>{energies(energy)}</scstep>{structure(frame)}"
-        text += rows("forces", frame.get_forces()) + rows("stress", stress / (-0.1 * ase.units.GPa))
-        text += f"{energies(energy)}</calculation>"
-    path.write_text(text + "</modeling>")
+    path.write_text(vasprun(frames))
 
 
 def write_npz(path, frames, rng):

@@ -69,6 +69,7 @@ def test_configurations(frames, tmp_path):
     np.testing.assert_array_equal(read[1].stress, [[1, 6, 5], [6, 2, 4], [5, 4, 3]])
     np.testing.assert_allclose(read[2].stress, np.diag([1.0, 2.0, 3.0]), rtol=1e-12)
     assert read[3].energy is read[3].forces is read[3].stress is None
+    assert read[3].unread == {"energy": "dft_energy"}
     assert (read[4].config_type, read[3].config_type) == ("bulk", None)
     assert read[4].weights == (6, 2, 2, 2)
     assert read[5].energy is None

@@ -71,6 +71,16 @@ def test_dump_without_elements_is_refused(tmp_path, given, types, message):
         read_structures(dump(tmp_path, **given), types=types, require_labels=False)
 
 
+def test_dump_of_scaled_coordinates_and_other_columns(tmp_path):
+    """Places are those in the box, which begins at 1 1 1; a column of words is not read."""
+    path = dump(tmp_path, "label", "OW", "HW")
+    text = path.read_text().replace("0 9\n", "1 9\n").replace("x y z", "xs ys zs")
+    path.write_text(text.replace("4.9 4.2 4.0", "0.5 0.25 0.75"))
+    [structure] = read_structures(path, types="O H", require_labels=False)
+    np.testing.assert_allclose(structure.positions[1], [5.0, 3.0, 7.0], rtol=1e-12)
+    np.testing.assert_array_equal(structure.cell, 8 * np.eye(3))
+
+
 def test_dump_that_was_cut_off_is_refused(tmp_path):
     path = dump(tmp_path, steps=2)
     path.write_text(path.read_text().rstrip().rpartition("\n")[0])

@@ -27,13 +27,7 @@ from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_
 from eqfuse.data.references import compositions
 from eqfuse.data.remarks import APERIODIC
 from eqfuse.data.samples import Sample
-from eqfuse.data.structures import (
-    LABELS,
-    Structure,
-    count_labelled,
-    counted,
-    has_all_forces,
-)
+from eqfuse.data.structures import LABELS, Structure, count_labelled, counted, has_all_forces
 
 
 def find_problems(

@@ -139,13 +139,8 @@ class Dataset:
         how = {"cutoff": cutoff, "species": tuple(sorted(species)), "references": _ZERO}
         given = Joined(*(samples_of(s, **how) for s in map(chosen, sources, indices)))
         distances = distances_of(given, cutoff)
-        # copies go to one side, or are left out
-        first, num_train = copies_of(given, distances), len(given.parts[0])
-        validates = np.arange(len(given)) >= num_train
-        if validation is None:
-            validates = kept_together(first, num_train)
-        kept = _without_copies(given, first, validates, duplicates)
-        numbers = kept[~validates[kept]], kept[validates[kept]]
+        start = len(given.parts[0])
+        numbers = _sides(given, distances, start, duplicates, together=validation is None)
         indices = [np.concatenate(indices)[own] for own in numbers]
         sides = [*map(chosen, sources, indices)]
         train, val = (
@@ -180,9 +175,8 @@ class Dataset:
             every = Joined(self.train, self.val, test)
             start = len(every) - len(test)
             distances = np.concatenate([self.distances, distances_of(test, self.cutoff)])
-            first, is_test = copies_of(every, distances), np.arange(len(every)) >= start
-            kept = _without_copies(every, first, is_test, duplicates)
-            test = samples_of(chosen(structures, kept[is_test[kept]] - start), *how)
+            _, numbers = _sides(every, distances, start, duplicates)
+            test = samples_of(chosen(structures, numbers - start), *how)
         return dataclasses.replace(self, test=test)
 
     def with_references(
@@ -276,27 +270,32 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
     return np.flatnonzero(~isolated), np.flatnonzero(isolated)
 
 
-def _without_copies(samples, first, later: np.ndarray, duplicates: str) -> np.ndarray:
-    """Return the numbers of the samples that are used; the `later` ones come second.
+def _sides(
+    samples, distances, start: int, duplicates: str, together=False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the samples to use, of those before `start` and of the later ones.
 
-    `first` are those of `copies_of`.
+    Copies are left out or refused as `duplicates` says; `together` puts them on one side.
     """
+    first, later = copies_of(samples, distances), np.arange(len(samples)) >= start
+    if together:
+        later = kept_together(first, start)
     order = np.argsort(later, kind="stable")
     own = order[np.sort(np.unique(first[order], return_index=True)[1])]
     copies = np.setdiff1d(order, own)
-    if duplicates == "warn" or not len(copies):
-        return order
-    copy = int(copies[0])
-    original = next(int(k) for k in own if first[k] == first[copy])
-    example = f"{samples[original].name} and {samples[copy].name}"
-    frames = counted(len(copies), "frame is a copy", "frames are copies")
-    if duplicates == "error":
-        raise DataError(
-            f"{frames} of others (data.duplicates=error): {example}; remove them, or leave them "
-            "out with data.duplicates=drop"
-        )
-    warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
-    return own
+    if duplicates != "warn" and len(copies):
+        copy = int(copies[0])
+        original = next(int(k) for k in own if first[k] == first[copy])
+        example = f"{samples[original].name} and {samples[copy].name}"
+        frames = counted(len(copies), "frame is a copy", "frames are copies")
+        if duplicates == "error":
+            raise DataError(
+                f"{frames} of others (data.duplicates=error): {example}; remove them, or leave "
+                "them out with data.duplicates=drop"
+            )
+        warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
+        order = own
+    return order[~later[order]], order[later[order]]
 
 
 def _warn_of_problems(samples, cutoff: float, train_frames, val_frames) -> None:
@@ -304,11 +303,10 @@ def _warn_of_problems(samples, cutoff: float, train_frames, val_frames) -> None:
     alone = [s.num_atoms - len(np.unique(s.receivers)) for s in samples]
     problems = []
     if any(alone):
-        total = sum(sample.num_atoms for sample in samples)
         problems.append(
-            f"{sum(alone)} of {total} atoms have no neighbours within the cutoff of {cutoff} Å "
-            f"(in {np.count_nonzero(alone)} of {len(alone)} structures): the model "
-            "does not depend on their positions; a larger cutoff may be needed"
+            f"{sum(alone)} of {sum(s.num_atoms for s in samples)} atoms have no neighbours within "
+            f"the cutoff of {cutoff} Å (in {np.count_nonzero(alone)} of {len(alone)} structures): "
+            "the model does not depend on their positions; a larger cutoff may be needed"
         )
     if unseen := sorted(set(species_table(val_frames)) - set(species_table(train_frames))):
         names = ", ".join(chemical_symbols[z] for z in unseen)

@@ -7,13 +7,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.lazy import Joined
-from eqfuse.data.neighbors import (
-    LEAST_DISTANCE,
-    centred,
-    neighbor_list,
-    renumbered,
-    spatial_order,
-)
+from eqfuse.data.neighbors import LEAST_DISTANCE, centred, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
 from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
 

@@ -1,6 +1,7 @@
 """Structures from ASE's atoms: trajectories, databases and other files that it reads."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -188,6 +189,7 @@ def spelled(properties: dict, key: str, fits: Callable = _is_no_word) -> str:
     return like[0] if like else key
 
 
+@functools.lru_cache(1000)
 def plain(key: str) -> str:
     """Return a key in small letters, without - and _ and the s of a plural."""
     return re.sub("[-_]", "", key.lower()).removesuffix("s")

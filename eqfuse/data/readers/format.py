@@ -123,9 +123,7 @@ def lines_of(path: str | os.PathLike) -> Iterator[str]:
 
 
 def collected(
-    structures: Iterable,
-    path: str | os.PathLike,
-    missing: Callable[[str], str] | None = None,
+    structures: Iterable, path: str | os.PathLike, missing: Callable[[str], str] | None = None
 ) -> list:
     """Return the structures of a file as a list; refuse none, or those without any label.
 

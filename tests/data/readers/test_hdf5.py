@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, Keys, read_structures
-from tests.data.readers.test_damaged_files import assert_read_or_refused
 
 
 def write(path, frames):
@@ -77,7 +76,7 @@ def test_configurations(frames, tmp_path):
     assert read_structures(tmp_path / "train.h5", keys=keys)[3].energy == -7.0
 
 
-def test_other_files_are_refused(frames, tmp_path, rng):
+def test_other_files_are_refused(frames, tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["a"] = 1
     with pytest.raises(DataError, match=r"other\.h5 has no groups config_batch_0.*; it has a"):
@@ -91,8 +90,3 @@ def test_other_files_are_refused(frames, tmp_path, rng):
     write(tmp_path / "bad.h5", frames)
     with pytest.raises(DataError, match=r"bad\.h5, frame 3: positions must have shape \(4, 3\)"):
         read_structures(tmp_path / "bad.h5")
-
-
-def test_damaged_files(frames, tmp_path, rng):
-    write(tmp_path / "train.h5", frames[:3])
-    assert_read_or_refused(read_structures, tmp_path / "train.h5", rng)

@@ -2,25 +2,9 @@
 
 import ase.build
 import ase.units
-import numpy as np
 import pytest
 
 from tests.small_runs import labelled
-
-
-def assert_read(structure, atoms):
-    """Compare a structure with the labelled frame that it was read from."""
-    for name in ("numbers", "positions", "pbc"):
-        np.testing.assert_array_equal(getattr(structure, name), getattr(atoms, name))
-    np.testing.assert_array_equal(structure.cell, atoms.cell.array)
-    assert structure.energy == atoms.get_potential_energy()
-    np.testing.assert_array_equal(structure.forces, atoms.get_forces())
-    if not atoms.pbc.any():
-        assert structure.stress is None
-        return
-    stress = atoms.get_stress(voigt=False)
-    assert np.ptp(np.diag(stress)) > 1e-3
-    np.testing.assert_allclose(structure.stress, stress, rtol=1e-12)
 
 
 def vasprun(frames, steps=(), most: int = 9) -> str:

@@ -66,26 +66,23 @@ def test_damaged_files_are_read_or_refused(writer, tmp_path, rng):
     assert refusals > 0
 
 
-@pytest.fixture
-def pipe(tmp_path):
-    if not hasattr(os, "mkfifo"):
-        pytest.skip("no named pipes on this system")
-    os.mkfifo(tmp_path / "frames")
-    return tmp_path / "frames"
-
-
 @pytest.mark.parametrize("read", [read_structures, isolated_atom_energies])
-@pytest.mark.parametrize("suffix", ["", ".xyz", ".xyz.gz", ".npz"])
-def test_pipes_and_devices_are_never_opened(read, suffix, pipe):
+@pytest.mark.parametrize(
+    "suffix", ["", ".xyz", ".xyz.gz", ".npz", ".h5", ".lmdb", ".traj", ".db", ".json", ".cif"]
+)
+def test_pipes_and_devices_are_never_opened(read, suffix, tmp_path):
     """Opening the one waits for a writer, and reading the other does not end."""
-    link = pipe.with_name(f"link{suffix}")
-    link.symlink_to(pipe)
-    with pytest.raises(DataError, match=rf"link{suffix} is a pipe and not a file; write"):
-        read(link)
-    link.unlink()
-    link.symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=rf"link{suffix} is a device and not a file; write"):
-        read(link)
+    path = tmp_path / f"frames{suffix}"
+    with pytest.raises(DataError, match=f"no such file: .*frames{suffix}"):
+        read(path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(path)
+        with pytest.raises(DataError, match=rf"frames{suffix} is a pipe and not a file; write"):
+            read(path)
+        path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=rf"frames{suffix} is a device and not a file; write"):
+        read(path)
 
 
 def test_comment_lines_of_megabytes_are_refused(tmp_path):

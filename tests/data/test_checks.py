@@ -75,15 +75,10 @@ def read(shared_data, name: str) -> tuple[list[Structure], dict | None]:
     return read_structures(shared_data / frames), references
 
 
-def test_clean_frames_have_no_problem(ethanol, crystal):
-    assert problems(ethanol) == []
-    assert problems(crystal) == []
-
-
 @pytest.mark.parametrize("name", ["3bpa", "acac", "aspirin", "ethanol"])
 def test_clean_published_molecules_have_no_problem(shared_data, name):
     frames, references = read(shared_data, name)
-    assert problems(frames, references=references) == []
+    assert problems(frames[:300], references=references) == []
 
 
 def test_strained_cells_that_are_rotations_of_others_are_found(shared_data):
@@ -162,8 +157,9 @@ def test_zero_labels(ethanol, crystal):
     assert "stress is exactly zero in 1 of 90 frames (structure 3)" in problem
 
 
-def test_forces_that_are_zero_by_symmetry_are_no_problem(crystal):
+def test_forces_that_are_zero_by_symmetry_are_no_problem(ethanol, crystal):
     """As in a perfect crystal, here one of silicon's structure in two cells."""
+    assert problems(ethanol) == []
     cell = 5.43 * (np.ones((3, 3)) - np.eye(3)) / 2
     silicon = [
         Structure(

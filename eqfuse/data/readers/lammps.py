@@ -126,6 +126,8 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
         atoms = ase.io.read(io.StringIO("".join(lines)), **how)
     if {"xs", "xsu"} & set(values) and "x" not in values:
         atoms.positions += atoms.get_celldisp().ravel()
+    atoms.set_celldisp(np.zeros(3))
+    atoms.info.clear()  # the step
     if atoms.calc is not None:
         del atoms.calc.results["energy"]  # ASE's zero
     return atoms

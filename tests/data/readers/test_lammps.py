@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, read_structures
+from eqfuse.data.readers import iterate_atoms
 
 DUMP = """ITEM: TIMESTEP
 {step}
@@ -73,6 +74,9 @@ def test_dump_of_scaled_coordinates_and_other_columns(tmp_path):
     [structure] = read_structures(path, types="O H", require_labels=False)
     np.testing.assert_allclose(structure.positions[1], [5.0, 3.0, 7.0], rtol=1e-12)
     np.testing.assert_array_equal(structure.cell, 8 * np.eye(3))
+    [atoms] = iterate_atoms(path, types="O H")
+    assert not atoms.info
+    assert not atoms.get_celldisp().any()
 
 
 def test_dump_that_was_cut_off_is_refused(tmp_path):

@@ -19,7 +19,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
 from eqfuse.data import Structure
-from eqfuse.data.readers import as_atoms, stem
+from eqfuse.data.readers import stem
+from eqfuse.data.readers.ase_files import as_atoms
 from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks

@@ -18,7 +18,7 @@ from eqfuse.runs.log import Log, machine, say
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.loop import Fit
 from eqfuse.train.parallel import Devices
-from eqfuse.train.results import Callback, loggers, write_results
+from eqfuse.train.results import Callback, write_results
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import PAST, Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
@@ -138,7 +138,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
     Args:
       config: of the run.
       devices: which share every batch.
-      callbacks: called as it goes, besides those of `config.loggers`.
+      callbacks: called as it goes.
       log: keeps what is printed.
     Raises:
       data.DataError, ConfigError, TrainingFailed, Interrupted: see `exit_code`; the last good
@@ -146,7 +146,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
     """
     name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
     with devices.together():
-        callbacks = [*loggers(config.loggers), *callbacks] if writes else []
+        callbacks = callbacks if writes else []
         if writes and config.resume is None:
             require_free(config.run)  # refused before the data are read
         ready = _Prepared.of(config, devices)

@@ -11,14 +11,14 @@ from ase.data import chemical_symbols
 from eqfuse import __version__
 from eqfuse.data import Dataset, read_structures
 from eqfuse.inference.evaluate import main as evaluate
-from eqfuse.runs.errors import ConfigError, TrainingFailed
+from eqfuse.runs.errors import TrainingFailed
 from eqfuse.runs.log import Log
 from eqfuse.train import terminal
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
 from eqfuse.train.parallel import Devices
-from eqfuse.train.results import Callback, loggers
+from eqfuse.train.results import Callback
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.sources import DataSettings
@@ -179,48 +179,6 @@ def test_callbacks_see_the_start_all_epochs_and_the_end(ended):
     assert [row["group"] for row in recorder.errors] == [
         row["group"] for row in rows_of(folder / "errors.csv")
     ]
-
-
-def test_tensorboard_gets_the_metrics(tmp_path):
-    pytest.importorskip("tensorboardX")
-    from tensorboardX.proto.event_pb2 import Event
-
-    [callback] = loggers("tensorboard")
-    callback.on_start(tmp_path, {"seed": 0})
-    callback.on_epoch({"epoch": 1, "step": 7, "val_loss": 0.25, "train_loss": np.nan})
-    callback.on_end([{"set": "test", "group": "all", "forces_mae_mev_per_a": 12.5}])
-    [file] = (tmp_path / "tensorboard").iterdir()
-    content, values = file.read_bytes(), {}
-    while content:  # length, its checksum, the event, its checksum
-        size = int.from_bytes(content[:8], "little")
-        event = Event.FromString(content[12 : 12 + size])
-        values |= {v.tag: (event.step, v.simple_value) for v in event.summary.value}
-        content = content[16 + size :]
-    assert values["val_loss"] == (7, 0.25)
-    assert values["test_all/forces_mae_mev_per_a"] == (0, 12.5)
-    assert "train_loss" not in values
-
-
-@pytest.mark.slow
-def test_weights_and_biases_gets_the_metrics(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    [callback] = loggers("wandb")
-    callback.on_start(tmp_path, {"seed": 3})
-    callback.on_epoch({"epoch": 1, "val_loss": 0.25})
-    assert wandb.run.config["seed"] == 3
-    assert wandb.run.summary["val_loss"] == 0.25
-    callback.on_end([{"set": "test", "group": "all", "forces_mae_mev_per_a": 12.5}])
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-
-
-def test_unknown_and_missing_loggers_are_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="loggers=tensorbord is unknown; nearest: tensorboard"):
-        loggers("tensorbord")
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(ConfigError, match="loggers=wandb needs wandb: pip install"):
-        loggers("wandb")
 
 
 def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypatch, capsys):

@@ -123,7 +123,6 @@ class Config:
     devices: str = value("1")
     epochs: int | None = value(None, POSITIVE)
     max_minutes: float | None = value(None, POSITIVE)
-    loggers: str | None = value(None)
     start_from: str | None = value(None, convert=absolute)
     head: str | None = value(None)
     elements: Literal["data"] | None = value(None)

@@ -152,6 +152,4 @@ def _training(given: dict[str, str]) -> dict:
             ours["training.second_energy_weight"] = (
                 f"{float(given['swa_energy_weight']) * forces:g}"
             )
-    if given.get("wandb") == "True":
-        ours["loggers"] = "wandb"
     return ours

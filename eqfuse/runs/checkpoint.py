@@ -115,7 +115,6 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
       DamagedCheckpointWarning: the newest one is damaged; the one before it is given.
     """
     params, metadata, _ = read_checkpoint(run, _names(run, which))
-    _require_network(run, metadata)
     _check(run, metadata, len(jax.tree.leaves(params)))
     try:
         module = module_of(metadata, backend)
@@ -124,18 +123,9 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
     return module, jax.device_put(params), metadata
 
 
-def _require_network(run, metadata: dict):
-    """Refuse several heads together."""
-    if "heads" in metadata:
-        raise CheckpointError(
-            f"{run} holds several heads together, and has a file of each after its first validation"
-        )
-
-
 def read_metadata(run, *, which: str | None = None) -> dict:
     """Return the metadata of `load_run`, which see, without the network."""
     metadata = _of_newest(run, _names(run, which), only_metadata=True)[0][1]
-    _require_network(run, metadata)
     _check(run, metadata)
     return metadata
 
@@ -147,6 +137,10 @@ _TYPES |= {"species": list, "reference_energies": dict}
 
 def _check(run, metadata: dict, num_arrays: int | None = None):
     """Refuse metadata of other types, or numbers, than a network has, before it is built."""
+    if "heads" in metadata:
+        raise CheckpointError(
+            f"{run} holds several heads together, and has a file of each after its first validation"
+        )
 
     def require(condition: bool, what: str, value):
         if not condition:

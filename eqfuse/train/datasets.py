@@ -44,7 +44,6 @@ def load_datasets(config: Config) -> tuple[Dataset, list[Start | None]]:
 
 @contextlib.contextmanager
 def _named(head: str | None) -> Iterator[None]:
-    """Return a context whose errors begin with the name of a head, if there is one."""
     try:
         yield
     except (ConfigError, data.DataError) as error:
@@ -139,7 +138,6 @@ def read_weighted(settings: DataSettings) -> tuple:
 
 
 def _trained_labels(training: MoleculeTraining) -> list[str]:
-    """Return the labels with a weight in the loss."""
     return [name for name in TRAINED if getattr(training, f"{name}_weight")]
 
 

@@ -151,8 +151,6 @@ class Dispersion:
 
 
 class Added(NamedTuple):
-    """The dispersion of a structure."""
-
     energy: float  # eV
     forces: np.ndarray  # [n_atoms, 3] eV/Å
     strain: np.ndarray  # [3, 3] eV, the derivative by strain

@@ -16,13 +16,11 @@ from eqfuse.runs.log import say, warn
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.parallel import Devices
-from eqfuse.train.results import Callback, hint_of_stress
+from eqfuse.train.results import Callback
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
 from eqfuse.train.settings.config import Config
 from eqfuse.train.step import Compiled, TrainState
 from eqfuse.train.terminal import Progress, duration
-
-_ALL_STEPS = "all steps done"
 
 
 @dataclasses.dataclass
@@ -59,13 +57,12 @@ class Fit:
     ):
         self._train, self._val = batchers
         self._settings, self._compiled = config.training, compiled
-        self._limits = Limits(len(self._train), config.steps, config.epochs, config.max_minutes)
+        self._limits = Limits.of(config, len(self._train))
         self._folder, self._checkpoints = folder, checkpoints
         self._devices, self._callbacks = devices, callbacks
         self._first_epoch = 0 if pretrained else 1
         self._learning_rate = LearningRate(config.training)
         self._compiled_shapes = set()
-        self._hint_below = 500 * compiled.losses[0].force_scale  # meV/Å
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached, and return the last state.
@@ -84,29 +81,27 @@ class Fit:
             return self._train_until(stop, state, at, resumed=resume is not None)
 
     def _train_until(self, stop: StopRequest, state: TrainState, at: Position, *, resumed: bool):
-        """Train until a limit or a signal."""
-        step, due = int(state.step), self._validation_is_due(int(state.step), at)
-        if due or self._reason_to_stop(step) is None:
+        step = int(state.step)
+        due = self._validation_is_due(step, at)
+        goes_on = due or self._reason_to_stop(step) is None
+        if goes_on:
             self._prepare(state, at)
             self._warn_of_rise(step, at)
         with self._progress() as progress:
             self._signal(stop)
-            reason = self._reason_to_stop(step)
-            if resumed and (due or reason is None):
+            if resumed and goes_on:
                 with self._devices.together():
                     self._folder.forget_after(step - at.unvalidated if at.epoch else -1)
             if due:
                 at = self._validate(state, at, [], progress)
-                reason = reason or self._reason_to_stop(step)
-            elif resumed and reason == _ALL_STEPS:
+            elif resumed and step >= self._limits.steps:
                 progress.log(
                     f"the run has done {step} steps, {at.epoch - 1} epochs, and was asked for "
                     f"{self._limits.steps} steps; more epochs= or steps= make it longer"
                 )
-            while reason is None:
+            while (reason := self._reason_to_stop(int(state.step))) is None:
                 state, at = self._until_validation(state, at, stop, progress)
                 self._signal(stop)
-                reason = self._reason_to_stop(int(state.step))
             progress.log(
                 f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
             )
@@ -142,19 +137,16 @@ class Fit:
         return ends and at.unvalidated > 0
 
     def _next(self, state: TrainState, at: Position) -> tuple:
-        """Return the arguments of the step on the next batch."""
         start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
         batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
         return state, self._devices.spread(batch), *self._step_arguments(int(state.step), at)
 
     def _step_arguments(self, step: int, at: Position) -> tuple:
-        """Return the learning rate, the decay of the average and the loss of a step."""
         rate = self._learning_rate(step, self._limits.fraction(step))
         decay = average_decay(self._settings.ema_decay, step, at.second_since)
         return rate, decay, self._compiled.device_losses[at.second_since is not None]
 
     def _warn_of_rise(self, step: int, at: Position):
-        """Warn where a run that was made longer has a higher learning rate than it had."""
         fractions = at.fraction, self._limits.fraction(step)
         before, now = (self._learning_rate(step, fraction) for fraction in fractions)
         goes_back = self._settings.schedule == "wsd"
@@ -175,7 +167,6 @@ class Fit:
             at.falls_since = int(state.step)
 
     def _begin_stage(self, step: int, at: Position, progress: Progress):
-        """Move on to the second stage, where it is time."""
         begin = self._settings.second_stage
         if begin is None or at.second_since is not None or self._limits.fraction(step) < begin:
             return
@@ -216,7 +207,6 @@ class Fit:
         )
 
     def _keep(self, state: TrainState, at: Position, validation=None, name: str = "last"):
-        """Offer a checkpoint to go on from."""
         at.fraction = self._limits.fraction(int(state.step))
         at.elapsed, at.learning_rate = self._limits.elapsed, self._learning_rate.to_plain()
         plain = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
@@ -260,7 +250,6 @@ class Fit:
         return state, times
 
     def _batches(self, batcher: Batcher, *args, **kwargs):
-        """Return the batches of an epoch on their devices, made ahead of their use."""
         # Put there by this thread: whether JAX has float64 is a setting of a thread.
         return map(self._devices.spread, prefetched(batcher.batches(*args, **kwargs)))
 
@@ -312,23 +301,11 @@ class Fit:
             self._checkpoints.offer("best", step, self._compiled.average_of(state), record)
         self._keep(state, after, errors)
         progress.end_epoch(row, limits.left(step))
-        if self._devices.is_main:
-            self._hint(state, row)
         return after
-
-    def _hint(self, state, row: dict):
-        """Print, once, that the stress has another sign or unit, when the forces can show it."""
-        error = row["val_forces_rmse_mev_per_a"]
-        if not (error < self._hint_below and self._settings.stress_weight):
-            return
-        self._hint_below, params = 0.8 * error, self._compiled.average_of(state)()
-        if hint := hint_of_stress(self._compiled.potential, params, self._val):
-            self._hint_below = 0.0
-            warn(hint)
 
     def _reason_to_stop(self, step: int) -> str | None:
         if step >= self._limits.steps:
-            return _ALL_STEPS
+            return "all steps done"
         if self._limits.time_is_up:
             return "time is up"
         return self._learning_rate.reason_to_stop

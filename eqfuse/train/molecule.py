@@ -65,8 +65,6 @@ def build_potential(
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """All that a run has before its folder is made."""
-
     config: Config
     devices: Devices
     dataset: Dataset
@@ -82,9 +80,9 @@ class _Prepared:
     def of(cls, config: Config, devices: Devices) -> "_Prepared":
         """Read the data of a run and the network that it starts from, and print warnings."""
         dataset, starts = load_datasets(config)
-        tuning = Tuning.of(config, dataset, starts)
-        if tuning is not None and config.heads:
-            dataset = tuning.with_past(dataset)
+        tuning, train = Tuning.of(config, dataset, starts), None
+        if tuning is not None:
+            dataset, train = tuning.with_replay(dataset)
         potential, fields, params = _initial_network(config, dataset, starts, tuning)
         size = config.data.batch_size
         if size < devices.count:
@@ -92,22 +90,22 @@ class _Prepared:
                 f"data.batch_size={size} is too small for {devices.count} devices, which need a "
                 f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
             )
-        train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
         how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count}
         how |= {"own": devices.own, "hessians": config.training.hessian_weight > 0}
-        batchers = [Batcher(samples, size, **how) for samples in (train, dataset.val)]
+        batchers = [
+            Batcher(samples, size, **how) for samples in (train or dataset.train, dataset.val)
+        ]
         training = training_of(config, dataset, params, tuning)
         data = config, devices, dataset, starts, tuning
         return cls(*data, potential, fields, params, batchers, training)
 
     def metadata(self) -> dict:
-        """Return the metadata of the checkpoints."""
-        own = self.potential, self.fields, self.params
-        metadata = run_metadata(self.config, self.dataset, self.batchers[0].samples, *own)
+        train, own = self.batchers[0], (self.potential, self.fields, self.params)
+        metadata = run_metadata(self.config, self.dataset, train.samples, *own)
         if self.starts[0] is not None:
             before = self.starts[0].metadata.get("started_from")  # resumed, and the start is gone
             metadata["started_from"] = self.tuning.origin if self.tuning else before
-        if choose(self.potential.model, max(s.n_edges for s in self.batchers[0].shapes)).table:
+        if choose(self.potential.model, max(s.n_edges for s in train.shapes)).table:
             metadata["radial"] = "table"
         return metadata
 
@@ -118,9 +116,8 @@ class _Prepared:
             return None
         with self.devices.together(), warnings_printed():
             like = init_state(self.params, optimizer, layout)
-            limits = Limits(len(self.batchers[0]), config.steps, config.epochs, config.max_minutes)
-            writes = self.devices.is_main
-            return interrupted_run(config, like, metadata, folder, limits, writes)
+            limits = Limits.of(config, len(self.batchers[0]))
+            return interrupted_run(config, like, metadata, folder, limits, self.devices.is_main)
 
     def report(self, folder: RunFolder) -> dict[str, str]:
         """Print what there is to say before the training, and return it by title."""
@@ -130,6 +127,16 @@ class _Prepared:
         batch = self.devices.part(next(self.batchers[0].batches(epoch=0)))
         say(network_report(self.potential, self.params, batch.graph, self.config.verbose))
         return facts
+
+    def finish(self, folder: RunFolder, facts: dict, warnings: list[str], ended: bool) -> list:
+        """Write and print the results of a run that has `ended`, or was interrupted."""
+        dataset, potential = self.dataset, self.potential
+        facts |= ranges(dataset) | {"network": parameters(potential, self.params)} | machine()
+        how = {"warnings": warnings, "ended": ended}
+        errors = write_results(folder, self.config, potential, dataset, facts, **how)
+        if ended and self.tuning is not None:
+            self.tuning.report(folder, dataset)
+        return errors
 
 
 def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
@@ -145,8 +152,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
         checkpoint stays.
     """
     name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
+    callbacks = callbacks if writes else []
     with devices.together():
-        callbacks = callbacks if writes else []
         if writes and config.resume is None:
             require_free(config.run)  # refused before the data are read
         ready = _Prepared.of(config, devices)
@@ -168,30 +175,19 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
         fit = Fit(config, compiled, ready.batchers, folder, checkpoints, devices, **known)
         for callback in callbacks:
             callback.on_start(folder.path, metadata["config"])
-        ended, finishes = False, writes
+        error = None
         try:
             fit.run(resume)
-            ended = True
-        except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
-            finishes = False
+        except BaseException as caught:
+            error = caught
             raise
         finally:
             checkpoints.flush()
-            if finishes:
-                _finish(ready, folder, facts, callbacks, log, ended)
-        return folder.path
-
-
-def _finish(ready: _Prepared, folder: RunFolder, facts: dict, callbacks, log: Log, ended: bool):
-    """Write and print the results of a run that has `ended`, or was interrupted."""
-    config, dataset, potential = ready.config, ready.dataset, ready.potential
-    facts |= ranges(dataset) | {"network": parameters(potential, ready.params)} | machine()
-    what = config, potential, dataset, facts
-    errors = write_results(folder, *what, warnings=log.warnings, ended=ended)
-    if ended and ready.tuning is not None:
-        ready.tuning.report(folder, dataset)
-    for callback in callbacks:
-        callback.on_end(errors)
+            if writes and not isinstance(error, KeyboardInterrupt):  # whose second stops at once
+                errors = ready.finish(folder, facts, log.warnings, ended=error is None)
+                for callback in callbacks:
+                    callback.on_end(errors)
+    return folder.path
 
 
 def _initial_network(
@@ -227,7 +223,6 @@ def _initial_network(
 
 
 def _scale_and_shift(settings: PotentialSettings, dataset: Dataset) -> tuple[tuple, tuple]:
-    """Return the first scale and shift of each species, eV."""
     count = len(dataset.species)
     mean = dataset.energy_per_atom if settings.shift == "mean" else 0.0
     return (dataset.force_rms,) * count, (mean,) * count

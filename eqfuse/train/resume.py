@@ -91,7 +91,6 @@ def started_config(arguments: list[str]) -> Config | None:
 
 
 def _metadata(run: Path) -> dict:
-    """Return the metadata of a network: of the best or last of a run, or of its file."""
     of_run = [run / "checkpoints" / FILES[name][0] for name in ("best", "last")]
     paths = [run] if os.path.isfile(run) else of_run
     try:

@@ -146,13 +146,7 @@ class Limits:
     `elapsed` are seconds from the start to the last `clock` of the main process.
     """
 
-    def __init__(
-        self,
-        steps_per_epoch: int,
-        steps: int | None = None,
-        epochs: int | None = None,
-        max_minutes: float | None = None,
-    ):
+    def __init__(self, steps_per_epoch: int, steps=None, epochs=None, max_minutes=None):
         if epochs is steps is max_minutes is None:
             epochs = DEFAULT_EPOCHS
         by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
@@ -160,6 +154,11 @@ class Limits:
         self.seconds = 60.0 * (max_minutes or math.inf)
         self.reserved = 0.0  # s, kept for the last validation
         self.start()
+
+    @classmethod
+    def of(cls, config, steps_per_epoch: int) -> "Limits":
+        """Return those of the settings of a run."""
+        return cls(steps_per_epoch, config.steps, config.epochs, config.max_minutes)
 
     def reserve(self, seconds: float):
         """Keep time for the last validation, but never more than half of all."""

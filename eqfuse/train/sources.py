@@ -71,12 +71,10 @@ class DataSettings:
 
     @property
     def origin(self) -> str:
-        """Return the origin of the structures, for people."""
         return self.path or f"{self.name}, embedded"
 
     @property
     def keys(self):
-        """Return the names of the labels in the files."""
         from eqfuse.data import Keys
 
         return Keys(energy=self.energy_key, forces=self.forces_key, stress=self.stress_key)

@@ -22,8 +22,6 @@ from eqfuse.train.settings.config import Config
 
 @flax.struct.dataclass
 class TrainState:
-    """The state that a training step changes."""
-
     params: jax.Array | dict  # in a run one array, see `Flat`
     average: jax.Array | dict  # moving average of the parameters, used for evaluation
     optimizer: optax.OptState
@@ -125,7 +123,6 @@ class Compiled:
             self.step, self.errors = ops.sequence(step, report=report), ops.sequence(errors)
 
     def initial(self) -> TrainState:
-        """Return the state before the first step."""
         return init_state(self._params, self._optimizer, self._flat)
 
     def average_of(self, state: TrainState) -> Callable:

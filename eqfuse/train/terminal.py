@@ -45,7 +45,6 @@ def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices
 
 
 def _dispersion(config: Config) -> dict[str, str]:
-    """Return what the labels are less, of each head if there are several."""
     found = {name: own.data.subtracted() for name, own in config.of_heads().items()}
     texts = [f"{d}" + (f" of {name}" if name else "") for name, d in found.items() if d]
     if not texts:
@@ -121,7 +120,6 @@ def backend_report(backend: str | None, dtype: str) -> str:
 
 
 def _files(path: str) -> str:
-    """Return a file, or a pattern with the number of files that match."""
     files = matching(path)
     return path if files == [path] else f"{path}: {len(files)} files"
 
@@ -152,7 +150,6 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 
 def _outliers(dataset: Dataset) -> str:
-    """Return how many frames the RMS leaves out."""
     if not (count := len(dataset.force_outliers)):
         return ""
     return (
@@ -162,7 +159,6 @@ def _outliers(dataset: Dataset) -> str:
 
 
 def _labels(training, dataset: Dataset) -> dict[str, str]:
-    """Return the numbers of frames with labels that only some have."""
     rows, of = {}, (len(dataset.train), len(dataset.val))
     for name, title in zip(TRAINED, ("energies", "forces", "stress", "Hessians"), strict=True):
         counts = dataset.num_labelled(name)
@@ -253,7 +249,6 @@ class Progress:
         self._bar.stop()
 
     def log(self, text: str):
-        """Print a line."""
         say(text)
         self._logged_at = time.monotonic()
 

@@ -124,9 +124,8 @@ class Fit:
     def _progress(self) -> Progress:
         settings = self._settings
         by = "epoch" if settings.validate_every is None else "step"
-        known = {"stress": settings.stress_weight, "hessian": settings.hessian_weight}
-        trained = [name for name, weight in known.items() if weight]
-        return Progress(len(self._train), ["energy", "forces", *trained], by)
+        shown = dict.fromkeys(["energy", "forces", *settings.trained])
+        return Progress(len(self._train), list(shown), by)
 
     def _validation_is_due(self, step: int, at: Position) -> bool:
         """Test whether a step ends an epoch, or as many steps as `validate_every`."""

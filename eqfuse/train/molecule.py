@@ -24,14 +24,7 @@ from eqfuse.train.settings.config import PAST, Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.start import Start, interrupted_run, run_metadata
 from eqfuse.train.step import Compiled, init_state, initial_parameters
-from eqfuse.train.terminal import (
-    lines,
-    network_report,
-    parameters,
-    ranges,
-    report,
-    warnings_printed,
-)
+from eqfuse.train.terminal import lines, parameters, report, warnings_printed
 from eqfuse.train.tuning import Tuning, training_of
 
 
@@ -125,13 +118,17 @@ class _Prepared:
         facts |= self.tuning.facts(self.dataset) if self.tuning else {}
         say(lines(facts))
         batch = self.devices.part(next(self.batchers[0].batches(epoch=0)))
-        say(network_report(self.potential, self.params, batch.graph, self.config.verbose))
+        network = self.potential, self.params
+        if self.config.verbose:
+            say(f"{models.summary(*network)}\n{models.ops_summary(*network, batch.graph)}")
+        else:
+            say(f"network    {parameters(*network)}")
         return facts
 
     def finish(self, folder: RunFolder, facts: dict, warnings: list[str], ended: bool) -> list:
         """Write and print the results of a run that has `ended`, or was interrupted."""
         dataset, potential = self.dataset, self.potential
-        facts |= ranges(dataset) | {"network": parameters(potential, self.params)} | machine()
+        facts |= {"network": parameters(potential, self.params)} | machine()
         how = {"warnings": warnings, "ended": ended}
         errors = write_results(folder, self.config, potential, dataset, facts, **how)
         if ended and self.tuning is not None:

@@ -100,7 +100,7 @@ def test_the_page_holds_everything_and_needs_no_network(ended):
         assert f"<td>{float(row['forces_rmse_mev_per_a']):.2f}</td>" in text
 
 
-def test_what_is_printed_is_kept_and_the_page_has_it(ended, water):
+def test_what_is_printed_is_kept_and_the_page_has_it(ended):
     folder, _, _ = ended
     log = (folder / "log.txt").read_text(encoding="utf-8")
     page = (folder / "report.html").read_text(encoding="utf-8")
@@ -126,9 +126,6 @@ def test_what_is_printed_is_kept_and_the_page_has_it(ended, water):
         platform.node(),
     ):
         assert part in page
-    forces = [np.linalg.norm(f, axis=1) for f in (s.forces for s in read_structures(water))]
-    shown = float(re.search(r"largest force</td><td>([\d.]+) eV/Å", page)[1])
-    assert any(shown == pytest.approx(f.max(), abs=1e-3) for f in forces)
 
 
 def test_a_run_that_learned_no_forces_says_so_at_its_end(water, tmp_path, capsys):

@@ -87,7 +87,9 @@ class Fit:
         if goes_on:
             self._prepare(state, at)
             self._warn_of_rise(step, at)
-        with self._progress() as progress:
+        by = "epoch" if self._settings.validate_every is None else "step"
+        shown = [*dict.fromkeys(["energy", "forces", *self._settings.trained])]
+        with Progress(len(self._train), shown, by) as progress:
             self._signal(stop)
             if resumed and goes_on:
                 with self._devices.together():
@@ -121,12 +123,6 @@ class Fit:
             at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
         return state, at
 
-    def _progress(self) -> Progress:
-        settings = self._settings
-        by = "epoch" if settings.validate_every is None else "step"
-        shown = dict.fromkeys(["energy", "forces", *settings.trained])
-        return Progress(len(self._train), list(shown), by)
-
     def _validation_is_due(self, step: int, at: Position) -> bool:
         """Test whether a step ends an epoch, or as many steps as `validate_every`."""
         every = self._settings.validate_every
@@ -134,11 +130,6 @@ class Fit:
             return True
         ends = at.batch == len(self._train) if every is None else step % every == 0
         return ends and at.unvalidated > 0
-
-    def _next(self, state: TrainState, at: Position) -> tuple:
-        start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
-        batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
-        return state, self._devices.spread(batch), *self._step_arguments(int(state.step), at)
 
     def _step_arguments(self, step: int, at: Position) -> tuple:
         rate = self._learning_rate(step, self._limits.fraction(step))
@@ -177,11 +168,14 @@ class Fit:
     def _prepare(self, state: TrainState, at: Position):
         """Compile a step and the validation, and measure this, before the clock starts."""
         say("compiling the training step and the validation")
-        jax.block_until_ready(self._compiled.step(*self._next(state, at)))
+        start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
+        batch = self._devices.spread(next(self._train.batches(at.epoch, shuffle=True, start=start)))
+        arguments = self._step_arguments(int(state.step), at)
+        jax.block_until_ready(self._compiled.step(state, batch, *arguments))
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))
-        jax.block_until_ready(self._compiled.errors(state.average, batch))
-        start = time.monotonic()
-        jax.block_until_ready(self._compiled.errors(state.average, batch))
+        for _ in range(2):  # the first one compiles
+            start = time.monotonic()
+            jax.block_until_ready(self._compiled.errors(state.average, batch))
         self._reserve(len(self._val) * (time.monotonic() - start))
         self._limits.start(at.elapsed)
 
@@ -221,8 +215,7 @@ class Fit:
 
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
-        limits, errors, times = self._limits, Errors(at.error_sums), []
-        step = int(state.step)
+        limits, errors, times, step = self._limits, Errors(at.error_sums), [], int(state.step)
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
             if self._signal(stop) or limits.fraction(step) >= 1.0:
                 break

@@ -51,11 +51,7 @@ def initial_parameters(module, seed: int, graph: Graph, dtype: str) -> dict:
 
 @jax.named_scope("optimizer")
 def apply_gradient(
-    state: TrainState,
-    gradient,
-    learning_rate,
-    optimizer: optax.GradientTransformation,
-    decay,
+    state: TrainState, gradient, learning_rate, optimizer: optax.GradientTransformation, decay
 ) -> TrainState:
     """Return the state after an update of the parameters and of their average.
 
@@ -91,7 +87,7 @@ class Compiled:
         training: tuple[Flat, optax.GradientTransformation],
         devices: Devices,
     ):
-        settings, self.potential = config.training, potential
+        settings = config.training
         loss = Loss.of(settings, force_scale)
         self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))

@@ -19,7 +19,6 @@ from eqfuse.train.main import main
 from eqfuse.train.molecule import run
 from eqfuse.train.parallel import Devices
 from eqfuse.train.results import Callback
-from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
 from eqfuse.train.sources import DataSettings
 from tests.small_runs import TINY, prepared, rows_of
@@ -74,16 +73,22 @@ def test_test_frames_have_the_errors_that_evaluate_prints(ended):
                 assert float(our[name]) == pytest.approx(float(value), rel=1e-3), name
 
 
-def test_validation_errors_of_the_best_network_are_those_of_its_epoch(ended):
-    folder, _, _ = ended
-    best = min(rows_of(folder / "metrics.csv"), key=lambda row: float(row["val_loss"]))
-    rows = {row["set"]: row for row in rows_of(folder / "errors.csv") if row["group"] == "all"}
-    assert list(rows) == ["training", "validation", "test"]
-    assert [rows[name]["frames"] for name in rows] == ["16", "4", "6"]
+def test_errors_of_the_best_network_are_those_of_its_epoch_and_callbacks_see_all(ended):
+    folder, _, recorder = ended
+    lines, errors = rows_of(folder / "metrics.csv"), rows_of(folder / "errors.csv")
+    best = min(lines, key=lambda row: float(row["val_loss"]))
+    rows = {row["set"]: row for row in errors if row["group"] == "all"}
+    assert [(n, row["frames"]) for n, row in rows.items()] == [
+        ("training", "16"),
+        ("validation", "4"),
+        ("test", "6"),
+    ]
     for name in ("energy_rmse_mev_per_atom", "forces_mae_mev_per_a"):
-        assert float(rows["validation"][name]) == pytest.approx(
-            float(best[f"val_{name}"]), rel=1e-3
-        )
+        expected = float(best[f"val_{name}"])
+        assert float(rows["validation"][name]) == pytest.approx(expected, rel=1e-3)
+    assert recorder.calls == [(folder, 0.02)]
+    assert [str(row["val_loss"]) for row in recorder.epochs] == [row["val_loss"] for row in lines]
+    assert [row["group"] for row in recorder.errors] == [row["group"] for row in errors]
 
 
 def test_the_page_holds_everything_and_needs_no_network(ended):
@@ -168,16 +173,6 @@ def test_the_references_of_many_elements_are_several_lines():
         assert any(element in line for line in references)
 
 
-def test_callbacks_see_the_start_all_epochs_and_the_end(ended):
-    folder, _, recorder = ended
-    assert recorder.calls == [(folder, 0.02)]
-    lines = rows_of(folder / "metrics.csv")
-    assert [str(row["val_loss"]) for row in recorder.epochs] == [row["val_loss"] for row in lines]
-    assert [row["group"] for row in recorder.errors] == [
-        row["group"] for row in rows_of(folder / "errors.csv")
-    ]
-
-
 def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypatch, capsys):
     with terminal.Progress(4, ("energy", "forces")) as shown:
         shown.start_epoch(2)
@@ -189,18 +184,6 @@ def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypa
     out = capsys.readouterr().out
     assert "epoch 2, batch 2 of 4, loss 0.25\n" in out
     assert "validation, batch 1 of 2\n" in out
-
-
-def test_time_is_kept_for_the_last_validation():
-    limits = Limits(10, max_minutes=1)
-    limits.elapsed = 45.0
-    assert not limits.time_is_up
-    assert limits.fraction(0) == 0.75
-    limits.reserve(20.0)
-    assert limits.time_is_up
-    assert limits.fraction(0) == 45 / 40
-    limits.reserve(1000.0)  # never more than half of the time
-    assert limits.reserved == 30
 
 
 def test_an_outlier_moves_no_force_scale_and_is_named(water, tmp_path):

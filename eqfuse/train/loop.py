@@ -102,26 +102,21 @@ class Fit:
                     f"{self._limits.steps} steps; more epochs= or steps= make it longer"
                 )
             while (reason := self._reason_to_stop(int(state.step))) is None:
-                state, at = self._until_validation(state, at, stop, progress)
+                progress.start_epoch(at.epoch, at.batch)
+                state, times = self._epoch(state, at, stop, progress)
+                if signum := self._signal(stop):
+                    raise self._interrupted(signum, state, at)
+                step = int(state.step)
+                is_last = self._reason_to_stop(step) is not None
+                if at.unvalidated and (is_last or self._validation_is_due(step, at)):
+                    at = self._validate(state, at, times, progress)
+                elif at.batch == len(self._train):
+                    at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
                 self._signal(stop)
             progress.log(
                 f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
             )
         return state
-
-    def _until_validation(self, state: TrainState, at: Position, stop, progress) -> tuple:
-        """Train to the next validation, or the end of the epoch; return state and position."""
-        progress.start_epoch(at.epoch, at.batch)
-        state, times = self._epoch(state, at, stop, progress)
-        if signum := self._signal(stop):
-            raise self._interrupted(signum, state, at)
-        step = int(state.step)
-        is_last = self._reason_to_stop(step) is not None
-        if at.unvalidated and (is_last or self._validation_is_due(step, at)):
-            at = self._validate(state, at, times, progress)
-        elif at.batch == len(self._train):
-            at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
-        return state, at
 
     def _validation_is_due(self, step: int, at: Position) -> bool:
         """Test whether a step ends an epoch, or as many steps as `validate_every`."""
@@ -176,12 +171,9 @@ class Fit:
         for _ in range(2):  # the first one compiles
             start = time.monotonic()
             jax.block_until_ready(self._compiled.errors(state.average, batch))
-        self._reserve(len(self._val) * (time.monotonic() - start))
-        self._limits.start(at.elapsed)
-
-    def _reserve(self, seconds: float):
-        """Keep time for a validation; the same in all processes."""
+        seconds = len(self._val) * (time.monotonic() - start)
         self._limits.reserve(self._devices.agreed(seconds, None)[0])
+        self._limits.start(at.elapsed)
 
     def _signal(self, stop: StopRequest) -> int | None:
         """Set the time, and return the signal that ends the run; the same in all processes."""
@@ -260,7 +252,7 @@ class Fit:
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
             validation.add(self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
-        self._reserve(time.monotonic() - start)
+        limits.reserve(self._devices.agreed(time.monotonic() - start, None)[0])
         val_loss = self._compiled.losses[at.second_since is not None](validation.sums)
         trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)

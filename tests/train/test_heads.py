@@ -54,7 +54,12 @@ def run(heads, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("nequip", {}), ("mace", {"correlation": 2}), ("allegro", {"latent_dim": 8})]
+    ("name", "more"),
+    [
+        ("mace", {"correlation": 2}),
+        pytest.param("nequip", {}, marks=pytest.mark.slow),
+        pytest.param("allegro", {"latent_dim": 8}, marks=pytest.mark.slow),
+    ],
 )
 def test_each_graph_has_the_head_of_its_sample(name, more):
     """Energies, forces and stress are those of the head as a network alone, to rounding."""

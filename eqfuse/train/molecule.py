@@ -1,7 +1,6 @@
 """A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from eqfuse.train.results import Callback, write_results
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import PAST, Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
-from eqfuse.train.start import Start, interrupted_run, run_metadata
+from eqfuse.train.start import interrupted_run, run_metadata
 from eqfuse.train.step import Compiled, init_state, initial_parameters
 from eqfuse.train.terminal import lines, parameters, report, warnings_printed
 from eqfuse.train.tuning import Tuning, training_of
@@ -56,27 +55,22 @@ def build_potential(
     return potential, fields
 
 
-@dataclasses.dataclass(frozen=True)
 class _Prepared:
-    config: Config
-    devices: Devices
-    dataset: Dataset
-    starts: list[Start | None]  # of each head
-    tuning: Tuning | None
-    potential: models.Potential
-    fields: dict  # of its model, as plain values
-    params: dict
-    batchers: list[Batcher]  # of the training and the validation samples
-    training: tuple  # the layout of the parameters in one array, and its optimizer
+    """All that a run has before its folder is made.
 
-    @classmethod
-    def of(cls, config: Config, devices: Devices) -> "_Prepared":
+    `starts` are the networks that its heads start from, None for new ones; `batchers` are of the
+    training and the validation samples; `training` is the layout of the parameters in one array,
+    and its optimizer.
+    """
+
+    def __init__(self, config: Config, devices: Devices):
         """Read the data of a run and the network that it starts from, and print warnings."""
-        dataset, starts = load_datasets(config)
-        tuning, train = Tuning.of(config, dataset, starts), None
-        if tuning is not None:
-            dataset, train = tuning.with_replay(dataset)
-        potential, fields, params = _initial_network(config, dataset, starts, tuning)
+        self.config, self.devices = config, devices
+        self.dataset, self.starts = load_datasets(config)
+        self.tuning, train = Tuning.of(config, self.dataset, self.starts), None
+        if self.tuning is not None:
+            self.dataset, train = self.tuning.with_replay(self.dataset)
+        self.potential, self.fields, self.params = self._network()
         size = config.data.batch_size
         if size < devices.count:
             raise ConfigError(
@@ -85,12 +79,40 @@ class _Prepared:
             )
         how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count}
         how |= {"own": devices.own, "hessians": config.training.hessian_weight > 0}
-        batchers = [
-            Batcher(samples, size, **how) for samples in (train or dataset.train, dataset.val)
-        ]
-        training = training_of(config, dataset, params, tuning)
-        data = config, devices, dataset, starts, tuning
-        return cls(*data, potential, fields, params, batchers, training)
+        sides = train or self.dataset.train, self.dataset.val
+        self.batchers = [Batcher(samples, size, **how) for samples in sides]
+        self.training = training_of(config, self.dataset, self.params, self.tuning)
+
+    def _network(self) -> tuple[models.Potential, dict, dict]:
+        """Return the potential, the fields of its model, and its first parameters, of all heads."""
+        config, dataset, starts = self.config, self.dataset, self.starts
+        if starts[0] is not None:
+            heads = [start.initial_params() for start in starts]
+            if PAST in dataset.heads:
+                past = starts[0] if starts[0].resumed else self.tuning.past
+                heads.append(past.initial_params())
+            try:
+                params = stack_heads(heads) if config.heads else heads[0]
+                return starts[0].potential, starts[0].metadata["model_fields"], params
+            except ValueError as error:
+                raise ConfigError(
+                    f"the heads of {config.start_from} are networks of their own ({error}); train "
+                    "one alone, or give heads other names, which all start from one (head=NAME)"
+                ) from error
+        potential, fields = build_potential(config.model, dataset, config.backend)
+        sample = dataset.train[0]
+        shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
+        graph = data.collate([sample], shape, config.dtype).graph
+        # The statistics of the data are no constants of the program, which is the same for others.
+        names = "scale", "shift"
+        plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
+        params = initial_parameters(plain, config.seed, graph, config.dtype)
+        heads = []
+        for own in dataset.heads.values() or [dataset]:
+            numbers = zip(names, _scale_and_shift(config.model, own), strict=True)
+            given = {name: np.array(values, config.dtype) for name, values in numbers}
+            heads.append({**params, "params": {**params["params"], **given}})
+        return potential, fields, stack_heads(heads) if config.heads else heads[0]
 
     def metadata(self) -> dict:
         train, own = self.batchers[0], (self.potential, self.fields, self.params)
@@ -153,7 +175,7 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
     with devices.together():
         if writes and config.resume is None:
             require_free(config.run)  # refused before the data are read
-        ready = _Prepared.of(config, devices)
+        ready = _Prepared(config, devices)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
@@ -185,38 +207,6 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
                 for callback in callbacks:
                     callback.on_end(errors)
     return folder.path
-
-
-def _initial_network(
-    config: Config, dataset: Dataset, starts: Sequence[Start | None], tuning: Tuning | None
-):
-    """Return a potential, the fields of its model, and its first parameters, of all heads."""
-    if starts[0] is not None:
-        heads = [start.initial_params() for start in starts]
-        if PAST in dataset.heads:
-            heads.append(heads[0] if starts[0].resumed else tuning.past.initial_params())
-        try:
-            params = stack_heads(heads) if config.heads else heads[0]
-            return starts[0].potential, starts[0].metadata["model_fields"], params
-        except ValueError as error:
-            raise ConfigError(
-                f"the heads of {config.start_from} are networks of their own ({error}); train one "
-                "alone, or give heads other names, which all start from one (head=NAME)"
-            ) from error
-    potential, fields = build_potential(config.model, dataset, config.backend)
-    sample = dataset.train[0]
-    shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
-    graph = data.collate([sample], shape, config.dtype).graph
-    # The statistics of the data are no constants of the program, which is the same for other data.
-    names = "scale", "shift"
-    plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
-    params = initial_parameters(plain, config.seed, graph, config.dtype)
-    heads = []
-    for own in dataset.heads.values() or [dataset]:
-        numbers = dict(zip(names, _scale_and_shift(config.model, own), strict=True))
-        given = {name: np.array(numbers[name], config.dtype) for name in names}
-        heads.append({**params, "params": {**params["params"], **given}})
-    return potential, fields, stack_heads(heads) if config.heads else heads[0]
 
 
 def _scale_and_shift(settings: PotentialSettings, dataset: Dataset) -> tuple[tuple, tuple]:

@@ -199,8 +199,8 @@ def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dic
         return metadata
     configs, heads = config.of_heads(), []
     for number, (name, own) in enumerate(dataset.heads.items()):
-        numbers = {n: np.asarray(params["params"][n][number]) for n in ("scale", "shift")}
-        numbers = {n: array.astype(float).tolist() for n, array in numbers.items()}
+        given = {n: params["params"][n][number] for n in ("scale", "shift")}
+        numbers = {n: np.asarray(array, float).tolist() for n, array in given.items()}
         like = configs.get(name) or next(iter(configs.values()))
         described = {"config": dataclasses.asdict(like), **_of_data(own)}
         described["potential"] = metadata["potential"] | numbers

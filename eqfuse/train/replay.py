@@ -74,6 +74,16 @@ def _crystal(elements: np.ndarray, near: set[int], rng: np.random.Generator) -> 
     return atoms
 
 
+def farthest(features: np.ndarray, count: int) -> list[int]:
+    """Return the numbers of rows [n, k], each the farthest from those before; the first is 0."""
+    chosen, distances = [], np.full(len(features), np.inf)
+    while len(chosen) < min(count, len(features)):
+        chosen.append(int(distances.argmax()))
+        own = np.linalg.norm(features - features[chosen[-1]], axis=1)
+        distances = np.minimum(distances, own)
+    return chosen
+
+
 def write_frames(path, frames: Sequence[Structure]):
     """Write labelled frames to a file that `eqfuse.data.read_structures` reads to the last bit."""
     written, path = [], Path(path)

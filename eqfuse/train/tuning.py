@@ -36,7 +36,7 @@ from eqfuse.runs.log import say, warn
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, Predicted, predictions
 from eqfuse.train.optimizer import flat_training
-from eqfuse.train.replay import structures_of, write_frames
+from eqfuse.train.replay import farthest, structures_of, write_frames
 from eqfuse.train.results import errors_text
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.start import Start
@@ -165,13 +165,7 @@ class Tuning:
             )
         if len(frames) <= count:
             return frames
-        features, chosen = self._features(frames), []
-        distances = np.full(len(frames), np.inf)
-        while len(chosen) < count:
-            chosen.append(int(distances.argmax()))
-            own = np.linalg.norm(features - features[chosen[-1]], axis=1)
-            distances = np.minimum(distances, own)
-        return [frames[k] for k in chosen]
+        return [frames[k] for k in farthest(self._features(frames), count)]
 
     def _features(self, frames: list[Structure]) -> np.ndarray:
         """Return the mean of the features of the atoms of each, in units of their spread."""

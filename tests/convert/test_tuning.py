@@ -20,7 +20,7 @@ from eqfuse.runs.files import encode, read_file, require_free
 from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
-from eqfuse.train.replay import structures_of, write_frames
+from eqfuse.train.replay import farthest, structures_of, write_frames
 from eqfuse.train.resume import started_config
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import FILE, Tuning, held
@@ -68,6 +68,12 @@ def test_structures_have_the_elements_and_are_not_crushed():
     assert 120 <= len(light) < 128
     organic = structures_of((1, 6, 8), {1}, 40, seed=0)
     assert sum(not atoms.pbc.any() for atoms in organic) == 20
+
+
+def test_the_farthest_are_chosen():
+    rows = np.array([[0.0], [0.1], [10.0], [9.9], [5.0]])
+    assert farthest(rows, 3) == [0, 2, 4]
+    assert sorted(farthest(rows, 9)) == [0, 1, 2, 3, 4]
 
 
 def test_the_network_labels_what_is_made(past, run):

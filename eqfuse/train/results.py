@@ -153,6 +153,7 @@ def _page(
     )
     if not ended:
         what += " The run was interrupted: the test frames are not evaluated."
+    settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
     units = dict(_COLUMNS.values())
     titles, lines = _cells(rows)
     titles = [f"{title} {units[title]}" if title in units else title for title in titles]
@@ -167,9 +168,7 @@ def _page(
             f"eqfuse predict {used} FILE.xyz OUT.xyz\neqfuse evaluate {used} FILE.xyz\n"
             f"calculator = eqfuse.Calculator({str(used)!r})  # of ASE"
         ),
-        "Settings": page.lines(
-            yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
-        ),
+        "Settings": page.lines(settings, "columns"),
     }
     return page.page(folder.name, f"<p>{page.in_html(what)}</p>\n", sections)
 

@@ -1,7 +1,6 @@
 """Reports of checks: one page of HTML or Markdown with pictures, and all numbers as JSON."""
 
 import io
-import itertools
 import json
 import os
 import platform
@@ -14,9 +13,9 @@ import numpy as np
 from eqfuse import plots
 from eqfuse.certify.rows import CHECKS
 from eqfuse.data import DataError
+from eqfuse.runs import page
 from eqfuse.runs.files import write_whole
 from eqfuse.runs.log import printable
-from eqfuse.runs.page import in_html, page, picture, table_row
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""
@@ -151,14 +150,12 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _html(self) -> str:
-        rows = [table_row(cells, cells[3].replace(" ", "-")) for cells in self._table()]
-        return page(
-            Path(__file__).with_name("report.html"),
-            title=in_html(f"Check of {self.certificate.subject.name}"),
-            facts="".join(map(table_row, self._facts())),
-            checks="".join([table_row(_HEADS, "bold"), *rows]),
-            pictures="".join(itertools.starmap(picture, self._pictures())),
-        )
+        rows = self._table()
+        kinds = ["bold", *(cells[3].replace(" ", "-") for cells in rows)]
+        sections = {"Checks": page.table([_HEADS, *rows], kinds)}
+        sections |= {name: page.picture(name, png) for name, png in self._pictures()}
+        title = f"Check of {self.certificate.subject.name}"
+        return page.page(title, page.table(self._facts()), sections)
 
 
 def _in_markdown(text: str) -> str:

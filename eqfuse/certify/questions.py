@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import ase
 import numpy as np
+from ase.stress import full_3x3_to_voigt_6_stress, voigt_6_to_full_3x3_stress
 
 from eqfuse.certify.subjects import Answer, Subject
 
@@ -25,7 +26,9 @@ _REACH = 5.0  # Å, by which a strain moves neighbours
 _FINER, _LEVELS = 4, 3  # times shorter are differences that are taken again, so often at most
 _STENCIL = (-3, -2, -1, 1, 2, 3)
 _VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
-AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
+_AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
+UNITS = ("eV", "eV/Å", "eV/Å³")
+"""Of energy, forces and stress."""
 _KBAR = 1602.1766
 ROUGH = "less than float32"
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, ROUGH: 2.0**-23}
@@ -76,13 +79,10 @@ def ask(subject: Subject, questions: Sequence[Question]) -> list[list[Finding]]:
     """Return the findings of each question."""
     answers = iter(subject.compute([atoms for q in questions for atoms in q.structures]))
     found = [q.judge([next(answers) for _ in q.structures]) for q in questions]
-    again = [
-        k
-        for k, findings in enumerate(found)
-        if questions[k].finer and any(f.error > f.limit for f in findings)
-    ]
-    shorter = [questions[k].finer() for k in again]
-    for k, finer in zip(again, ask(subject, shorter) if again else [], strict=True):
+    failed = [k for k, own in enumerate(found) if any(f.error > f.limit for f in own)]
+    failed = [k for k in failed if questions[k].finer]
+    again = ask(subject, [questions[k].finer() for k in failed]) if failed else []
+    for k, finer in zip(failed, again, strict=True):
         pairs = zip(found[k], finer, strict=True)
         found[k] = [new if new.error < old.error / _FINER else old for old, new in pairs]
     return found
@@ -103,11 +103,9 @@ def line(atoms: ase.Atoms, rng) -> list[ase.Atoms]:
     direction = rng.choice([-1.0, 1.0], (len(atoms), 3))
     strain = rng.choice([-1.0, 1.0], (3, 3)) / _REACH
     strain = _APART * (strain + strain.T) / 2 * np.outer(atoms.pbc, atoms.pbc)
-    points = []
-    for k in range(_POINTS):
-        point = strained(atoms, k * strain) if atoms.pbc.any() else atoms
-        points.append(moved(point, k * _APART * direction))
-    return points
+    numbers, is_periodic = range(_POINTS), atoms.pbc.any()
+    points = [strained(atoms, k * strain) if is_periodic else atoms for k in numbers]
+    return [moved(point, k * _APART * direction) for k, point in zip(numbers, points, strict=True)]
 
 
 def rounding(answers: list[Answer]) -> Rounding:
@@ -126,8 +124,8 @@ def rounding(answers: list[Answer]) -> Rounding:
         return max(float(np.sqrt(squares / 70)), least)
 
     stresses = [a.stress for a in answers if a.stress is not None] or [[0.0]]
-    energies, forces = ([getattr(a, name) for a in answers] for name in ("energy", "forces"))
-    return Rounding(deviation(energies), deviation(forces), deviation(stresses))
+    parts = [a.energy for a in answers], [a.forces for a in answers], stresses
+    return Rounding(*map(deviation, parts))
 
 
 def scales(answer: Answer) -> Rounding:
@@ -232,7 +230,7 @@ def stresses(atoms: ase.Atoms, noise: Rounding, level: int = 0) -> list[Question
         likely = _likely_stress(first.stress, slopes, limits)
         errors = np.abs(first.stress - slopes)
         worst = int(np.argmax(errors / limits))
-        return [Finding(errors[worst], limits[worst], "eV/Å³", likely or AXES[worst])]
+        return [Finding(errors[worst], limits[worst], "eV/Å³", likely or _AXES[worst])]
 
     finer = None if level == _LEVELS else lambda: stresses(atoms, noise, level + 1)[0]
     return [Question("stress", structures, judge, finer)]
@@ -249,11 +247,8 @@ def _likely_stress(stress, slopes, limits) -> str:
         "xx yy zz xy yz xz, the order of VASP": stress[[0, 1, 2, 4, 5, 3]],
         "yz and xy are exchanged": stress[[0, 1, 2, 5, 4, 3]],
     }
-    scale = np.abs(slopes).max()
-    for name, right in mistakes.items():
-        if np.abs(right - slopes).max() <= max(limits.max(), 1e-3 * scale):
-            return name
-    return ""
+    most = max(limits.max(), 1e-3 * np.abs(slopes).max())
+    return next((name for name, s in mistakes.items() if np.abs(s - slopes).max() <= most), "")
 
 
 def apart(found: Answer, expected: Answer, noise: Rounding, factor: int = 1) -> list[Finding]:
@@ -284,26 +279,24 @@ def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     order = rng.permutation(count)
     images = rng.integers(-2, 3, (count, 3)) * atoms.pbc
 
-    def turned(answer, matrix):
-        stress = answer.stress
-        if stress is not None:
-            whole = np.zeros((3, 3))
-            for value, (i, j) in zip(stress, _VOIGT, strict=True):
-                whole[i, j] = whole[j, i] = value
-            whole = matrix.T @ whole @ matrix
-            stress = np.array([whole[i, j] for i, j in _VOIGT])
-        return answer._replace(forces=answer.forces @ matrix, stress=stress)
-
-    def transformed(matrix):
+    def turned(matrix):
         copy = atoms.copy()
         copy.set_cell(atoms.cell.array @ matrix)
         copy.positions = atoms.positions @ matrix
-        return copy
+
+        def follow(answer):
+            stress = answer.stress
+            if stress is not None:
+                whole = matrix.T @ voigt_6_to_full_3x3_stress(stress) @ matrix
+                stress = full_3x3_to_voigt_6_stress(whole)
+            return answer._replace(forces=answer.forces @ matrix, stress=stress)
+
+        return copy, follow
 
     changes = {
         "translation": (moved(atoms, rng.uniform(-3, 3, 3)), lambda a: a),
-        "rotation": (transformed(rotation), lambda a: turned(a, rotation)),
-        "inversion": (transformed(-np.eye(3)), lambda a: turned(a, -np.eye(3))),
+        "rotation": turned(rotation),
+        "inversion": turned(-np.eye(3)),
         "permutation": (atoms[order], lambda a: a._replace(forces=a.forces[order])),
     }
     if atoms.pbc.any():
@@ -323,14 +316,22 @@ def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
 
         questions.append(Question("supercell", [atoms, larger], twice))
     if not atoms.pbc.any() and count > 1:
-        half = count // 2
-        first, second = atoms[:half], moved(atoms[half:], [100.0, 0, 0])
+        first, second = atoms[: count // 2], moved(atoms[count // 2 :], [100.0, 0, 0])
 
         def added(answers):
             one, other, both = answers
             forces = np.concatenate([one.forces, other.forces])
-            sum_ = one._replace(energy=one.energy + other.energy, forces=forces)
-            return apart(both, sum_, noise)
+            return apart(both, one._replace(energy=one.energy + other.energy, forces=forces), noise)
 
         questions.append(Question("separated", [first, second, first + second], added))
     return questions
+
+
+def isolated(elements, noise: float) -> Question:
+    """Ask whether an atom of each element alone is free of force, to a rounding in eV/Å."""
+
+    def free(answers):
+        limit = SIGMAS * noise
+        return [Finding(np.abs(a.forces).max(), limit, UNITS[1], a.error or "") for a in answers]
+
+    return Question("isolated", [ase.Atoms([z], [[0.0, 0.0, 0.0]]) for z in elements], free)

@@ -63,6 +63,8 @@ CHECKS = {
     ),
 }
 """Each check by name: as it is printed, and what a failure means for a user."""
+QUESTIONS = tuple(CHECKS)[2:13]
+"""The checks that are questions about single structures, from "forces" to "isolated"."""
 _HARMLESS = {"eV": 1e-9, "eV/Å": 1e-9, "eV/Å³": 1e-11}
 _BY_DIFFERENCES = ("forces", "atoms", "stress", "path")
 """What is beyond the rounding and yet too small to matter is noted, and not a failure; where the

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import ase
 import numpy as np
 
-from eqfuse.certify.paths import Path, Walk
+from eqfuse.certify.paths import Walk
 from eqfuse.certify.questions import (
     SIGMAS,
     Finding,
@@ -21,7 +21,7 @@ from eqfuse.certify.questions import (
     moved,
     strained,
 )
-from eqfuse.certify.subjects import Answer, Subject
+from eqfuse.certify.subjects import Subject
 
 _BEYOND, _WITHIN = 0.13 * 1.2 ** np.arange(18), 1.0
 """Å, of the length at which two atoms begin to act: where they begin, and how far they go."""
@@ -31,7 +31,7 @@ _COMPARED = 8  # structures of a chain
 
 def small_steps(
     subject: Subject,
-    pairs: Sequence[tuple[Path, Walk]],
+    walks: Sequence[Walk],
     cells: Sequence[tuple[ase.Atoms, Rounding]],
     other: ase.Atoms,
     precision: str,
@@ -40,22 +40,12 @@ def small_steps(
     """Return findings of the question "history", with how the structure was reached.
 
     Args:
-      pairs: paths of two atoms, and what was computed along them, outwards.
+      walks: along paths of two atoms, outwards.
       cells: periodic structures of some atoms, and their rounding.
       other: a structure with another number of atoms, after which no list can be kept.
       precision: see `eqfuse.certify.questions.precision_of`.
     """
-
-    def compared(how: str, atoms: ase.Atoms, found: Answer, expected: Answer, noise: Rounding):
-        if found.error and expected.error:  # of another question
-            return []
-        findings = apart(found, expected, noise)
-        if any(f.error > f.limit for f in findings):  # a short distance may have more rounding
-            there = measure(atoms, subject.compute(line(atoms, rng)), precision)
-            findings = apart(found, expected, Rounding(*map(max, noise, there)))
-        return [(how, finding) for finding in findings]
-
-    chains = [chain for pair in pairs for chain in _inwards(*pair)]
+    chains = [chain for walk in walks for chain in _inwards(walk)]
     chains += [chain for cell in cells for chain in _chains(*cell, rng)]
     findings, known = [], {}
     for how, chain, wanted, noise in chains:
@@ -64,17 +54,23 @@ def small_steps(
         new = {key: chain[k] for k, key in keys.items() if key not in known}
         known |= zip(new, subject.fresh(list(new.values()), other), strict=True)
         for k, key in keys.items():
-            findings += compared(how, chain[k], found[k], known[key], noise)
+            if found[k].error and known[key].error:  # of another question
+                continue
+            own = apart(found[k], known[key], noise)
+            if any(f.error > f.limit for f in own):  # a short distance may have more rounding
+                there = measure(chain[k], subject.compute(line(chain[k], rng)), precision)
+                own = apart(found[k], known[key], Rounding(*map(max, noise, there)))
+            findings += [(how, finding) for finding in own]
     return findings
 
 
-def _inwards(path: Path, walk: Walk):
+def _inwards(walk: Walk):
     """Yield two atoms that both move, from beyond the length at which they begin to act.
 
     A list with too small a skin lacks a pair that was a little farther away and comes nearer by
     almost twice that, so that they begin at several distances.
     """
-    r, energy, force, noise = walk.distances, walk.energies, walk.forces, walk.noise
+    r, energy, force, _, noise, path = walk
     acts = np.abs(energy - energy[-1]) > SIGMAS * noise.energy
     acts |= np.abs(force) > SIGMAS * noise.forces
     if not (np.isfinite(energy).all() and acts.any() and (last := r[acts].max()) > 2 * _WITHIN):
@@ -96,7 +92,8 @@ def _inwards(path: Path, walk: Walk):
 def _chains(atoms: ase.Atoms, noise: Rounding, rng):
     """Yield how a chain of structures goes, the chain, the numbers compared, and the rounding.
 
-    Steps are shorter than the 0.3 Å or so after which a list is made anew.
+    Steps are shorter than the 0.3 Å or so after which a list is made anew. Those compared are
+    spaced evenly, with the last and without the first.
     """
 
     def shrunk(factor: float) -> ase.Atoms:
@@ -112,9 +109,5 @@ def _chains(atoms: ase.Atoms, noise: Rounding, rng):
         ("shrinking by 1 %", [strained(atoms, x * np.eye(3)) for x in sizes]),
         ("atoms moving by 0.05 Å", [moved(atoms, 0.05 * k * directions) for k in range(21)]),
     ):
-        yield f"{atoms.info['name']}, {how}", chain, _some(chain), noise
-
-
-def _some(chain: Sequence) -> list[int]:
-    """Return evenly spaced numbers of a chain, with the last and without the first."""
-    return np.linspace(0, len(chain) - 1, _COMPARED + 1)[1:].round().astype(int).tolist()
+        wanted = np.linspace(0, len(chain) - 1, _COMPARED + 1)[1:].round().astype(int).tolist()
+        yield f"{atoms.info['name']}, {how}", chain, wanted, noise

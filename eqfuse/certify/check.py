@@ -13,11 +13,10 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.certify import questions as asked
-from eqfuse.certify.paths import Walk, paths_of, walk
+from eqfuse.certify.paths import Walk, paths_of, small_steps, walk
 from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.rows import CHECKS, QUESTIONS, REPEATS, Row, worst_of
-from eqfuse.certify.steps import small_steps
 from eqfuse.certify.structures import made_structures, rattled
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures

@@ -127,13 +127,9 @@ class Compare:
     python_a: Path | None = setting(None, "Python of its environment")
     dtype_a: Literal["float32", "float64"] | None = setting(None, "of a run")
     backend_a: str | None = setting(None, "of the ops of a run")
-    threads_a: int | None = setting(None, "processors that it may use", POSITIVE)
-    batch_a: int | None = setting(None, "structures of a run at once", POSITIVE)
     python_b: Path | None = setting(None, "Python of its environment")
     dtype_b: Literal["float32", "float64"] | None = setting(None, "of a run")
     backend_b: str | None = setting(None, "of the ops of a run")
-    threads_b: int | None = setting(None, "processors that it may use", POSITIVE)
-    batch_b: int | None = setting(None, "structures of a run at once", POSITIVE)
 
 
 @command.of(Compare)
@@ -141,7 +137,7 @@ def main(options: Compare) -> int:
     frames, subjects = frames_of(options.file, options.frames, options.types), []
     try:
         for name in ("a", "b"):
-            own = "python", "dtype", "backend", "threads", "batch"
+            own = "python", "dtype", "backend"
             kinds = {k: getattr(options, f"{k}_{name}") for k in own}
             require_backend(kinds["backend"])
             subjects.append(open_subject(getattr(options, name), **kinds))

@@ -4,7 +4,6 @@ Limits follow from the rounding that the potential itself shows (`rounding`): wh
 and what passes in float64 differ by many orders, and a limit of one hides the faults of the other.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ _LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
 _REACH = 5.0  # Å, by which a strain moves neighbours
 _FINER, _LEVELS = 4, 3  # times shorter are differences that are taken again, so often at most
 _STENCIL = (-3, -2, -1, 1, 2, 3)
-_VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 _AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
 UNITS = ("eV", "eV/Å", "eV/Å³")
 """Of energy, forces and stress."""
@@ -176,25 +174,44 @@ def _slope(energies, step: float) -> tuple[float, float]:
     return sixth, 10 * abs(sixth - fourth) + 0.05 * abs(fourth - second)
 
 
+def _is_slope(name, atoms, changes, exact, noise, which, remark, per=1.0, level=0) -> Question:
+    """Ask whether what is `exact` in an answer is the slope of the energy by each of some changes.
+
+    Args:
+      changes: functions that apply a length, Å, to a structure.
+      which: of `UNITS` and `noise` that of exact is; slopes are divided by `per`.
+      remark: function of what is exact, slopes and limits of them, and the number of the worst.
+    """
+    step = noise.step / _FINER**level
+
+    def judge(answers):
+        first, *others = answers
+        if (given := exact(first)) is None:
+            return []
+        groups = np.reshape([a.energy for a in others], (len(changes), -1))
+        slopes, apart = np.transpose([_slope(group, step) for group in groups]) / per
+        limits = apart + _OF_SLOPES * (noise.energy / (step * per) + noise[which])
+        errors = np.abs(given - slopes)
+        k = int(np.argmax(errors / limits))
+        return [Finding(errors[k], limits[k], UNITS[which], remark(given, slopes, limits, k))]
+
+    lines = [atoms, *(change(k * step) for change in changes for k in _STENCIL)]
+    given = name, atoms, changes, exact, noise, which, remark, per, level + 1
+    return Question(name, lines, judge, (lambda: _is_slope(*given)) if level < _LEVELS else None)
+
+
 def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     """Ask whether forces are the slope of the energy, all atoms at once and each atom alone."""
-    questions = []
 
-    def along(name, direction, remark, level=0):
-        step = noise.step / _FINER**level
+    def along(name, direction, remark):
+        def exact(answer):
+            return -(answer.forces * direction).sum()
 
-        def judge(answers):
-            first, *others = answers
-            slope, apart = _slope([a.energy for a in others], step)
-            limit = apart + _OF_SLOPES * (noise.energy / step + noise.forces)
-            return [Finding(abs(slope + (first.forces * direction).sum()), limit, "eV/Å", remark)]
+        changes = [lambda length: moved(atoms, length * direction)]
+        return _is_slope(name, atoms, changes, exact, noise, 1, lambda *_: remark)
 
-        lines = [atoms, *(moved(atoms, k * step * direction) for k in _STENCIL)]
-        finer = functools.partial(along, name, direction, remark, level + 1)
-        return Question(name, lines, judge, finer if level < _LEVELS else None)
-
-    for _ in range(_DIRECTIONS):
-        questions.append(along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), ""))
+    everywhere = [rng.choice([-1.0, 1.0], (len(atoms), 3)) for _ in range(_DIRECTIONS)]
+    questions = [along("forces", direction, "") for direction in everywhere]
     for atom in range(len(atoms) if len(atoms) <= 12 else 0):
         direction = np.zeros((len(atoms), 3))
         direction[atom] = rng.choice([-1.0, 1.0], 3)
@@ -209,37 +226,20 @@ def strained(atoms: ase.Atoms, strain) -> ase.Atoms:
     return copy
 
 
-def stresses(atoms: ase.Atoms, noise: Rounding, level: int = 0) -> list[Question]:
+def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
     """Ask whether each component of the stress is the slope of the energy by that strain."""
     if not (atoms.pbc.all() and atoms.cell.rank == 3):
         return []
-    step, volume = noise.step / (_REACH * _FINER**level), atoms.get_volume()
-    structures = [atoms]
-    for i, j in _VOIGT:
-        strain = np.zeros((3, 3))
-        strain[i, j] = strain[j, i] = 1.0 if i == j else 0.5
-        structures += [strained(atoms, k * step * strain) for k in _STENCIL]
-
-    def judge(answers):
-        first, *others = answers
-        if first.stress is None:
-            return []
-        groups = np.reshape([a.energy for a in others], (6, len(_STENCIL)))
-        slopes, apart = np.transpose([_slope(group, step) for group in groups]) / volume
-        limits = apart + _OF_SLOPES * (noise.energy / (step * volume) + noise.stress)
-        likely = _likely_stress(first.stress, slopes, limits)
-        errors = np.abs(first.stress - slopes)
-        worst = int(np.argmax(errors / limits))
-        return [Finding(errors[worst], limits[worst], "eV/Å³", likely or _AXES[worst])]
-
-    finer = None if level == _LEVELS else lambda: stresses(atoms, noise, level + 1)[0]
-    return [Question("stress", structures, judge, finer)]
+    strains = [voigt_6_to_full_3x3_stress(one) for one in np.diag([1, 1, 1, 0.5, 0.5, 0.5])]
+    changes = [lambda length, s=s: strained(atoms, length / _REACH * s) for s in strains]
+    given = changes, lambda answer: answer.stress, noise, 2, _likely_stress
+    return [_is_slope("stress", atoms, *given, atoms.get_volume() / _REACH)]
 
 
-def _likely_stress(stress, slopes, limits) -> str:
-    """Return what a wrong stress is, if a usual mistake makes it right."""
+def _likely_stress(stress, slopes, limits, worst: int) -> str:
+    """Return what a wrong stress is, if a usual mistake makes it right; or its worst component."""
     if (np.abs(stress - slopes) <= limits).all():
-        return ""
+        return _AXES[worst]
     mistakes = {
         "the sign is opposite": -stress,
         "it is in kbar": stress / _KBAR,
@@ -248,7 +248,8 @@ def _likely_stress(stress, slopes, limits) -> str:
         "yz and xy are exchanged": stress[[0, 1, 2, 5, 4, 3]],
     }
     most = max(limits.max(), 1e-3 * np.abs(slopes).max())
-    return next((name for name, s in mistakes.items() if np.abs(s - slopes).max() <= most), "")
+    right = (name for name, s in mistakes.items() if np.abs(s - slopes).max() <= most)
+    return next(right, _AXES[worst])
 
 
 def apart(found: Answer, expected: Answer, noise: Rounding, factor: int = 1) -> list[Finding]:

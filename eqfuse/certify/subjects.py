@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.predict import predict
 
 _ATOMS_AT_ONCE = 500
-_THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 class Answer(NamedTuple):
@@ -100,20 +98,18 @@ class Run(Subject):
     Args:
       run: see `eqfuse.Calculator`.
       dtype: "float64" if not given, whatever the run was trained in.
-      batch: structures at once; as many as fit into some hundred atoms if not given.
       options: which, backend: see `eqfuse.Calculator`.
     """
 
-    def __init__(self, run, *, dtype=None, batch: int | None = None, **options):
+    def __init__(self, run, *, dtype=None, **options):
         calculator = Calculator(run, dtype=dtype or "float64", **options)
         super().__init__(calculator, str(run), ("eqfuse",))
-        self._network, self._batch = calculator.network, batch
-        self.elements = self._network.species
+        self._network, self.elements = calculator.network, calculator.species
         self.has_inversion = not self._network.metadata["model_fields"].get("so3", False)
 
     def compute(self, structures):
         """Compute structures in batches; where a batch has an error, one after the other."""
-        batch = self._batch or max(1, _ATOMS_AT_ONCE // max(map(len, structures)))
+        batch = max(1, _ATOMS_AT_ONCE // max(map(len, structures)))
         try:
             found = predict(self._network, structures, batch_size=batch)
         except DataError:
@@ -132,20 +128,17 @@ class Remote(Subject):
     Args:
       name: see `worker.build`.
       python: of the environment; None for this one.
-      threads: processors that it may use; None for all.
     Raises:
       DataError: the calculator cannot be made there; with what it says.
     """
 
-    def __init__(self, name: str, python: str | Path | None = None, threads: int | None = None):
+    def __init__(self, name: str, python: str | Path | None = None):
         super().__init__(None, name, (name.partition(":")[0].partition(".")[0],))
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it is closed with the process
-        command = [str(python or sys.executable), worker.__file__, name, str(threads or 0)]
-        of_threads = dict.fromkeys(_THREADS, str(threads)) if threads else {}
+        command = [str(python or sys.executable), worker.__file__, name]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
-        options = pipes | {"text": True, "env": os.environ | of_threads}
         try:
-            self._process = subprocess.Popen(command, **options)
+            self._process = subprocess.Popen(command, **pipes, text=True)
         except OSError as error:
             self._log.close()
             raise DataError(f"python={python} cannot be run: {error.strerror}") from error
@@ -186,29 +179,24 @@ class Remote(Subject):
         self._log.close()
 
 
-def open_subject(name: str, *, python=None, threads=None, batch=None, **of_run) -> Subject:
+def open_subject(name: str, *, python=None, **of_run) -> Subject:
     """Return the potential that an argument of a command names, a run or `module:function(...)`.
 
     Args:
       name: of it.
-      python, threads: see `Remote`; a run gets a process of its own for a number of threads.
-      batch: see `Run`.
+      python: see `Remote`.
       of_run: `which`, `dtype` and `backend` of a run.
     Raises:
       CheckpointError, DataError: there is none, or an option that is not for it.
     """
     named = {option: value for option, value in of_run.items() if value is not None}
-    is_run = ":" not in name or Path(name).exists()
-    if not is_run and (batch is not None or named):
-        options = ", ".join(f"{k}=" for k in [*named, *(["batch"] if batch else [])])
-        raise DataError(f"{options}: of a run only; give options of {name} between its parentheses")
-    if not is_run:
-        return Remote(name, python, threads)
+    if ":" in name and not Path(name).exists():
+        if named:
+            options = ", ".join(f"{option}=" for option in named)
+            raise DataError(
+                f"{options}: of a run only; give options of {name} between its parentheses"
+            )
+        return Remote(name, python)
     if python is not None:
         raise DataError("python= is for calculators, module:function(arguments); a run needs none")
-    if threads is None:
-        return Run(name, batch=batch, **named)
-    if batch is not None:
-        raise DataError("threads= computes one structure at a time: leave out batch=")
-    options = "".join(f", {k}={v!r}" for k, v in ({"dtype": "float64"} | named).items())
-    return Remote(f"eqfuse:Calculator({str(name)!r}{options})", threads=threads)
+    return Run(name, **named)

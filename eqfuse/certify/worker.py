@@ -127,21 +127,18 @@ def serve():
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.insert(0, os.getcwd())
-    name, threads = sys.argv[1], int(sys.argv[2])
-    if threads:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
     def reply(message: dict):
         replies.write(as_line(message))
         replies.flush()
 
     try:
-        calculator = build(name)
+        calculator = build(sys.argv[1])
     except Exception as error:
         reply({"error": f"{type(error).__name__}: {error}"})
         return
     reply({"ready": True})
-    new = functools.cache(lambda: build(name))
+    new = functools.cache(lambda: build(sys.argv[1]))
     for line in sys.stdin:
         reply(answer(calculator, new=new, **json.loads(line)))
 

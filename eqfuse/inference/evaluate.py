@@ -5,9 +5,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import rich.console
-import rich.table
-import rich.text
 import scipy.stats
 
 from eqfuse import data
@@ -151,19 +148,15 @@ def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | 
 
 
 def _print(rows: list[dict]):
+    """Print the table, of which no number is cut where a line is longer than the terminal."""
     title, heads = "energy in meV/atom, forces in meV/Å", _HEADS
     if "stress_mae_mev_per_a3" in rows[0]:
         title, heads = f"{title}, stress in meV/Å^3", (*heads, "S MAE", "S RMSE")
-    table = rich.table.Table(title=title)
-    for head in heads:
-        table.add_column(head, justify="left" if head == "group" else "right")
-    for row in rows:
-        group, frames, atoms, *errors = [v for k, v in row.items() if not k.endswith("_frames")]
-        shown = ["" if error is None else f"{error:.2f}" for error in errors]
-        # a group may be named by anything, markup of rich's too
-        table.add_row(rich.text.Text(group), str(frames), str(atoms), *shown)
-    console = rich.console.Console()
-    options = console.options.update_width(1000)
-    # no number is cut where the terminal, or 80 columns for a file, is too narrow
-    console.width = max(console.width, console.measure(table, options=options).maximum)
-    console.print(table)
+    shown = {str: str, int: str, float: "{:.2f}".format, type(None): lambda _: ""}
+    cells = [[v for k, v in row.items() if not k.endswith("_frames")] for row in rows]
+    cells = [list(heads), *([shown[type(v)](v) for v in row] for row in cells)]
+    width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+    print(title)
+    for group, *numbers in cells:
+        aligned = (cell.rjust(size) for cell, size in zip(numbers, widths, strict=True))
+        print("  ".join([group.ljust(width), *aligned]).rstrip())

@@ -205,9 +205,7 @@ def unlike_training(network: Network, structures: Sequence[Structure]) -> list[s
     known = network.metadata.get("statistics", {})
     # of another network, or one that was converted, it is not known what it was trained on
     periodic = known.get("periodic", False) and "started_from" not in network.metadata
-    for s in structures:
-        if s.pbc.any() or s.num_atoms < _SEVERAL:
-            continue
+    for s in (s for s in structures if not s.pbc.any() and s.num_atoms >= _SEVERAL):
         where = s.origin or "the structure"
         if APERIODIC in s.remarks:
             texts.append(f"{where} has {APERIODIC}: should it be periodic?")

@@ -68,33 +68,36 @@ def test_stress_errors(rng):
 @pytest.mark.usefixtures("pictures")
 def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, capsys):
     """With the numbers of frames that have each label, in every group."""
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole, out, frames = tmp_path / "whole", tmp_path / "out", ase.io.read(typed, ":")
     assert evaluate([str(run), str(typed), "--out", str(whole)]) == 0
     printed = capsys.readouterr().out
     assert "config_type slab[/x]" in printed
     assert "of 20 frames" not in printed
-    pairs = list(
-        zip(ase.io.read(whole / "predictions.xyz", ":"), ase.io.read(typed, ":"), strict=True)
-    )
+    predictions = ase.io.read(whole / "predictions.xyz", ":")
+    pairs = list(zip(predictions, frames, strict=True))
     energy = [(p.get_potential_energy() - r.get_potential_energy()) / 3 for p, r in pairs]
     forces = np.array([p.get_forces() - r.get_forces() for p, r in pairs])
     rows = grouped(whole)
     kinds = {"config_type slab[/x]", "config_type slab[red]"}
     assert set(rows) == {"all", *kinds, "element H", "element O"}
-    assert_rmse(rows["all"], "energy_rmse_mev_per_atom", energy)
-    assert_rmse(rows["config_type slab[/x]"], "energy_rmse_mev_per_atom", energy[:8])
-    assert_rmse(rows["config_type slab[red]"], "forces_rmse_mev_per_a", forces[8:])
-    assert_rmse(rows["element O"], "forces_rmse_mev_per_a", forces[:, pairs[0][0].numbers == 8])
+    of_oxygen = forces[:, frames[0].numbers == 8]
+    for group, name, errors in (
+        ("all", "energy_rmse_mev_per_atom", energy),
+        ("config_type slab[/x]", "energy_rmse_mev_per_atom", energy[:8]),
+        ("config_type slab[red]", "forces_rmse_mev_per_a", forces[8:]),
+        ("element O", "forces_rmse_mev_per_a", of_oxygen),
+    ):
+        assert_rmse(rows[group], name, errors)
     mae = 1e3 * np.mean(np.abs(forces))
     assert float(rows["all"]["forces_mae_mev_per_a"]) == pytest.approx(mae, rel=1e-5)
+    assert f"  {mae:.2f}  " in next(line for line in printed.splitlines() if "all" in line)
     assert rows["element H"]["energy_mae_mev_per_atom"] == ""
     assert matplotlib.image.imread(whole / "parity.png").std() > 0
 
-    frames, file = ase.io.read(typed, ":"), tmp_path / "some.xyz"
-    for atoms in frames[:3]:
-        del atoms.calc.results["forces"]
-    for atoms in frames[5:12]:
-        del atoms.calc.results["energy"]
+    file = tmp_path / "some.xyz"
+    for name, some in (("forces", frames[:3]), ("energy", frames[5:12])):
+        for atoms in some:
+            del atoms.calc.results[name]
     ase.io.write(file, frames, format="extxyz")
     assert evaluate([str(run), str(file), "--out", str(out)]) == 0
     counts = "energy in 13 of 20 frames\nforces in 17 of 20 frames\n"
@@ -116,24 +119,30 @@ def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, cap
 
 def test_a_file_without_energies(run, water, tmp_path, capsys):
     frames, file, out = ase.io.read(water, ":"), tmp_path / "forces.xyz", tmp_path / "out"
+
+    def evaluated(out, *more):
+        ase.io.write(file, frames, format="extxyz")
+        code = evaluate([str(run), str(file), "--out", str(out), *more])
+        return code, *capsys.readouterr()
+
     for atoms in frames:
         atoms.info["other"] = atoms.calc.results.pop("energy")
-    ase.io.write(file, frames, format="extxyz")
-    assert evaluate([str(run), str(file), "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
+    code, printed, _ = evaluated(out)
+    assert code == 0
     assert (
         "energy in 0 of 20 frames: no energy under the key 'energy'; candidates: other" in printed
     )
     row = grouped(out)["all"]
     assert row["energy_mae_mev_per_atom"] == ""
     assert float(row["forces_mae_mev_per_a"]) > 0
-    assert evaluate([str(run), str(file), "--energy-key", "E", "--out", str(tmp_path / "no")]) == 2
-    assert "in none of 20 frames: no energy under the key 'E'" in capsys.readouterr().err
+    code, _, error = evaluated(tmp_path / "no", "--energy-key", "E")
+    assert code == 2
+    assert "in none of 20 frames: no energy under the key 'E'" in error
     for atoms in frames:
         del atoms.calc.results["forces"]
-    ase.io.write(file, frames, format="extxyz")
-    assert evaluate([str(run), str(file), "--out", str(tmp_path / "no")]) == 2
-    assert "no energy under the key 'energy'" in capsys.readouterr().err
+    code, _, error = evaluated(tmp_path / "no")
+    assert code == 2
+    assert "no energy under the key 'energy'" in error
     assert not (tmp_path / "no").exists()
 
 

@@ -407,10 +407,9 @@ class Evaluator:
             )
 
         with self.program.lock:
-            fitting = list(filter(fits, self.program.sizes))
-            if fitting:
-                chosen = min(fitting, key=lambda sizes: (sizes.edges, *sizes))
-            else:
+            fitting = filter(fits, self.program.sizes)
+            chosen = min(fitting, key=lambda sizes: (sizes.edges, *sizes), default=None)
+            if chosen is None:
                 chosen = self._new_sizes(needed) if now is None else now._replace(edges=limit)
                 self.program.sizes.append(chosen)
         self._used.add(chosen)

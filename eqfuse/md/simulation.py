@@ -142,9 +142,9 @@ class _Simulation:
                 self._members.append(Member(atoms, self._network, settings))
         for text in unlike_training(self._network, as_structures(frames)):
             warn(text)
-        pbc = self._members[0].atoms.pbc
-        for number, member in enumerate(self._members):
-            if (member.atoms.pbc != pbc).any():
+        pbc = frames[0].pbc
+        for number, atoms in enumerate(frames):
+            if (atoms.pbc != pbc).any():
                 raise DataError(
                     f"structures 0 and {number} are not periodic in the same directions; those of "
                     "one batch must be: simulate them apart"
@@ -309,8 +309,7 @@ class _Simulation:
             "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
-        arrays["listed"], arrays["listed_cell"] = self._stepper.listed
-        room = self._stepper.room
+        (arrays["listed"], arrays["listed_cell"]), room = self._stepper.listed, self._stepper.room
         metadata = {
             "kind": "md",
             "simulation_format": _FORMAT,

@@ -17,7 +17,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.data import DataError
-from eqfuse.data.neighbors import COINCIDENT, require_apart, spatial_order
+from eqfuse.data.neighbors import COINCIDENT, LEAST_DISTANCE, neighbor_list, spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference.lists import (
     Pairs,
@@ -352,7 +352,8 @@ class Evaluator:
         k = int(np.searchsorted(ends, atom, side="right"))
         positions, cell = structures[k]
         with naming(listed.names and listed.names[k]):
-            require_apart(Placed(None, positions, cell, listed.pbc[k]))
+            reach, least = self.network.cutoff, LEAST_DISTANCE
+            neighbor_list(positions, cell, listed.pbc[k], reach, least=least)  # refuses near ones
             raise DataError(
                 f"the network gives an energy or force of atom {atom - ends[k] + len(positions)} "
                 "that is not finite; see that the structure is like those of training"

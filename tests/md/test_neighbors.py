@@ -17,7 +17,7 @@ def structures():
     small = ase.Atoms("Cu2", [[0, 0, 0], [1, 2, 1]], cell=2.5 * sheared, pbc=True)
     cell = ase.build.bulk("Cu", cubic=True)
     cell.rattle(0.1, seed=0)
-    large = cell.repeat((4, 4, 5))
+    large = cell.repeat((4, 5, 5))
     large.set_cell(large.cell.array @ sheared, scale_atoms=True)
     large.positions += rng.integers(-2, 3, (len(large), 3)) @ large.cell.array
     wire = cell.repeat((1, 1, 7))

@@ -218,7 +218,7 @@ class Certificate:
         line = self.subject.compute(asked.line(atoms, self._rng))
         noise = asked.measure(atoms, line, self.precision)
         limit = _MOST_DRIFT + 1000 * SIGMAS * noise.energy / len(atoms) / self._duration
-        longest, of_steps = 2 * timestep_of(atoms.numbers), []
+        longest, of_steps = 0.5 if 1 in atoms.numbers else 2.0, []
         for timestep in (longest, longest / 2, longest / 4, longest / 8):
             steps = round(1000 * self._duration / timestep)
             options = {"timestep": timestep, "steps": steps, "temperature": self._temperature}
@@ -233,11 +233,6 @@ class Certificate:
                 break
         remark = f"{atoms.info['name']}, {self._duration:g} ps from {self._temperature:g} K"
         return Row("nve", slope, limit, "", f"{remark}: {', '.join(of_steps)}")
-
-
-def timestep_of(numbers) -> float:
-    """Return a time step of dynamics, fs, by the lightest atoms."""
-    return 0.25 if 1 in numbers else 1.0
 
 
 def drift(atoms: ase.Atoms, timestep: float, energies, velocities, forces):

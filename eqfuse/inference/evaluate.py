@@ -28,9 +28,9 @@ from eqfuse.runs.files import write_table, write_whole
 from eqfuse.runs.log import warn
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.metrics import Predicted as Relative
+from eqfuse.train.results import error_lines
 
 SOURCE = "file.txt"  # names the file that the results of a folder are of
-_HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -74,7 +74,8 @@ def main(options: Evaluate):
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     write_atoms(folder / "predictions.xyz", frames, "extxyz")
     _draw_parity(structures, predicted, folder / "parity.png")
-    _print(rows)
+    units, lines = error_lines(rows)
+    print("\n".join([units, *lines]))
     if hint := stress_hint(structures, predicted):
         warn(hint)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):
@@ -145,18 +146,3 @@ def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | 
         f"errors of the forces are {ratio:.2g} times the spread (RMS), and their "
         f"rank correlation with it is {rank:.2f}"
     )
-
-
-def _print(rows: list[dict]):
-    """Print the table, of which no number is cut where a line is longer than the terminal."""
-    title, heads = "energy in meV/atom, forces in meV/Å", _HEADS
-    if "stress_mae_mev_per_a3" in rows[0]:
-        title, heads = f"{title}, stress in meV/Å^3", (*heads, "S MAE", "S RMSE")
-    shown = {str: str, int: str, float: "{:.2f}".format, type(None): lambda _: ""}
-    cells = [[v for k, v in row.items() if not k.endswith("_frames")] for row in rows]
-    cells = [list(heads), *([shown[type(v)](v) for v in row] for row in cells)]
-    width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-    print(title)
-    for group, *numbers in cells:
-        aligned = (cell.rjust(size) for cell, size in zip(numbers, widths, strict=True))
-        print("  ".join([group.ljust(width), *aligned]).rstrip())

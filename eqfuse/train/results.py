@@ -124,7 +124,7 @@ def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
 def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Return the heads of the columns of errors that some row has, and the texts of the rows."""
     keys = [key for key in _COLUMNS if any(key in row for row in rows)]
-    first = ("set", "group", "frames", "atoms")
+    first = [name for name in ("set", "group", "frames", "atoms") if name in rows[0]]
     texts = [
         [printable(row[name]) for name in first]
         + ["-" if row.get(key) is None else f"{row[key]:.2f}" for key in keys]
@@ -133,23 +133,29 @@ def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     return [*first, *(_COLUMNS[key][0] for key in keys)], texts
 
 
+def error_lines(rows: list[dict]) -> tuple[str, list[str]]:
+    """Return the units of the errors of some rows, and the lines of their table in a terminal."""
+    heads, rows = _cells(rows)
+    units = "E in meV/atom, F in meV/Å" + (", S in meV/Å^3" if "S MAE" in heads else "")
+    named, lines = heads.index("frames"), []
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)][:named]
+    for row in [heads, *rows]:
+        names = [f"{name:<{width}}" for name, width in zip(row, widths, strict=False)]
+        lines.append("  ".join(["", *names, " ".join(f"{cell:>8}" for cell in row[named:])]))
+    return units, lines
+
+
 def _table(rows: list[dict], epoch: int, num_training: int) -> str:
     """Return the errors for the terminal: of all sets, and of the groups of the last one."""
     last = rows[-1]["set"]
     shown = [row for row in rows if row["set"] == last or row["group"] == "all"]
-    heads, lines = _cells(shown[:_MOST_ROWS])
-    width = max(len(line[1]) for line in lines)
-    texts = [
-        f"  {name:<10}  {group:<{width}}  " + " ".join(f"{number:>8}" for number in numbers)
-        for name, group, *numbers in [heads, *lines]
-    ]
-    head = f"errors of the best network, of epoch {epoch}: E in meV/atom, F in meV/Å"
-    head += ", S in meV/Å^3" if "S MAE" in heads else ""
+    units, lines = error_lines(shown[:_MOST_ROWS])
+    head = f"errors of the best network, of epoch {epoch}: {units}"
     if num_training > MAX_TRAINING:
         head += f" (training: the first {MAX_TRAINING} of {num_training} frames)"
     if len(shown) > _MOST_ROWS:
-        texts.append(f"  {len(shown) - _MOST_ROWS} more are in errors.csv")
-    return "\n".join([head, *texts])
+        lines.append(f"  {len(shown) - _MOST_ROWS} more are in errors.csv")
+    return "\n".join([head, *lines])
 
 
 _PICTURES = {

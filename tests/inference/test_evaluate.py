@@ -1,7 +1,6 @@
 import argparse
 import dataclasses
 import shutil
-from pathlib import Path
 
 import ase.build
 import ase.io
@@ -164,33 +163,19 @@ def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
 
 
 def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path, capsys):
-    other = tmp_path / "elsewhere" / Path(typed).name
+    other = tmp_path / "elsewhere" / typed.name
     other.parent.mkdir()
     shutil.copy(typed, other)
-    assert evaluate([str(run), str(typed)]) == 0
-    assert evaluate([str(run), str(typed)]) == 0
-    [folder] = [p.parent for p in run.glob("*/file.txt") if str(typed) in p.read_text()]
-    assert folder.name == "evaluation-md.300K"
+    for _ in range(2):
+        assert evaluate([str(run), str(typed)]) == 0
+    folder = run / "evaluation-md.300K"
+    assert (folder / "file.txt").read_text().strip() == str(typed)
     before = (folder / "errors.csv").stat()
     capsys.readouterr()
     assert evaluate([str(run), str(other)]) == 2
     assert "with out=" in capsys.readouterr().err
     assert (folder / "errors.csv").stat() == before
     assert evaluate([str(run), str(other), "--out", str(tmp_path / "out")]) == 0
-
-
-def test_bad_input_is_refused(run, copper, tmp_path, capsys):
-    for arguments, part in (
-        ([run, copper], "Cu not among"),
-        ([run, tmp_path / "none.xyz"], "no such file"),
-        ([run, "/dev/zero"], "/dev/zero is a device and not a file"),
-        ([tmp_path, copper], "no checkpoint"),
-        ([run, copper, "backend=foo"], "error: backend 'foo' is unknown"),
-    ):
-        assert evaluate([str(argument) for argument in arguments]) == 2
-        error = capsys.readouterr().err
-        assert part in error
-        assert len(error.splitlines()) == 1
 
 
 def test_labels_are_those_of_the_training(capsys):
@@ -204,33 +189,33 @@ def test_labels_are_those_of_the_training(capsys):
 def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water, tmp_path):
     """As it is sent to someone who has no folder of the run."""
     file = shutil.copy(run / "checkpoints" / "best.safetensors", tmp_path / "water.safetensors")
-    energies = []
-    for network in (run, file):
-        atoms = ase.io.read(water, 0)
-        atoms.calc = Calculator(network)
-        energies.append(atoms.get_potential_energy())
+    atoms = ase.io.read(water, 0)
+    energies = [Calculator(network).get_potential_energy(atoms) for network in (run, file)]
     assert energies[0] == energies[1]
     assert evaluate([str(file), str(water)]) == 0
     assert (tmp_path / f"evaluation-{water.stem}" / "errors.csv").exists()
 
 
-@pytest.mark.parametrize("factor", [1, -1, 1602.18])
-def test_stress_that_fits_better_of_another_sign_or_unit(trained, tmp_path, capsys, factor):
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(1, None), (-1, "as of the opposite sign"), (1602.18, "as in kbar")]
+)
+def test_stress_that_fits_better_of_another_sign_or_unit(
+    trained, tmp_path, capsys, rng, factor, expected
+):
     """The labels are the network's own, and the stress has another sign or unit."""
-    frames, rng, calculator = [], np.random.default_rng(0), Calculator(trained)
+    frames, calculator = [], Calculator(trained)
     for _ in range(8):
         atoms = ase.build.bulk("Cu", cubic=True)
         strain = np.eye(3) + 0.02 * rng.normal(size=(3, 3))
         atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
         atoms.rattle(0.05, rng=rng)
-        results = calculator.get_property
-        labels = {name: results(name, atoms) for name in ("energy", "forces", "stress")}
+        names = ("energy", "forces", "stress")
+        labels = {name: calculator.get_property(name, atoms) for name in names}
         labels["stress"] = factor * labels["stress"]
         atoms.calc = SinglePointCalculator(atoms, **labels)
         frames.append(atoms)
-    ase.io.write(tmp_path / "labelled.xyz", frames, format="extxyz")
-    out = str(tmp_path / "out")
-    assert evaluate([str(trained), str(tmp_path / "labelled.xyz"), "--out", out]) == 0
+    file, out = tmp_path / "labelled.xyz", str(tmp_path / "out")
+    ase.io.write(file, frames, format="extxyz")
+    assert evaluate([str(trained), str(file), "--out", out]) == 0
     shown = capsys.readouterr().err
-    expected = {1: "", -1: "as of the opposite sign", 1602.18: "as in kbar"}[factor]
-    assert shown == "" if not expected else f"times better {expected}" in shown
+    assert f"times better {expected}" in shown if expected else shown == ""

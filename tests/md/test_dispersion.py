@@ -28,7 +28,7 @@ def frames():
 def test_dynamics_have_the_forces_of_the_calculator_and_conserve_the_energy(
     run, frames, tmp_path, capsys
 ):
-    how = {"dispersion": "d3(bj)", "steps": 100, "timestep": 1.0, "save_every": 50}
+    how = {"dispersion": "d3(bj)", "steps": 40, "timestep": 1.0, "save_every": 20}
     last = md.run(run, frames, temperature=600, run=str(tmp_path / "md"), **how)
     assert "with d3(bj,pbe), by dftd3" in capsys.readouterr().out
     plain = eqfuse.Calculator(run)

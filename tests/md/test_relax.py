@@ -153,10 +153,5 @@ def test_what_cannot_be_relaxed_is_refused(run, frames, tmp_path, capsys):
         change(atoms)
         with pytest.raises(DataError, match=f"frame 1: .*{message}"):
             md.relax(run, [frames[0], atoms], cell=message == slab[1])
-    for arguments, message in (
-        (["nothing"], "FILE is missing: eqfuse relax RUN FILE [OUT]"),
-        (["nothing", "nowhere", "fmaxx=1"], "nearest: fmax"),
-        ([str(run), str(tmp_path / "no.xyz")], "no such file"),
-    ):
-        assert cli.main(["relax", *arguments]) == 2
-        assert message in capsys.readouterr().err
+    assert cli.main(["relax", str(run), str(tmp_path / "no.xyz")]) == 2
+    assert "no such file" in capsys.readouterr().err

@@ -91,8 +91,8 @@ class Calculator(ase.calculators.calculator.Calculator):
       CheckpointError: no readable checkpoint, or no spread that was fitted.
       ConfigError: another dispersion, or no `dftd3`.
       TypeError: an unknown argument; names the one that was probably meant.
-      ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that
-        does not run here, or a run that did not train a potential.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, or a backend that
+        does not run here.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "stresses", "free_energy")

@@ -272,9 +272,14 @@ def load_networks(run, **how) -> list[Network]:
     Args:
       run: see `find_runs`; or a `Network`, or several.
       how: they are read, see `Network`; of those that are given, the dispersion alone.
+    Raises:
+      TypeError: another option for networks that are given.
     """
     if isinstance(run, Network):
         run = [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
-        return [one.with_dispersion(how.get("dispersion")) for one in run]
+        dispersion = how.pop("dispersion", None)
+        if others := ", ".join(name for name, value in how.items() if value is not None):
+            raise TypeError(f"{others}: only of a run that is read, and a Network is given")
+        return [one.with_dispersion(dispersion) for one in run]
     return [Network(one, **how) for one in find_runs(run)]

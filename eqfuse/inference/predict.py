@@ -71,7 +71,7 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
       ConfigError: another dispersion, or no `dftd3`.
       DataError: a file that cannot be read, no structures, an element that a network does not know,
         or two atoms nearer than 0.3 Å; names the structure.
-      ValueError: another `which` or dtype, or a run that did not train a potential.
+      ValueError: another `which` or dtype.
     """
     networks = load_networks(run, **options)
     structures = as_structures(structures)

@@ -100,7 +100,7 @@ STALE = (
 )
 
 
-@pytest.fixture(scope="module", params=["float64", "float32"])
+@pytest.fixture(scope="module", params=["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def certificate(request):
     """Return the certificate of a right potential, with its rounding and a path."""
     certificate = certificate_of(Soft(request.param))

@@ -69,6 +69,10 @@ def test_atoms_are_predicted_without_their_labels(committee, copper):
     together = eqfuse.predict(run, frames, batch_size=2)
     np.testing.assert_allclose(together[1].forces, alone.forces, rtol=0, atol=1e-12)
     assert together[1].energy == pytest.approx(alone.energy, abs=1e-12)
+    with pytest.raises(TypeError, match="dtype: only of a run that is read"):
+        eqfuse.predict(load_networks(run), frames, dtype="float32")
+    with pytest.raises(TypeError, match="typo"):
+        eqfuse.predict(run, frames, typo=1)
     with pytest.raises(DataError, match="no structures"):
         eqfuse.predict(run, [])
     with pytest.raises(DataError, match="atoms 1: H, O not among"):

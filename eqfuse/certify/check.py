@@ -84,6 +84,8 @@ class Certificate:
 
     def rows(self, *names: str) -> Iterator[Row]:
         """Yield the rows of all checks, in the order of `CHECKS`, or of those that are named."""
+        if unknown := ", ".join(name for name in names if name not in CHECKS):
+            raise ValueError(f"no check is called {unknown}; there are {', '.join(CHECKS)}")
         names = names or tuple(CHECKS)
         yield from (row for row in self._of_rounding() if row.name in names)
         yield from self._of_questions([name for name in QUESTIONS if name in names])
@@ -109,10 +111,11 @@ class Certificate:
         }
         remark = "; ".join(f"{name}: {why}" for name, why in broken.items())
         rows = [Row("finite", np.nan if broken else 0.0, 0.0, "", remark)]
-        pairs = [(atoms, line) for atoms, line in pairs if atoms.info["name"] not in broken]
+        pairs = [(atoms, line) for atoms, line in pairs if all(a.is_finite for a in line)]
         if not pairs:
             raise DataError(f"{self.subject.name} computes none of the structures: {remark}")
-        self.precision, findings = asked.precision_of([line for _, line in pairs]), []
+        self.precision, self._measured = asked.precision_of([line for _, line in pairs]), []
+        findings = []
         for atoms, line in pairs:
             self._measured.append((atoms, asked.measure(atoms, line, self.precision)))
             rough, size = asked.rounding(line), asked.scales(line[0])

@@ -294,15 +294,7 @@ class Evaluator:
         return listed
 
     def padded(
-        self,
-        structures,
-        key: tuple,
-        lists,
-        species: np.ndarray,
-        *,
-        index: np.ndarray | None = None,
-        order: np.ndarray | None = None,
-        num_atoms: int | None = None,
+        self, structures, key: tuple, lists, species, *, index=None, order=None, num_atoms=None
     ) -> Listed:
         """Return known pairs as a list on the device, padded to the sizes of a program.
 

@@ -117,6 +117,17 @@ def test_a_list_that_is_not_made_anew_in_time_is_found(kept, skin, certificate):
     assert row.verdict == ("passed" if kept == "right" else "FAILED"), row
 
 
+def test_a_structure_without_numbers_leaves_out_no_other_of_its_name():
+    """Each of two molecules has a name by its formula, and one of them gives no number."""
+    pairs = [ase.Atoms("Cu2", [[0, 0, 0], [length, 0, 0]]) for length in (0.4, 2.5)]
+    certificate = certificate_of(Soft(fault="nan"), structures=pairs, duration=0)
+    [row] = certificate.rows("finite")
+    assert (row.verdict, row.remark) == ("FAILED", "Cu2: a number is not finite")
+    assert [len(atoms) for atoms, _ in certificate._measured].count(2) == 1
+    with pytest.raises(ValueError, match="no check is called force; there are finite, rounding"):
+        next(certificate.rows("force"))
+
+
 def test_a_stale_list_fails_the_question_of_history():
     row = row_of("history", Listed("0.3 since the last call"))
     assert row.verdict == "FAILED"

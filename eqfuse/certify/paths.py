@@ -187,18 +187,13 @@ def _most_abrupt(misfits, sigma: float) -> list[int]:
 
 
 def small_steps(
-    subject: Subject,
-    walks: Sequence[Walk],
-    cells: Sequence[tuple[ase.Atoms, Rounding]],
-    other: ase.Atoms,
-    precision: str,
-    rng,
+    subject: Subject, walks: Sequence[Walk], cells, other: ase.Atoms, precision: str, rng
 ) -> list[tuple[str, Finding]]:
     """Return findings of the question "history", with how the structure was reached.
 
     Args:
       walks: along paths of two atoms, outwards.
-      cells: periodic structures of some atoms, and their rounding.
+      cells: pairs of a periodic structure of some atoms and its `Rounding`.
       other: a structure with another number of atoms, after which no list can be kept.
       precision: see `eqfuse.certify.questions.precision_of`.
     """

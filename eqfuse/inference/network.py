@@ -73,15 +73,7 @@ class Network:
     """
 
     def __init__(
-        self,
-        run,
-        *,
-        which=None,
-        dtype=None,
-        backend=None,
-        radial=None,
-        head=None,
-        dispersion: str | None = None,
+        self, run, *, which=None, dtype=None, backend=None, radial=None, head=None, dispersion=None
     ):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")

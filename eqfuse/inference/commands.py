@@ -160,15 +160,14 @@ def run_info(options: Info):
         print(info())
         return
     try:
-        module, variables, metadata = load_run(options.run)
+        module, variables, _ = load_run(options.run)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     print(models.summary(module, variables))
-    if metadata["potential"] is not None:
-        network = Network(options.run)
-        print(f"  radial   {network.radial}")
-        if network.dispersion is not None:
-            print(f"  labels were less {network.dispersion}, which predictions add")
+    network = Network(options.run)
+    print(f"  radial   {network.radial}")
+    if network.dispersion is not None:
+        print(f"  labels were less {network.dispersion}, which predictions add")
     if options.file is not None:
         _print_times(network, max(read_file(options), key=lambda s: s.num_atoms))
 

@@ -206,7 +206,7 @@ class RunFolder:
         self._lock = None
         self.path = Path(run or "the folder of the run")
         if writes and settings is not None:
-            self.path = _made(run, name)
+            self.path = made(run, name)
         self.checkpoints, self.metrics = self.path / "checkpoints", self.path / "metrics.csv"
         if not writes:
             return
@@ -287,7 +287,7 @@ def require_free(run: str | Path | None):
         return
     except OSError as error:
         raise _cannot_be_made(path, error) from error
-    resumable = (path / "config.yaml").exists()
+    resumable = any((path / name).exists() for name in ("config.yaml", "settings.txt"))
     what = f"go on with it by resume={path}" if resumable else "remove it"
     raise ConfigError(
         f"run={path} exists already and is not overwritten; {what}, or name another folder"
@@ -300,7 +300,8 @@ def _is_free(path: Path) -> bool:
     return begun and not any(has_checkpoint(path, name) for name in FILES)
 
 
-def _made(run: str | Path | None, name: str) -> Path:
+def made(run: str | Path | None, name: str) -> Path:
+    """Make the folder of a new run, in runs/ if it is None; refuse one as `require_free` does."""
     require_free(run)
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for count in itertools.count(1):  # other runs of this second have lower numbers

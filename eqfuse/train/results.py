@@ -110,7 +110,7 @@ def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
 def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Return the heads of the columns of errors that some row has, and the texts of the rows."""
     keys = [key for key in _COLUMNS if any(key in row for row in rows)]
-    first = ("set", "group", "frames", "atoms")
+    first = [name for name in ("set", "group", "frames", "atoms") if name in rows[0]]
     texts = [
         [printable(row[name]) for name in first]
         + ["-" if row.get(key) is None else f"{row[key]:.2f}" for key in keys]
@@ -121,16 +121,22 @@ def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 
 def errors_text(title: str, rows: list[dict]) -> str:
     """Return the first rows of an error table, of several sets, for the terminal."""
-    heads, lines = _cells(rows[:_MOST_ROWS])
-    width = max(len(line[1]) for line in lines)
-    texts = [
-        f"  {name:<10}  {group:<{width}}  " + " ".join(f"{number:>8}" for number in numbers)
-        for name, group, *numbers in [heads, *lines]
-    ]
+    units, lines = error_lines(rows[:_MOST_ROWS])
     if len(rows) > _MOST_ROWS:
-        texts.append(f"  {len(rows) - _MOST_ROWS} more are in errors.csv")
-    stress = ", S in meV/Å^3" if "S MAE" in heads else ""
-    return "\n".join([f"{title}: E in meV/atom, F in meV/Å{stress}", *texts])
+        lines.append(f"  {len(rows) - _MOST_ROWS} more are in errors.csv")
+    return "\n".join([f"{title}: {units}", *lines])
+
+
+def error_lines(rows: list[dict]) -> tuple[str, list[str]]:
+    """Return the units of the errors of some rows, and the lines of their table in a terminal."""
+    heads, rows = _cells(rows)
+    units = "E in meV/atom, F in meV/Å" + (", S in meV/Å^3" if "S MAE" in heads else "")
+    named, lines = heads.index("frames"), []
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)][:named]
+    for row in [heads, *rows]:
+        names = [f"{name:<{width}}" for name, width in zip(row, widths, strict=False)]
+        lines.append("  ".join(["", *names, " ".join(f"{cell:>8}" for cell in row[named:])]))
+    return units, lines
 
 
 _PICTURES = {

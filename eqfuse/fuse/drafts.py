@@ -32,6 +32,14 @@ class Draft:
     slots: tuple[Slot, ...]
     values: np.ndarray  # [channels, terms]
 
+    def renamed(self, place) -> Draft:
+        """Return the draft of which `place` gives each name and the first element there."""
+        slots = []
+        for slot in self.slots:
+            name, start = place(slot.name)
+            slots.append(Slot(name, slot.elements + start, slot.component))
+        return Draft(tuple(slots), self.values)
+
 
 def drafts_of(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> list[Draft]:
     """Return the paths of a row that is made of a product and, beside it, of its left operand.

@@ -126,9 +126,9 @@ class GraphProduct:
             shared[self.ends] = self.ends.edges(arrays)
         edges = shared[self.ends]
         operands = self.match.operands(arrays, edges.num_edges)
-        for name, gather in self.match.gathered.items():
-            operands[name] = self.ends.extended(operands[name], gather)
-        return [operands[name] for name in self.match.names], edges
+        for n, gather in self.match.gathered.items():
+            operands[n] = self.ends.extended(operands[n], gather)
+        return operands, edges
 
     def compute(self, arrays: dict, shared: dict):
         operands, edges = self.operands(arrays, shared)
@@ -167,10 +167,9 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
             "the product reads no rows as they are gathered: gather the features of nodes inside "
             "of the function, as x[senders], and behind what is computed of them alone"
         )
-    read_there = {name for name, g in product.gathered.items() if g not in others}
+    read_there = {n: Index.RECEIVER for n, g in product.gathered.items() if g not in others}
     if read_there:
-        changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
-        product = dataclasses.replace(product, form=product.form.indexed(changed))
+        product = dataclasses.replace(product, form=product.form.indexed(read_there))
     first = others[0]
     sizes = counts[first], aval.shape[0]
     ends = zip((first.index, scatter.index), sizes, strict=True)

@@ -6,9 +6,7 @@ What a path costs chooses how it is computed: `_written_out`, `_by_component` or
 import functools
 import math
 import string
-from collections.abc import Callable
 
-import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -250,18 +248,6 @@ def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
         stop = b.offset + size
     columns.append(jnp.zeros((shape[0], shape[1] - stop), dtype))
     return jnp.concatenate([c for c in columns if c.shape[1]] or columns, axis=1)
-
-
-FUNCTIONS: dict[str, Callable] = {
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-    "sigmoid": jax.nn.sigmoid,
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "soft_odd": e3nn.soft_odd,
-    "abs": jnp.abs,
-}
-"""Activations that `ops.fuse` matches in a trace."""
 
 
 def apply(act: Activation, x):

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -33,7 +34,8 @@ from eqfuse.runs.errors import ConfigError
 from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 
-SOURCES = Path(eqfuse.__file__).parent / "export"
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "eqfuse" / "export"
 SIZES = [(40, 800), (600, 28000)]
 EXECUTE = 3  # of XLA's FFI
 
@@ -422,15 +424,19 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["allegro", "mine", "nequip", "nothing"]
 
 
-def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
+@pytest.mark.parametrize("client", ["program", "example"])
+def test_a_network_computes_for_a_server_of_ipi(mace, host, tmp_path, client):
     """ASE's server of i-PI's protocol; positions come in full precision."""
     run, folder = mace
-    atoms = structure("crystal")
+    atoms, name = structure("crystal"), f"eqfuse_{client}_{os.getpid()}"
     ase.io.write(tmp_path / "start.xyz", atoms)
-    name = f"eqfuse_folder_{os.getpid()}"
-    command = [str(host), str(folder), plugin(), str(tmp_path / "start.xyz"), "--unix", name]
+    command, environment = [host, folder, plugin(), tmp_path / "start.xyz", "--unix", name], {}
+    if client == "example":
+        command = [sys.executable, ROOT / "examples" / "ipi_client.py", run, *command[3:]]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    options = {"env": environment, "stderr": subprocess.PIPE, "text": True}
     with SocketIOCalculator(unixsocket=name, timeout=300) as server:
-        client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={})
+        process = subprocess.Popen([*map(str, command)], **options)
         try:
             for seed in range(2):
                 atoms.rattle(0.05, seed=seed)
@@ -440,10 +446,13 @@ def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
                 virial = -here.get_stress(voigt=False) * here.get_volume()
                 results = here.get_potential_energy(), here.get_forces(), virial
                 assert_agreement(results, atoms, run, 1e-10, rounded=False)
-        finally:
-            server.close()
-            client.kill()
-            print(client.communicate()[1])
+        except BaseException:
+            process.kill()
+            print(process.communicate()[1])
+            raise
+    assert client == "program" or process.wait(timeout=60) == 0
+    process.kill()
+    process.communicate()
 
 
 def water() -> ase.Atoms:

@@ -33,7 +33,7 @@ from eqfuse.fuse.moves import (
     row_indices,
     summed,
 )
-from eqfuse.fuse.polynomials import Terms, Unfit
+from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials, products_behind
 from eqfuse.ops._edges import as_int32
 from eqfuse.ops.ir.linear import LinearForm, Rows
@@ -133,17 +133,10 @@ def _plain_linear(node: Node) -> LinearForm | None:
     return form if is_plain and rows[-1] else None
 
 
-def _columns(terms: Terms, factor: int, size: int):
-    """Return which element of a factor, -1 for none, is each element of a row, and its scale."""
-    if len(np.unique(terms.place)) < len(terms.place):
-        raise Unfit("rows are added to each other")
-    columns, scales = np.full(size, -1), np.ones(size)
-    columns[terms.place], scales[terms.place] = terms.index[:, factor], terms.scale
-    return columns, scales
-
-
-def _placed(array, columns, scales):
-    """Return [rows, size], from an array [rows, n], by the columns and scales of `_columns`."""
+def _placed(array, scales, columns):
+    """Return [rows, size], each a column of an array [rows, n] times a scale, zero for none."""
+    columns = np.where(scales == 0, -1, columns)
+    scales = np.where(scales == 0, 1, scales)
     if not np.array_equal(columns, np.arange(array.shape[1])):
         own = np.where(columns < 0, array.shape[1], columns)
         array = jnp.pad(array, ((0, 0), (0, 1)))[:, own] if (columns < 0).any() else array[:, own]
@@ -160,10 +153,10 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
     for key, terms in rows.of(value).terms.items():
         if len(key) != 1 or not isinstance(key[0], Gathered):
             return None
-        columns = _columns(terms, 0, form.inputs[0].size)
+        scales, [columns] = (a.T for a in terms.by_place(form.inputs[0].size))
         gather, count = key[0], trace.avals[key[0].value].shape[0]
         end = gather.index, gather.mode, gather.fill, count
-        ends.setdefault(end, []).append((gather, *columns))
+        ends.setdefault(end, []).append((gather, scales, columns))
     if not ends or sum(count for *_, count in ends) > trace.avals[value].shape[0]:
         return None
     gathers = [gather for parts in ends.values() for gather, *_ in parts]
@@ -176,7 +169,7 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
     def function(of):
         gathered = []
         for (index, mode, fill, count), parts in ends.items():
-            first, *more = (_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts)
+            first, *more = (_placed(as_rows(g, of[g.value]), *own) for g, *own in parts)
             x, at = sum(more, first), of[index]
             if is_broken(trace, index, count, mode):
                 x = jnp.concatenate([x, from_outside(x, 0, mode, fill)])
@@ -227,7 +220,8 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     dtypes = {trace.avals[v].dtype for v in (value, updates[0], scatter.start)}
     if len(dtypes) > 1:
         return None
-    columns, scales = _columns(terms, at, math.prod(start.shape[1:]))
+    scales, index = terms.by_place(math.prod(start.shape[1:]))
+    columns = index[:, at]
     mode, count = scatter.mode, start.shape[0]
     broken = is_broken(trace, scatter.index, count, mode)
 
@@ -241,7 +235,7 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
         x = add_rows(jnp.zeros((count + 2 * broken, x.shape[1]), x.dtype), index, x, mode)
         z = _linear_of(node, x, of)
         z = added_outside(z[:count], 0, mode, z[count:]) if broken else z
-        return of[scatter.start] + _placed(z, columns, scales).reshape(start.shape)
+        return of[scatter.start] + _placed(z, scales, columns).reshape(start.shape)
 
     factors = (*(key[n] for n in others), *(m.value for m in masks))
     inputs = scatter.start, scatter.index, value, *(f.value for f in factors), *weights

@@ -135,11 +135,15 @@ def _gate(rows: _GateRows, value: int, linear: Linear) -> Gate:
 
     def elements(row: Polynomial) -> list[tuple]:
         """Return (factors, (scale, elements of them)) of each element of a row."""
-        by_key = monomials(row)
-        found = [[(k, m[n]) for k, m in by_key.items() if m[n]] for n in range(row.size)]
-        if any(len(terms) != 1 for terms in found):
+        found: dict[int, tuple] = {}
+        for key, (scale, index) in monomials(row).items():
+            own = np.flatnonzero(scale)
+            if not found.keys().isdisjoint(own):
+                raise Unfit("no gate")
+            found |= {n: (key, (scale[n], tuple(index[n]))) for n in own}
+        if len(found) < row.size:
             raise Unfit("no gate")
-        return [terms[0] for terms in found]
+        return [found[n] for n in range(row.size)]
 
     @functools.cache
     def scalars(act: ArrayFactor) -> list[int]:

@@ -54,11 +54,11 @@ def plugin():
     return str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so"))
 
 
-def compiled(source: Path, out: Path):
+def compiled(source: Path, out: Path, level="-O1"):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out)]
+    command = ["g++", level, "-std=c++17", *warnings, str(source), "-o", str(out)]
     subprocess.run([*command, "-ldl", "-pthread"], check=True)
     return out
 
@@ -198,14 +198,15 @@ def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "backend"),
-    [("allegro", "llvm"), pytest.param("nequip", "xla", marks=pytest.mark.slow)],
+    ("model", "backend", "size"),
+    [
+        ("allegro", "llvm", (160, 3000)),
+        pytest.param("nequip", "xla", SIZES[1], marks=pytest.mark.slow),
+    ],
 )
-def test_float32_and_other_networks(place, host, tmp_path, model, backend):
-    run = untrained_run(tmp_path, model)
-    folder = export_folder(
-        run, tmp_path / "a", engine="pjrt", sizes=SIZES[1:], dtype="float32", backend=backend
-    )
+def test_float32_and_other_networks(host, tmp_path, model, backend, size):
+    run, options = untrained_run(tmp_path, model), {"dtype": "float32", "backend": backend}
+    folder = export_folder(run, tmp_path / "a", engine="pjrt", sizes=[size], **options)
     assert (folder / "eqfuse_kernels.so").exists() == (backend == "llvm")
     atoms = structure("crystal")
     results = run_host(host, folder, atoms, tmp_path, "--domains", "2")
@@ -215,7 +216,7 @@ def test_float32_and_other_networks(place, host, tmp_path, model, backend):
 def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     _, folder = mace
     shutil.copytree(folder, tmp_path / "copy")
-    program = compiled(Path(__file__).with_name("twice.cpp"), tmp_path / "twice")
+    program = compiled(Path(__file__).with_name("twice.cpp"), tmp_path / "twice", "-O0")
     command = [str(program), plugin(), str(folder), str(tmp_path / "copy")]
     done = subprocess.run(command, capture_output=True, text=True, env={})
     lines = done.stdout.splitlines()

@@ -1,6 +1,6 @@
 """Time steps of silicon in LAMMPS, and count the halo of a rank.
 
-mpirun -n 2 python -m benchmarks.lammps_ranks RUN [--cells 5] [--forces returned]
+mpirun -n 2 python -m benchmarks.lammps_ranks RUN [--cells 5]
 """
 
 import argparse
@@ -28,13 +28,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run")
     parser.add_argument("--cells", type=int, default=5, help="cubic cells of 8 atoms along a side")
-    parser.add_argument("--forces", default="returned")
     parser.add_argument("--steps", type=int, default=15)
     options = parser.parse_args()
     comm = load_mpi().COMM_WORLD
     lmp = import_lammps().lammps(cmdargs=["-log", "none", "-screen", "none"], comm=comm)
     lmp.commands_string(CRYSTAL.format(cells=options.cells))
-    attached = eqfuse_lammps.attach(lmp, options.run, ["Si"], forces=options.forces)
+    attached = eqfuse_lammps.attach(lmp, options.run, ["Si"])
     lmp.command("run 3")
     steps, networks = [], []
     evaluate = attached._evaluator.apply
@@ -57,7 +56,7 @@ def main():
     if comm.rank == 0:
         low, median, high = np.percentile(steps, [25, 50, 75]) * 1e3
         print(
-            f"| {comm.size} | {options.forces} | {8 * options.cells**3:,} | {own:,.0f} | "
+            f"| {comm.size} | {8 * options.cells**3:,} | {own:,.0f} | "
             f"{nodes / own:.1f} | {edges / own:.0f} | {median:.0f} ({low:.0f} to {high:.0f}) | "
             f"{np.median(networks) * 1e3:.0f} |",
             flush=True,

@@ -60,6 +60,7 @@ __all__ = [
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
+    "tensor_square",
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
@@ -69,6 +70,7 @@ _LATE = {  # e3nn-jax does not import what the first three are made of either
     "FunctionalTensorProduct": "eqfuse.ops._legacy",
     "fuse": "eqfuse.fuse.rewrite",  # which is above the ops
     "patched": "eqfuse.fuse.patch",
+    "tensor_square": "e3nn_jax",  # which computes it as fast
 }
 
 

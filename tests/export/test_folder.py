@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -33,7 +34,8 @@ from eqfuse.runs.errors import ConfigError
 from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 
-SOURCES = Path(eqfuse.__file__).parent / "export"
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "eqfuse" / "export"
 SIZES = [(40, 800), (600, 28000)]
 EXECUTE = 3  # of XLA's FFI
 
@@ -52,11 +54,11 @@ def plugin():
     return str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so"))
 
 
-def compiled(source: Path, out: Path):
+def compiled(source: Path, out: Path, level="-O1"):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out)]
+    command = ["g++", level, "-std=c++17", *warnings, str(source), "-o", str(out)]
     subprocess.run([*command, "-ldl", "-pthread"], check=True)
     return out
 
@@ -196,14 +198,15 @@ def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "backend"),
-    [("allegro", "llvm"), pytest.param("nequip", "xla", marks=pytest.mark.slow)],
+    ("model", "backend", "size"),
+    [
+        ("allegro", "llvm", (160, 3000)),
+        pytest.param("nequip", "xla", SIZES[1], marks=pytest.mark.slow),
+    ],
 )
-def test_float32_and_other_networks(place, host, tmp_path, model, backend):
-    run = untrained_run(tmp_path, model)
-    folder = export_folder(
-        run, tmp_path / "a", engine="pjrt", sizes=SIZES[1:], dtype="float32", backend=backend
-    )
+def test_float32_and_other_networks(host, tmp_path, model, backend, size):
+    run, options = untrained_run(tmp_path, model), {"dtype": "float32", "backend": backend}
+    folder = export_folder(run, tmp_path / "a", engine="pjrt", sizes=[size], **options)
     assert (folder / "eqfuse_kernels.so").exists() == (backend == "llvm")
     atoms = structure("crystal")
     results = run_host(host, folder, atoms, tmp_path, "--domains", "2")
@@ -213,7 +216,7 @@ def test_float32_and_other_networks(place, host, tmp_path, model, backend):
 def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     _, folder = mace
     shutil.copytree(folder, tmp_path / "copy")
-    program = compiled(Path(__file__).with_name("twice.cpp"), tmp_path / "twice")
+    program = compiled(Path(__file__).with_name("twice.cpp"), tmp_path / "twice", "-O0")
     command = [str(program), plugin(), str(folder), str(tmp_path / "copy")]
     done = subprocess.run(command, capture_output=True, text=True, env={})
     lines = done.stdout.splitlines()
@@ -422,15 +425,19 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["allegro", "mine", "nequip", "nothing"]
 
 
-def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
+@pytest.mark.parametrize("client", ["program", "example"])
+def test_a_network_computes_for_a_server_of_ipi(mace, host, tmp_path, client):
     """ASE's server of i-PI's protocol; positions come in full precision."""
     run, folder = mace
-    atoms = structure("crystal")
+    atoms, name = structure("crystal"), f"eqfuse_{client}_{os.getpid()}"
     ase.io.write(tmp_path / "start.xyz", atoms)
-    name = f"eqfuse_folder_{os.getpid()}"
-    command = [str(host), str(folder), plugin(), str(tmp_path / "start.xyz"), "--unix", name]
+    command, environment = [host, folder, plugin(), tmp_path / "start.xyz", "--unix", name], {}
+    if client == "example":
+        command = [sys.executable, ROOT / "examples" / "ipi_client.py", run, *command[3:]]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    options = {"env": environment, "stderr": subprocess.PIPE, "text": True}
     with SocketIOCalculator(unixsocket=name, timeout=300) as server:
-        client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={})
+        process = subprocess.Popen([*map(str, command)], **options)
         try:
             for seed in range(2):
                 atoms.rattle(0.05, seed=seed)
@@ -440,10 +447,13 @@ def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
                 virial = -here.get_stress(voigt=False) * here.get_volume()
                 results = here.get_potential_energy(), here.get_forces(), virial
                 assert_agreement(results, atoms, run, 1e-10, rounded=False)
-        finally:
-            server.close()
-            client.kill()
-            print(client.communicate()[1])
+        except BaseException:
+            process.kill()
+            print(process.communicate()[1])
+            raise
+    assert client == "program" or process.wait(timeout=60) == 0
+    process.kill()
+    process.communicate()
 
 
 def water() -> ase.Atoms:

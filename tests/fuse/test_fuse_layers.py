@@ -101,7 +101,7 @@ LAYERS = {  # the layer, its parameters, how many ops are fused, and of these wi
     "other acts": (*gated_by(lambda z: e3nn.gate(z, **ACTS)), 1, 1),
     "not normalised": (*gated_by(lambda z: e3nn.gate(z, normalize_act=False)), 1, 1),
     "scalars": (*gated_by(e3nn.scalar_activation), 1, 1),
-    "sine": (*gated_by(lambda z: e3nn.gate(z, even_act=jnp.sin, normalize_act=False)), 1, 0),
+    "sine": (*gated_by(lambda z: e3nn.gate(z, even_act=jnp.sin, normalize_act=False)), 1, 1),
     "own gate": (*gated_by(own_gate), 1, 0),
     "scaled": (*gated_by(lambda z: e3nn.gate(2.0 * z)), 1, 0),
     "read elsewhere": (

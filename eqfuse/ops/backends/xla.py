@@ -6,9 +6,7 @@ What a path costs chooses how it is computed: `_written_out`, `_by_component` or
 import functools
 import math
 import string
-from collections.abc import Callable
 
-import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -238,18 +236,6 @@ def evaluate_linear_form(linear_form: Form, arrays, index, num_rows: int):
             value = jnp.zeros(linear_form.shape(operand, num_rows))
         outputs.append(value.astype(arrays[0].dtype))
     return outputs
-
-
-FUNCTIONS: dict[str, Callable] = {
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-    "sigmoid": jax.nn.sigmoid,
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "soft_odd": e3nn.soft_odd,
-    "abs": jnp.abs,
-}
-"""Activations that `ops.fuse` matches in a trace."""
 
 
 def apply(act: Activation, x):

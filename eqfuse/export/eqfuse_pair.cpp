@@ -173,7 +173,6 @@ class PairEqfuse : public Pair {
 
   void init_style() override {
     if (!force->newton_pair) error->all(FLERR, "pair_style eqfuse needs 'newton on', since forces on ghosts go back to their owners");
-    if (neighbor->exclude) error->all(FLERR, "'neigh_modify exclude' leaves out pairs that the network of pair_style eqfuse needs; remove it, or use 'fix setforce' and 'group'");
     for (int k = 1; k < 4 && atom->molecular != Atom::ATOMIC; ++k)
       if (force->special_lj[k] == 0 && force->special_coul[k] == 0)
         error->all(FLERR, "bonded pairs are left out, and the network of pair_style eqfuse needs them: set 'special_bonds lj/coul 1 1 1'");
@@ -184,6 +183,8 @@ class PairEqfuse : public Pair {
   double init_one(int, int) override { return engine->cutoff; }
 
   void compute(int eflag, int vflag) override {
+    if (neighbor->exclude)  // not known before
+      error->all(FLERR, "'neigh_modify exclude' leaves out pairs that the network of pair_style eqfuse needs; remove it");
     ev_init(eflag, vflag);
     const double start = seconds();
     const int owned = atom->nlocal, all = owned + atom->nghost;

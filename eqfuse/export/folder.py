@@ -145,7 +145,9 @@ def export_folder(
             elif texts:
                 library.build(texts, part / KERNELS)
             ghosts = hops, exchange and max(widths)
-            names.append(f"description {Path(run).name}, {type(network.module.potential.model).__name__}")
+            names.append(
+                f"description {Path(run).name}, {type(network.module.potential.model).__name__}"
+            )
             _write_texts(part, network, engine, target, ghosts, elements, names, texts)
             if engine == "lammps":
                 write_plugin(part, folder, headers)
@@ -305,7 +307,7 @@ def _write_program(file: Path, network: Network, size, widths, texts, *, engine:
 
 
 def _write_weights(part: Path, network: Network) -> list[str]:
-    """Write parameters and tables, arguments of all programs; return their lines of the manifest."""
+    """Write what all programs take: parameters and tables; return lines of the manifest."""
     weights = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(network.params)]
     (part / WEIGHTS).write_bytes(b"".join(w.tobytes() for w in weights))
     return [f"weight {w.dtype} {' '.join(map(str, w.shape))}".rstrip() for w in weights]
@@ -359,6 +361,12 @@ def _write_bundle(file: Path, network: Network, size, exchange: bool, texts, *, 
     )
 
 
+def with_checksum(manifest: str) -> str:
+    """Return the text of a manifest with the checksum of its lines, in the place of any."""
+    text = manifest.partition(f"checksum {MANIFEST}")[0]
+    return f"{text}checksum {MANIFEST} {zlib.crc32(text.encode())}\n"
+
+
 def _write_texts(
     part: Path, network: Network, engine: str, target, ghosts, elements, programs, texts
 ):
@@ -385,8 +393,7 @@ def _write_texts(
         *(f"kernel {name}" for name in texts),
         *(f"checksum {f.name} {zlib.crc32(f.read_bytes())}" for f in sorted(part.iterdir())),
     ]
-    text = "".join(f"{line}\n" for line in lines)
-    (part / MANIFEST).write_text(f"{text}checksum {MANIFEST} {zlib.crc32(text.encode())}\n")
+    (part / MANIFEST).write_text(with_checksum("".join(f"{line}\n" for line in lines)))
     here = Path(__file__).parent
     for name in ENGINES[engine]:
         shutil.copyfile(here / name, part / name)

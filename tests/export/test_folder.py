@@ -11,7 +11,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import ase.build
@@ -29,6 +28,7 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
+from eqfuse.export.folder import with_checksum
 from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.runs.errors import ConfigError
 from tests.child import run_python
@@ -77,12 +77,6 @@ def host(place):
 def mace(place):
     run = untrained_run(place, "mace")
     return run, export_folder(run, place / "mace_folder", engine="pjrt", sizes=SIZES)
-
-
-def with_checksum(manifest: str) -> str:
-    """Return a manifest that was changed by hand with the checksum that it would have."""
-    text = manifest.partition("checksum manifest.txt")[0]
-    return f"{text}checksum manifest.txt {zlib.crc32(text.encode())}\n"
 
 
 def flipped(path: Path, k: int):
@@ -249,7 +243,7 @@ def test_what_a_host_cannot_run_gives_a_sentence(mace, host, tmp_path):
         (crystal, None, "eqfuse_kernels.so", "cannot be read; is the folder whole?"),
         (crystal, None, "program_40_800", "cannot be read; is the folder whole?"),
         (crystal, None, "manifest.txt", "cannot be read; is the folder whole?"),
-        (crystal, changed("format 1", "format 2"), None, "a later version of eqfuse (format 2"),
+        (crystal, changed("format 2", "format 3"), None, "a later version of eqfuse (format 3"),
         (crystal, changed(platform.machine(), other), None, f"for a processor {other}, and this"),
     ):
         copy = tmp_path / "copy"

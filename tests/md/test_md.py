@@ -153,6 +153,15 @@ def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, stepp
     assert other.room.sizes.edges < fresh.room.sizes.edges
 
 
+def test_simulations_of_other_numbers_share_their_program(run, crystal, tmp_path, steppers):
+    """Which takes the numbers of each: the second one is stopped by its limit."""
+    md.run(run, crystal, steps=1, temperature=10.0, run=str(tmp_path / "cold"))
+    with pytest.raises(DataError, match="is above max_force=1e-09"):
+        md.run(run, crystal, steps=1, max_force=1e-9, run=str(tmp_path / "stopped"))
+    first, second = steppers
+    assert first._advance is second._advance
+
+
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):
     record, read = simulation._Simulation._record, simulation.read_checkpoint
 

@@ -379,7 +379,7 @@ class Engine {
     auto &most = programs.back();
     auto counts = [](size_t a, size_t g, size_t e) { return std::to_string(a) + " atoms, " + std::to_string(g) + " ghosts and " + std::to_string(e) + " edges"; };
     fail("there are " + counts(atoms, more, edges) + ", and the largest program holds " + counts(most.atoms, most.ghosts, most.edges) +
-         "; export one with atoms=" + std::to_string(atoms + atoms / 4) + " edges=" + std::to_string(edges + edges / 4));
+         "; export one with atoms=" + std::to_string(std::max(atoms + atoms / 4, most.atoms)) + " edges=" + std::to_string(std::max(edges + edges / 4, most.edges)));
   }
 
   void compile(Program &program) {

@@ -237,7 +237,7 @@ def test_what_a_host_cannot_run_gives_a_sentence(mace, host, tmp_path):
         return with_checksum(text.replace(old, new))
 
     for atoms, manifest, missing, expected in (
-        (crystal * (6, 6, 6), None, None, "864 atoms (with ghosts) and"),
+        (crystal * (6, 6, 6), None, None, "864 atoms, 0 ghosts and"),
         (gold, None, None, "the network does not know Au; it knows Al Cu"),
         (at_one_place, None, None, "atoms 1 and 2 are at one place"),
         (crystal, None, "eqfuse_kernels.so", "cannot be read; is the folder whole?"),
@@ -331,7 +331,7 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("format 1", "format 2", "made by a later version of eqfuse .format 2, and this engine.py"),
+        ("format 2", "format 3", "made by a later version of eqfuse .format 3, and this engine.py"),
         ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export for=openmm"),
         ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
         ("kernel", "kernel", "k.so cannot be read; is the folder whole"),
@@ -339,8 +339,8 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     ],
 )
 def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected):
-    manifest = "format 1\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
-    manifest += f"program 4 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
+    manifest = "format 2\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
+    manifest += f"program 4 0 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
     assert old in manifest
     lines = [line for line in manifest.replace(old, new).split("\n") if line]
     manifest = with_checksum("\n".join([*lines, ""]))
@@ -351,7 +351,7 @@ def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected
 
 def test_engine_py_checks_its_arguments_and_takes_pbc_of_ints(tmp_path):
     manifest = (
-        "format 1\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 1 p\n"
+        "format 2\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 0 1 p\n"
     )
     (tmp_path / "manifest.txt").write_text(with_checksum(manifest))
     one, cell = engine.Engine(tmp_path), np.diag([3.0, 0.0, 3.5])
@@ -391,8 +391,12 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
         (file, given, "exists already and is not overwritten"),
         (file / "a", given, "cannot be written: (Not a directory|File exists)"),
         (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
-        (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
-        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with for=pjrt"),
+        (
+            tmp_path / "a",
+            given | {"engine": "gromacs"},
+            "engine must be one of lammps, pjrt, openmm",
+        ),
+        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with for=lammps"),
         (
             tmp_path / "a",
             given | {"exchange": True, "engine": "openmm"},

@@ -400,7 +400,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
         (
             tmp_path / "a",
             given | {"exchange": True, "engine": "openmm"},
-            "are exchanged with for=",
+            "exchanged on CPUs, and not with for=openmm",
         ),
         (tmp_path / "a", given | {"types": ["Au"]}, "types are Au, and the network knows Al Cu"),
     ):
@@ -544,8 +544,8 @@ def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path, model, exchange):
     """The program that `pair_style jax/kk` runs, by the client of jaxlib; ghosts as LAMMPS's."""
     lammps_jax = pytest.importorskip("lammps_jax.export")
     run, atoms = untrained_run(tmp_path, model), structure("crystal")
-    command = ["export", str(run), str(tmp_path / "a"), "--for", "lammps", "--types", "Cu", "Al"]
-    command += ["--atoms", "400", "--edges", "6000", *(["--exchange"] if exchange else [])]
+    command = ["export", str(run), str(tmp_path / "a"), "for=jax-kk", "types=Cu,Al"]
+    command += ["atoms=400", "edges=6000", f"exchange={exchange}".lower()]
     assert cli.main(command) == 0
     folder = tmp_path / "a"
     bundle = json.loads((folder / "program_400_6000.json").read_text())

@@ -235,11 +235,9 @@ def lines(group: str, result: dict) -> list[tuple[str, ...]]:
         if word in result:
             return [(*order, f"{word}: {result[word]}")]
     if group == "parity":
-        cells = []
-        for found in result["orders"].values():
-            repeatable = "" if found["repeatable"] else ", not repeatable"
-            cells.append(f"{found['error']:.0e} ({found['share']:.2f}){repeatable}")
-        return [tuple(cells)]
+        ends = {True: "", False: ", not repeatable"}
+        text = "{error:.0e} ({share:.2f})".format
+        return [tuple(text(**f) + ends[f["repeatable"]] for f in result["orders"].values())]
     found = []
     for name, side in result["sides"].items():
         if "error" in side:

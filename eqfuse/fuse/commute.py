@@ -86,29 +86,23 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trac
             return trace
 
         def moved(*arrays, trace=trace, found=found):
+            def rebound(old: Node, given) -> list:  # as they are, with their marks
+                outputs = bind(old.eqn, given)
+                for n, value in enumerate(old.outputs):
+                    for number in trace.marks.get(value, ()):
+                        outputs[n] = mark_p.bind(outputs[n], number=number)
+                return outputs
+
             def left_out(value, reason):
                 note(trace.node(value), reason)
                 del found[value]
 
-            return outputs_of(trace, arrays, found, _rebound(trace), left_out)
+            return outputs_of(trace, arrays, found, rebound, left_out)
 
         before, closed = closed, jax.make_jaxpr(moved)(*closed.in_avals)
         if not found:  # nothing that was rewritten could be computed
             return Trace(before, known)
     return trace
-
-
-def _rebound(trace: Trace):
-    """Return what computes the outputs of a node as they are, with their marks."""
-
-    def rebound(node: Node, given) -> list:
-        outputs = bind(node.eqn, given)
-        for n, value in enumerate(node.outputs):
-            for number in trace.marks.get(value, ()):
-                outputs[n] = mark_p.bind(outputs[n], number=number)
-        return outputs
-
-    return rebound
 
 
 def marks_left(trace: Trace, ops: dict) -> set[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import jax
@@ -34,31 +33,25 @@ def rounding(dtype) -> float:
     return min(1e-6, 16 * float(jnp.finfo(dtype).eps))
 
 
-class GateMatch(NamedTuple):
-    """A gate, the value of the trace that is added before it, if one is, and the one it gives."""
+def gates_behind(trace: Trace, z: int, linear: Linear) -> list[tuple[Gate, tuple, int]]:
+    """Return the gate of z or, as in NequIP, of z and a skip, the skip, and the value it gives.
 
-    gate: Gate
-    skip: int | None
-    value: int
-
-
-def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
-    """Return the gate of z or, as in NequIP, of z and a skip; None if there is none."""
-    befores = [(z, None)]
+    The list is empty if there is none, and so is the skip.
+    """
+    befores: list[tuple] = [(z, ())]
     for node in trace.nodes:
         if node.name == "add" and z in node.inputs and len(set(node.inputs)) == 2:
-            [skip] = set(node.inputs) - {z}
-            befores.append((node.outputs[0], skip))
+            befores.append((node.outputs[0], tuple(set(node.inputs) - {z})))
     for before, skip in reversed(befores):
-        if any(trace.avals[v] != trace.avals[z] for v in (before, z if skip is None else skip)):
+        if any(trace.avals[v] != trace.avals[z] for v in (before, *skip)):
             continue
         rows = _GateRows(trace, before)
         for value in rows.candidates():
             try:
-                return GateMatch(_gate(rows, value, linear), skip, value)
+                return [(_gate(rows, value, linear), skip, value)]
             except (Unfit, UnknownActivationError):
                 continue
-    return None
+    return []
 
 
 class _GateRows(RowPolynomials):

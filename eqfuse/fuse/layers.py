@@ -9,7 +9,7 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.fuse.gate import gate_behind
+from eqfuse.fuse.gate import gates_behind
 from eqfuse.fuse.match import CONVERT, Match, as_rows, match_product
 from eqfuse.fuse.moves import Gathered, added_outside, from_outside, is_within, placed, summed
 from eqfuse.fuse.polynomials import Polynomial, Unfit
@@ -294,16 +294,13 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
         {n: Index.ROW for n, o in enumerate(form.inputs) if o.index is Index.SHARED}
     )
     [z], [dtype], found = node.outputs, dtypes, []
-    match = gate_behind(trace, z, linear)
-    for gated in (None, match) if match else (None,):
-        skip = () if gated is None or gated.skip is None else (gated.skip,)
-        fused = Fused.build(_scaled(form, scale), linear, gated and gated.gate, bool(skip))
+    for gate, skip, end in [(None, (), z), *gates_behind(trace, z, linear)]:
+        fused = Fused.build(_scaled(form, scale), linear, gate, bool(skip))
         chosen = choose(resolve_fused(None), fused, count, nodes and num_rows, backend, dtype)
         if chosen.kernels is not _fused.Kernels.APART:
             call = _fused.Call(fused, count, nodes, backend, chosen.kernels)
             given = node.inputs[1:num_inputs], node.inputs[num_inputs:], skip, num_rows
-            own = Layer(product, call, *given, inside | {z} if gated else inside)
-            found.append((gated.value if gated else z, own))
+            found.append((end, Layer(product, call, *given, inside | {z} if gate else inside)))
     if not found:
         raise Unfit(chosen.text.removeprefix("apart: "))
     return found

@@ -43,8 +43,9 @@ def _is_of(trace: Trace, rows: RowPolynomials, value: int, own, made: set[int]) 
         row = rows.of(value)
     except Unfit:
         return False
-    names = {name for key in row.terms for name in key}
-    return all(name == own or _value(trace, name) not in {*made, value} for name in names)
+    others = {name for key in row.terms for name in key} - {own}
+    values = {trace.nodes[n.node].outputs[0] if hasattr(n, "node") else n.value for n in others}
+    return values.isdisjoint({*made, value})
 
 
 def columns_read(
@@ -77,10 +78,6 @@ def _read_by(node: Node, value: int) -> list[int] | None:
     refs = {x for t in form.terms for x in (t.x, t.z) if isinstance(x, SegmentRef)}
     read = [blocks[r.operand][r.segment] for r in refs if r.operand < len(blocks)]
     return [n for b in read for n in range(b.offset, b.offset + b.mul * b.dim)]
-
-
-def _value(trace: Trace, name) -> int:
-    return trace.nodes[name.node].outputs[0] if hasattr(name, "node") else name.value
 
 
 def restricted(form: Form, columns: set[int]) -> Form:

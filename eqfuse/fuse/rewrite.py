@@ -19,7 +19,7 @@ from eqfuse.fuse.check import differences
 from eqfuse.fuse.commute import commuted, marks_left
 from eqfuse.fuse.match import CONVERT
 from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
-from eqfuse.fuse.patch import patched
+from eqfuse.fuse.patch import patched_for
 from eqfuse.fuse.reads import columns_read, read_rows, readers
 from eqfuse.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, behind, products_behind
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
@@ -270,7 +270,7 @@ def fuse(
 
     @functools.wraps(function)
     def fused(*args, **kwargs):
-        with patched() if patch else contextlib.nullcontext():
+        with patched_for("fuse") if patch else contextlib.nullcontext():
             try:
                 closed, arrays, result_of = traced(function, args, kwargs)
             except NEEDS_NUMBERS as error:

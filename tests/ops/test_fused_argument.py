@@ -11,7 +11,7 @@ import pytest
 from eqfuse import models, ops
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
-from tests.ops.fused_cases import CASES, Problem, bare, rows
+from tests.ops.fused_cases import CASES, Problem, bare
 
 REFUSED = {
     "xla": (CASES["rows-linear"], "xla", np.float32, "computes op by op"),
@@ -24,12 +24,6 @@ REFUSED = {
         "triton",
         np.float32,
         "at most 256 channels, and these are 257",
-    ),
-    "factors": (
-        rows("65x0e+65x3o", "0e+3o", "65x0e+65x3o"),
-        "triton",
-        np.float32,
-        "would hold 224 factors of matmuls",
     ),
     "an activation": (
         dataclasses.replace(CASES["rows-gate"], options=(("even_act", jax.scipy.special.erf),)),

@@ -29,16 +29,15 @@ COLUMNS_OF_A_WARP = 8
 
 
 class RowEmitter(FusedEmitter):
-    """Writes a fused kernel over rows."""
+    """Writes a fused kernel over rows: so many `channels` of the product at a time.
 
-    def __init__(
-        self,
-        fused: Fused,
-        dtype: str,
-        channels: int,  # of the product, at a time
-        width: int,  # columns of a matmul's result
-    ):
-        super().__init__(fused, dtype, "row", WIDTHS[0], width // COLUMNS_OF_A_WARP)
+    A matmul's result has `width` columns.
+    """
+
+    row = "row"
+
+    def __init__(self, fused: Fused, dtype: str, channels: int, width: int):
+        super().__init__(fused, dtype, WIDTHS[0], width // COLUMNS_OF_A_WARP)
         self.channels, self.width = channels, width
         self.chunks = -(-self.form.max_mul // channels)
         [self.out] = self.form.outputs
@@ -47,7 +46,7 @@ class RowEmitter(FusedEmitter):
     def finished(self, stem, note, inputs, outputs: dict, shares, *scalars: str) -> FusedKernel:
         """Return the kernel of the lines so far, which reads the product's inputs and `inputs`."""
         note = f"{note}\n{self.form!r}\nmixed to {self.linear.irreps_out}"
-        inputs = [*(o.name for o in self.form.inputs), *inputs, *self.integers]
+        inputs = [*(o.name for o in self.form.inputs), *inputs]
         scalars = "num_rows", *["num_nodes"] * self.form.on_graph, *scalars
         return self.kernel(stem, note, inputs, self.integers, outputs, scalars, shares, ROWS)
 
@@ -227,20 +226,6 @@ def packed(units, sizes, most: int) -> list[list]:
 
 
 SUMS = 96  # of the pre-activation or of gradients that a thread has, at most; float64 counts twice
-# that a thread may hold beside them: with 160 it spills 640 bytes at most, with 224 up to 16 kB
-# for an H100
-FACTORS = 160
-
-
-def unsupported_reason(fused: Fused, dtype: str) -> str:
-    """Return why a forward kernel would spill most of what it holds, or ""."""
-    held = _Forward(fused, dtype).factors_held()
-    if held <= FACTORS:
-        return ""
-    return (
-        f"in {dtype}, a thread of the forward kernel would hold {held} factors of matmuls beside "
-        f"its sums, and about {FACTORS} fit into its registers; input_precision='tf32x3' needs none"
-    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -284,21 +269,6 @@ class _Forward(RowEmitter):
             ([p for parts, _ in share for p in parts], [t for _, tiles in share for t in tiles])
             for share in packed(units, sizes, SUMS)
         ]
-
-    def factors_held(self) -> int:
-        """Return the number of factors that a thread holds for matmuls outside the matrix unit.
-
-        Of each component of a segment that several matrices read, it holds two rows of a tile.
-        """
-        if self.dtype != "float32" or self.input_precision != "ieee":
-            return 0
-        components = [
-            self.out.segments[segment].dim * len({term.scale for _, term in pairs})
-            for parts, _ in self._shares()
-            for segment in self.segments()
-            if len(pairs := self._pairs(segment, parts)) > 1
-        ]
-        return max(components, default=0) * 2 * SLICE
 
     def _pairs(self, segment: int, parts: list[Part]) -> list[tuple[Part, Term]]:
         """Return the parts of the pre-activation that read a segment, each with its matrix."""

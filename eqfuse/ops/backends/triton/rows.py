@@ -5,7 +5,6 @@ matmul is of one component: nothing is stacked or taken apart. A tile has more c
 since Triton gives warps other channels of such tiles, and of others other rows, which are too few.
 """
 
-import contextlib
 import functools
 import itertools
 import math
@@ -86,7 +85,7 @@ class RowEmitter(FusedEmitter):
         if self.chunks > 1:
             return self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):")
         self.emit("chunk = 0")
-        return contextlib.nullcontext()
+        return self.block("")
 
     def lanes(self, operands):
         """Write the channels of a chunk, [1, CHANNELS], and the mask `in_40` of segments of 40."""
@@ -180,9 +179,8 @@ class RowEmitter(FusedEmitter):
 
     def sets(self):
         """Return a loop over the sets of weights, if there are several."""
-        if not self.fused.num_sets:
-            return contextlib.nullcontext()
-        return self.block(f"for which in tl.range(0, {self.fused.num_sets}, num_stages=1):")
+        count = self.fused.num_sets
+        return self.block(f"for which in tl.range(0, {count}, num_stages=1):" if count else "")
 
     def of_set(self, left: str) -> str:
         """Return a factor of the rows that have the set `which` of weights, zero for others."""
@@ -243,8 +241,7 @@ class _Forward(RowEmitter):
         self.begin(len(shares))
         self.row_pointers(self.form.inputs)
         for n, (parts, tiles) in enumerate(shares):
-            alone = len(shares) == 1
-            with contextlib.nullcontext() if alone else self.block(f"if share == {n}:"):
+            with self.block(f"if share == {n}:" if len(shares) > 1 else ""):
                 self._write(parts)
                 if tiles:
                     self.emit("tl.debug_barrier()")
@@ -368,9 +365,7 @@ class _Backward(RowEmitter):
             # those of nodes are summed by another kernel
             self.row_pointers(replace(o, index=Index.ROW) for o in form.outputs)
         for n, group in enumerate(groups):
-            alone = len(groups) == 1
-            owned = self.block(f"if share // {chunks} == {n}:")
-            with contextlib.nullcontext() if alone else owned:
+            with self.block(f"if share // {chunks} == {n}:" if len(groups) > 1 else ""):
                 self._write(group, chunks > 1)
         names = [o.name for o in form.outputs] if form else []
         outputs = dict.fromkeys([*names, *["dz"] * self.gated], self.dtype)
@@ -393,7 +388,7 @@ class _Backward(RowEmitter):
             self.clear(*pair)
         if one_chunk:
             self.emit(f"chunk = share % {self.chunks}")
-        with contextlib.nullcontext() if one_chunk else self.all_channels():
+        with self.block("") if one_chunk else self.all_channels():
             self.lanes([*form.inputs, *form.outputs])
             for pair in with_channels:
                 self.clear(*pair)

@@ -76,11 +76,12 @@ class Emitter:
 
     @contextlib.contextmanager
     def block(self, head: str):
-        """Indent lines inside an `if`, a `for` or a `while`."""
-        self.emit(head)
-        self.indent += 1
+        """Indent lines inside an `if`, a `for` or a `while`; no head is no block."""
+        if head:
+            self.emit(head)
+        self.indent += bool(head)
         yield
-        self.indent -= 1
+        self.indent -= bool(head)
 
 
 class DenseEmitter(Emitter):

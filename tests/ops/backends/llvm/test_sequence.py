@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.layer import MOST_ROWS
+from eqfuse.ops.backends.llvm.program import MOST_ROWS
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program

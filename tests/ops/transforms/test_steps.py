@@ -307,6 +307,7 @@ REFUSED = {
     "columns": (lambda x: x[:, np.asarray([0, 0])], "float32"),
     "the larger of rows": (lambda x: x.at[np.asarray([0, 0])].max(x[:1]), "float32"),
     "short integers": (lambda x: x.astype("int8") + 1, "int32"),
+    "short constants": (lambda x: jnp.full(2, 7).astype("int8"), "int32"),
     "complex": (lambda x: lax.complex(x, x), "float32"),
     "choices of three": (lambda x: lax.select_n(x % 3, *[x * n for n in (1, 2, 3)]), "int32"),
 }

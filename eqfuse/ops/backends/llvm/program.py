@@ -38,14 +38,12 @@ from eqfuse.ops.backends.llvm.text import (
     KernelPasses,
     Module,
     Pass,
-    Units,
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.fused import Activated
 from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.ir.program import Array, Copy, Extent, FormStep, Program, Step
 
-WHOLE = Units(ROWS, count=1)
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
@@ -127,7 +125,7 @@ class _ProgramEmitter:
             self.memory = self.arguments.load(self.main, "scratch", 0)
             for step in self.program.steps[first : first + LONGEST]:
                 (self._form_step if isinstance(step, FormStep) else self._step)(step)
-            self.passes.append(Pass(name, self.main, WHOLE, 0, scratch=self.most))
+            self.passes.append(Pass(name, self.main, ROWS, count=1, scratch=self.most))
         # its scratch memory is that of all threads, and so a result
         elements = max(1, self.scratch // BYTES[self.dtype])
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
@@ -211,7 +209,7 @@ class _ProgramEmitter:
             main.do(f"store ptr {self._pointer(n)}, ptr {main.at(table, 8 * k)}, align 8")
         for p in written.passes:
             name = f"{self.kernels[form]}_{p.name}"
-            units = p.units.number(step.num_rows, step.num_nodes)
+            units = p.num_units(step.num_rows, step.num_nodes)
             self.most = max(self.most, p.scratch)
             table = main.at(self.memory, place)
             values = f"i64 0, i64 {units}, i64 {step.num_rows}"
@@ -422,9 +420,8 @@ class _RowProgramEmitter:
                 with f.loop(last, start=first, step=self.block) as blocks:
                     stop = f.minimum(f.plus(blocks.index, self.block), last)
                     self._block(f, blocks.index, stop, None)
-        axis = NODES if self.on_graph else ROWS
-        units, scratch = Units(axis, count=self.parts), self.scratch
-        return Pass("sequence", f, units, self.cost, scratch=scratch)
+        axis, work = NODES if self.on_graph else ROWS, {"count": self.parts, "row_cost": self.cost}
+        return Pass("sequence", f, axis, **work, scratch=self.scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
         """Return the row, or on a graph the node, that a part starts at.
@@ -433,10 +430,8 @@ class _RowProgramEmitter:
         one at the end. On a graph their lengths are those of the edges, which nodes differ in, and
         `%rows` counts the nodes.
         """
-        pointers, half = (
-            {n: self.arguments.load(f, "index", n) for n in self.index_arrays},
-            self.parts // 2,
-        )
+        pointers = {n: self.arguments.load(f, "index", n) for n in self.index_arrays}
+        half = self.parts // 2
         share = f.minimum(f.times(unit, 2), f.plus(unit, half))
         rows = f.load_index(pointers[PTR], "%rows") if self.on_graph else "%rows"
         row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")

@@ -33,7 +33,7 @@ def fused(
     split: tuple[str, ...] | None = None,
     input_precision: str = "ieee",
 ):
-    """Return a fused op, with a skip where it is gated; `input_precision` is as in `LinearForm`."""
+    """Return a fused op, with a skip where it is gated; `input_precision` is as in `Form`."""
     keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
     options = {"filter_ir_out": keep, "normalization": "component", "on_graph": on_graph}
     if channelwise:

@@ -5,8 +5,8 @@
 RUN is a converted network (`eqfuse convert 7net-0 RUN`). Frames are split at random, the same for
 all ways, which take the same steps of the same number of structures, one after the other in the
 order of the table. Printed are errors on frames that were held out, what moved elsewhere (see
-`eqfuse.train.replay.moved`), and the time of a step. `--seeds 3` repeats all with other seeds, and
-`--only replay` takes one way.
+`eqfuse.train.tuning.Tuning.moved`), and the time of a step. `--seeds 3` repeats all with other
+seeds, and `--only replay` takes one way.
 """
 
 import argparse
@@ -24,6 +24,7 @@ WAYS = {
     "elastic": ["elastic=30"],
     "replay": ["replay=auto"],
 }
+UNITS = ("energy", "atom"), ("forces", "a")
 
 
 def split(path: str, train: int, test: int, folder: Path) -> list[str]:
@@ -49,17 +50,12 @@ def result(folder: Path, printed: str) -> list[str]:
     """Return the cells of a run."""
     errors = {row["set"]: row for row in rows_of(folder / "errors.csv") if row["group"] == "all"}
     test = errors["test"]
-    cells = [float(test[f"{q}_mae_mev_per_{u}"]) for q, u in (("energy", "atom"), ("forces", "a"))]
+    cells = [float(test[f"{q}_mae_mev_per_{u}"]) for q, u in UNITS]
     texts = [f"{value:.1f}" for value in cells]
-    moved = {row["structures"]: row for row in rows_of(folder / "moved.csv")}
-    for name, row in moved.items():
-        energy = abs(float(row["energy_mev_per_atom"]))
-        if row["number"]:
-            texts.append(f"{energy:.1f}, {float(row['forces_mev_per_a']):.0f}")
-        else:
-            before, after = (float(row[f"lattice_{when}_a"]) for when in ("before", "after"))
-            texts.append(f"{energy:.1f}, {1e3 * (after - before):+.0f}")
-        assert name
+    moved = [row for row in rows_of(folder / "moved.csv") if "config_type" in row["group"]]
+    for row in moved:
+        energy, forces = (row[f"{q}_mae_mev_per_{u}"] for q, u in UNITS)
+        texts.append(f"{float(energy):.1f}, {float(forces):.0f}")
     times = re.findall(r"^ +\d+ +[\d.e-]+ .* (\d+\.\d) +\S+$", printed, re.M)
     return [*texts, f"{np.median([float(t) for t in times]):.0f}" if times else "-"]
 
@@ -92,7 +88,8 @@ def main() -> None:
                 if done.returncode:
                     sys.exit(done.stderr)
             if titles is None:
-                titles = [row["structures"] for row in rows_of(folder / "moved.csv")]
+                groups = [row["group"] for row in rows_of(folder / "moved.csv")]
+                titles = [name for name in groups if "config_type" in name]
                 head = ["way, seed", "E test", "F test", *titles, "ms a step"]
                 print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
             cells = result(folder, (folder / "log.txt").read_text(encoding="utf-8"))

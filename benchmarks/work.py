@@ -8,7 +8,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.ir.linear import LinearForm
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import definitions
 
@@ -53,11 +53,11 @@ def _work_of(equation) -> tuple[int, int]:
     return sum(b for b, _ in inner), sum(o for _, o in inner)
 
 
-def linear_operations(linear_form: LinearForm, num_rows: int) -> int:
+def linear_operations(linear_form: Form, num_rows: int) -> int:
     """Return a multiplication and an addition for each row, component and element of a matrix."""
     total = 0
     for term in linear_form.terms:
-        block = linear_form.operands[term.z.operand].blocks[term.z.segment]
-        source = term.x and linear_form.operands[term.x.operand].blocks[term.x.segment]
+        block = linear_form.operands[term.z.operand].segments[term.z.segment]
+        source = term.x and linear_form.operands[term.x.operand].segments[term.x.segment]
         total += 2 * num_rows * block.mul * block.dim * (source.mul if source else 1)
     return total

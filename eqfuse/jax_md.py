@@ -75,7 +75,13 @@ def neighbor_list(
     except ImportError as error:
         raise ImportError('eqfuse.jax_md needs jax-md: pip install "eqfuse[jaxmd]"') from error
 
-    network = _network(run, dtype, backend, dispersion)
+    network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
+    network.require_alone("eqfuse.jax_md")
+    if network.dtype == "float64" and not jax.config.jax_enable_x64:
+        raise ValueError(
+            "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
+            'dtype="float32"'
+        )
     if numbers is None and len(network.species) > 1:
         raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
     if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
@@ -106,18 +112,6 @@ def neighbor_list(
         return energies if per_particle else jnp.sum(energies)
 
     return neighbor_fn, energy_fn
-
-
-def _network(run, dtype: str | None, backend: str | None, dispersion: str | None) -> Network:
-    """Read a network; refuse a dispersion, and float64 where JAX has it disabled."""
-    network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
-    network.require_alone("eqfuse.jax_md")
-    if network.dtype == "float64" and not jax.config.jax_enable_x64:
-        raise ValueError(
-            "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
-            'dtype="float32"'
-        )
-    return network
 
 
 def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges, jax.Array]:

@@ -171,7 +171,6 @@ def walks(paths, target):
     for axes, label in ((energy, "energy, from that at 12 Å (eV)"), (force, "force (eV/Å)")):
         axes.set(xlabel="distance (Å)", ylabel=label)
         axes.set_yscale("symlog", linthresh=0.1)
-        axes.grid(alpha=0.3, linewidth=0.5)
     handles, names = force.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
     _save(figure, target)
@@ -190,7 +189,6 @@ def drifts(runs, target):
         axes.plot(times, energies - energies[0], label=f"steps of {timestep:g} fs", linewidth=0.8)
     axes.set(xlabel="time (ps)", ylabel="change of energy (meV/atom)")
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    axes.grid(alpha=0.3, linewidth=0.5)
     _save(figure, target)
 
 

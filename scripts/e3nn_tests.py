@@ -28,7 +28,7 @@ class Swapped:
 
     def __init__(self, backend: str):
         self.called = dict.fromkeys(ops.BACKENDS, 0)
-        for name in ("tensor_product", "elementwise_tensor_product", "tensor_square"):
+        for name in ("tensor_product", "elementwise_tensor_product"):
             setattr(e3nn, name, functools.partial(getattr(ops, name), backend=backend))
         e3nn.flax.Linear = functools.partial(ops.Linear, backend=backend)
         e3nn.haiku.Linear = functools.partial(ops.haiku.Linear, backend=backend)

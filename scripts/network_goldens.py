@@ -14,13 +14,32 @@ import sys
 import tempfile
 from pathlib import Path
 
+import ase
 import numpy as np
-from ase.data import atomic_numbers
+from ase.data import atomic_numbers, covalent_radii
 
 from eqfuse.convert.convert import READERS
-from eqfuse.inference.examples import example_structures
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens" / "networks"
+
+
+def example_structures(elements) -> list[ase.Atoms]:
+    """Return a skewed periodic cell of eight atoms, and a molecule of five, both disordered.
+
+    Args:
+      elements: atomic numbers; eight at most are taken, at random.
+    """
+    rng = np.random.default_rng(0)
+    elements = np.array(sorted(elements))
+    numbers = rng.permutation(elements)[:8]
+    numbers = np.concatenate([numbers, rng.choice(elements, 8 - len(numbers))])
+    spacing = 2.1 * covalent_radii[numbers].mean()
+    cell = 2 * spacing * np.array([[1, 0, 0], [0.06, 1.05, 0], [0.02, -0.08, 0.95]])
+    grid = np.stack(np.meshgrid(*[np.arange(2)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    places = (grid + 0.5) / 2 + rng.normal(size=(8, 3)) * 0.03
+    crystal = ase.Atoms(numbers, places @ cell, cell=cell, pbc=True)
+    molecule = ase.Atoms(numbers[:5], 0.9 * crystal.positions[:5])
+    return [crystal, molecule]
 
 
 def original_results(program: str, path, arrays, choice=None, python=sys.executable) -> dict:

@@ -2,9 +2,9 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -18,15 +18,6 @@ DATA = sorted(
     for path in (ROOT / "eqfuse").rglob("*")
     if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
 )
-
-
-def test_files_that_are_not_code_are_package_data():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = settings["tool"]["setuptools"]["package-data"]
-    assert Path("eqfuse/data/readers/embedded/lif.npz") in DATA
-    for path in DATA:
-        package = ".".join(path.parent.parts)
-        assert any(path.match(pattern) for pattern in patterns.get(package, ())), path
 
 
 def test_every_folder_of_tests_is_in_a_part_of_the_nightly_run():
@@ -56,25 +47,47 @@ def test_the_citation_has_the_version():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Path of a wheel built from the sources."""
-    folder = tmp_path_factory.mktemp("wheel")
-    setuptools = pytest.importorskip("setuptools", reason="the wheel is built by setuptools")
-    if int(setuptools.__version__.partition(".")[0]) < 77:
-        pytest.skip("the build needs setuptools 77")
-    # Setuptools writes beside the sources that it builds.
-    source = folder / "source"
-    source.mkdir()
-    for name in ("eqfuse", "pyproject.toml", "README.md", "LICENSE"):
-        (source / name).symlink_to(ROOT / name)
-    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-w", folder], cwd=source, check=True, capture_output=True)
-    [path] = folder.glob("*.whl")
-    return path
+def source(tmp_path_factory):
+    """Return a copy of what the sources of a wheel are."""
+    folder = tmp_path_factory.mktemp("beside") / "eqfuse"
+    shutil.copytree(ROOT / "eqfuse", folder / "eqfuse", ignore=shutil.ignore_patterns("*.pyc"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def built(source, kind: str, folder) -> Path:
+    """Return the path of a wheel, or of what `pip install -e` installs: kind "editable"."""
+    code = f"import sys, hatchling.build as h; print(h.build_{kind}(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    return folder / done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    pytest.importorskip("hatchling", reason="it builds the wheel")
+    return built(source, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def test_an_editable_install_is_imported_beside_the_clone(source, tmp_path):
+    """A folder with the clone in it has a folder `eqfuse`, which is no package."""
+    pytest.importorskip("hatchling", reason="it builds the wheel")
+    with zipfile.ZipFile(built(source, "editable", tmp_path)) as opened:
+        opened.extractall(tmp_path / "site")
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import eqfuse; "
+    code += "print(eqfuse.__file__)"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(
+        command, cwd=source.parent, env=environment, capture_output=True, text=True
+    )
+    assert Path(done.stdout.strip()) == source / "eqfuse" / "__init__.py", done.stderr
 
 
 def test_a_wheel_has_them(wheel):
     names = zipfile.ZipFile(wheel).namelist()
+    assert Path("eqfuse/data/readers/embedded/lif.npz") in DATA
     assert {str(path) for path in DATA} <= set(names)
     assert "eqfuse/ops/backends/llvm/machine.py" in names
 

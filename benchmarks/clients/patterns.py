@@ -137,14 +137,6 @@ def edge_scalars(x, y, senders, receivers, vectors, layer):
     return summed(m * layer.radial(m, vectors), receivers, len(x))
 
 
-def constant_added(x, y, senders, receivers, vectors, layer):
-    """Write a constant that is added to the scalars of messages."""
-    m = layer.product(x[senders], with_one(y))
-    m = m * layer.radial(m, vectors)
-    added = np.concatenate([np.full(mul * ir.dim, 0.1 * (ir.l == 0)) for mul, ir in m.irreps])
-    return summed(e3nn.IrrepsArray(m.irreps, m.array + added), receivers, len(x))
-
-
 def legacy(x, y, senders, receivers, vectors, layer):
     """Write a product by instructions, as the NequIPs of jax-md and mlip do."""
     y, keep = with_one(y), layer.keep
@@ -250,7 +242,6 @@ PATTERNS = {
     "dense neighbours": network(nodes=dense),
     "one-hot sum": network(nodes=one_hot),
     "edge scalars beside x[s]": network(nodes=edge_scalars),
-    "constant added": network(nodes=constant_added),
     "legacy uvu": network(nodes=legacy),
 }
 """By name, what makes a network of a library."""

@@ -197,7 +197,13 @@ class Run:
     def all(self, jobs: list[Job]) -> dict:
         """Run jobs as far as the minutes go; the content of the file."""
         for job in jobs:
-            self._job(job)
+            if self._left() < LEAST_S:
+                self._add(job, {"skipped": f"{max(0, self._left()):.0f} s were left"})
+                continue
+            if job.group in ("steps", "forces"):  # peaks and compile times are of a new process
+                self._worker.stop()
+            for result in self._worker.run(job, self._settings, min(self._left(), MOST_S)):
+                self._add(job, result)
         self._content["finished"] = True
         self._write()
         return self._content
@@ -209,15 +215,6 @@ class Run:
 
     def _left(self) -> float:
         return self._end - time.monotonic()
-
-    def _job(self, job: Job) -> None:
-        if self._left() < LEAST_S:
-            self._add(job, {"skipped": f"{max(0, self._left()):.0f} s were left"})
-            return
-        if job.group in ("steps", "forces"):  # peaks and compile times are those of a new process
-            self._worker.stop()
-        for result in self._worker.run(job, self._settings, min(self._left(), MOST_S)):
-            self._add(job, result)
 
     def _add(self, job: Job, result: dict) -> None:
         self._content["results"].append(job.label | result)
@@ -238,11 +235,9 @@ def lines(group: str, result: dict) -> list[tuple[str, ...]]:
         if word in result:
             return [(*order, f"{word}: {result[word]}")]
     if group == "parity":
-        cells = []
-        for found in result["orders"].values():
-            repeatable = "" if found["repeatable"] else ", not repeatable"
-            cells.append(f"{found['error']:.0e} ({found['share']:.2f}){repeatable}")
-        return [tuple(cells)]
+        ends = {True: "", False: ", not repeatable"}
+        text = "{error:.0e} ({share:.2f})".format
+        return [tuple(text(**f) + ends[f["repeatable"]] for f in result["orders"].values())]
     found = []
     for name, side in result["sides"].items():
         if "error" in side:

@@ -113,19 +113,24 @@ def _wrapped(irreps, arrays):
 
 
 def graph_product(case: Case, nodes: int, edges: int, grouped: bool = True) -> Problem:
-    """Return `ops.graph_tensor_product`; on e3nn-jax by its definition."""
+    """Return `ops.graph_tensor_product`, or `ops.channelwise_tensor_product` on a graph."""
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
-    keep = {"filter_ir_out": case.filter_ir_out}
-    weights = e3nn.tensor_product(irreps_x, irreps_y, **keep).num_irreps
+    keep, graph = {"filter_ir_out": case.filter_ir_out}, random_edges(nodes, edges, grouped)
+    if isinstance(case, Channelwise):
+        shapes = [(edges, irreps_x.dim), (nodes, irreps_y.dim)]
+    else:
+        weights = e3nn.tensor_product(irreps_x, irreps_y, **keep).num_irreps
+        shapes = [(nodes, irreps_x.dim), (edges, irreps_y.dim), *[(edges, weights)] * case.weighted]
 
     def product(backend, graph, x, y, w=None):
+        if isinstance(case, Channelwise):
+            return ops.channelwise_tensor_product(x, y, graph, **keep, backend=backend)
         return ops.graph_tensor_product(x, y, w, graph, **keep, backend=backend)
 
-    graph = random_edges(nodes, edges, grouped)
-    shapes = [(nodes, irreps_x.dim), (edges, irreps_y.dim)]
-    shapes += [(edges, weights)] * case.weighted
-    function = _of_arrays(product, irreps_x, irreps_y, *[None] * case.weighted)
-    return Problem(function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case=case)
+    function = _of_arrays(product, irreps_x, irreps_y, *[None] * (len(shapes) - 2))
+    described = case.forms(), edges, _degree(graph)
+    own = None if isinstance(case, Channelwise) else case
+    return Problem(function, tuple(shapes), graph, *described, case=own)
 
 
 def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
@@ -142,20 +147,6 @@ def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
     function, shapes = _of_arrays(contracted, irreps, None), (nodes, irreps.dim)
     shapes = (shapes, (SPECIES, paths * mul))
     return Problem(function, shapes, species, case.forms(), nodes, nodes, composed=True)
-
-
-def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
-    """Return `ops.channelwise_tensor_product` of features of edges and of their receivers."""
-    irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
-
-    def product(backend, graph, x, y):
-        keep = case.filter_ir_out
-        return ops.channelwise_tensor_product(x, y, graph, filter_ir_out=keep, backend=backend)
-
-    graph = random_edges(nodes, edges)
-    shapes = ((edges, irreps_x.dim), (nodes, irreps_y.dim))
-    function = _of_arrays(product, irreps_x, irreps_y)
-    return Problem(function, shapes, graph, case.forms(), edges, _degree(graph))
 
 
 def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int) -> Problem:
@@ -191,42 +182,31 @@ def _of_module(kind, irreps_out, fields: dict, order, irreps, shapes, graph=None
         return kind(irreps_out, **given, backend=backend)
 
     def function(backend):
-        def apply(floats, graph):
-            params, *arrays = floats
-            operands = order(graph, *_wrapped(irreps, arrays))
-            return module(backend).apply(params, *operands).array
+        return lambda floats, graph: (
+            module(backend).apply(floats[0], *order(graph, *_wrapped(irreps, floats[1:]))).array
+        )
 
-        return apply
+    def init(*arrays):
+        return module("e3nn").init(jax.random.key(0), *order(graph, *_wrapped(irreps, arrays)))
 
-    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    params = jax.eval_shape(
-        lambda *a: module("e3nn").init(jax.random.key(0), *order(graph, *_wrapped(irreps, a))),
-        *structs,
-    )
+    params = jax.eval_shape(init, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     params = jax.tree.map(lambda leaf: leaf.shape, params)
     summands = max(size for shape in shapes for size in shape)  # the gradient of a parameter
     return Problem(function, (params, *shapes), graph, summands=summands, composed=True)
 
 
 def fused(
-    irreps_x: str,
-    irreps_y: str,
-    irreps_out: str,
-    nodes: int,
-    edges: int,
-    on_graph: bool = True,
-    gate: bool = False,
-    **fields,
+    irreps: tuple[str, str, str], nodes: int, edges: int, on_graph=True, gate=False, **fields
 ) -> Problem:
-    x, y, out = (e3nn.Irreps(i) for i in (irreps_x, irreps_y, irreps_out))
-    keep = sorted({ir for _, ir in out})
-    irreps, shapes = [x, y], [(nodes if on_graph else edges, x.dim), (edges, y.dim)]
+    """Return `ops.TensorProductLinear`, of edges or on a graph, with or without a gate."""
+    x, y, out = map(e3nn.Irreps, irreps)
+    fields["filter_ir_out"] = keep = sorted({ir for _, ir in out})
+    operands, shapes = [x, y], [(nodes if on_graph else edges, x.dim), (edges, y.dim)]
     if on_graph:
-        irreps.append(None)
-        width = e3nn.tensor_product(x, y, filter_ir_out=keep).num_irreps
-        shapes.append((edges, width))
+        operands.append(None)
+        shapes.append((edges, e3nn.tensor_product(x, y, filter_ir_out=keep).num_irreps))
     if gate:
-        irreps.append(out)
+        operands.append(out)
         shapes.append((nodes, out.dim))
         fields["force_irreps_out"] = True
 
@@ -234,9 +214,8 @@ def fused(
         return (x, y, w, graph, None, *skip)
 
     kind = ops.TensorProductLinearGate if gate else ops.TensorProductLinear
-    fields["filter_ir_out"] = keep
     graph = random_edges(nodes, edges) if on_graph else None
-    return _of_module(kind, irreps_out, fields, order, irreps, shapes, graph)
+    return _of_module(kind, irreps[2], fields, order, operands, shapes, graph)
 
 
 def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
@@ -246,15 +225,17 @@ def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
 
 NEQUIP = times(64, BOTH2), SH2, f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
 ROWS = times(32, BOTH2), SH2, times(32, BOTH2)
-_KINDS = {Case: graph_product, Contraction: contraction, Channelwise: channelwise}
 
 PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
-    **{name: functools.partial(_KINDS[type(case)], case) for name, case in CASES.items()},
-    "fused-gate-64-l2": functools.partial(fused, *NEQUIP, gate=True),
-    "fused-gate-64-l2-always": functools.partial(fused, *NEQUIP, gate=True, fused="always"),
-    "fused-linear-128": functools.partial(fused, "128x0e+128x1o", SH3, times(128, SH3)),
-    "fused-rows-32-l2": functools.partial(fused, *ROWS, on_graph=False),
-    "fused-rows-32-l2-always": functools.partial(fused, *ROWS, on_graph=False, fused="always"),
+    **{
+        name: functools.partial(contraction if type(case) is Contraction else graph_product, case)
+        for name, case in CASES.items()
+    },
+    "fused-gate-64-l2": functools.partial(fused, NEQUIP, gate=True),
+    "fused-gate-64-l2-always": functools.partial(fused, NEQUIP, gate=True, fused="always"),
+    "fused-linear-128": functools.partial(fused, ("128x0e+128x1o", SH3, times(128, SH3))),
+    "fused-rows-32-l2": functools.partial(fused, ROWS, on_graph=False),
+    "fused-rows-32-l2-always": functools.partial(fused, ROWS, on_graph=False, fused="always"),
     "linear-64-l2": functools.partial(linear, times(64, BOTH2)),
     "product-rows": functools.partial(row_product, "tensor_product", times(32, BOTH2), SH2),
     "elementwise-rows": functools.partial(

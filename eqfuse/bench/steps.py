@@ -100,9 +100,8 @@ def shapes_of(potential: models.Potential, graph: Graph):
 
 
 def loss(potential, params, graph, energy, forces):
-    prediction = models.predict(potential, params, graph)
-    energies = jnp.mean((prediction.energy - energy) ** 2)
-    return energies + jnp.mean((prediction.forces - forces) ** 2)
+    found = models.predict(potential, params, graph)
+    return jnp.mean((found.energy - energy) ** 2) + jnp.mean((found.forces - forces) ** 2)
 
 
 def training_step(name: str, backend: str, num_nodes: int, num_edges: int, **others):

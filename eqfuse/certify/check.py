@@ -1,6 +1,7 @@
 """Certify a potential on this machine: all questions, and the command `eqfuse check`."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,11 +13,10 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.certify import questions as asked
-from eqfuse.certify.paths import paths_of, walk
+from eqfuse.certify.paths import Walk, paths_of, small_steps, walk
 from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
-from eqfuse.certify.rows import CHECKS, REPEATS, Row, worst_of
-from eqfuse.certify.steps import small_steps
+from eqfuse.certify.rows import CHECKS, QUESTIONS, REPEATS, Row, worst_of
 from eqfuse.certify.structures import made_structures, rattled
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
@@ -44,12 +44,12 @@ class Certificate:
         the structures.
       duration: of dynamics, ps, 0.1 or more; 0 for none.
       temperature: K, of dynamics.
-      others: potentials that must agree: (name of the check, note, subject, precision).
+      others: potentials that must agree: (name of the check, note, subject).
 
     Attributes:
       precision: "float64", "float32" or "less than float32", as found.
       walks: what was computed along paths of atoms.
-      energies: [n] (times in ps, energies in meV/atom) of dynamics.
+      energies: of dynamics with each time step: (fs, times in ps, energies in meV/atom).
     Raises:
       DataError: nothing says of which elements structures are to be made.
       ValueError: dynamics that are too short.
@@ -68,185 +68,166 @@ class Certificate:
         if duration and not duration >= SHORTEST:
             raise ValueError(f"a drift needs dynamics of {SHORTEST} ps, or 0, got {duration:g}")
         self._rng = np.random.default_rng(0)
-        given = [rattled(atoms, RATTLE, self._rng) for atoms in structures]
-        if elements is None:
-            elements = sorted({int(z) for atoms in given for z in atoms.numbers}) or (
-                subject.elements
-            )
+        self._given = [rattled(atoms, RATTLE, self._rng) for atoms in structures]
+        of_structures = sorted({int(z) for atoms in self._given for z in atoms.numbers})
+        elements = elements or of_structures or subject.elements
         if not elements:
             raise DataError("name the elements, such as elements=Cu,O, or give a file")
         if len(elements) > 4:
             elements = sorted(self._rng.choice(elements, 4, replace=False).tolist())
-        self.subject, self.elements = subject, elements
-        self._made = made_structures(elements)
-        self._structures = given + self._made
-        self._given, self._duration, self._temperature = given, duration, temperature
-        self._others = others
+        self.subject, self.elements, self._others = subject, elements, others
+        self._made = {atoms.info["name"]: atoms for atoms in made_structures(elements)}
+        self._duration, self._temperature = duration, temperature
         self.precision, self.walks, self.energies = "", [], []
-        self._noise: list[Rounding] = []
+        self._measured: list[tuple[ase.Atoms, Rounding]] = []
+        self._paths = paths_of(elements, self._made["molecule"], self._rng)
 
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows of all checks, in the order of `CHECKS` where they are cheap."""
-        yield from self._of_rounding()
-        yield from self._of_questions()
-        yield from self._of_paths()
-        yield from self._of_calls()
-        for name, note, other in self._others:
-            yield self._against(name, note, other)
-        yield self._of_dynamics()
+    def rows(self, *names: str) -> Iterator[Row]:
+        """Yield the rows of all checks, in the order of `CHECKS`, or of those that are named."""
+        if unknown := ", ".join(name for name in names if name not in CHECKS):
+            raise ValueError(f"no check is called {unknown}; there are {', '.join(CHECKS)}")
+        names = names or tuple(CHECKS)
+        yield from (row for row in self._of_rounding() if row.name in names)
+        yield from self._of_questions([name for name in QUESTIONS if name in names])
+        checks = [("path", self._of_paths), ("repeat", self._of_repeats)]
+        checks += [("history", self._of_history), ("batch", self._of_batches)]
+        checks += [(one[0], functools.partial(self._against, *one)) for one in self._others]
+        checks += [("nve", self._of_dynamics)]
+        yield from (check() for name, check in checks if name in names)
 
-    def _name(self, k: int) -> str:
-        return self._structures[k].info["name"]
-
-    def _of_rounding(self) -> Iterator[Row]:
-        lines = [asked.line(atoms, self._rng) for atoms in self._structures]
+    def _of_rounding(self) -> list[Row]:
+        """Measure the rounding, by which the limits of the other checks are."""
+        structures = [*self._given, *self._made.values()]
+        lines = [asked.line(atoms, self._rng) for atoms in structures]
         answers = iter(self.subject.compute([atoms for line in lines for atoms in line]))
-        groups = [[next(answers) for _ in line] for line in lines]
+        pairs = [
+            (atoms, [next(answers) for _ in line])
+            for atoms, line in zip(structures, lines, strict=True)
+        ]
         broken = {
-            self._name(k): next((a.error for a in group if a.error), "a number is not finite")
-            for k, group in enumerate(groups)
-            if not all(a.is_finite for a in group)
+            atoms.info["name"]: next((a.error for a in line if a.error), "a number is not finite")
+            for atoms, line in pairs
+            if not all(a.is_finite for a in line)
         }
         remark = "; ".join(f"{name}: {why}" for name, why in broken.items())
-        yield Row("finite", np.nan if broken else 0.0, 0.0, "", remark)
-        kept = [k for k in range(len(groups)) if self._name(k) not in broken]
-        if not kept:
+        rows = [Row("finite", np.nan if broken else 0.0, 0.0, "", remark)]
+        pairs = [(atoms, line) for atoms, line in pairs if all(a.is_finite for a in line)]
+        if not pairs:
             raise DataError(f"{self.subject.name} computes none of the structures: {remark}")
-        self._structures = [self._structures[k] for k in kept]
-        groups = [groups[k] for k in kept]
-        self.precision = asked.precision_of(groups)
+        self.precision, self._measured = asked.precision_of([line for _, line in pairs]), []
         findings = []
-        for atoms, group in zip(self._structures, groups, strict=True):
-            self._noise.append(asked.measure(atoms, group, self.precision))
-            rough, size = asked.rounding(group), asked.scales(group[0])
+        for atoms, line in pairs:
+            self._measured.append((atoms, asked.measure(atoms, line, self.precision)))
+            rough, size = asked.rounding(line), asked.scales(line[0])
             limit = min(100 * asked.EPS[self.precision], asked.ROUGHEST) * size.energy
+            limits = limit, asked.ROUGHEST * size.forces, asked.ROUGHEST * size.stress
             name = f"{self.precision} by its forces; {atoms.info['name']}"
             findings += [
-                (name, Finding(rough.energy, limit, "eV")),
-                (name, Finding(rough.forces, asked.ROUGHEST * size.forces, "eV/Å")),
-                (name, Finding(rough.stress, asked.ROUGHEST * size.stress, "eV/Å³")),
+                (name, Finding(*one)) for one in zip(rough, limits, asked.UNITS, strict=True)
             ]
-        yield worst_of("rounding", findings)
+        return [*rows, worst_of("rounding", findings)]
 
-    def _of_questions(self) -> Iterator[Row]:
-        listed = []
-        for k, (atoms, noise) in enumerate(zip(self._structures, self._noise, strict=True)):
-            own = [
-                *asked.slopes(atoms, noise, self._rng),
-                *asked.stresses(atoms, noise),
-                *asked.invariances(atoms, noise, self._rng),
-            ]
-            listed += [(self._name(k), question) for question in own]
-        noise = max(self._noise, key=lambda n: n.forces)
-        isolated = [ase.Atoms([z], [[0.0, 0.0, 0.0]]) for z in self.elements]
-
-        def free(answers):
-            return [
-                Finding(np.abs(a.forces).max(), asked.SIGMAS * noise.forces, "eV/Å", a.error or "")
-                for a in answers
-            ]
-
-        listed.append(("", asked.Question("isolated", isolated, free)))
-        if self.subject.has_inversion is False:
-            listed = [(name, q) for name, q in listed if q.name != "inversion"]
-        found: dict[str, list] = {}
+    def _of_questions(self, names: Sequence[str]) -> Iterator[Row]:
+        listed, has_inversion = [], self.subject.has_inversion
+        for atoms, noise in self._measured if names else ():
+            questions = asked.slopes(atoms, noise, self._rng) + asked.stresses(atoms, noise)
+            questions += asked.invariances(atoms, noise, self._rng)
+            listed += [(atoms.info["name"], question) for question in questions]
+        roughest = max(noise.forces for _, noise in self._measured)
+        listed.append(("", asked.isolated(self.elements, roughest)))
+        wanted = {*names} - ({"inversion"} if has_inversion is False else set())
+        listed = [(where, question) for where, question in listed if question.name in wanted]
+        found = {name: [] for name in names}
         findings = asked.ask(self.subject, [question for _, question in listed])
-        for (name, question), own in zip(listed, findings, strict=True):
-            found.setdefault(question.name, []).extend((name, finding) for finding in own)
-        names = list(CHECKS)
-        for check in names[names.index("forces") : names.index("path")]:
-            unknown = check == "inversion" and self.subject.has_inversion is None
-            yield worst_of(check, found.get(check, []), np.inf if unknown else 0.0)
+        for (where, question), own in zip(listed, findings, strict=True):
+            found[question.name] += [(where, finding) for finding in own]
+        for name, own in found.items():
+            unknown = name == "inversion" and has_inversion is None
+            yield worst_of(name, own, np.inf if unknown else 0.0)
 
-    def _of_paths(self) -> Iterator[Row]:
-        cluster = next(atoms for atoms in self._made if atoms.info["name"] == "molecule")
-        self._other = cluster[:3]
-        self._paths = paths_of(self.elements, cluster, self._rng)
-        for path, begin in self._paths:
-            self.walks.append(walk(self.subject, path, begin, self.precision, self._rng))
-        yield worst_of("path", [("", f) for one in self.walks for f in one.findings])
+    def _walk(self, number: int) -> Walk:
+        """Return what is computed along a path, after those before it."""
+        for path in self._paths[len(self.walks) : number + 1]:
+            self.walks.append(walk(self.subject, path, self.precision, self._rng))
+        return self.walks[number]
 
-    def _of_calls(self) -> Iterator[Row]:
-        yield self._of_repeats()
-        atoms, noise = self._structures[0], self._noise[0]
-        squeezed = asked.strained(atoms, -0.03 * np.eye(3))
-        squeezed.info["name"] = "itself, squeezed"
-        reversed_ = atoms[::-1]
-        reversed_.info["name"] = "itself in another order"
-        first, findings = self.subject.in_turn([atoms, atoms])[1], []
-        for other in (squeezed, *self._structures[1:4], reversed_):
-            after = self.subject.in_turn([other, atoms])[1]
-            where = f"after {other.info['name']}"
-            findings += [(where, finding) for finding in asked.apart(after, first, noise)]
-        yield worst_of("history", findings + self._of_small_steps())
-        batched = self.subject.compute(self._structures)
-        alone = self.subject.in_turn(self._structures)
-        together = zip(batched, alone, self._noise, strict=True)
-        findings = [
-            (self._name(k), f) for k, each in enumerate(together) for f in asked.apart(*each)
-        ]
-        yield worst_of("batch", findings)
-
-    def _of_small_steps(self) -> list[tuple[str, asked.Finding]]:
-        measured = zip(self._structures, self._noise, strict=True)
-        cells = [pair for pair in measured if pair[0].info["name"] == "skewed cell"]
-        pairs = [(self._paths[0][0], self.walks[0])]
-        return small_steps(self.subject, pairs, cells, self._other, self.precision, self._rng)
+    def _of_paths(self) -> Row:
+        self._walk(len(self._paths) - 1)
+        return worst_of("path", [("", f) for one in self.walks for f in one.findings])
 
     def _of_repeats(self) -> Row:
         """Ask for the same bits, of each quantity; those of sums in another order are noted."""
-        atoms = next((a for a in self._structures if len(a) > 4), self._structures[0])
+        structures = [atoms for atoms, _ in self._measured]
+        atoms = next((a for a in structures if len(a) > 4), structures[0])
         again = self.subject.ask("repeat", atoms, count=REPEATS)
         if "error" in again:
-            return Row("repeat", np.nan, remark=str(again["error"]))
-        first = asked.Answer(again["energy"][0], again["forces"][0], None)
-        rows = []
-        least = asked.least_rounding(atoms, first, self.precision)
-        for name, unit, noise in zip(
-            ("energy", "forces", "stress"), ("eV", "eV/Å", "eV/Å³"), least, strict=True
-        ):
-            if name in again:
-                change = float(np.ptp(again[name], axis=0).max())
-                remark = f"{name} of {atoms.info['name']}"
-                rows.append(Row("repeat", change, 0.0, unit, remark, SIGMAS * noise))
+            return Row("repeat", np.nan, remark=again["error"])
+        first = asked.Answer(again["energy"][0], np.array(again["forces"][0]), None)
+        rows, least = [], asked.least_rounding(atoms, first, self.precision)
+        for name, unit, noise in zip(again, asked.UNITS, least, strict=False):
+            change = float(np.ptp(again[name], axis=0).max())
+            remark = f"{name} of {atoms.info['name']}"
+            rows.append(Row("repeat", change, 0.0, unit, remark, SIGMAS * noise))
         return max(rows, key=lambda row: row.error / row.harmless)
+
+    def _of_history(self) -> Row:
+        atoms, noise = self._measured[0]
+        squeezed, reversed_ = asked.strained(atoms, -0.03 * np.eye(3)), atoms[::-1]
+        squeezed.info["name"] = "itself, squeezed"
+        reversed_.info["name"] = "itself in another order"
+        first, findings = self.subject.in_turn([atoms, atoms])[1], []
+        for other in (squeezed, *[a for a, _ in self._measured[1:4]], reversed_):
+            after = self.subject.in_turn([other, atoms])[1]
+            where = f"after {other.info['name']}"
+            findings += [(where, finding) for finding in asked.apart(after, first, noise)]
+        return worst_of("history", findings + self._of_small_steps())
+
+    def _of_small_steps(self) -> list[tuple[str, Finding]]:
+        cells = [pair for pair in self._measured if pair[0].info["name"] == "skewed cell"]
+        given = [self._walk(0)], cells, self._made["molecule"][:3]
+        return small_steps(self.subject, *given, self.precision, self._rng)
+
+    def _of_batches(self) -> Row:
+        structures = [atoms for atoms, _ in self._measured]
+        together, alone = self.subject.compute(structures), self.subject.in_turn(structures)
+        return self._compared("batch", "", together, alone)
 
     def _against(self, name: str, note: str, other: Subject) -> Row:
         """Compare with another potential that must agree."""
-        own, theirs = (s.compute(self._structures) for s in (self.subject, other))
+        structures = [atoms for atoms, _ in self._measured]
+        theirs, own = other.compute(structures), self.subject.compute(structures)
+        return self._compared(name, note, theirs, own)
+
+    def _compared(self, name: str, note: str, found, expected) -> Row:
         findings = []
-        for a, b, noise in zip(own, theirs, self._noise, strict=True):
+        for a, b, (atoms, noise) in zip(found, expected, self._measured, strict=True):
             if name == "precision":
-                size = asked.scales(a)
-                noise = Rounding(*(part * s / SIGMAS for part, s in zip(_LOST, size, strict=True)))
-            findings += [(note, f) for f in asked.apart(b, a, noise)]
+                parts = zip(_LOST, asked.scales(b), strict=True)
+                noise = Rounding(*(part * size / SIGMAS for part, size in parts))
+            findings += [(note or atoms.info["name"], f) for f in asked.apart(a, b, noise)]
         return worst_of(name, findings)
 
     def _of_dynamics(self) -> Row:
         """Halve the time step until the energy does not drift, twice at most."""
-        several = [atoms for atoms in self._given if len(atoms) > 1]
         if not self._duration:
             return Row("nve", None, remark="no dynamics were asked for")
-        if several:
-            atoms = several[0].copy()
-        else:
-            atoms = next(a for a in self._made if a.info["name"] == "skewed cell").copy()
+        atoms = next((a for a in self._given if len(a) > 1), None)
+        if atoms is None:
+            atoms = self._made["skewed cell"].copy()
             relaxed = self.subject.ask("relax", atoms, steps=300)
             if "error" in relaxed:
-                return Row("nve", np.nan, remark=str(relaxed["error"]))
+                return Row("nve", np.nan, remark=relaxed["error"])
             atoms.positions = relaxed["positions"]
         line = self.subject.compute(asked.line(atoms, self._rng))
         noise = asked.measure(atoms, line, self.precision)
-        rough = 1000 * SIGMAS * noise.energy / len(atoms) / self._duration
-        limit, longest = _MOST_DRIFT + rough, 2 * timestep_of(atoms.numbers)
-        of_steps = []
+        limit = _MOST_DRIFT + 1000 * SIGMAS * noise.energy / len(atoms) / self._duration
+        longest, of_steps = 0.5 if 1 in atoms.numbers else 2.0, []
         for timestep in (longest, longest / 2, longest / 4, longest / 8):
             steps = round(1000 * self._duration / timestep)
-            done = self.subject.ask(
-                "dynamics", atoms, timestep=timestep, steps=steps, temperature=self._temperature
-            )
+            options = {"timestep": timestep, "steps": steps, "temperature": self._temperature}
+            done = self.subject.ask("dynamics", atoms, **options)
             if "error" in done or len(done["energies"]) < steps:
-                said = str(done.get("error", "dynamics ended before their last step"))
+                said = done.get("error", "dynamics ended before their last step")
                 return Row("nve", np.nan, limit, "", f"{said}, {timestep:g} fs")
             times, energies, slope = drift(atoms, timestep, **done)
             self.energies.append((timestep, times, energies))
@@ -255,11 +236,6 @@ class Certificate:
                 break
         remark = f"{atoms.info['name']}, {self._duration:g} ps from {self._temperature:g} K"
         return Row("nve", slope, limit, "", f"{remark}: {', '.join(of_steps)}")
-
-
-def timestep_of(numbers) -> float:
-    """Return a time step of dynamics, fs, by the lightest atoms."""
-    return 0.25 if 1 in numbers else 1.0
 
 
 def drift(atoms: ase.Atoms, timestep: float, energies, velocities, forces):
@@ -345,37 +321,20 @@ def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
 def main(options: Check) -> int:
     require_backend(options.backend)
     check_paths(options.report, options.json)
-    elements = None
-    if options.elements:
-        unknown = [e for e in options.elements if e not in ase.data.atomic_numbers]
-        if unknown:
-            raise DataError(f"elements={unknown[0]} is no element; write them as Cu,O")
-        elements = [ase.data.atomic_numbers[e] for e in options.elements]
+    unknown = [e for e in options.elements or () if e not in ase.data.atomic_numbers]
+    if unknown:
+        raise DataError(f"elements={unknown[0]} is no element; write them as Cu,O")
+    elements = [ase.data.atomic_numbers[e] for e in options.elements or ()]
     frames = frames_of(options.file, options.frames, options.types)
     kinds = {k: getattr(options, k) for k in ("python", "which", "backend", "dtype")}
     subject = open_subject(options.calculator, **kinds)
     try:
-        others = []
-        if isinstance(subject, Run) and options.dtype != "float32":
-            own = (options.calculator,), {"which": options.which}
-            used = ops.resolve_here(options.backend)
-            names = [n for n, (runs, _) in ops.availability().items() if runs and n != used]
-            for name in names if options.backends is None else options.backends:
-                other = Run(*own[0], dtype="float64", backend=name, **own[1])
-                others.append(("backend", name, other))
-            others.append(("precision", "float32", Run(*own[0], dtype="float32", **own[1])))
-        certificate = Certificate(
-            subject,
-            frames,
-            elements=elements,
-            duration=options.picoseconds,
-            temperature=options.temperature,
-            others=others,
-        )
-        report = Report(certificate, options)
+        how = {"elements": elements, "others": _others_of(subject, options)}
+        how |= {"duration": options.picoseconds, "temperature": options.temperature}
+        report = Report(Certificate(subject, frames, **how), options)
         print(f"{subject.name}: {', '.join(f'{k} {v}' for k, v in report.versions.items())}")
         print(f"{'check':<36}{'error':>9}{'limit':>9}")
-        for row in certificate.rows():
+        for row in report.certificate.rows():
             print(row, flush=True)
             report.rows.append(row)
     except ValueError as error:
@@ -384,8 +343,19 @@ def main(options: Check) -> int:
         subject.close()
     for path in report.write(options.report, options.json):
         print(f"report: {path}")
-    failed = [row for row in report.rows if row.verdict == "FAILED"]
-    for row in failed:
+    for row in report.failed:
         print(f"{CHECKS[row.name][0]}: {row.meaning}")
     print(report.verdict)
-    return 1 if failed else 0
+    return 1 if report.failed else 0
+
+
+def _others_of(subject: Subject, options: Check) -> list[tuple[str, str, Subject]]:
+    """Return the other backends and float32 of a run that is checked in float64."""
+    if not isinstance(subject, Run) or options.dtype == "float32":
+        return []
+    used, which = ops.resolve_here(options.backend), options.which
+    names = [n for n, (runs, _) in ops.availability().items() if runs and n != used]
+    names = names if options.backends is None else options.backends
+    of_run = options.calculator
+    others = [("backend", n, Run(of_run, dtype="float64", backend=n, which=which)) for n in names]
+    return [*others, ("precision", "float32", Run(of_run, dtype="float32", which=which))]

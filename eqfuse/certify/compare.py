@@ -34,52 +34,46 @@ def compare(a: Subject, b: Subject, structures: Sequence[ase.Atoms]) -> tuple[li
     """
     rng = np.random.default_rng(0)
     found = [subject.compute(structures) for subject in (a, b)]
-    lines = [f"A: {a.name}", f"B: {b.name}", f"{len(structures)} structures"]
+    lines, agree = [f"A: {a.name}", f"B: {b.name}", f"{len(structures)} structures"], True
     for label, answers in zip("AB", found, strict=True):
         for atoms, answer in zip(structures, answers, strict=True):
-            if answer.error or not answer.is_finite:
+            if not answer.is_finite:
                 why = answer.error or "a number is not finite"
                 return [*lines, f"{label} does not compute {atoms.info['name']}: {why}"], False
-    noises = [_noise(subject, structures, rng) for subject in (a, b)]
-    noise = SIGMAS * np.hypot(*noises)  # [n_structures, 3]
+    noise = SIGMAS * np.hypot(*[_noise(subject, structures, rng) for subject in (a, b)])
     lines.append(f"{'':<34}{'rms':>10}{'largest':>10}{'rounding':>10}")
-    agree = True
 
     def row(name, values, unit, allowed):
         nonlocal agree
-        values = np.abs(np.concatenate(values)) if len(values) else np.zeros(0)
         if not len(values):
             return
         worst = int(np.argmax(values / allowed))
         within = bool(values[worst] <= allowed[worst])
         agree &= within
         rms = np.sqrt((values**2).mean())
-        lines.append(
-            f"{name:<34}{rms:>10.2e}{values.max():>10.2e}{allowed[worst]:>10.1e} {unit}"
-            + ("" if within else "  differs")
-        )
+        text = f"{name:<34}{rms:>10.2e}{values.max():>10.2e}{allowed[worst]:>10.1e} {unit}"
+        lines.append(text + ("" if within else "  differs"))
 
-    pairs = list(zip(*found, strict=True))
-    energy = [[(x.energy - y.energy) / len(x.forces)] for x, y in pairs]
-    counts = np.array([len(x.forces) for x, _ in pairs])
-    row("energy per atom", energy, "eV", noise[:, 0] / counts)
+    pairs, counts = list(zip(*found, strict=True)), np.array([len(s) for s in structures])
+    energy = np.abs([x.energy - y.energy for x, y in pairs])
+    row("energy per atom", energy / counts, "eV", noise[:, 0] / counts)
     of_forces = np.repeat(noise[:, 1], counts)
-    changes = [np.linalg.norm(x.forces - y.forces, axis=1) for x, y in pairs]
-    row("forces", changes, "eV/Å", of_forces)
+    forces = np.concatenate([np.linalg.norm(x.forces - y.forces, axis=1) for x, y in pairs])
+    row("forces", forces, "eV/Å", of_forces)
     both = [k for k, pair in enumerate(pairs) if all(x.stress is not None for x in pair)]
-    stresses = [pairs[k][0].stress - pairs[k][1].stress for k in both]
-    row("stress", stresses, "eV/Å³", np.repeat(noise[both, 2], 6))
+    stress = np.abs([pairs[k][0].stress - pairs[k][1].stress for k in both]).ravel()
+    row("stress", stress, "eV/Å³", np.repeat(noise[both, 2], 6))
     if not agree:
         numbers = np.concatenate([atoms.numbers for atoms in structures])
-        nearest, all_changes = _nearest(structures), np.concatenate(changes)
+        nearest = np.concatenate([_nearest(atoms) for atoms in structures])
         for z in np.unique(numbers):
-            name = f"forces of {ase.data.chemical_symbols[z]}"
-            row(name, [all_changes[numbers == z]], "eV/Å", of_forces[numbers == z])
+            own, name = numbers == z, f"forces of {ase.data.chemical_symbols[z]}"
+            row(name, forces[own], "eV/Å", of_forces[own])
         for low, high in itertools.pairwise(_BINS):
-            mask = (nearest >= low) & (nearest < high)
+            own = (nearest >= low) & (nearest < high)
             name = f"forces, neighbour at {low:g} to {high:g} Å"
-            row(name, [all_changes[mask]] if mask.any() else [], "eV/Å", of_forces[mask])
-        worst = int(np.argmax([change.max() for change in changes]))
+            row(name, forces[own], "eV/Å", of_forces[own])
+        worst = np.repeat(np.arange(len(structures)), counts)[np.argmax(forces)]
         lines += _which_is_wrong((a, b), structures[worst], rng)
     return lines, agree
 
@@ -92,15 +86,11 @@ def _noise(subject: Subject, structures, rng) -> np.ndarray:
     return np.array([asked.measure(atoms, line, precision) for atoms, line in pairs])
 
 
-def _nearest(structures) -> np.ndarray:
+def _nearest(atoms: ase.Atoms) -> np.ndarray:
     """Return the distance of each atom to its nearest neighbour, Å, at most 4."""
-    nearest = []
-    for atoms in structures:
-        of_atoms = np.full(len(atoms), _FARTHEST)
-        i, d = neighbor_list("id", atoms, _FARTHEST)
-        np.minimum.at(of_atoms, i, d)
-        nearest.append(of_atoms)
-    return np.concatenate(nearest)
+    nearest = np.full(len(atoms), _FARTHEST)
+    np.minimum.at(nearest, *neighbor_list("id", atoms, _FARTHEST))
+    return nearest
 
 
 def _which_is_wrong(subjects, atoms, rng) -> list[str]:
@@ -108,18 +98,16 @@ def _which_is_wrong(subjects, atoms, rng) -> list[str]:
     lines = [f"where they differ most, {atoms.info['name']}:"]
     for label, subject in zip("AB", subjects, strict=True):
         noise = asked.Rounding(*_noise(subject, [atoms], rng)[0])
-        for name, listed in (
-            ("forces", asked.slopes(atoms, noise, rng)),
-            ("stress", asked.stresses(atoms, noise)),
-        ):
+        questions = {"forces": asked.slopes(atoms, noise, rng)}
+        questions["stress"] = asked.stresses(atoms, noise)
+        for name, listed in questions.items():
             findings = [("", f) for found in asked.ask(subject, listed) for f in found]
             row = worst_of(name, findings)
             if row.error is not None:
                 verdict = "are" if row.passed else "are NOT"
-                lines.append(
-                    f"{label}: {name} {verdict} the slope of its own energy "
-                    f"({row.error:.1e}, limit {row.limit:.1e} {row.unit}) {row.remark}".rstrip()
-                )
+                numbers = f"({row.error:.1e}, limit {row.limit:.1e} {row.unit}) {row.remark}"
+                text = f"{label}: {name} {verdict} the slope of its own energy {numbers}"
+                lines.append(text.rstrip())
     return lines
 
 
@@ -139,13 +127,9 @@ class Compare:
     python_a: Path | None = setting(None, "Python of its environment")
     dtype_a: Literal["float32", "float64"] | None = setting(None, "of a run")
     backend_a: str | None = setting(None, "of the ops of a run")
-    threads_a: int | None = setting(None, "processors that it may use", POSITIVE)
-    batch_a: int | None = setting(None, "structures of a run at once", POSITIVE)
     python_b: Path | None = setting(None, "Python of its environment")
     dtype_b: Literal["float32", "float64"] | None = setting(None, "of a run")
     backend_b: str | None = setting(None, "of the ops of a run")
-    threads_b: int | None = setting(None, "processors that it may use", POSITIVE)
-    batch_b: int | None = setting(None, "structures of a run at once", POSITIVE)
 
 
 @command.of(Compare)
@@ -153,7 +137,7 @@ def main(options: Compare) -> int:
     frames, subjects = frames_of(options.file, options.frames, options.types), []
     try:
         for name in ("a", "b"):
-            own = "python", "dtype", "backend", "threads", "batch"
+            own = "python", "dtype", "backend"
             kinds = {k: getattr(options, f"{k}_{name}") for k in own}
             require_backend(kinds["backend"])
             subjects.append(open_subject(getattr(options, name), **kinds))

@@ -4,12 +4,12 @@ Limits follow from the rounding that the potential itself shows (`rounding`): wh
 and what passes in float64 differ by many orders, and a limit of one hides the faults of the other.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import ase
 import numpy as np
+from ase.stress import full_3x3_to_voigt_6_stress, voigt_6_to_full_3x3_stress
 
 from eqfuse.certify.subjects import Answer, Subject
 
@@ -24,8 +24,9 @@ _LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
 _REACH = 5.0  # Å, by which a strain moves neighbours
 _FINER, _LEVELS = 4, 3  # times shorter are differences that are taken again, so often at most
 _STENCIL = (-3, -2, -1, 1, 2, 3)
-_VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
-AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
+_AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
+UNITS = ("eV", "eV/Å", "eV/Å³")
+"""Of energy, forces and stress."""
 _KBAR = 1602.1766
 ROUGH = "less than float32"
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, ROUGH: 2.0**-23}
@@ -76,13 +77,10 @@ def ask(subject: Subject, questions: Sequence[Question]) -> list[list[Finding]]:
     """Return the findings of each question."""
     answers = iter(subject.compute([atoms for q in questions for atoms in q.structures]))
     found = [q.judge([next(answers) for _ in q.structures]) for q in questions]
-    again = [
-        k
-        for k, findings in enumerate(found)
-        if questions[k].finer and any(f.error > f.limit for f in findings)
-    ]
-    shorter = [questions[k].finer() for k in again]
-    for k, finer in zip(again, ask(subject, shorter) if again else [], strict=True):
+    failed = [k for k, own in enumerate(found) if any(f.error > f.limit for f in own)]
+    failed = [k for k in failed if questions[k].finer]
+    again = ask(subject, [questions[k].finer() for k in failed]) if failed else []
+    for k, finer in zip(failed, again, strict=True):
         pairs = zip(found[k], finer, strict=True)
         found[k] = [new if new.error < old.error / _FINER else old for old, new in pairs]
     return found
@@ -103,11 +101,9 @@ def line(atoms: ase.Atoms, rng) -> list[ase.Atoms]:
     direction = rng.choice([-1.0, 1.0], (len(atoms), 3))
     strain = rng.choice([-1.0, 1.0], (3, 3)) / _REACH
     strain = _APART * (strain + strain.T) / 2 * np.outer(atoms.pbc, atoms.pbc)
-    points = []
-    for k in range(_POINTS):
-        point = strained(atoms, k * strain) if atoms.pbc.any() else atoms
-        points.append(moved(point, k * _APART * direction))
-    return points
+    numbers, is_periodic = range(_POINTS), atoms.pbc.any()
+    points = [strained(atoms, k * strain) if is_periodic else atoms for k in numbers]
+    return [moved(point, k * _APART * direction) for k, point in zip(numbers, points, strict=True)]
 
 
 def rounding(answers: list[Answer]) -> Rounding:
@@ -126,8 +122,8 @@ def rounding(answers: list[Answer]) -> Rounding:
         return max(float(np.sqrt(squares / 70)), least)
 
     stresses = [a.stress for a in answers if a.stress is not None] or [[0.0]]
-    energies, forces = ([getattr(a, name) for a in answers] for name in ("energy", "forces"))
-    return Rounding(deviation(energies), deviation(forces), deviation(stresses))
+    parts = [a.energy for a in answers], [a.forces for a in answers], stresses
+    return Rounding(*map(deviation, parts))
 
 
 def scales(answer: Answer) -> Rounding:
@@ -178,25 +174,44 @@ def _slope(energies, step: float) -> tuple[float, float]:
     return sixth, 10 * abs(sixth - fourth) + 0.05 * abs(fourth - second)
 
 
+def _is_slope(name, atoms, changes, exact, noise, which, remark, per=1.0, level=0) -> Question:
+    """Ask whether what is `exact` in an answer is the slope of the energy by each of some changes.
+
+    Args:
+      changes: functions that apply a length, Å, to a structure.
+      which: of `UNITS` and `noise` that of exact is; slopes are divided by `per`.
+      remark: function of what is exact, slopes and limits of them, and the number of the worst.
+    """
+    step = noise.step / _FINER**level
+
+    def judge(answers):
+        first, *others = answers
+        if (given := exact(first)) is None:
+            return []
+        groups = np.reshape([a.energy for a in others], (len(changes), -1))
+        slopes, apart = np.transpose([_slope(group, step) for group in groups]) / per
+        limits = apart + _OF_SLOPES * (noise.energy / (step * per) + noise[which])
+        errors = np.abs(given - slopes)
+        k = int(np.argmax(errors / limits))
+        return [Finding(errors[k], limits[k], UNITS[which], remark(given, slopes, limits, k))]
+
+    lines = [atoms, *(change(k * step) for change in changes for k in _STENCIL)]
+    given = name, atoms, changes, exact, noise, which, remark, per, level + 1
+    return Question(name, lines, judge, (lambda: _is_slope(*given)) if level < _LEVELS else None)
+
+
 def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     """Ask whether forces are the slope of the energy, all atoms at once and each atom alone."""
-    questions = []
 
-    def along(name, direction, remark, level=0):
-        step = noise.step / _FINER**level
+    def along(name, direction, remark):
+        def exact(answer):
+            return -(answer.forces * direction).sum()
 
-        def judge(answers):
-            first, *others = answers
-            slope, apart = _slope([a.energy for a in others], step)
-            limit = apart + _OF_SLOPES * (noise.energy / step + noise.forces)
-            return [Finding(abs(slope + (first.forces * direction).sum()), limit, "eV/Å", remark)]
+        changes = [lambda length: moved(atoms, length * direction)]
+        return _is_slope(name, atoms, changes, exact, noise, 1, lambda *_: remark)
 
-        lines = [atoms, *(moved(atoms, k * step * direction) for k in _STENCIL)]
-        finer = functools.partial(along, name, direction, remark, level + 1)
-        return Question(name, lines, judge, finer if level < _LEVELS else None)
-
-    for _ in range(_DIRECTIONS):
-        questions.append(along("forces", rng.choice([-1.0, 1.0], (len(atoms), 3)), ""))
+    everywhere = [rng.choice([-1.0, 1.0], (len(atoms), 3)) for _ in range(_DIRECTIONS)]
+    questions = [along("forces", direction, "") for direction in everywhere]
     for atom in range(len(atoms) if len(atoms) <= 12 else 0):
         direction = np.zeros((len(atoms), 3))
         direction[atom] = rng.choice([-1.0, 1.0], 3)
@@ -211,37 +226,20 @@ def strained(atoms: ase.Atoms, strain) -> ase.Atoms:
     return copy
 
 
-def stresses(atoms: ase.Atoms, noise: Rounding, level: int = 0) -> list[Question]:
+def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
     """Ask whether each component of the stress is the slope of the energy by that strain."""
     if not (atoms.pbc.all() and atoms.cell.rank == 3):
         return []
-    step, volume = noise.step / (_REACH * _FINER**level), atoms.get_volume()
-    structures = [atoms]
-    for i, j in _VOIGT:
-        strain = np.zeros((3, 3))
-        strain[i, j] = strain[j, i] = 1.0 if i == j else 0.5
-        structures += [strained(atoms, k * step * strain) for k in _STENCIL]
-
-    def judge(answers):
-        first, *others = answers
-        if first.stress is None:
-            return []
-        groups = np.reshape([a.energy for a in others], (6, len(_STENCIL)))
-        slopes, apart = np.transpose([_slope(group, step) for group in groups]) / volume
-        limits = apart + _OF_SLOPES * (noise.energy / (step * volume) + noise.stress)
-        likely = _likely_stress(first.stress, slopes, limits)
-        errors = np.abs(first.stress - slopes)
-        worst = int(np.argmax(errors / limits))
-        return [Finding(errors[worst], limits[worst], "eV/Å³", likely or AXES[worst])]
-
-    finer = None if level == _LEVELS else lambda: stresses(atoms, noise, level + 1)[0]
-    return [Question("stress", structures, judge, finer)]
+    strains = [voigt_6_to_full_3x3_stress(one) for one in np.diag([1, 1, 1, 0.5, 0.5, 0.5])]
+    changes = [lambda length, s=s: strained(atoms, length / _REACH * s) for s in strains]
+    given = changes, lambda answer: answer.stress, noise, 2, _likely_stress
+    return [_is_slope("stress", atoms, *given, atoms.get_volume() / _REACH)]
 
 
-def _likely_stress(stress, slopes, limits) -> str:
-    """Return what a wrong stress is, if a usual mistake makes it right."""
+def _likely_stress(stress, slopes, limits, worst: int) -> str:
+    """Return what a wrong stress is, if a usual mistake makes it right; or its worst component."""
     if (np.abs(stress - slopes) <= limits).all():
-        return ""
+        return _AXES[worst]
     mistakes = {
         "the sign is opposite": -stress,
         "it is in kbar": stress / _KBAR,
@@ -249,11 +247,9 @@ def _likely_stress(stress, slopes, limits) -> str:
         "xx yy zz xy yz xz, the order of VASP": stress[[0, 1, 2, 4, 5, 3]],
         "yz and xy are exchanged": stress[[0, 1, 2, 5, 4, 3]],
     }
-    scale = np.abs(slopes).max()
-    for name, right in mistakes.items():
-        if np.abs(right - slopes).max() <= max(limits.max(), 1e-3 * scale):
-            return name
-    return ""
+    most = max(limits.max(), 1e-3 * np.abs(slopes).max())
+    right = (name for name, s in mistakes.items() if np.abs(s - slopes).max() <= most)
+    return next(right, _AXES[worst])
 
 
 def apart(found: Answer, expected: Answer, noise: Rounding, factor: int = 1) -> list[Finding]:
@@ -284,26 +280,24 @@ def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     order = rng.permutation(count)
     images = rng.integers(-2, 3, (count, 3)) * atoms.pbc
 
-    def turned(answer, matrix):
-        stress = answer.stress
-        if stress is not None:
-            whole = np.zeros((3, 3))
-            for value, (i, j) in zip(stress, _VOIGT, strict=True):
-                whole[i, j] = whole[j, i] = value
-            whole = matrix.T @ whole @ matrix
-            stress = np.array([whole[i, j] for i, j in _VOIGT])
-        return answer._replace(forces=answer.forces @ matrix, stress=stress)
-
-    def transformed(matrix):
+    def turned(matrix):
         copy = atoms.copy()
         copy.set_cell(atoms.cell.array @ matrix)
         copy.positions = atoms.positions @ matrix
-        return copy
+
+        def follow(answer):
+            stress = answer.stress
+            if stress is not None:
+                whole = matrix.T @ voigt_6_to_full_3x3_stress(stress) @ matrix
+                stress = full_3x3_to_voigt_6_stress(whole)
+            return answer._replace(forces=answer.forces @ matrix, stress=stress)
+
+        return copy, follow
 
     changes = {
         "translation": (moved(atoms, rng.uniform(-3, 3, 3)), lambda a: a),
-        "rotation": (transformed(rotation), lambda a: turned(a, rotation)),
-        "inversion": (transformed(-np.eye(3)), lambda a: turned(a, -np.eye(3))),
+        "rotation": turned(rotation),
+        "inversion": turned(-np.eye(3)),
         "permutation": (atoms[order], lambda a: a._replace(forces=a.forces[order])),
     }
     if atoms.pbc.any():
@@ -323,14 +317,22 @@ def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
 
         questions.append(Question("supercell", [atoms, larger], twice))
     if not atoms.pbc.any() and count > 1:
-        half = count // 2
-        first, second = atoms[:half], moved(atoms[half:], [100.0, 0, 0])
+        first, second = atoms[: count // 2], moved(atoms[count // 2 :], [100.0, 0, 0])
 
         def added(answers):
             one, other, both = answers
             forces = np.concatenate([one.forces, other.forces])
-            sum_ = one._replace(energy=one.energy + other.energy, forces=forces)
-            return apart(both, sum_, noise)
+            return apart(both, one._replace(energy=one.energy + other.energy, forces=forces), noise)
 
         questions.append(Question("separated", [first, second, first + second], added))
     return questions
+
+
+def isolated(elements, noise: float) -> Question:
+    """Ask whether an atom of each element alone is free of force, to a rounding in eV/Å."""
+
+    def free(answers):
+        limit = SIGMAS * noise
+        return [Finding(np.abs(a.forces).max(), limit, UNITS[1], a.error or "") for a in answers]
+
+    return Question("isolated", [ase.Atoms([z], [[0.0, 0.0, 0.0]]) for z in elements], free)

@@ -1,7 +1,6 @@
 """Reports of checks: one page of HTML or Markdown with pictures, and all numbers as JSON."""
 
 import io
-import itertools
 import json
 import os
 import platform
@@ -12,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import plots
-from eqfuse.certify.rows import CHECKS
+from eqfuse.certify.rows import CHECKS, Row
 from eqfuse.data import DataError
+from eqfuse.runs import page
 from eqfuse.runs.files import write_whole
 from eqfuse.runs.log import printable
-from eqfuse.runs.page import in_html, page, picture, table_row
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""
@@ -54,9 +53,14 @@ class Report:
         self._options = {k: str(v) for k, v in vars(options).items() if v is not None}
 
     @property
+    def failed(self) -> list[Row]:
+        """Return the rows of the checks that failed."""
+        return [row for row in self.rows if row.verdict == "FAILED"]
+
+    @property
     def verdict(self) -> str:
         """Return the last line: PASS or FAIL, and which checks failed."""
-        failed = [row.name for row in self.rows if row.verdict == "FAILED"]
+        failed = [row.name for row in self.failed]
         noted = sum(row.verdict == "noted" for row in self.rows)
         count = sum(row.verdict != "not checked" for row in self.rows)
         if failed:
@@ -79,17 +83,6 @@ class Report:
         def plain(value):
             return value if value is None or np.isfinite(value) else str(value)
 
-        rows = [
-            {
-                "check": row.name,
-                "verdict": row.verdict,
-                "error": plain(row.error),
-                "limit": plain(row.limit),
-                "unit": row.unit,
-                "remark": row.remark,
-            }
-            for row in self.rows
-        ]
         return {
             "format": FORMAT,
             "calculator": self.certificate.subject.name,
@@ -99,44 +92,41 @@ class Report:
             "machine": f"{platform.system()} {platform.machine()}",
             "versions": self.versions,
             "options": self._options,
-            "checks": rows,
+            "checks": [
+                {"check": row.name, "verdict": row.verdict, "unit": row.unit, "remark": row.remark}
+                | {"error": plain(row.error), "limit": plain(row.limit)}
+                for row in self.rows
+            ],
         }
 
     def _facts(self) -> list[tuple[str, str]]:
         known = self.as_json()
-        elements = ", ".join(map(str, known["elements"]))
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return [
             ("verdict", self.verdict),
             ("precision", f"{known['precision']}, as found by the rounding of its forces"),
-            ("atomic numbers", elements),
+            ("atomic numbers", ", ".join(map(str, known["elements"]))),
             ("machine", known["machine"]),
-            ("versions", versions),
+            ("versions", ", ".join(f"{k} {v}" for k, v in self.versions.items())),
             ("options", ", ".join(f"{k}={v}" for k, v in self._options.items())),
         ]
 
     def _table(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                CHECKS[row.name][0],
-                "-" if row.error is None else f"{row.error:.1e}",
-                "-" if row.error is None else f"{row.limit:.1e} {row.unit}",
-                row.verdict,
-                " ".join(filter(None, [row.remark, row.meaning])),
-            )
-            for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            numbers = ("-", "-")
+            if row.error is not None:
+                numbers = f"{row.error:.1e}", f"{row.limit:.1e} {row.unit}"
+            text = " ".join(filter(None, [row.remark, row.meaning]))
+            rows.append((CHECKS[row.name][0], *numbers, row.verdict, text))
+        return rows
 
     def _pictures(self) -> list[tuple[str, bytes]]:
-        made = []
-        for name, draw, data in (
-            ("paths", plots.walks, self.certificate.walks),
-            ("dynamics", plots.drifts, self.certificate.energies),
-        ):
+        certificate, made = self.certificate, []
+        paths, dynamics = ("paths", plots.walks), ("dynamics", plots.drifts)
+        for (name, draw), data in ((paths, certificate.walks), (dynamics, certificate.energies)):
             if data:
-                picture = io.BytesIO()
-                draw(data, picture)
-                made.append((name, picture.getvalue()))
+                draw(data, content := io.BytesIO())
+                made.append((name, content.getvalue()))
         return made
 
     def _markdown(self, page: Path) -> str:
@@ -151,14 +141,12 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _html(self) -> str:
-        rows = [table_row(cells, cells[3].replace(" ", "-")) for cells in self._table()]
-        return page(
-            Path(__file__).with_name("report.html"),
-            title=in_html(f"Check of {self.certificate.subject.name}"),
-            facts="".join(map(table_row, self._facts())),
-            checks="".join([table_row(_HEADS, "bold"), *rows]),
-            pictures="".join(itertools.starmap(picture, self._pictures())),
-        )
+        rows = self._table()
+        kinds = ["bold", *(cells[3].replace(" ", "-") for cells in rows)]
+        sections = {"Checks": page.table([_HEADS, *rows], kinds)}
+        sections |= {name: page.picture(name, png) for name, png in self._pictures()}
+        title = f"Check of {self.certificate.subject.name}"
+        return page.page(title, page.table(self._facts()), sections)
 
 
 def _in_markdown(text: str) -> str:

@@ -11,14 +11,8 @@ REPEATS = 20
 """Calls of one structure that must give the same bits."""
 
 CHECKS = {
-    "finite": (
-        "numbers are finite",
-        "A structure that dynamics may reach gives no number, or an error.",
-    ),
-    "rounding": (
-        "rounding",
-        "Energy or forces are rougher than their precision allows: small displacements move them.",
-    ),
+    "finite": ("numbers are finite", "Structures of dynamics may give no number, or an error."),
+    "rounding": ("rounding", "Energy or forces are rougher than their precision allows."),
     "forces": (
         "forces are the slope of the energy",
         "Forces are not the gradient of the energy: do not run dynamics or relax with it.",
@@ -35,10 +29,7 @@ CHECKS = {
     "rotation": ("rotation", "Results depend on the direction in which the structure lies."),
     "inversion": ("inversion", "Mirror images have different energies: an SO(3) network may."),
     "permutation": ("order of the atoms", "Results depend on the order of the atoms."),
-    "images": (
-        "periodic images of atoms",
-        "Results depend on which image of an atom is given: neighbours are missed or invented.",
-    ),
+    "images": ("periodic images of atoms", "Results depend on which image of an atom is given."),
     "supercell": ("supercell", "A cell and twice that cell differ: small cells miss neighbours."),
     "separated": ("separated parts", "Parts 100 Å apart act on each other: energies do not add."),
     "isolated": ("isolated atoms", "An isolated atom feels a force."),
@@ -46,23 +37,19 @@ CHECKS = {
         "no jumps from 0.2 Å to 12 Å",
         "Energy or force jumps along a path of an atom: dynamics gain or lose energy there.",
     ),
-    "repeat": (
-        f"{REPEATS} calls give the same bits",
-        "The same call gives different numbers: results cannot be reproduced.",
-    ),
-    "history": (
-        "independent of earlier calls",
-        "A result depends on what was computed before: never trust a long run of it.",
-    ),
+    "repeat": (f"{REPEATS} calls give the same bits", "The same call gives different numbers."),
+    "history": ("independent of earlier calls", "A result depends on what was computed before."),
     "batch": ("one by one and in batches", "Batches and single structures differ."),
     "backend": ("another backend, float64", "Two backends disagree: one of them is wrong."),
     "precision": ("float32 against float64", "float32 loses more digits than it has to."),
     "nve": (
         "drift in NVE, meV/atom/ps",
-        "Energy is not conserved, and a shorter time step does not mend it.",
+        "Energy drifts, and a shorter time step does not mend it.",
     ),
 }
 """Each check by name: as it is printed, and what a failure means for a user."""
+QUESTIONS = tuple(CHECKS)[2:13]
+"""The checks that are questions about single structures, from "forces" to "isolated"."""
 _HARMLESS = {"eV": 1e-9, "eV/Å": 1e-9, "eV/Å³": 1e-11}
 _BY_DIFFERENCES = ("forces", "atoms", "stress", "path")
 """What is beyond the rounding and yet too small to matter is noted, and not a failure; where the

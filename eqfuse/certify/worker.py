@@ -1,6 +1,7 @@
 """Compute structures with a calculator of ASE, in a process of its own.
 
-Any Python runs this file: it needs ase and numpy, and imports nothing of eqfuse.
+Any Python runs this file: it needs ase and numpy, and imports nothing of eqfuse. Requests and
+replies are lines of JSON, in which floating-point numbers keep all of their bits.
 """
 
 import ast
@@ -8,11 +9,9 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
-import io
 import json
 import os
 import platform
-import struct
 import sys
 
 import ase
@@ -49,18 +48,17 @@ def compute(calculator, atoms: ase.Atoms) -> dict:
     return {name: np.array(value, np.float64) for name, value in results.items()}
 
 
-def repeat(calculator, atoms: ase.Atoms, count: int) -> list[dict]:
-    """Return the results of several calculations of one structure."""
+def repeat(calculator, atoms: ase.Atoms, count: int) -> dict:
+    """Return the results of several calculations of one structure, each a list."""
     results = []
     for _ in range(count):
         calculator.reset()
         results.append(compute(calculator, atoms))
-    return results
+    return {name: [one[name] for one in results] for name in results[0]}
 
 
 def relax(calculator, atoms: ase.Atoms, steps: int) -> dict:
     """Return the positions after so many steps towards a minimum of the energy."""
-    atoms = atoms.copy()
     atoms.calc = calculator
     FIRE(atoms, logfile=None).run(fmax=0.1, steps=steps)
     return {"positions": atoms.positions}
@@ -73,7 +71,6 @@ def dynamics(calculator, atoms: ase.Atoms, timestep: float, steps: int, temperat
       energies [steps] eV, velocities and forces [steps, n_atoms, 3] in ASE's units, after each
       step; fewer where the dynamics end with an error.
     """
-    atoms = atoms.copy()
     thermalize_momenta(atoms, temperature, rng=np.random.default_rng(0))
     Stationary(atoms)
     atoms.calc = calculator
@@ -90,99 +87,60 @@ def dynamics(calculator, atoms: ase.Atoms, timestep: float, steps: int, temperat
     return {"energies": energies, "velocities": velocities, "forces": forces}
 
 
-def versions(modules) -> dict:
+def versions(calculator, atoms: ase.Atoms, modules) -> dict:
     """Return the versions of what computes here, and the devices that it sees."""
     known = {"python": platform.python_version(), "ase": ase.__version__, "numpy": np.__version__}
     distributions = importlib.metadata.packages_distributions()
-    for name in modules:
-        for distribution in distributions.get(name, ()):
-            known[distribution] = importlib.metadata.version(distribution)
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None:
-        known["torch"] = torch.__version__
+    for distribution in (d for name in modules for d in distributions.get(name, ())):
+        known[distribution] = importlib.metadata.version(distribution)
+    if (torch := sys.modules.get("torch")) is not None:
         has_gpu = torch.cuda.is_available()
-        known["torch device"] = torch.cuda.get_device_name() if has_gpu else "cpu"
-    if jax is not None:
+        device = torch.cuda.get_device_name() if has_gpu else "cpu"
+        known |= {"torch": torch.__version__, "torch device": device}
+    if (jax := sys.modules.get("jax")) is not None:
         known |= {"jax": jax.__version__, "jax device": jax.devices()[0].device_kind}
     return known
 
 
-def packed(arrays: dict) -> bytes:
-    """Return named arrays as bytes that `unpacked` reads."""
-    data = io.BytesIO()
-    np.savez(data, **{name: np.asarray(value) for name, value in arrays.items()})
-    return data.getvalue()
+_TASKS = {task.__name__: task for task in (compute, repeat, relax, dynamics, versions)}
 
 
-def unpacked(data: bytes) -> dict:
-    """Return the arrays of `packed`."""
-    with np.load(io.BytesIO(data)) as file:
-        return {name: file[name] for name in file.files}
-
-
-def send(file, arrays: dict):
-    """Write arrays to a pipe."""
-    data = packed(arrays)
-    file.write(struct.pack("<q", len(data)) + data)
-    file.flush()
-
-
-def receive(file) -> dict | None:
-    """Read arrays from a pipe; None where it ends."""
-    head = file.read(8)
-    if len(head) < 8:
-        return None
-    [size] = struct.unpack("<q", head)
-    data = file.read(size)
-    return unpacked(data) if len(data) == size else None
-
-
-def arrays_of(atoms: ase.Atoms) -> dict:
-    """Return what a structure is made of."""
-    cell = atoms.cell.array
-    return {"numbers": atoms.numbers, "positions": atoms.positions, "cell": cell, "pbc": atoms.pbc}
-
-
-def answer(calculator, request: dict, new=None) -> dict:
-    """Return the arrays that a request asks for; `error` is a text where the calculator raises.
+def answer(calculator, kind: str, atoms: dict, new=None, fresh: bool = False, **options) -> dict:
+    """Return what a task gives for atoms; `error` is a text where the calculator raises.
 
     `new` returns another calculator of this kind, for tasks that ask for a fresh one.
     """
-    task = json.loads(str(request.pop("task")))
-    kind = task.pop("kind")
     try:
-        if task.pop("fresh", False) and new is not None:
-            calculator = new()
-        if kind == "versions":
-            return {"versions": json.dumps(versions(**task))}
-        atoms = ase.Atoms(**request)
-        if kind == "repeat":
-            rows = repeat(calculator, atoms, **task)
-            return {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        return {"compute": compute, "relax": relax, "dynamics": dynamics}[kind](
-            calculator, atoms, **task
-        )
+        calculator = new() if fresh and new is not None else calculator
+        return _TASKS[kind](calculator, ase.Atoms(**atoms), **options)
     except Exception as error:  # of any calculator, which is told to who asks
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
+def as_line(message: dict) -> str:
+    """Return a message as a line of JSON; `json.loads` has lists in the place of its arrays."""
+    return json.dumps(message, default=lambda array: array.tolist()) + "\n"
+
+
 def serve():
     """Answer the requests on standard input until it ends; what calculators print is no answer."""
-    replies = os.fdopen(os.dup(1), "wb")
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.insert(0, os.getcwd())
-    name, threads = sys.argv[1], int(sys.argv[2])
-    if threads:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+
+    def reply(message: dict):
+        replies.write(as_line(message))
+        replies.flush()
+
     try:
-        calculator = build(name)
+        calculator = build(sys.argv[1])
     except Exception as error:
-        send(replies, {"error": f"{type(error).__name__}: {error}"})
+        reply({"error": f"{type(error).__name__}: {error}"})
         return
-    new = functools.cache(lambda: build(name))
-    send(replies, {"ready": True})
-    while (request := receive(sys.stdin.buffer)) is not None:
-        send(replies, answer(calculator, request, new))
+    reply({"ready": True})
+    new = functools.cache(lambda: build(sys.argv[1]))
+    for line in sys.stdin:
+        reply(answer(calculator, new=new, **json.loads(line)))
 
 
 if __name__ == "__main__":

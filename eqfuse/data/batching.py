@@ -1,7 +1,7 @@
 """Batches of a few fixed shapes, for which few programs are compiled."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,13 +19,6 @@ class Shape(NamedTuple):
     n_nodes: int
     n_edges: int
     n_graphs: int
-
-
-class Waste(NamedTuple):
-    """Fractions of the nodes and edges of the padded batches of an epoch that are padding."""
-
-    nodes: float
-    edges: float
 
 
 _NODE_MULTIPLE, _EDGE_MULTIPLE = 8, 64
@@ -120,15 +113,6 @@ def _hessian_row(sample: Sample, seeds: tuple[int, ...]) -> tuple[np.ndarray, ..
     return direction, values, np.full(sample.num_atoms, sample.hessian is not None)
 
 
-def _padded(parts: Sequence, room: int, size=(), fill=0, *, dtype) -> np.ndarray:
-    """Return an array [room, *size] with the parts one after the other, then `fill`."""
-    out = np.full((room, *size), fill, dtype)
-    if len(parts):
-        values = np.concatenate(parts)
-        out[: len(values)] = values
-    return out
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -179,72 +163,78 @@ def collate(
         for end in ("senders", "receivers")
     )
     order = np.argsort(receivers * shape.n_nodes + senders, kind="stable")
-    shifts = _padded([s.shifts for s in samples], shape.n_edges, (3,), dtype=dtype)
+    pad = _Pad(shape, dtype)
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
-    of_graphs, of_nodes = _of_batch(samples, shape, dtype)
     graph = Graph(
-        positions=of_nodes([s.positions for s in samples], (3,)),
-        species=of_nodes([s.species for s in samples], dtype=np.int32),
+        positions=pad.nodes([s.positions for s in samples], (3,)),
+        species=pad.nodes([s.species for s in samples], dtype=np.int32),
         edges=Edges.from_arrays(senders[order], receivers[order], shape.n_nodes),
-        shifts=shifts[order],
+        shifts=pad([s.shifts for s in samples], shape.n_edges, (3,))[order],
         graph_index=graph_index,
-        cells=of_graphs([s.cell for s in samples], (3, 3)),
+        cells=pad.graphs([s.cell for s in samples], (3, 3)),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
-        heads=of_graphs([s.head for s in samples], dtype=np.int32) if heads else None,
+        heads=pad.graphs([s.head for s in samples], dtype=np.int32) if heads else None,
     )
-    return Batch(graph, _labels(samples, shape, dtype, weighted, seeds))
+    return Batch(graph, _labels(samples, pad, weighted, seeds))
 
 
-def _of_batch(samples: Sequence[Sample], shape: Shape, dtype) -> tuple[Callable, Callable]:
-    """Return functions that pad values of graphs, and arrays of the nodes of each."""
+class _Pad(NamedTuple):
+    """What makes arrays with the parts one after the other, then `fill`."""
 
-    def of_graphs(values: list, size=(), fill=0, dtype=dtype) -> np.ndarray:
-        return _padded([values] if values else [], shape.n_graphs, size, fill, dtype=dtype)
+    shape: Shape
+    dtype: np.dtype
 
-    def of_nodes(arrays: Sequence, size=(), dtype=dtype) -> np.ndarray:
-        return _padded(arrays, shape.n_nodes, size, dtype=dtype)
+    def __call__(self, parts: Sequence, room: int, size=(), fill=0, dtype=None) -> np.ndarray:
+        out = np.full((room, *size), fill, dtype or self.dtype)
+        if len(parts):
+            values = np.concatenate(parts)
+            out[: len(values)] = values
+        return out
 
-    return of_graphs, of_nodes
+    def nodes(self, parts: Sequence, size=(), dtype=None) -> np.ndarray:
+        return self(parts, self.shape.n_nodes, size, dtype=dtype)
+
+    def graphs(self, values: list, size=(), fill=0, dtype=None) -> np.ndarray:
+        return self([values] if values else [], self.shape.n_graphs, size, fill, dtype)
 
 
-def _labels(samples: Sequence[Sample], shape: Shape, dtype, weighted: bool, seeds) -> Labels:
+def _labels(samples: Sequence[Sample], pad: _Pad, weighted: bool, seeds) -> Labels:
     """Return the labels of samples, see `collate`."""
-    of_graphs, of_nodes = _of_batch(samples, shape, dtype)
-    given = [np.full((s.num_atoms, 3), np.nan) if s.forces is None else s.forces for s in samples]
-    forces = of_nodes(given, (3,))
+
+    def known(name: str, shape, unknown: float) -> list[np.ndarray]:
+        values = [(s, getattr(s, name)) for s in samples]
+        return [np.full(shape(s.num_atoms), unknown) if v is None else v for s, v in values]
+
+    given = known("forces", lambda n: (n, 3), np.nan)
+    forces = pad.nodes(given, (3,))
     forces_mask = ~np.isnan(forces).any(axis=1)
     forces_mask[sum(map(len, given)) :] = False
-    stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in samples]
     weights = rows = None
     if weighted:
         each = [s.weights for s in samples]
-        ones = [np.ones(s.num_atoms) for s in samples]
-        own = [s.atom_weights for s in samples]
-        own = [one if a is None else a for one, a in zip(ones, own, strict=True)]
+        own = known("atom_weights", lambda n: n, 1.0)
         weights = Weights(
-            energy=of_graphs([w.energy for w in each]),
-            forces=of_nodes([w.forces * a for w, a in zip(each, own, strict=True)]),
-            stress=of_graphs([w.stress for w in each]),
-            hessian=of_nodes([w.hessian * one for w, one in zip(each, ones, strict=True)]),
+            energy=pad.graphs([w.energy for w in each]),
+            forces=pad.nodes([w.forces * a for w, a in zip(each, own, strict=True)]),
+            stress=pad.graphs([w.stress for w in each]),
+            hessian=pad.nodes([np.full(s.num_atoms, s.weights.hessian) for s in samples]),
         )
     if seeds is not None:
         made = [_hessian_row(*each) for each in zip(samples, seeds, strict=True)]
         direction, values, mask = zip(*made, strict=True) if made else ((), (), ())
-        rows = HessianRows(
-            of_nodes(direction, (3,)), of_nodes(values, (3,)), of_nodes(mask, dtype=bool)
-        )
+        rows = [pad.nodes(direction, (3,)), pad.nodes(values, (3,)), pad.nodes(mask, dtype=bool)]
     return Labels(
-        energy=of_graphs([s.energy or 0.0 for s in samples]),
+        energy=pad.graphs([s.energy or 0.0 for s in samples]),
         forces=np.where(forces_mask[:, None], forces, 0),
-        stress=of_graphs(stress, (3, 3)),
-        energy_mask=of_graphs([s.energy is not None for s in samples], dtype=bool),
+        stress=pad.graphs(known("stress", lambda n: (3, 3), 0.0), (3, 3)),
+        energy_mask=pad.graphs([s.energy is not None for s in samples], dtype=bool),
         forces_mask=forces_mask,
-        stress_mask=of_graphs([s.stress is not None for s in samples], dtype=bool),
-        num_atoms=of_graphs([s.num_atoms for s in samples], fill=1, dtype=np.int32),
+        stress_mask=pad.graphs([s.stress is not None for s in samples], dtype=bool),
+        num_atoms=pad.graphs([s.num_atoms for s in samples], fill=1, dtype=np.int32),
         weights=weights,
-        hessian=rows,
+        hessian=rows and HessianRows(*rows),
     )
 
 
@@ -307,12 +297,6 @@ class Batcher:
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return -(-len(self.samples) // self.batch_size)
-
-    @property
-    def padding_waste(self) -> Waste:
-        """Return the fraction of epoch 0, shuffled, that is padding."""
-        room = np.array([self.shapes[k][:2] for k in self._fits(0, shuffle=True)]).sum(axis=0)
-        return Waste(*(1 - self._sizes.sum(axis=0) / (self._parts * room)).tolist())
 
     def batches(self, epoch: int = 0, shuffle: bool = True, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of one epoch from number `start` on.

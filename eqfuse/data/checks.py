@@ -13,27 +13,21 @@ from ase.data import chemical_symbols
 from ase.units import Hartree, Rydberg, kcal, kJ, mol
 
 from eqfuse.data.checks_of_forces import forces_elsewhere
-from eqfuse.data.checks_of_hessians import hessians
 from eqfuse.data.checks_of_labels import (
     energies_elsewhere,
     energy_differences,
+    hessians,
     lengths,
     springs,
 )
 from eqfuse.data.checks_of_stress import stress_problems
-from eqfuse.data.copies import HAVE, Distances, close_pairs, duplicates, vectors
+from eqfuse.data.copies import HAVE, close_pairs, distances_of, duplicates, vectors
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.lazy import Joined, chosen, evenly, selected, without_isolated_atoms
 from eqfuse.data.references import compositions
 from eqfuse.data.remarks import APERIODIC
 from eqfuse.data.samples import Sample
-from eqfuse.data.structures import (
-    LABELS,
-    Structure,
-    count_labelled,
-    counted,
-    has_all_forces,
-)
+from eqfuse.data.structures import LABELS, Structure, count_labelled, counted, has_all_forces
 
 
 def find_problems(
@@ -47,7 +41,8 @@ def find_problems(
     frames = without_isolated_atoms(Joined(structures, validation or ()))
     samples, sets = Joined(dataset.train, dataset.val), (dataset.train, dataset.val, dataset.test)
     every = Joined(*sets)
-    distances = dataset.distances.joined(Distances.of(dataset.test, dataset.cutoff))
+    of_test = distances_of(dataset.test, dataset.cutoff)
+    distances = np.concatenate([dataset.distances, of_test])
     return [
         *unread_labels(frames),
         *zero_labels(samples),

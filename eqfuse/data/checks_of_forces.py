@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import BONDED
+from eqfuse.data.samples import species_table
 from eqfuse.data.similar import Frames, consecutive, force_errors, limited
 from eqfuse.data.structures import DataError, Structure, counted, has_all_forces
 
@@ -42,7 +43,7 @@ class _Sample(NamedTuple):
 
     @classmethod
     def of(cls, structures: Sequence[Structure]) -> "_Sample | None":
-        elements = np.unique(np.concatenate([s.numbers for s in structures])).tolist()
+        elements = species_table(structures)
         kinds = np.array([a * 1000 + b for a in elements for b in elements if a <= b])
         frames = Frames.of(structures, _FIRST + _CENTERS * _WIDTH, kinds)
         if frames is None:
@@ -62,11 +63,9 @@ class _Sample(NamedTuple):
         columns = columns.reshape(len(kinds) * _CENTERS, -1)
         sizes = np.array([s.num_atoms for s in structures])
         half = np.repeat(np.arange(len(sizes)) // 2 % 2 == 1, 3 * sizes)
-        inverses = []
-        for of in (half, ~half):
-            gram = columns[:, of] @ columns[:, of].T
-            ridge = 1e-4 * np.trace(gram) / len(gram) + 1e-30
-            inverses.append(np.linalg.inv(gram + ridge * np.eye(len(gram))))
+        grams = [columns[:, of] @ columns[:, of].T for of in (half, ~half)]
+        ridge, one = 1e-4 / len(columns), np.eye(len(columns))
+        inverses = [np.linalg.inv(g + (ridge * np.trace(g) + 1e-30) * one) for g in grams]
         return cls(frames, springs, columns, half, inverses)
 
     @classmethod
@@ -74,13 +73,11 @@ class _Sample(NamedTuple):
         """Return pieces of consecutive frames; None if there are too few for what is fitted."""
         known = selected(structures, lambda s: has_all_forces(s) and s.num_atoms > 1)
         some = limited(list(chosen(known, consecutive(range(len(known))))), _MOST_ATOMS)
-        elements = len(np.unique(np.concatenate([s.numbers for s in some] or [[]])))
-        functions = elements * (elements + 1) // 2 * _CENTERS
-        sample = None
-        if len(some) >= _FEWEST and functions <= _MOST_FUNCTIONS:
-            sample = cls.of(some)
-        fits = sample and sample.size > _ROUNDING and sample.decides(_NUMBERS)
-        return sample if fits else None
+        elements = len(species_table(some))
+        if len(some) < _FEWEST or elements * (elements + 1) // 2 * _CENTERS > _MOST_FUNCTIONS:
+            return None
+        sample = cls.of(some)
+        return sample if sample and sample.size > _ROUNDING and sample.decides(_NUMBERS) else None
 
     @property
     def size(self) -> float:
@@ -239,8 +236,8 @@ def _undone(sample: _Sample, known: float) -> Iterator[tuple[float, str]]:
 
 
 def _share(before: float, after: float) -> str:
-    explain = f"pairs of atoms explain {max(before, 0):.0%} of the forces"
-    return f"{explain} as they are, and {after:.0%}"
+    share = f"{max(before, 0):.0%} of the forces as they are, and {after:.0%}"
+    return f"pairs of atoms explain {share}"
 
 
 def _is_nothing(sample: _Sample) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from eqfuse.data.lazy import evenly, selected
 from eqfuse.data.similar import Springs, Steps, force_errors
-from eqfuse.data.structures import Structure, counted, has_all_forces
+from eqfuse.data.structures import Structure, counted
 
 _GPA = ase.units.GPa
 _UNITS = {
@@ -108,11 +108,7 @@ def _by_energies(cells):
     As in `Steps`, E_b - E_a is near the work of the forces and (s_a + s_b) / 2 : e,
     where s is stress times volume and e the strain between the cells.
     """
-
-    def key(s: Structure):
-        return s.numbers.tobytes() if s.energy is not None and has_all_forces(s) else None
-
-    steps = Steps.of(cells, key, _LEAST_STRAIN)
+    steps = Steps.of(cells, least_strain=_LEAST_STRAIN)
     by = f"the energies of strained frames ({counted(len(steps.ends), 'pair')})"
     change = steps.changes[0] - steps.work
     frames = len({id(s) for pair in steps.ends for s in pair})

@@ -3,7 +3,6 @@
 Structures are the same here if they have the same elements and the same distances up to the cutoff.
 """
 
-import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,50 +27,34 @@ def vectors(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
     return vector / length[:, None], length
 
 
-@dataclasses.dataclass(frozen=True)
-class Distances:
-    """The nearest distances of all samples, and sums that do not depend on the order of atoms."""
+def distances_of(samples: Sequence[Sample], cutoff: float) -> np.ndarray:
+    """Return the nearest distance of each sample and three sums, [n_samples, 4] float32.
 
-    nearest: np.ndarray  # [n_samples] float32, Å, inf where no atoms are within the cutoff
-    sums: np.ndarray  # [n_samples, 3] float32, over atoms and pairs
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample], cutoff: float) -> "Distances":
-        """Return the distances of samples, looking at each once."""
-        nearest = np.full(len(samples), np.inf, np.float32)
-        sums = np.zeros((len(samples), 3), np.float32)
-        for k, sample in enumerate(samples):
-            if sample.num_edges:
-                lengths = vectors(sample)[1]
-                nearest[k] = lengths.min()
-                weight = (1 - lengths / cutoff) ** 2
-                species = sample.species + 1.3
-                product = species[sample.senders] * species[sample.receivers]
-                # The one that is sorted by comes last.
-                sums[k] = weight.sum(), species.sum(), weight @ product
-        return cls(nearest, sums)
-
-    def joined(self, *others: "Distances") -> "Distances":
-        """Return these distances and those of other samples, one after the other."""
-        every = (self, *others)
-        parts = ([getattr(d, name) for d in every] for name in ("nearest", "sums"))
-        return Distances(*map(np.concatenate, parts))
-
-    def of_some(self, indices) -> "Distances":
-        """Return the distances of some samples."""
-        return Distances(self.nearest[indices], self.sums[indices])
+    The distance, Å, is inf where no atoms are within the cutoff. The sums are over atoms and pairs,
+    and do not depend on the order of the atoms.
+    """
+    found = np.full((len(samples), 4), [np.inf, 0, 0, 0], np.float32)
+    for k, sample in enumerate(samples):
+        if sample.num_edges:
+            lengths = vectors(sample)[1]
+            weight = (1 - lengths / cutoff) ** 2
+            species = sample.species + 1.3
+            product = species[sample.senders] * species[sample.receivers]
+            # The one that is sorted by comes last.
+            found[k] = lengths.min(), weight.sum(), species.sum(), weight @ product
+    return found
 
 
-def same_pairs(samples: Sequence[Sample], distances: Distances) -> list[tuple[int, int]]:
+def same_pairs(samples: Sequence[Sample], distances: np.ndarray) -> list[tuple[int, int]]:
     """Return pairs of samples with the same elements and distances."""
-    kept = np.isfinite(distances.nearest)
-    order = np.flatnonzero(kept)[np.lexsort(distances.sums[kept].T)]
+    sums = distances[:, 1:]
+    kept = np.flatnonzero(np.isfinite(distances[:, 0]))
+    order = kept[np.lexsort(sums[kept].T)]
     found = []
     for start, step in itertools.product(range(0, len(order), _PIECE), range(1, _FOLLOWING + 1)):
         second = order[start + step : start + step + _PIECE]
         first = order[start:][: len(second)]
-        sums = distances.sums[first], distances.sums[second]
-        near = np.isclose(*sums, rtol=_SAME_SUMS, atol=_SAME_SUMS).all(axis=1)
+        near = np.isclose(sums[first], sums[second], rtol=_SAME_SUMS, atol=_SAME_SUMS).all(axis=1)
         pairs = zip(first[near].tolist(), second[near].tolist(), strict=True)
         found += [(min(p), max(p)) for p in pairs if _same_distances(samples[p[0]], samples[p[1]])]
     return found
@@ -88,7 +71,7 @@ def _same_distances(a: Sample, b: Sample) -> bool:
     return bool(np.abs(lengths[0][:least] - lengths[1][:least]).max() < _SAME)
 
 
-def copies_of(samples: Sequence[Sample], distances: Distances) -> np.ndarray:
+def copies_of(samples: Sequence[Sample], distances: np.ndarray) -> np.ndarray:
     """Return the number of the first copy of each sample, [n_samples]; its own without copies."""
     count, pairs = len(samples), same_pairs(samples, distances)
     a, b = np.array(pairs, np.int64).reshape(-1, 2).T
@@ -130,23 +113,23 @@ _SETS = "training", "validation", "test"
 HAVE = "frame has", "frames have"
 
 
-def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str]:
+def close_pairs(samples: Sequence[Sample], distances: np.ndarray) -> Iterator[str]:
     """Find structures with two atoms nearer than `NEAREST`."""
-    count = int((distances.nearest < NEAREST).sum())
-    if count:
-        sample = samples[int(np.argmin(distances.nearest))]
+    nearest = distances[:, 0]
+    if count := int((nearest < NEAREST).sum()):
+        sample = samples[int(np.argmin(nearest))]
         edge = int(np.argmin(vectors(sample)[1]))
         ends = sample.senders[edge], sample.receivers[edge]
         pair = sorted(map(sample.number_of, ends))
         yield (
             f"{counted(count, *HAVE)} atoms nearer than {NEAREST} Å; the "
-            f"nearest are {distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
+            f"nearest are {nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
             f"and {pair[1]}): are positions in Å, and lattice vectors the rows of the cell?"
         )
 
 
 def duplicates(
-    samples: Sequence[Sample], sizes: Sequence[int], distances: Distances
+    samples: Sequence[Sample], sizes: Sequence[int], distances: np.ndarray
 ) -> Iterator[str]:
     """Find structures that occur twice, also rotated, mirrored or with atoms in another order.
 

@@ -10,7 +10,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.batching import shuffled
-from eqfuse.data.copies import Distances, copies_of, kept_together
+from eqfuse.data.copies import copies_of, distances_of, kept_together
 from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags
 from eqfuse.data.references import energies_of_atoms, fitted_references, subtract
 from eqfuse.data.samples import Sample, SamplesOfHeads, species_table
@@ -46,7 +46,7 @@ class Dataset:
       species: sorted atomic numbers; a sample's species index into it.
       references: atomic number -> reference energy, eV.
       cutoff: Å.
-      distances: of the training and the validation samples.
+      distances: of the training and the validation samples, see `eqfuse.data.copies`.
       test: samples that the trained network is evaluated on, once.
       heads: the datasets of the heads of a network with several, by name; the samples are theirs,
         and `references` are those of the first.
@@ -61,7 +61,7 @@ class Dataset:
     species: tuple[int, ...]
     references: dict[int, float]
     cutoff: float
-    distances: Distances
+    distances: np.ndarray
     test: tuple[Sample, ...] = ()
     heads: Mapping[str, "Dataset"] = dataclasses.field(default_factory=dict)
 
@@ -126,9 +126,8 @@ class Dataset:
         structures = with_origins(structures)
         frames, atoms = _isolated_atoms_apart(structures, "structure")
         taken = val_size if validation is None else None
-        split = split_indices(len(frames), train_size, taken, seed)
-        sources, indices = [structures, structures], [frames[part] for part in split]
-        isolated = [structures[k] for k in atoms]
+        indices = [frames[part] for part in split_indices(len(frames), train_size, taken, seed)]
+        sources, isolated = [structures, structures], [structures[k] for k in atoms]
         if validation is not None:
             sources[1] = validation = with_origins(validation, "validation structure")
             indices[1], others = _isolated_atoms_apart(validation, "validation structure")
@@ -137,32 +136,23 @@ class Dataset:
                 raise DataError("there is no validation structure; give at least one")
         if species is None:
             species = species_table(Joined(*map(chosen, sources, (frames, indices[1]))))
-        species = tuple(sorted(species))
-
-        # of training, then of validation
-        parts = [samples_of(part, cutoff, species, _ZERO) for part in map(chosen, sources, indices)]
-        given, num_train = Joined(*parts), len(parts[0])
-        distances = Distances.of(given, cutoff)
-        first, validates = copies_of(given, distances), np.arange(len(given)) >= num_train
-        if validation is None:
-            validates = kept_together(first, num_train)
-        kept = _without_copies(given, first, validates, duplicates)
-        numbers = [kept[~validates[kept]], kept[validates[kept]]]
+        how = {"cutoff": cutoff, "species": tuple(sorted(species)), "references": _ZERO}
+        given = Joined(*(samples_of(s, **how) for s in map(chosen, sources, indices)))
+        distances = distances_of(given, cutoff)
+        start = len(given.parts[0])
+        numbers = _sides(given, distances, start, duplicates, together=validation is None)
         indices = [np.concatenate(indices)[own] for own in numbers]
-        train_frames, val_frames = sides = [*map(chosen, sources, indices)]
+        sides = [*map(chosen, sources, indices)]
         train, val = (
-            samples_of(side, cutoff, species, _ZERO)
-            if isinstance(side, Lazy)
-            else [given[k] for k in own]
+            samples_of(side, **how) if isinstance(side, Lazy) else [given[k] for k in own]
             for side, own in zip(sides, numbers, strict=True)
         )
-
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
-            references = fitted_references(train_frames, val_frames, species)
+            references = fitted_references(*sides, how["species"])
         elif references is None:
             references = energies_of_atoms(isolated, cutoff)
-        _warn_of_problems(Joined(train, val), cutoff, train_frames, val_frames)
+        _warn_of_problems(Joined(train, val), cutoff, *sides)
         dataset = cls(
             train=train,
             val=val,
@@ -170,25 +160,23 @@ class Dataset:
             val_indices=indices[1],
             isolated_atoms=atoms,
             references_fitted=fitted,
-            species=species,
+            species=how["species"],
             references=_ZERO,
             cutoff=float(cutoff),
-            distances=distances.of_some(np.concatenate(numbers)),
+            distances=distances[np.concatenate(numbers)],
         )
         return dataset.with_references(references, structures, validation)
 
     def with_test(self, structures: Sequence[Structure], duplicates: str = "warn") -> "Dataset":
         """Return this dataset with test samples, of which `duplicates` says as in `build`."""
-        test = samples_of(structures, self.cutoff, self.species, self.references)
-        every = Joined(self.train, self.val, test)
+        how = self.cutoff, self.species, self.references
+        test = samples_of(structures, *how)
         if duplicates != "warn":
-            first = copies_of(every, self.distances.joined(Distances.of(test, self.cutoff)))
-            is_test = np.arange(len(every)) >= len(every) - len(test)
-            kept = _without_copies(every, first, is_test, duplicates)
-            numbers = kept[is_test[kept]] - (len(every) - len(test))
-            test = samples_of(
-                chosen(structures, numbers), self.cutoff, self.species, self.references
-            )
+            every = Joined(self.train, self.val, test)
+            start = len(every) - len(test)
+            distances = np.concatenate([self.distances, distances_of(test, self.cutoff)])
+            _, numbers = _sides(every, distances, start, duplicates)
+            test = samples_of(chosen(structures, numbers - start), *how)
         return dataclasses.replace(self, test=test)
 
     def with_references(
@@ -221,13 +209,11 @@ class Dataset:
 
         Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
-        outliers = set(self.force_outliers)
-        total = count = 0
+        outliers, sums = set(self.force_outliers), np.zeros(2)
         for number, sample in enumerate(self.train):
             if sample.forces is not None and number not in outliers:
-                total += float(np.nansum(sample.forces**2))
-                count += int((~np.isnan(sample.forces)).sum())
-        return float(np.sqrt(total / count)) or 1.0 if count else 1.0
+                sums += np.nansum(sample.forces**2), (~np.isnan(sample.forces)).sum()
+        return float(np.sqrt(sums[0] / max(sums[1], 1))) or 1.0
 
     @functools.cached_property
     def force_outliers(self) -> list[int]:
@@ -241,11 +227,8 @@ class Dataset:
         usual = np.nanquantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
         if usual < _NO_FORCE:
             return []
-        return [
-            number
-            for number, sample in enumerate(self.train)
-            if sample.forces is not None and np.nanmax(np.abs(sample.forces)) > _OUTLIER * usual
-        ]
+        largest = ((k, s.forces) for k, s in enumerate(self.train) if s.forces is not None)
+        return [k for k, forces in largest if np.nanmax(np.abs(forces)) > _OUTLIER * usual]
 
     @property
     def mean_neighbors(self) -> float:
@@ -265,11 +248,11 @@ class Dataset:
         It is about zero after a fit, and the binding energy with isolated-atom references. Samples
         without an energy are left out; 0 if none has one.
         """
-        energy, num_atoms = 0.0, 0
+        sums = np.zeros(2)
         for sample in self.train:
             if sample.energy is not None:
-                energy, num_atoms = energy + sample.energy, num_atoms + sample.num_atoms
-        return energy / num_atoms if num_atoms else 0.0
+                sums += sample.energy, sample.num_atoms
+        return float(sums[0] / max(sums[1], 1))
 
     def num_labelled(self, name: str) -> tuple[int, int]:
         """Count the training and validation samples with a label: energy, forces or stress."""
@@ -287,27 +270,32 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
     return np.flatnonzero(~isolated), np.flatnonzero(isolated)
 
 
-def _without_copies(samples, first, later: np.ndarray, duplicates: str) -> np.ndarray:
-    """Return the numbers of the samples that are used; the `later` ones come second.
+def _sides(
+    samples, distances, start: int, duplicates: str, together=False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the samples to use, of those before `start` and of the later ones.
 
-    `first` are those of `copies_of`.
+    Copies are left out or refused as `duplicates` says; `together` puts them on one side.
     """
+    first, later = copies_of(samples, distances), np.arange(len(samples)) >= start
+    if together:
+        later = kept_together(first, start)
     order = np.argsort(later, kind="stable")
     own = order[np.sort(np.unique(first[order], return_index=True)[1])]
     copies = np.setdiff1d(order, own)
-    if duplicates == "warn" or not len(copies):
-        return order
-    copy = int(copies[0])
-    original = next(int(k) for k in own if first[k] == first[copy])
-    example = f"{samples[original].name} and {samples[copy].name}"
-    frames = counted(len(copies), "frame is a copy", "frames are copies")
-    if duplicates == "error":
-        raise DataError(
-            f"{frames} of others (data.duplicates=error): {example}; remove them, or leave them "
-            "out with data.duplicates=drop"
-        )
-    warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
-    return own
+    if duplicates != "warn" and len(copies):
+        copy = int(copies[0])
+        original = next(int(k) for k in own if first[k] == first[copy])
+        example = f"{samples[original].name} and {samples[copy].name}"
+        frames = counted(len(copies), "frame is a copy", "frames are copies")
+        if duplicates == "error":
+            raise DataError(
+                f"{frames} of others (data.duplicates=error): {example}; remove them, or leave "
+                "them out with data.duplicates=drop"
+            )
+        warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
+        order = own
+    return order[~later[order]], order[later[order]]
 
 
 def _warn_of_problems(samples, cutoff: float, train_frames, val_frames) -> None:
@@ -315,11 +303,10 @@ def _warn_of_problems(samples, cutoff: float, train_frames, val_frames) -> None:
     alone = [s.num_atoms - len(np.unique(s.receivers)) for s in samples]
     problems = []
     if any(alone):
-        total = sum(sample.num_atoms for sample in samples)
         problems.append(
-            f"{sum(alone)} of {total} atoms have no neighbours within the cutoff of {cutoff} Å "
-            f"(in {np.count_nonzero(alone)} of {len(alone)} structures): the model "
-            "does not depend on their positions; a larger cutoff may be needed"
+            f"{sum(alone)} of {sum(s.num_atoms for s in samples)} atoms have no neighbours within "
+            f"the cutoff of {cutoff} Å (in {np.count_nonzero(alone)} of {len(alone)} structures): "
+            "the model does not depend on their positions; a larger cutoff may be needed"
         )
     if unseen := sorted(set(species_table(val_frames)) - set(species_table(train_frames))):
         names = ", ".join(chemical_symbols[z] for z in unseen)
@@ -354,18 +341,16 @@ def split_indices(
         raise DataError(f"the seed must be at least 0, got {seed}")
     n_val = 0 if val_size is None else _split_size("val_size", val_size, count)
     n_train = count - n_val if train_size is None else _split_size("train_size", train_size, count)
-    checked = [("training", "train", train_size, n_train)]
-    if val_size is not None:
-        checked.insert(0, ("validation", "val", val_size, n_val))
-    for name, key, given, size in checked:
-        if size <= 0 and given is None:
-            frames = counted(count, "frame")
-            raise DataError(f"the {name} split is empty: data.val={n_val} leaves none of {frames}")
-        if size <= 0:
+    sides = ("validation", "val", val_size, n_val), ("training", "train", train_size, n_train)
+    for name, key, given, size in sides:
+        if size <= 0 and given is not None:
             raise DataError(
                 f"the {name} split is empty: {key}_size={given} of {count} structures; ask for at "
                 f"least one (data.{key}=1), or give more structures"
             )
+    if n_train <= 0:
+        frames = counted(count, "frame")
+        raise DataError(f"the training split is empty: data.val={n_val} leaves none of {frames}")
     if n_train + n_val > count:
         raise DataError(
             f"{n_train} training and {n_val} validation structures asked for, but there are only "

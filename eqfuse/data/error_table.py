@@ -13,7 +13,6 @@ UNITS = {
     "stress": "mev_per_a3",
     "hessian": "mev_per_a2",
 }
-_UNKNOWN = {"energy": np.nan, "forces": np.full(3, np.nan), "stress": np.full((3, 3), np.nan)}
 
 
 def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[dict]:
@@ -23,55 +22,45 @@ def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[di
     energies in meV/atom, of forces in meV/Å and, if any structure has one, of stress in meV/Å^3,
     None where it has no such labels of its own; and the number of frames that have each label.
     """
-    pairs = list(zip(structures, predicted, strict=True))
-    quantities = [n for n in LABELS if n != "stress" or count_labelled(structures, n)]
-    errors = {name: [_error(name, s, p) for s, p in pairs] for name in quantities}
-    known = {name: np.array([getattr(s, name) is not None for s in structures]) for name in errors}
-    atoms = np.array([s.num_atoms for s in structures])
-    frame_of = np.repeat(np.arange(len(structures)), atoms)
-    numbers = np.concatenate([s.numbers for s in structures])
-    forces = np.concatenate(errors.pop("forces"))
-    given = ~np.isnan(forces).any(axis=1)
-    errors = {name: np.array(values) for name, values in errors.items()}
-
-    def of(group: str, frames) -> dict:
-        chosen = {name: frames & known[name] for name in quantities}
-        own = {name: values[chosen[name]] for name, values in errors.items()}
-        own["forces"] = forces[frames[frame_of] & given]
-        labelled = {name: np.count_nonzero(chosen[name]) for name in quantities}
-        return _row(group, np.count_nonzero(frames), atoms[frames].sum(), own, labelled)
-
-    rows = [of("all", np.full(len(structures), True))]
+    names = [n for n in LABELS if n != "stress" or count_labelled(structures, n)]
+    pairs = zip(structures, predicted, strict=True)
+    frames = [(s, {name: _error(name, s, p) for name in names}) for s, p in pairs]
+    rows = [_row("all", frames, names)]
     for kind in ("head", "config_type"):
-        types = np.array([getattr(s, kind, None) or "" for s in structures])
-        if any(types):
-            for name in sorted(set(types.tolist())):
-                rows.append(of(f"{kind} {name}" if name else f"no {kind}", types == name))
-    for z in sorted(set(numbers.tolist())):
-        own = numbers == z
-        labelled = own & given
-        none = dict.fromkeys(quantities, ())
-        counts = dict.fromkeys(quantities, 0) | {"forces": len(set(frame_of[labelled].tolist()))}
-        frames, count = len(set(frame_of[own].tolist())), np.count_nonzero(own)
-        of_element = none | {"forces": forces[labelled]}
-        rows.append(_row(f"element {chemical_symbols[z]}", frames, count, of_element, counts))
+        types = [getattr(s, kind, None) or "" for s in structures]
+        for name in sorted(set(types)) if any(types) else ():
+            own = [frame for frame, of in zip(frames, types, strict=True) if of == name]
+            rows.append(_row(f"{kind} {name}" if name else f"no {kind}", own, names))
+    for z in sorted(set(np.concatenate([s.numbers for s in structures]).tolist())):
+        rows.append(_row(f"element {chemical_symbols[z]}", frames, names, z))
     return rows
 
 
-def _error(name: str, structure: Structure, predicted):
-    """Return the error of a label, NaN where it is unknown; of the energy, per atom."""
+def _error(name: str, structure: Structure, predicted) -> np.ndarray:
+    """Return the errors of a label, [n, ...] with n = 0 without one; of the energy, per atom."""
     reference = getattr(structure, name)
     if reference is None:
-        unknown = _UNKNOWN[name]
-        return np.tile(unknown, (structure.num_atoms, 1)) if name == "forces" else unknown
-    error = getattr(predicted, name) - reference
-    return error / structure.num_atoms if name == "energy" else error
+        return np.zeros((0, 3))
+    error = np.subtract(getattr(predicted, name), reference)
+    if name == "forces":
+        return error
+    return np.array([error / structure.num_atoms if name == "energy" else error])
 
 
-def _row(group: str, frames, atoms, errors: dict, labelled: dict) -> dict:
-    row = {"group": group, "frames": int(frames), "atoms": int(atoms)}
-    for name in labelled:
-        error, some = 1e3 * np.asarray(errors[name]), len(errors[name]) > 0
-        row[f"{name}_mae_{UNITS[name]}"] = float(np.abs(error).mean()) if some else None
-        row[f"{name}_rmse_{UNITS[name]}"] = float(np.sqrt((error**2).mean())) if some else None
-    return row | {f"{name}_frames": int(count) for name, count in labelled.items()}
+def _row(group: str, frames, names: Sequence[str], element: int | None = None) -> dict:
+    """Return the row of a group of frames, or of the atoms of one element."""
+    owns = [slice(None) if element is None else s.numbers == element for s, _ in frames]
+    atoms = [len(s.numbers[own]) for (s, _), own in zip(frames, owns, strict=True)]
+    row = {"group": group, "frames": int(np.count_nonzero(atoms)), "atoms": sum(atoms)}
+    counts = {}
+    for name in names:
+        errors = [error[name] for _, error in frames] if name == "forces" or not element else []
+        if name == "forces":  # without those that are unknown
+            errors = [e[own] if len(e) else e for e, own in zip(errors, owns, strict=True)]
+            errors = [e[~np.isnan(e).any(axis=1)] for e in errors]
+        known = [1e3 * e for e in errors if len(e)]
+        every = np.concatenate(known) if known else None
+        row[f"{name}_mae_{UNITS[name]}"] = float(np.abs(every).mean()) if known else None
+        row[f"{name}_rmse_{UNITS[name]}"] = float(np.sqrt((every**2).mean())) if known else None
+        counts[f"{name}_frames"] = len(known)
+    return row | counts

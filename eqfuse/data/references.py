@@ -125,23 +125,17 @@ def compositions(numbers: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
 
 def subtract(structure: Structure, references: Mapping[int, float]) -> float | None:
     """Return the energy of a structure relative to its atoms' references, eV; None without one."""
-    require_references(structure.numbers, references)
-    if structure.energy is None:
-        return None
-    per_atom = np.array([references[z] for z in structure.numbers.tolist()], np.float64)
-    return structure.energy - float(per_atom.sum())
-
-
-def require_references(numbers: np.ndarray, references: Mapping[int, float]) -> None:
-    """Refuse an element without a reference energy."""
-    missing = sorted(set(numbers.tolist()) - set(references))
-    if missing:
+    if missing := sorted(set(structure.numbers.tolist()) - set(references)):
         raise DataError(
             f"no reference energy for {', '.join(chemical_symbols[z] for z in missing)}; there are "
             f"energies for {', '.join(chemical_symbols[z] for z in sorted(references))}; give one "
             "for each element (data.reference_energies, or frames with config_type=IsolatedAtom), "
             "or none, and they are fitted to the training structures"
         )
+    if structure.energy is None:
+        return None
+    per_atom = np.array([references[z] for z in structure.numbers.tolist()], np.float64)
+    return structure.energy - float(per_atom.sum())
 
 
 def fitted_references(train, val, species) -> dict[int, float]:
@@ -150,19 +144,14 @@ def fitted_references(train, val, species) -> dict[int, float]:
     if not with_energy:
         return dict.fromkeys(species, 0.0)
     references = fit_reference_energies(with_energy)
-    _require_fitted(references, train, "trains on")
-    _require_fitted(references, val, "validates with")
+    for structures, does in ((train, "trains on"), (val, "validates with")):
+        for s in structures:
+            if unseen := sorted(set(s.numbers.tolist()) - set(references)):
+                raise DataError(
+                    f"{s.origin}: {does} {', '.join(chemical_symbols[z] for z in unseen)}, which "
+                    "no training structure with an energy has, and reference energies are fitted "
+                    "to these; train on such structures (another seed= may choose them), leave "
+                    "them out, or give the energy of the isolated atom (data.reference_energies, "
+                    "or a frame with config_type=IsolatedAtom)"
+                )
     return references
-
-
-def _require_fitted(references, structures: Sequence[Structure], does: str):
-    for structure in structures:
-        unseen = sorted(set(structure.numbers.tolist()) - set(references))
-        if unseen:
-            raise DataError(
-                f"{structure.origin}: {does} {', '.join(chemical_symbols[z] for z in unseen)}, "
-                "which no training structure with an energy has, and reference energies are fitted "
-                "to these; train on such structures (another seed= may choose them), leave them "
-                "out, or give the energy of the isolated atom (data.reference_energies, or a frame "
-                "with config_type=IsolatedAtom)"
-            )

@@ -7,15 +7,9 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.lazy import Joined
-from eqfuse.data.neighbors import (
-    LEAST_DISTANCE,
-    centred,
-    neighbor_list,
-    renumbered,
-    spatial_order,
-)
+from eqfuse.data.neighbors import LEAST_DISTANCE, centred, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
-from eqfuse.data.structures import UNWEIGHTED, DataError, Structure, Weights, with_origins
+from eqfuse.data.structures import TRAINED, UNWEIGHTED, DataError, Structure, Weights, with_origins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,43 +149,29 @@ def prepare_samples(
 
 def sample_of(structure: Structure, lists, species, references) -> Sample:
     """Return the sample of a structure and what `arranged` gave of it, see `prepare_samples`."""
-    energy = forces = stress = hessian = None
-    order, positions, senders, receivers, shifts = lists
+    order, positions, *edges = lists
+    labels = dict.fromkeys(TRAINED)
     try:
         indices = species_index(structure.numbers[order], species)
-        energy = None if references is None else subtract(structure, references)
+        if references is not None:
+            labels = {name: getattr(structure, name) for name in TRAINED}
+            labels["energy"] = subtract(structure, references)
     except DataError as err:
         raise DataError(f"{structure.origin}: {err}") from err
-    if references is not None:
-        stress, hessian = structure.stress, structure.hessian
-        forces = None if structure.forces is None else structure.forces[order]
+    labels |= {"atom_weights": structure.atom_weights}
+    for name in ("forces", "atom_weights"):
+        labels[name] = None if labels[name] is None else labels[name][order]
+    others = {name: getattr(structure, name) for name in ("cell", "weights", "config_type")}
     return Sample(
-        positions=positions,
-        species=indices,
-        senders=senders,
-        receivers=receivers,
-        shifts=shifts,
-        cell=structure.cell,
-        energy=energy,
-        forces=forces,
-        stress=stress,
-        name=structure.origin,
-        order=order,
-        weights=structure.weights,
-        config_type=structure.config_type,
-        atom_weights=None if (w := structure.atom_weights) is None else w[order],
-        hessian=hessian,
+        positions, indices, *edges, name=structure.origin, order=order, **others, **labels
     )
 
 
-def arranged(structure: Structure, cutoff: float):
+def arranged(structure: Structure, cutoff: float) -> tuple[np.ndarray, ...]:
     """Return order, positions, senders, receivers and shifts of a structure as in a sample."""
-    positions, cell = structure.positions, structure.cell
-    pbc = structure.pbc
-    senders, receivers, shifts = neighbor_list(positions, cell, pbc, cutoff, least=LEAST_DISTANCE)
-    order = spatial_order(positions, cell, pbc, cutoff)
-    positions = positions[order]
-    senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
-    edges = senders, receivers, shifts
-    positions, shifts = centred(positions, cell, pbc, *edges)
+    positions, lattice = structure.positions, (structure.cell, structure.pbc)
+    edges = neighbor_list(positions, *lattice, cutoff, least=LEAST_DISTANCE)
+    order = spatial_order(positions, *lattice, cutoff)
+    senders, receivers, shifts = renumbered(order, *edges)
+    positions, shifts = centred(positions[order], *lattice, senders, receivers, shifts)
     return order, positions, senders, receivers, shifts

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,24 +18,6 @@ _LARGEST_MOLECULE = 60  # atoms, whose distances are compared
 _NEAREST = 2  # frames that each is compared with
 _LARGEST_GROUPS = 3
 _FLAT = 1e-7  # of the trace of J^T J: what is stiffer counts
-
-
-def atoms_and_cell(s: Structure):
-    """Return the key of frames whose energies are compared."""
-    small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
-    if small and s.energy is not None and has_all_forces(s):
-        return s.numbers.tobytes(), s.cell.round(5).tobytes()
-    return None
-
-
-def groups_of(structures: Sequence[Structure], key: Callable) -> list[list[Structure]]:
-    """Return the largest groups of frames of equal keys, sampled; None is in no group."""
-    groups = defaultdict(lambda: array("q"))  # a list has 40 bytes for each number
-    for k, s in enumerate(structures):
-        if (own := key(s)) is not None:
-            groups[own].append(k)
-    largest = sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]
-    return [[structures[k] for k in consecutive(group)] for group in largest if len(group) >= 3]
 
 
 def consecutive(group: Sequence[int]) -> Sequence[int]:
@@ -56,16 +38,25 @@ class Steps(NamedTuple):
     strains: np.ndarray  # [n, 3, 3] of the cells, over the number of atoms
 
     @classmethod
-    def of(cls, structures: Sequence[Structure], key: Callable, least_strain=0.0) -> "Steps":
-        """Return the steps between frames of equal keys, of at least a strain.
+    def of(cls, structures: Sequence[Structure], same_cell=False, least_strain=0.0) -> "Steps":
+        """Return the steps between frames of the same atoms, of at least a strain.
 
         Between frames a and b that are near, E_b - E_a is near (g_a + g_b) (q_b - q_a) / 2, exactly
         for a quadratic energy, where g is the gradient by the coordinates q. For molecules, q are
         the inverse distances of all pairs of atoms, so that rotations do not matter and stretched
         bonds are nearly quadratic; in a cell q are the positions.
         """
+        groups = defaultdict(lambda: array("q"))  # a list has 40 bytes for each number
+        for k, s in enumerate(structures):
+            small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
+            if small and s.energy is not None and has_all_forces(s):
+                cell = s.cell.round(5).tobytes() if same_cell else b""
+                groups[s.numbers.tobytes(), cell].append(k)
         ends, strains, steps = [], [np.zeros((0, 3, 3))], [np.zeros((4, 0))]
-        for group in groups_of(structures, key):
+        for numbers in sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]:
+            if len(numbers) < 3:
+                break
+            group = [structures[k] for k in consecutive(numbers)]
             a, b, work, strain = _near_pairs(group, least_strain)
             ends += [(group[i], group[j]) for i, j in zip(a, b, strict=True)]
             energies = np.array([s.energy for s in group])

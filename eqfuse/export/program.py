@@ -150,7 +150,7 @@ def _function(network: Network, structure, read):
         params = jax.tree.unflatten(structure, variables)
         vectors = positions[senders] + shifts - positions[receivers]
         atoms = jnp.ones(numbers.shape, bool)
-        energies, forces, virial = of_vectors(
+        energies, forces, virial, _ = of_vectors(
             network, params, numbers, vectors, senders, receivers, atoms
         )
         species = species_of(network)[numbers]
@@ -170,10 +170,11 @@ def species_of(network: Network):
 
 
 def of_vectors(network: Network, params, numbers, vectors, senders, receivers, atoms):
-    """Return energies [n] without references, forces [n, 3], and dE/de [3, 3] of a strain e.
+    """Return energies [n] without references, forces [n, 3], and two derivatives of the energy.
 
-    Atoms for which `atoms` is false have no energy; unknown elements that of NaN. Vectors beyond
-    the cutoff are taken for padding, which is zero.
+    They are those by a strain, [3, 3], and by the vectors. Atoms for which `atoms` is false have no
+    energy; unknown elements that of NaN. Vectors beyond the cutoff are taken for padding, which is
+    zero.
     """
     species, count = species_of(network)[numbers], numbers.shape[0]
     near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
@@ -185,4 +186,4 @@ def of_vectors(network: Network, params, numbers, vectors, senders, receivers, a
     forces = add_forces(gradient, edges, jnp.zeros((count, 3), vectors.dtype))
     strain = vectors.T @ gradient
     energies = jnp.where(atoms & (species < 0), jnp.nan, energies)
-    return energies, forces, (strain + strain.T) / 2
+    return energies, forces, (strain + strain.T) / 2, gradient

@@ -39,15 +39,10 @@ def _with_gradients(function: Callable, arrays, floats: list[int]) -> Callable:
     """Return a function of the arrays: outputs of `function`, and gradients of a random sum."""
 
     def computed(*arrays):
-        def of_floats(*given):
-            full = list(arrays)
-            for n, array in zip(floats, given, strict=True):
-                full[n] = array
-            return function(*full)
-
-        outputs, pull = jax.vjp(of_floats, *(arrays[n] for n in floats))
+        outputs, pull = jax.vjp(function, *arrays)
         rng = np.random.default_rng(0)
-        return outputs, pull([_cotangent(o, rng) for o in outputs])
+        gradients = pull([_cotangent(o, rng) for o in outputs])
+        return outputs, [gradients[n] for n in floats]
 
     return computed
 

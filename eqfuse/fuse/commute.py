@@ -1,4 +1,9 @@
-"""Rewrite a trace so that layers match: what acts on rows alone commutes with what moves rows."""
+"""Rewrite a trace so that layers match: what acts on rows alone commutes with what moves rows.
+
+Linears of gathered rows are those of jraph's `update_edge_fn`, Linears of messages those of SEGNN.
+`jax.vmap` over graphs, dense neighbour lists, as of jax-md, and one-hot matmuls become gathers and
+sums of one graph.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +33,10 @@ from eqfuse.fuse.moves import (
     row_indices,
     summed,
 )
-from eqfuse.fuse.polynomials import Terms, Unfit
+from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials, products_behind
 from eqfuse.ops._edges import as_int32
-from eqfuse.ops.ir.linear import LinearForm, Rows
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, gather_dimensions, mark_p, needed
 
 MOST_PASSES = 64
@@ -56,10 +61,9 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trac
     """Return the trace in which rows are moved late, and summed early.
 
     A Linear of gathered rows becomes one of nodes, a sum of rows of a Linear the Linear of a sum,
-    a sum of added rows several, and a batch of graphs one graph.
-    Sums along an axis of neighbours, rows of all pairs and products with one-hot matrices become
-    sums and gathers by an index, which `mark_p` gives a number; those of the numbers in `unmarked`
-    stay. `note` gets the node and the reason where a rule fails by a fault of ours.
+    and a batch of graphs one graph. Sums along an axis of neighbours and products with one-hot
+    matrices become sums and gathers by an index, which `mark_p` gives a number; those of the
+    numbers in `unmarked` stay. `note` gets the node and the reason where a rule fails by a fault.
     """
     for count in range(MOST_PASSES):
         trace = Trace(closed, known)
@@ -82,29 +86,23 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trac
             return trace
 
         def moved(*arrays, trace=trace, found=found):
+            def rebound(old: Node, given) -> list:  # as they are, with their marks
+                outputs = bind(old.eqn, given)
+                for n, value in enumerate(old.outputs):
+                    for number in trace.marks.get(value, ()):
+                        outputs[n] = mark_p.bind(outputs[n], number=number)
+                return outputs
+
             def left_out(value, reason):
                 note(trace.node(value), reason)
                 del found[value]
 
-            return outputs_of(trace, arrays, found, _rebound(trace), left_out)
+            return outputs_of(trace, arrays, found, rebound, left_out)
 
         before, closed = closed, jax.make_jaxpr(moved)(*closed.in_avals)
         if not found:  # nothing that was rewritten could be computed
             return Trace(before, known)
     return trace
-
-
-def _rebound(trace: Trace):
-    """Return what computes the outputs of a node as they are, with their marks."""
-
-    def rebound(node: Node, given) -> list:
-        outputs = bind(node.eqn, given)
-        for n, value in enumerate(node.outputs):
-            for number in trace.marks.get(value, ()):
-                outputs[n] = mark_p.bind(outputs[n], number=number)
-        return outputs
-
-    return rebound
 
 
 def marks_left(trace: Trace, ops: dict) -> set[int]:
@@ -121,25 +119,18 @@ def _gather(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
 # a Linear, before the gather and behind the sum
 
 
-def _plain_linear(node: Node) -> LinearForm | None:
+def _plain_linear(node: Node) -> Form | None:
     """Return the form of a node that is a Linear of one array, with weights for all rows."""
     form = node.params["form"]
-    rows = [isinstance(o, Rows) for o in form.operands]
+    rows = [not o.matrix for o in form.operands]
     is_plain = sum(rows) == 2 and rows[0] and len(form.outputs) == 1 and not form.num_sets
     return form if is_plain and rows[-1] else None
 
 
-def _columns(terms: Terms, factor: int, size: int):
-    """Return which element of a factor, -1 for none, is each element of a row, and its scale."""
-    if len(np.unique(terms.place)) < len(terms.place):
-        raise Unfit("rows are added to each other")
-    columns, scales = np.full(size, -1), np.ones(size)
-    columns[terms.place], scales[terms.place] = terms.index[:, factor], terms.scale
-    return columns, scales
-
-
-def _placed(array, columns, scales):
-    """Return [rows, size], from an array [rows, n], by the columns and scales of `_columns`."""
+def _placed(array, scales, columns):
+    """Return [rows, size], each a column of an array [rows, n] times a scale, zero for none."""
+    columns = np.where(scales == 0, -1, columns)
+    scales = np.where(scales == 0, 1, scales)
     if not np.array_equal(columns, np.arange(array.shape[1])):
         own = np.where(columns < 0, array.shape[1], columns)
         array = jnp.pad(array, ((0, 0), (0, 1)))[:, own] if (columns < 0).any() else array[:, own]
@@ -156,10 +147,10 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
     for key, terms in rows.of(value).terms.items():
         if len(key) != 1 or not isinstance(key[0], Gathered):
             return None
-        columns = _columns(terms, 0, form.inputs[0].size)
+        scales, [columns] = (a.T for a in terms.by_place(form.inputs[0].size))
         gather, count = key[0], trace.avals[key[0].value].shape[0]
         end = gather.index, gather.mode, gather.fill, count
-        ends.setdefault(end, []).append((gather, *columns))
+        ends.setdefault(end, []).append((gather, scales, columns))
     if not ends or sum(count for *_, count in ends) > trace.avals[value].shape[0]:
         return None
     gathers = [gather for parts in ends.values() for gather, *_ in parts]
@@ -172,7 +163,7 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
     def function(of):
         gathered = []
         for (index, mode, fill, count), parts in ends.items():
-            first, *more = (_placed(as_rows(g, of[g.value]), c, s) for g, c, s in parts)
+            first, *more = (_placed(as_rows(g, of[g.value]), *own) for g, *own in parts)
             x, at = sum(more, first), of[index]
             if is_broken(trace, index, count, mode):
                 x = jnp.concatenate([x, from_outside(x, 0, mode, fill)])
@@ -223,7 +214,8 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
     dtypes = {trace.avals[v].dtype for v in (value, updates[0], scatter.start)}
     if len(dtypes) > 1:
         return None
-    columns, scales = _columns(terms, at, math.prod(start.shape[1:]))
+    scales, index = terms.by_place(math.prod(start.shape[1:]))
+    columns = index[:, at]
     mode, count = scatter.mode, start.shape[0]
     broken = is_broken(trace, scatter.index, count, mode)
 
@@ -237,41 +229,11 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
         x = add_rows(jnp.zeros((count + 2 * broken, x.shape[1]), x.dtype), index, x, mode)
         z = _linear_of(node, x, of)
         z = added_outside(z[:count], 0, mode, z[count:]) if broken else z
-        return of[scatter.start] + _placed(z, columns, scales).reshape(start.shape)
+        return of[scatter.start] + _placed(z, scales, columns).reshape(start.shape)
 
     factors = (*(key[n] for n in others), *(m.value for m in masks))
     inputs = scatter.start, scatter.index, value, *(f.value for f in factors), *weights
     return Rewrite(trace.nodes[number], inputs, function)
-
-
-def sum_of_added(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a sum of messages to which others, or constants, are added as a sum of each."""
-    scatter = summed(trace, number)
-    node = trace.node(scatter.updates) if scatter else None
-    if node is None or node.name not in ("add", "add_any"):
-        return None
-    if not products_behind(trace, rows, trace.producer[scatter.updates][0]):
-        return None
-    shape, sides = trace.avals[scatter.updates].shape, list(node.inputs)
-    for n, made in enumerate(map(trace.node, sides)):
-        if made is not None and made.name == "broadcast_in_dim":
-            to, own = made.params["broadcast_dimensions"], len(trace.avals[made.inputs[0]].shape)
-            if own < len(shape) and list(to) == [*range(len(shape) - own, len(shape))]:
-                sides[n] = made.inputs[0]
-    broken = is_broken(trace, scatter.index, trace.avals[scatter.start].shape[0], scatter.mode)
-
-    def function(of):
-        start, index = of[scatter.start], of[scatter.index]
-        for side in (of[v] for v in sides):
-            if broken or side.shape[: side.ndim == len(shape)] == shape[:1]:
-                start = add_rows(start, index, jnp.broadcast_to(side, shape), scatter.mode)
-                continue  # or one row for all edges, which are counted
-            counts = jnp.zeros((len(start), *[1] * (len(shape) - 1)), start.dtype)
-            ones = jnp.ones((shape[0], *counts.shape[1:]), start.dtype)
-            start = start + add_rows(counts, index, ones, scatter.mode) * side
-        return start
-
-    return Rewrite(trace.nodes[number], (scatter.start, scatter.index, *sides), function)
 
 
 # gathers and sums of a batch of graphs, as those of one graph
@@ -348,18 +310,13 @@ def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
 # what is neither a gather nor a sum by an index, as one
 
 
-def _axes_of_rows(trace: Trace, shape, products) -> int:
-    """Return how many axes of an array count the rows of one of these products; 0 if none do."""
-    counts = {trace.nodes[n].params["num_rows"] for n in products}
-    return next((n for n in range(2, len(shape)) if math.prod(shape[:n]) in counts), 0)
-
-
 def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
     """Return a sum along the axis of dense neighbour lists as a sum by an index."""
     node = trace.nodes[number]
     shape = trace.avals[node.inputs[0]].shape
-    count = _axes_of_rows(trace, shape, products_behind(trace, rows, number))
-    axes = tuple(node.params["axes"])
+    behind = products_behind(trace, rows, number)
+    counts, axes = {trace.nodes[n].params["num_rows"] for n in behind}, tuple(node.params["axes"])
+    count = next((n for n in range(2, len(shape)) if math.prod(shape[:n]) in counts), 0)
     if len(axes) != 1 or axes[0] >= count:
         return None
     others = [s for n, s in enumerate(shape[:count]) if n != axes[0]]
@@ -372,29 +329,6 @@ def sum_along_axis(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
         added = add_rows(start, jnp.asarray(index), x.reshape(-1, *shape[count:]))
         added = mark_p.bind(added, number=number)
         return added.reshape(*others, *shape[count:])
-
-    return Rewrite(node, node.inputs, function)
-
-
-def rows_of_pairs(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return `x[:, None]`, repeated for all pairs of nodes, as rows gathered by an index."""
-    node = trace.nodes[number]
-    before, after = (trace.avals[v].shape for v in (node.inputs[0], node.outputs[0]))
-    products = filter(rows.is_product, range(number, len(trace.nodes)))
-    count, to = _axes_of_rows(trace, after, products), node.params["broadcast_dimensions"]
-    own = [to.index(n) if n in to else None for n in range(count)]
-    sizes = [1 if n is None else before[n] for n in own]
-    if len(node.inputs) > 1 or not 1 < math.prod(sizes) < math.prod(after[:count]):
-        return None
-    last = len(to) - len(after) + count  # the first axis of a row before
-    if last < 0 or (*to[last:],) != (*range(count, len(after)),) or before[last:] != after[count:]:
-        return None
-    index = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
-    index = np.broadcast_to(index, after[:count]).reshape(-1)
-
-    def function(of):
-        x = of[node.inputs[0]].reshape(math.prod(sizes), *after[count:])
-        return mark_p.bind(_gather(x, jnp.asarray(index)), number=number).reshape(after)
 
     return Rewrite(node, node.inputs, function)
 
@@ -449,12 +383,11 @@ def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
 
 RULES = {
     "eqfuse_linear_form": (linear_of_gathered,),
-    "scatter-add": (sum_of_linear, sum_of_added, rows_of_batch),
+    "scatter-add": (sum_of_linear, rows_of_batch),
     "gather": (rows_of_batch,),
 }
 MARKED = {
     "reduce_sum": (sum_along_axis,),
-    "broadcast_in_dim": (rows_of_pairs,),
     "dot_general": (one_hot_matmul,),
 }
 """Rules by primitive: those of every pass, and those whose results need an op in their place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 
@@ -32,6 +33,14 @@ class Draft:
     slots: tuple[Slot, ...]
     values: np.ndarray  # [channels, terms]
 
+    def renamed(self, place) -> Draft:
+        """Return the draft of which `place` gives each name and the first element there."""
+        slots = []
+        for slot in self.slots:
+            name, start = place(slot.name)
+            slots.append(Slot(name, slot.elements + start, slot.component))
+        return Draft(tuple(slots), self.values)
+
 
 def drafts_of(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> list[Draft]:
     """Return the paths of a row that is made of a product and, beside it, of its left operand.
@@ -59,16 +68,12 @@ def drafts_of(row: Polynomial, product, form: Form, operands: list[Polynomial]) 
     return paths
 
 
-def monomials(operand: Polynomial) -> dict[tuple, list]:
-    """Return (scale, elements) of each element of an operand, by factors; None without any."""
-    monomials: dict[tuple, list] = {}
-    for key, terms in operand.terms.items():
-        of_key = monomials.setdefault(key, [None] * operand.size)
-        for place, scale, index in zip(terms.place, terms.scale, terms.index, strict=True):
-            if of_key[place] is not None:
-                raise Unfit("an operand of the product is a sum of others")
-            of_key[place] = float(scale), tuple(int(i) for i in index)
-    return monomials
+def monomials(operand: Polynomial) -> dict[tuple, tuple[np.ndarray, np.ndarray]]:
+    """Return by factors the scale of each element, zero for none, and which ones it is made of."""
+    try:
+        return {key: terms.by_place(operand.size) for key, terms in operand.terms.items()}
+    except Unfit as error:
+        raise Unfit("an operand of the product is a sum of others") from error
 
 
 def _elements(operand: Operand, segment: Segment, mul: int, group: int) -> np.ndarray:
@@ -122,41 +127,35 @@ def _factors(form: Form, path: Path, inputs, group: int) -> list[tuple]:
     """
     [out] = form.outputs
     mul = out.segments[path.output.segment].mul
-    blocks = []  # of each factor, by what it is made of: [(key, {channel: [(scale, elements)]})]
+    blocks = []  # of each factor: (what it is made of, channels that are, scales, elements)
     for ref in path.factors:
         operand = form.inputs[ref.operand]
-        elements = _elements(operand, operand.segments[ref.segment], mul, group).tolist()
-        parts = []
-        for key, monomials in inputs[ref.operand].items():
-            lines = [[monomials[e] for e in line] for line in elements]
-            if any(None in line and any(line) for line in lines):
+        elements = _elements(operand, operand.segments[ref.segment], mul, group)
+        parts, read = [], np.zeros(len(elements), bool)
+        for key, (scale, index) in inputs[ref.operand].items():
+            scale = scale[elements]
+            own = (scale != 0).any(axis=1)
+            if (scale[own] == 0).any():
                 raise Unfit("a block of an operand is made of several arrays, or of zeros")
-            if not key and operand.channels and any(any(line) for line in lines):
+            if not key and operand.channels and own.any():
                 raise Unfit("an operand of the product is constant in part")
-            parts.append((key, {n: line for n, line in enumerate(lines) if any(line)}))
-        if any(not any(n in part for _, part in parts) for n in range(mul * group)):
+            read |= own
+            parts.append((key, own, scale, index[elements]))
+        if not read.all():
             raise Unfit("a block of an operand is made of several arrays, or of zeros")
         blocks.append(parts)
     found = []
     for parts in itertools.product(*blocks):
-        channels = sorted(set.intersection(*(set(part) for _, part in parts)))
-        if channels:
-            found.append((np.array(channels), *_slots(path, parts, channels)))
+        channels = np.flatnonzero(np.all([own for _, own, *_ in parts], axis=0))
+        slots, values = [], np.tile([v for _, v in path.terms], (len(channels), 1))
+        for number, (key, _, scale, index) in enumerate(parts):
+            component = np.array([c[number] for c, _ in path.terms])
+            values = values * scale[channels][:, component]
+            slots += [Slot(name, index[channels, :, n], component) for n, name in enumerate(key)]
+            slots += [] if key else [_one(len(channels), component)]
+        if len(channels):
+            found.append((channels, slots, values))
     return found
-
-
-def _slots(path: Path, parts, channels):
-    """Return slots and values of one part of each factor of a path."""
-    slots, values = [], np.tile([v for _, v in path.terms], (len(channels), 1))
-    for number, (key, lines) in enumerate(parts):
-        component = np.array([c[number] for c, _ in path.terms])
-        values = values * np.array([[m[0] for m in lines[n]] for n in channels])[:, component]
-        for n, name in enumerate(key):
-            elements = np.array([[m[1][n] for m in lines[c]] for c in channels])
-            slots.append(Slot(name, elements, component))
-        if not key:
-            slots.append(_one(len(channels), component))
-    return slots, values
 
 
 def _one(count: int, component: np.ndarray) -> Slot:
@@ -266,23 +265,19 @@ def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> F
         if not any(channels[slot.name] for slot in path.slots[:-1]):
             channels[path.slots[0].name] = True
     paths.sort(key=lambda path: int(path.slots[-1].elements[0, 0]))
-    lines = [[_segment(slot, channels[slot.name]) for slot in path.slots] for path in paths]
-    used: dict = {name: set() for name in names}
-    for path, line in zip(paths, lines, strict=True):
-        for slot, segment in zip(path.slots, line, strict=True):
-            used[slot.name].add(segment)
-    segments = {name: sorted(of_name, key=lambda s: s.offset) for name, of_name in used.items()}
+    lines = [[(s.name, _segment(s, channels[s.name])) for s in path.slots] for path in paths]
+    used = {pair for line in lines for pair in line}
+    segments = {
+        name: sorted((s for of, s in used if of == name), key=lambda s: s.offset) for name in names
+    }
     numbers = {name: n for n, name in enumerate(operands)} | {None: 0}
     refs = []
     for path, line in zip(paths, lines, strict=True):
-        *factors, out = (
-            SegmentRef(numbers[slot.name], segments[slot.name].index(segment))
-            for slot, segment in zip(path.slots, line, strict=True)
-        )
-        terms: dict = {}
+        *factors, out = (SegmentRef(numbers[name], segments[name].index(s)) for name, s in line)
+        terms: dict = collections.defaultdict(float)
         components = zip(*(slot.component.tolist() for slot in path.slots), strict=True)
         for key, value in zip(components, path.values[0].tolist(), strict=True):
-            terms[key] = terms.get(key, 0.0) + value
+            terms[key] += value
         refs.append(Path(tuple(factors), out, tuple(sorted(terms.items()))))
 
     def operand(name, size: int, index: Index, role: Role, label: str) -> Operand:

@@ -1,26 +1,31 @@
-"""Match the gate behind a Linear: which activations and products of its elements follow."""
+"""Match the gate behind a Linear: which activations and products of its elements follow.
+
+Gates are those of e3nn-jax's `gate` and `scalar_activation`, and any that is written by hand: of
+NequIP behind sums of messages, and of SEGNN in lagrangebench and eqnn-jax behind products of rows.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from typing import NamedTuple
+from collections.abc import Callable
 
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from eqfuse.fuse.drafts import monomials
-from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
-from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials, row_shape
-from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.activations import scaled
-from eqfuse.ops.ir.fused import IDENTITY, Gate, Part, Tile
+from eqfuse.fuse.polynomials import Polynomial, Unfit
+from eqfuse.fuse.rows import ARITHMETIC, ROWS, ArrayFactor, RowPolynomials
+from eqfuse.ops.backends.activations import NAMES, UnknownActivationError, traced
+from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
-from eqfuse.ops.transforms.trace import FLOATS, Trace
+from eqfuse.ops.ir.program import FUNCTIONS
+from eqfuse.ops.transforms.trace import FLOATS, Trace, bind
+
+ELEMENTWISE = FUNCTIONS | NAMES.keys() | {"integer_pow", "square", "clamp"}
+"""Primitives that activations are made of, where one operand is an array and others numbers."""
 
 
 def rounding(dtype) -> float:
@@ -28,135 +33,141 @@ def rounding(dtype) -> float:
     return min(1e-6, 16 * float(jnp.finfo(dtype).eps))
 
 
-class GateMatch(NamedTuple):
-    """A gate, the value of the trace that is added before it, if one is, and the one it gives."""
+def gates_behind(trace: Trace, z: int, linear: Linear) -> list[tuple[Gate, tuple, int]]:
+    """Return the gate of z or, as in NequIP, of z and a skip, the skip, and the value it gives.
 
-    gate: Gate
-    skip: int | None
-    value: int
-
-
-def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
-    """Return the gate of z or, as in NequIP, of z and a skip; None if there is none."""
-    befores = [(z, None)]
+    The list is empty if there is none, and so is the skip.
+    """
+    befores: list[tuple] = [(z, ())]
     for node in trace.nodes:
         if node.name == "add" and z in node.inputs and len(set(node.inputs)) == 2:
-            [skip] = set(node.inputs) - {z}
-            befores.append((node.outputs[0], skip))
+            befores.append((node.outputs[0], tuple(set(node.inputs) - {z})))
     for before, skip in reversed(befores):
-        if any(trace.avals[v] != trace.avals[z] for v in (before, z if skip is None else skip)):
+        if any(trace.avals[v] != trace.avals[z] for v in (before, *skip)):
             continue
         rows = _GateRows(trace, before)
         for value in rows.candidates():
             try:
-                return GateMatch(_gate(rows, value, linear), skip, value)
-            except Unfit:
+                return [(_gate(rows, value, linear), skip, value)]
+            except (Unfit, UnknownActivationError):
                 continue
-    return None
-
-
-@functools.lru_cache(maxsize=256)
-def _template(name: str, shape: tuple[int, ...], dtype) -> ClosedJaxpr:
-    return jax.make_jaxpr(xla.FUNCTIONS[name])(jax.ShapeDtypeStruct(shape, dtype))
-
-
-@dataclasses.dataclass(frozen=True)
-class ActivationFactor:
-    """A function of the elements of an array, as a factor of polynomials."""
-
-    name: str
-    value: int
-    axes: tuple[int, ...]
+    return []
 
 
 class _GateRows(RowPolynomials):
     """Rows of what follows a pre-activation z, [rows, size], with activations as factors."""
 
     def __init__(self, trace: Trace, z: int):
-        self.z, self._activations = z, {}
-        count, behind = trace.avals[z].shape[0], {z}
+        self.z, count, behind = z, trace.avals[z].shape[0], {z}
+        self.roots: dict[int, int] = {}  # of values: the array that they are made of by element
+        self.activations, curved = set(), set()
         for node in trace.nodes:
-            if not behind.isdisjoint(node.inputs):
-                avals = ((v, trace.avals[v]) for v in node.outputs)
-                behind.update(v for v, aval in avals if count in getattr(aval, "shape", ()))
-        for of, name in itertools.product(sorted(behind), xla.FUNCTIONS):
-            aval = trace.avals[of]
-            if aval.dtype.name in FLOATS:
-                template = _template(name, tuple(aval.shape), aval.dtype)
-                for value in trace.found(template, [of]) or ():
-                    self._activations.setdefault(value, (name, of))
+            if behind.isdisjoint(node.inputs):
+                continue
+            avals = ((v, trace.avals[v]) for v in node.outputs)
+            behind.update(v for v, aval in avals if count in getattr(aval, "shape", ()))
+            arrays = [v for v in node.inputs if trace.uniform(v) is None]
+            roots = {self.roots.get(v, v) for v in arrays} & behind
+            shapes = {trace.avals[v].shape for v in (*arrays, *node.outputs)}
+            if node.name not in ELEMENTWISE or len(roots) != 1 or len(shapes) != 1:
+                continue
+            [root], [value] = roots, node.outputs
+            if trace.avals[root].dtype.name not in FLOATS or not behind.issuperset(arrays):
+                continue
+            self.roots[value] = root
+            bends = node.name not in ARITHMETIC or (node.name == "div" and node.inputs[1] in arrays)
+            if bends or not curved.isdisjoint(arrays):
+                curved.add(value)
+                if bends or len(arrays) > 1 or node.name not in ("mul", "div", "neg"):
+                    self.activations.add(value)  # of a scaled one, polynomials follow the scale
         super().__init__(trace)
 
     def starts(self, number: int) -> bool:
-        outputs = self.trace.nodes[number].outputs
-        return any(v == self.z or v in self._activations for v in outputs)
+        return any(v == self.z or v in self.activations for v in self.trace.nodes[number].outputs)
 
     def _follow(self, value: int, axes: tuple[int, ...] | None) -> Polynomial:
-        if value not in self._activations:
-            return super()._follow(value, axes) if value != self.z else self._leaf(value, axes)
-        name, of = self._activations[value]
-        row = row_shape(self.trace.avals[value].shape, axes)
-        return variable(ActivationFactor(name, of, axes), row)
+        is_leaf = value == self.z or value in self.activations
+        return self._leaf(value, axes) if is_leaf else super()._follow(value, axes)
 
     def candidates(self) -> list[int]:
         """Return the candidates for the result of a gate, the last first."""
-        count = self.trace.avals[self.z].shape[0]
-        own = self.trace.avals[self.z].dtype
+        own = self.trace.avals[self.z]
         avals = {v: self.trace.avals[v] for v in self._multiplied if v != self.z}
-        rows = (v for v, a in avals.items() if a.ndim == 2 and a.shape[0] == count)
-        return sorted((v for v in rows if avals[v].dtype == own), reverse=True)
+        rows = (v for v, a in avals.items() if a.ndim == 2 and a.shape[0] == own.shape[0])
+        return sorted((v for v in rows if avals[v].dtype == own.dtype), reverse=True)
 
+    def function(self, value: int) -> Callable:
+        """Return the function of a number that an activation is of each element of its root."""
+        root, nodes, numbers, todo = self.roots[value], {}, {}, [value]
+        while todo:
+            v = todo.pop()
+            if (number := self.trace.uniform(v)) is not None:
+                numbers[v] = number
+            elif v != root:
+                place, _ = self.trace.producer[v]
+                nodes[place] = self.trace.nodes[place]
+                todo += nodes[place].inputs
+        nodes = [nodes[place] for place in sorted(nodes)]
 
-def _by_element(row: Polynomial) -> list[dict]:
-    """Return (scale, elements) of the terms of each element of a row, by their factors."""
-    by_key = monomials(row)
-    return [{k: m[n] for k, m in by_key.items() if m[n]} for n in range(row.size)]
+        def function(x):
+            known = {root: x}
+            for v, n in numbers.items():
+                is_real = jnp.issubdtype(n.dtype, jnp.floating)
+                known[v] = jnp.asarray(n, x.dtype if is_real else n.dtype)
+            for node in nodes:
+                [known[node.outputs[0]]] = bind(node.eqn, map(known.get, node.inputs))
+            return known[value]
+
+        return function
 
 
 def _gate(rows: _GateRows, value: int, linear: Linear) -> Gate:
     """Return the gate that a value is, by what each of its elements is made of, or raise Unfit."""
-    row, most = rows.of(value), rounding(rows.trace.avals[rows.z].dtype)
+    most = rounding(rows.trace.avals[rows.z].dtype)
     own = (ArrayFactor(rows.z, ROWS),)
 
-    def element(terms: dict, scale: float = 1.0) -> int:
-        """Return the element of z that is all of these terms."""
-        if list(terms) != [own] or abs(terms[own][0] / scale - 1) > most:
+    def elements(row: Polynomial) -> list[tuple]:
+        """Return (factors, (scale, elements of them)) of each element of a row."""
+        found: dict[int, tuple] = {}
+        for key, (scale, index) in monomials(row).items():
+            own = np.flatnonzero(scale)
+            if not found.keys().isdisjoint(own):
+                raise Unfit("no gate")
+            found |= {n: (key, (scale[n], tuple(index[n]))) for n in own}
+        if len(found) < row.size:
             raise Unfit("no gate")
-        return terms[own][1][0]
+        return [found[n] for n in range(row.size)]
 
     @functools.cache
-    def activated(act: ActivationFactor) -> list[int]:
-        return [element(terms) for terms in _by_element(rows.of(act.value, act.axes))]
+    def scalars(act: ArrayFactor) -> list[int]:
+        """Return the elements of z that are activated."""
+        found = elements(rows.of(rows.roots[act.value], act.axes))
+        if any(key != own or abs(scale - 1) > most for key, (scale, _) in found):
+            raise Unfit("no gate")
+        return [index[0] for _, (_, index) in found]
 
-    lines, scales = [], {}  # lines: (activation, element of z, that of the gate)
-    for terms in _by_element(row):
-        factors = [zip(key, index, strict=True) for key, (_, index) in terms.items()]
-        acts = {f for of_term in factors for f in of_term if isinstance(f[0], ActivationFactor)}
-        if not acts:
-            lines.append((IDENTITY, element(terms), None))
-            continue
-        if len(acts) > 1:
+    lines: list[tuple] = []  # (value of the activation, element of z, that of the gate)
+    scales: dict[int | None, list[float]] = {}
+    for key, (scale, index) in elements(rows.of(value)):
+        acts = [n for n, f in enumerate(key) if f.value in rows.activations]
+        act, gating = None, None
+        if acts:
+            act, gating = key[acts[0]].value, scalars(key[acts[0]])[index[acts[0]]]
+            key, index = (of[: acts[0]] + of[acts[0] + 1 :] for of in (key, index))
+        if key not in (own, ()):
             raise Unfit("no gate")
-        [(act, number)] = acts
-        rest = {}
-        for key, (scale, index) in terms.items():
-            kept = [n for n, name in enumerate(key) if name != act]
-            if len(kept) != len(key) - 1:
-                raise Unfit("no gate")
-            rest[tuple(key[n] for n in kept)] = scale, tuple(index[n] for n in kept)
-        scale, gating = next(iter(rest.values()))[0], activated(act)[number]
-        if list(rest) == [()]:
-            lines.append((scaled(xla.FUNCTIONS[act.name], scale), gating, None))
-        else:
-            scales.setdefault(act, []).append(scale)
-            lines.append((act, element(rest, scale), gating))
-    of_act = {}
-    for act, values in scales.items():
-        mean = float(np.mean(values))
-        if (np.abs(np.array(values) / mean - 1) > most).any():
+        lines.append((act, index[0], gating) if key else (act, gating, None))
+        scales.setdefault(act, []).append(scale)
+    activations = {None: IDENTITY}
+    dtype = "float64" if jax.config.jax_enable_x64 else "float32"
+    for act, of_act in scales.items():
+        mean = 1.0 if act is None else float(np.mean(of_act))
+        if (np.abs(np.array(of_act) / mean - 1) > most).any():
             raise Unfit("no gate")
-        of_act[act] = scaled(xla.FUNCTIONS[act.name], mean)
-    tiles = _tiles([(of_act.get(act, act), part, gate) for act, part, gate in lines], linear)
+        if act is not None:
+            function = rows.function(act)
+            activations[act] = Activation(traced(function, dtype), mean, 0, function)
+    tiles = _tiles([(activations[act], part, gate) for act, part, gate in lines], linear)
     _check(tiles, linear)
     irreps = e3nn.Irreps(
         [(t.part.mul, (linear.blocks_out[t.part.block].dim // 2, 1)) for t in tiles]
@@ -180,20 +191,16 @@ def _tiles(lines: list[tuple], linear: Linear) -> tuple[Tile, ...]:
         if component or not is_whole or not is_scalar:
             raise Unfit("no gate")
         tile = Tile(Part(block, channel, 1), start, act, gating)
-        if tiles and _follows(tiles[-1], tile):
-            parts = {"part": tiles[-1].part, "gate": tiles[-1].gate}
-            longer = {n: p and dataclasses.replace(p, mul=p.mul + 1) for n, p in parts.items()}
-            tiles[-1] = dataclasses.replace(tiles[-1], **longer)
-        else:
-            tiles.append(tile)
         start += dim
+        if tiles and tiles[-1].act == act:
+            last = [tiles[-1].part, tiles[-1].gate]
+            longer = [p and dataclasses.replace(p, mul=p.mul + 1) for p in last]
+            ends = [p and (p.block, p.first + p.mul) for p in last]
+            if ends == [p and (p.block, p.first) for p in (tile.part, tile.gate)]:
+                tiles[-1] = dataclasses.replace(tiles[-1], part=longer[0], gate=longer[1])
+                continue
+        tiles.append(tile)
     return tuple(tiles)
-
-
-def _follows(first: Tile, second: Tile) -> bool:
-    before = [p and (p.block, p.first + p.mul) for p in (first.part, first.gate)]
-    after = [p and (p.block, p.first) for p in (second.part, second.gate)]
-    return first.act == second.act and before == after
 
 
 def _check(tiles: tuple[Tile, ...], linear: Linear) -> None:

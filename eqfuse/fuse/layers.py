@@ -9,17 +9,16 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.fuse.gate import gate_behind
+from eqfuse.fuse.gate import gates_behind
 from eqfuse.fuse.match import CONVERT, Match, as_rows, match_product
 from eqfuse.fuse.moves import Gathered, added_outside, from_outside, is_within, placed, summed
 from eqfuse.fuse.polynomials import Polynomial, Unfit
 from eqfuse.fuse.reads import elements_of, restricted
 from eqfuse.fuse.rows import ROWS, ArrayFactor, ProductFactor, RowPolynomials
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
-from eqfuse.ops.ir.fused import Fused, Gate
-from eqfuse.ops.ir.linear import Linear, LinearForm, Parameter, Rows
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.linear import Linear, Parameter
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives import layer as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
@@ -110,11 +109,6 @@ class GraphProduct:
         start = () if self.start is None else (self.start,)
         return tuple(dict.fromkeys((*self.match.inputs, *self.ends.values, *start)))
 
-    @property
-    def may_fill(self) -> bool:
-        """Return whether rows out of range are made of other numbers than zero, such as NaN."""
-        return any(g.fill not in (None, 0.0) for g in self.match.gathered.values())
-
     def restricted(self, columns: set[int]) -> GraphProduct:
         """Return the same with those paths alone that add to some of these columns."""
         match = dataclasses.replace(self.match, form=restricted(self.match.form, columns))
@@ -126,9 +120,9 @@ class GraphProduct:
             shared[self.ends] = self.ends.edges(arrays)
         edges = shared[self.ends]
         operands = self.match.operands(arrays, edges.num_edges)
-        for name, gather in self.match.gathered.items():
-            operands[name] = self.ends.extended(operands[name], gather)
-        return [operands[name] for name in self.match.names], edges
+        for n, gather in self.match.gathered.items():
+            operands[n] = self.ends.extended(operands[n], gather)
+        return operands, edges
 
     def compute(self, arrays: dict, shared: dict):
         operands, edges = self.operands(arrays, shared)
@@ -167,10 +161,9 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
             "the product reads no rows as they are gathered: gather the features of nodes inside "
             "of the function, as x[senders], and behind what is computed of them alone"
         )
-    read_there = {name for name, g in product.gathered.items() if g not in others}
+    read_there = {n: Index.RECEIVER for n, g in product.gathered.items() if g not in others}
     if read_there:
-        changed = {n: Index.RECEIVER for n, name in enumerate(product.names) if name in read_there}
-        product = dataclasses.replace(product, form=product.form.indexed(changed))
+        product = dataclasses.replace(product, form=product.form.indexed(read_there))
     first = others[0]
     sizes = counts[first], aval.shape[0]
     ends = zip((first.index, scatter.index), sizes, strict=True)
@@ -223,110 +216,99 @@ class Layer:
     """A Linear of a product of rows or on a graph, to be computed by the fused op."""
 
     product: Node | GraphProduct
-    linear: Linear
+    call: _fused.Call
     parameters: tuple[int, ...]  # values of the trace
     index: tuple[int, ...]  # which set of weights a row takes; empty if there is one
+    skip: tuple[int, ...]  # what is added before the gate; empty if nothing is
     num_rows: int  # of the result
     inside: frozenset[int]  # values that it computes and keeps to itself: sum, pre-activation
-    scale: float  # of the product, as of a sum that is divided by a number of neighbours
-    gate: Gate | None = None
-    skip: int | None = None
 
     @property
     def name(self) -> str:
-        return "TensorProductLinear" + ("Gate" if self.gate else "")
+        return "TensorProductLinear" + ("Gate" if self.call.fused.gate else "")
 
     @property
     def pattern(self) -> str:
-        skip = ", skip" if self.skip is not None else ""
-        return f"product, Linear{skip}{', gate' if self.gate else ''}"
+        skip, gate = ", skip" if self.skip else "", ", gate" if self.call.fused.gate else ""
+        return f"product, Linear{skip}{gate}"
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        skip = () if self.skip is None else (self.skip,)
-        return (*self.product.inputs, *self.parameters, *self.index, *skip)
+        return (*self.product.inputs, *self.parameters, *self.index, *self.skip)
 
     def compute(self, arrays: dict, shared: dict):
-        skip = [] if self.skip is None else [arrays[self.skip]]
-        index = [arrays[v] for v in self.index]
-        parameters = [arrays[p] for p in self.parameters]
+        parameters, skip, index = (
+            [arrays[v] for v in values] for values in (self.parameters, self.skip, self.index)
+        )
         if isinstance(self.product, GraphProduct):
-            product = self.product.match
-            form, backend, dtype = product.form, product.backend, product.dtype
-            count, nodes = arrays[self.product.ends.senders].shape[0], self.product.ends.count
-        else:
-            form, backend = (self.product.params[name] for name in ("form", "backend"))
-            operands = [arrays[v] for v in self.product.inputs]
-            count, nodes, dtype = self.num_rows, 0, operands[0].dtype
-        one_for_all = [n for n, o in enumerate(form.inputs) if o.index is Index.SHARED]
-        form = form.indexed(dict.fromkeys(one_for_all, Index.ROW))  # a fused op has a row each
-        form = _scaled(form, self.scale)
-        fused = Fused.build(form, self.linear, self.gate, bool(skip))
-        chosen = choose(resolve_fused(None), fused, count, nodes and self.num_rows, backend, dtype)
-        call = _fused.Call(fused, count, nodes, backend, chosen.kernels)
-        if isinstance(self.product, GraphProduct):
-            if chosen.kernels is _fused.Kernels.APART or self.product.may_fill:
-                return self._apart(call, arrays, shared, [parameters, skip, index])
             operands, edges = self.product.operands(arrays, shared)
+            more = self.product.ends.count - self.num_rows
             skip, index = (
-                [jnp.pad(a, [(0, nodes - self.num_rows)] + [(0, 0)] * (a.ndim - 1)) for a in own]
+                [jnp.pad(a, [(0, more)] + [(0, 0)] * (a.ndim - 1)) for a in own]
                 for own in (skip, index)
             )
             index += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
-        for n in one_for_all:
-            operands[n] = jnp.broadcast_to(operands[n], (count, operands[n].shape[1]))
-        return _fused.evaluate(call, [*operands, *parameters, *skip], index)[0][: self.num_rows]
-
-    def _apart(self, call: _fused.Call, arrays: dict, shared: dict, others):
-        """Compute it part by part: what is out of range is in no row that the Linear reads."""
-        (parameters, skip, index), match = others, self.product.match
-        read = dataclasses.replace(match.form, paths=call.fused.form.paths)
-        product = dataclasses.replace(self.product, match=dataclasses.replace(match, form=read))
-        operands = [product.compute(arrays, shared), *parameters]
-        form = self.linear.linear_form
-        [z] = forms.evaluate_linear(form, operands, *index or [None], self.num_rows, call.backend)
-        z = z if self.skip is None else z + skip[0]
-        return z if self.gate is None else xla.apply_gate(self.gate, self.linear, z)
+        else:
+            operands = [arrays[v] for v in self.product.inputs]
+        for n, described in enumerate(self.call.fused.form.inputs):
+            if described.index is Index.ROW:  # or one row for all
+                operands[n] = jnp.broadcast_to(operands[n], (self.call.num_rows, described.size))
+        floats = [*operands, *parameters, *skip]
+        return _fused.evaluate(self.call, floats, index)[0][: self.num_rows]
 
 
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
     """Return the Linear of a product that a node computes, and with the gate behind it, by value.
 
-    Of sums over edges they are NequIP's, of rows those of SEGNN, `gate(linear(product(x, y)))`.
-    Raises Unfit where the node computes something else.
+    Of rows they are those of SEGNN, `gate(linear(product(x, y)))`. Of sums over edges they are
+    NequIP's, of which one kernel is faster for few nodes on a GPU.
+    Raises Unfit where the node computes something else, or kernels of the parts are faster.
     """
     node = trace.nodes[number]
     value, scale = _read(trace, rows, node.inputs[0]) or (None, 1.0)
-    num_inputs = len(node.params["form"].inputs)
+    num_inputs, num_rows = len(node.params["form"].inputs), node.params["num_rows"]
     made, inside = trace.producer.get(value, (None,))[0], frozenset()
     if made is not None and rows.is_product(made):
         product = trace.nodes[made]
-        form, backend, rows_of = (product.params[n] for n in ("form", "backend", "num_rows"))
-        dtypes = product.inputs
+        form, backend, count = (product.params[n] for n in ("form", "backend", "num_rows"))
+        dtypes, nodes, rows_of = {trace.avals[v].dtype for v in product.inputs}, 0, count
     elif made is not None and summed(trace, made) is not None:
         [(_, product)] = graph_products(trace, rows, made)
-        form, backend, dtypes = product.match.form, product.match.backend, ()
-        rows_of, inside = product.ends.num_nodes, frozenset([value])
+        form, backend, dtypes = product.match.form, product.match.backend, {product.match.dtype}
+        nodes, rows_of, inside = product.ends.count, product.ends.num_nodes, frozenset([value])
+        count = trace.avals[product.ends.senders].shape[0]
         if product.start is not None:
             raise Unfit("the sum over edges does not start from zero")
+        if any(g.fill not in (None, 0.0) for g in product.match.gathered.values()):
+            raise Unfit("rows out of range are filled with other numbers than zero")
     else:
         raise Unfit("something is between the product, or its sum, and the Linear")
-    if backend != node.params["backend"] or rows_of != node.params["num_rows"]:
+    if backend != node.params["backend"] or rows_of != num_rows:
         raise Unfit("the Linear has another backend, or other rows")
-    if len({trace.avals[v].dtype for v in (*dtypes, *node.inputs[:num_inputs])}) > 1:
+    dtypes |= {trace.avals[v].dtype for v in node.inputs[:num_inputs]}
+    if len(dtypes) > 1:
         raise Unfit(f"dtypes change before the Linear: {CONVERT}")
     linear = _linear(node.params["form"])
     _check_blocks(form, linear)
-    [z], parameters, index = node.outputs, node.inputs[1:num_inputs], node.inputs[num_inputs:]
-    alone = Layer(product, linear, parameters, index, node.params["num_rows"], inside, scale)
-    match = gate_behind(trace, z, linear)
-    if match is None:
-        return [(z, alone)]
-    gated = {"gate": match.gate, "skip": match.skip, "inside": inside | {z}}
-    return [(z, alone), (match.value, dataclasses.replace(alone, **gated))]
+    form = form.indexed(
+        {n: Index.ROW for n, o in enumerate(form.inputs) if o.index is Index.SHARED}
+    )
+    [z], [dtype], found = node.outputs, dtypes, []
+    for gate, skip, end in [(None, (), z), *gates_behind(trace, z, linear)]:
+        fused = Fused.build(_scaled(form, scale), linear, gate, bool(skip))
+        chosen = choose(resolve_fused(None), fused, count, nodes and num_rows, backend, dtype)
+        if chosen.kernels is not _fused.Kernels.APART:
+            call = _fused.Call(fused, count, nodes, backend, chosen.kernels)
+            given = node.inputs[1:num_inputs], node.inputs[num_inputs:], skip, num_rows
+            found.append((end, Layer(product, call, *given, inside | {z} if gate else inside)))
+    if not found:
+        raise Unfit(chosen.text.removeprefix("apart: "))
+    return found
 
 
 def _scaled(form: Form, scale: float) -> Form:
+    """Return a form times a number, as of a sum that is divided by a number of neighbours."""
+
     def terms(path):
         return tuple((components, scale * v) for components, v in path.terms)
 
@@ -349,20 +331,20 @@ def _read(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, float] |
     return (of, float(scales[0])) if is_whole else None
 
 
-def _linear(linear_form: LinearForm) -> Linear:
+def _linear(linear_form: Form) -> Linear:
     """Return the Linear of a row that a linear form is, or raise Unfit."""
-    rows = [o for o in linear_form.operands if isinstance(o, Rows)]
+    rows = [o for o in linear_form.operands if not o.matrix]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
     if any(t.z.operand != len(linear_form.inputs) for t in linear_form.terms):
         raise Unfit("the matrices of the Linear are transposed")
     [out] = linear_form.outputs
-    ends = np.cumsum([0, *(b.mul * b.dim for b in out.blocks)])
-    if list(ends[:-1]) != [b.offset for b in out.blocks] or ends[-1] != out.size:
+    ends = np.cumsum([0, *(b.mul * b.dim for b in out.segments)])
+    if list(ends[:-1]) != [b.offset for b in out.segments] or ends[-1] != out.size:
         raise Unfit("a Linear that leaves out a part of its result")
-    irreps = e3nn.Irreps([(b.mul, (b.dim // 2, 1)) for b in out.blocks])
+    irreps = e3nn.Irreps([(b.mul, (b.dim // 2, 1)) for b in out.segments])
     parameters = tuple(
-        Parameter(str(n), w.shape, 0.0) for n, w in enumerate(linear_form.inputs[1:])
+        Parameter(str(n), w.matrix, 0.0) for n, w in enumerate(linear_form.inputs[1:])
     )
     return Linear(linear_form, parameters, irreps)
 

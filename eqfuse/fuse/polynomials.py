@@ -15,10 +15,6 @@ class Unfit(ValueError):
     """A part of a trace is not of the kind that an op computes."""
 
 
-class TooLargeError(Unfit):
-    """A polynomial of more terms than are worth looking at."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Terms:
     """Monomials of the same factors."""
@@ -27,8 +23,13 @@ class Terms:
     scale: np.ndarray  # [n] float64
     index: np.ndarray  # [n, factors], the element of each factor
 
-    def chosen(self, which) -> Terms:
-        return Terms(self.place[which], self.scale[which], self.index[which])
+    def by_place(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return scale and index of each element of the row; the scale is zero where none is."""
+        scale, index = np.zeros(size), np.zeros((size, self.index.shape[1]), int)
+        if len(np.unique(self.place)) < len(self.place):
+            raise Unfit("rows are added to each other")
+        scale[self.place], index[self.place] = self.scale, self.index
+        return scale, index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +54,10 @@ class Polynomial:
         terms = {key: _take(t, flat, self.size) for key, t in self.terms.items()}
         return Polynomial(labels.shape, {k: t for k, t in terms.items() if len(t.place)})
 
-    def reshaped(self, shape: tuple[int, ...]) -> Polynomial:
-        return Polynomial(tuple(shape), self.terms)
-
     def scaled(self, factor: float) -> Polynomial:
-        scaled = {
-            k: Terms(t.place, t.scale * float(factor), t.index) for k, t in self.terms.items()
-        }
-        return Polynomial(self.shape, scaled if factor else {})
+        of = self.terms if factor else {}
+        scaled = {k: Terms(t.place, t.scale * float(factor), t.index) for k, t in of.items()}
+        return Polynomial(self.shape, scaled)
 
     def __add__(self, other: Polynomial) -> Polynomial:
         terms = dict(self.terms)
@@ -106,7 +103,8 @@ def merged(terms: Terms) -> Terms:
     keys = np.column_stack([terms.place, terms.index])
     keys, inverse = np.unique(keys, axis=0, return_inverse=True)
     scale = np.bincount(inverse.reshape(-1), terms.scale, len(keys))
-    return Terms(keys[:, 0], scale, keys[:, 1:]).chosen(scale != 0)
+    kept = scale != 0
+    return Terms(keys[kept, 0], scale[kept], keys[kept, 1:])
 
 
 def _joined(parts: list[Terms]) -> Terms:
@@ -120,7 +118,7 @@ def _matches(place: np.ndarray, wanted: np.ndarray, size: int):
     starts = np.searchsorted(place[order], np.arange(size + 1))
     count = np.where(wanted < 0, 0, starts[wanted + 1] - starts[np.maximum(wanted, 0)])
     if count.sum() > MOST_TERMS:
-        raise TooLargeError("it has too many terms")
+        raise Unfit("it has too many terms")
     m = np.repeat(np.arange(len(wanted)), count)
     before = np.cumsum(count) - count
     n = order[starts[wanted[m]] + np.arange(len(m)) - before[m]]

@@ -1,8 +1,12 @@
-"""What nobody reads is not computed, such as all but scalars for the weights of attention."""
+"""What nobody reads is not computed.
+
+Attention reads the scalars of messages for their weights, and a Linear to scalars those of sums.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,8 +43,9 @@ def _is_of(trace: Trace, rows: RowPolynomials, value: int, own, made: set[int]) 
         row = rows.of(value)
     except Unfit:
         return False
-    names = {name for key in row.terms for name in key}
-    return all(name == own or _value(trace, name) not in {*made, value} for name in names)
+    others = {name for key in row.terms for name in key} - {own}
+    values = {trace.nodes[n.node].outputs[0] if hasattr(n, "node") else n.value for n in others}
+    return values.isdisjoint({*made, value})
 
 
 def columns_read(
@@ -69,14 +74,10 @@ def _read_by(node: Node, value: int) -> list[int] | None:
     if node.name != "eqfuse_linear_form" or value in node.inputs[1:]:
         return None
     form = node.params["form"]
-    blocks = [getattr(o, "blocks", ()) for o in form.inputs]
+    blocks = [() if o.matrix else o.segments for o in form.inputs]
     refs = {x for t in form.terms for x in (t.x, t.z) if isinstance(x, SegmentRef)}
     read = [blocks[r.operand][r.segment] for r in refs if r.operand < len(blocks)]
     return [n for b in read for n in range(b.offset, b.offset + b.mul * b.dim)]
-
-
-def _value(trace: Trace, name) -> int:
-    return trace.nodes[name.node].outputs[0] if hasattr(name, "node") else name.value
 
 
 def restricted(form: Form, columns: set[int]) -> Form:
@@ -88,52 +89,48 @@ def restricted(form: Form, columns: set[int]) -> Form:
 
 
 def elements_of(segment: Segment, channels: bool = True) -> list[int]:
-    channels = segment.mul if channels else 1
-    return [segment.element(u, i) for u in range(channels) for i in range(segment.dim)]
+    return segment.elements()[: segment.mul if channels else 1].ravel().tolist()
 
 
 def read_rows(node: Node, columns: set[int]) -> ReadRows | None:
     """Return the rows of a product of which these columns are read; None if all are computed."""
-    form = node.params["form"]
-    [out] = form.outputs
-    elements = [elements_of(s, out.channels) for s in out.segments]
-    apart = all(e == [*range(e[0], e[0] + len(e))] for e in elements)
-    return ReadRows(node, columns) if apart and restricted(form, columns) != form else None
+    [out] = node.params["form"].outputs
+    form = restricted(node.params["form"], columns)
+    blocks = itertools.chain(*sorted(map(elements_of, out.segments)))
+    in_blocks = out.channels and [*blocks] == [*range(out.size)]
+    return ReadRows(node, form) if in_blocks and form != node.params["form"] else None
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadRows:
-    """The rows of a product, of which those segments alone are computed that some columns are in.
+    """The rows of a product, of which only segments with paths in a form are computed.
 
     The others are zero.
     """
 
     node: Node
-    columns: set[int]
+    form: Form
 
     @property
     def inputs(self) -> tuple[int, ...]:
         return self.node.inputs
 
     def compute(self, arrays: dict, shared: dict):
-        form = restricted(self.node.params["form"], self.columns)
-        [out] = form.outputs
-        kept = sorted({p.output.segment for p in form.paths}, key=lambda n: out.segments[n].offset)
-        segments = [out.segments[n] for n in kept]
-        elements = [elements_of(s, out.channels) for s in segments]
-        starts = np.cumsum([0, *map(len, elements)]).tolist()
-        paths = tuple(
-            dataclasses.replace(p, output=SegmentRef(0, kept.index(p.output.segment)))
-            for p in form.paths
-        )
-        moved = (dataclasses.replace(s, offset=n) for s, n in zip(segments, starts, strict=False))
-        narrow = dataclasses.replace(out, size=starts[-1], segments=tuple(moved))
-        form = Form(form.inputs, (narrow,), paths)
-        operands = [arrays[v] for v in self.inputs]
-        [rows] = forms.evaluate(form, operands, backend=self.node.params["backend"])
-        parts, stop = [], 0
-        for start, own in zip(starts, [*elements, [out.size]], strict=True):
-            zeros = jnp.zeros((len(rows), own[0] - stop), rows.dtype)
-            parts += [zeros, rows[:, start : start + len(own)]]
-            stop = own[-1] + 1
+        [out], read = self.form.outputs, {p.output.segment for p in self.form.paths}
+        kept: dict[int, Segment] = {}
+        for n in sorted(read, key=lambda n: out.segments[n].offset):
+            offset = sum(s.mul * s.dim for s in kept.values())
+            kept[n] = dataclasses.replace(out.segments[n], offset=offset)
+        refs = {n: SegmentRef(0, place) for place, n in enumerate(kept)}
+        paths = (dataclasses.replace(p, output=refs[p.output.segment]) for p in self.form.paths)
+        size = sum(s.mul * s.dim for s in kept.values())
+        narrow = dataclasses.replace(out, size=size, segments=tuple(kept.values()))
+        operands, backend = [arrays[v] for v in self.inputs], self.node.params["backend"]
+        form = Form(self.form.inputs, (narrow,), tuple(paths))
+        [rows] = forms.evaluate(form, operands, backend=backend)
+        parts = []
+        for n, s in sorted(enumerate(out.segments), key=lambda item: item[1].offset):
+            start, width = kept[n].offset if n in kept else 0, s.mul * s.dim
+            block = rows[:, start : start + width]
+            parts.append(block if n in kept else jnp.zeros((len(rows), width), rows.dtype))
         return jnp.concatenate(parts, axis=1)

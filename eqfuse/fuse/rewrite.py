@@ -57,10 +57,7 @@ def _instead(trace: Trace) -> str:
 OF_E3NN = ("tensor_product", "_left_right", "_block_left_right")
 """Functions of e3nn-jax that write products out."""
 FITS = "all of it is"
-GRADIENT = (
-    "the gradient is taken inside of the function: wrap the energy by ops.fuse, and differentiate "
-    "what it returns"
-)
+GRADIENT = "the gradient is taken inside: wrap the energy by ops.fuse, and differentiate that"
 
 
 def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
@@ -76,7 +73,7 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
 
     while True:
         found: list[tuple] = []
-        trace = commuted(closed, known or {}, unmarked, noted)
+        trace = commuted(closed, known, unmarked, noted)
         ops = _ops(trace, found)
         left = marks_left(trace, ops)
         if not left:
@@ -194,7 +191,7 @@ def _computed(eqn, arrays, entries: list[tuple], constants: list) -> list:
     name, params = eqn.primitive.name, dict(eqn.params)
     with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
         if name in ("remat2", "checkpoint", "remat"):
-            function = _function(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
+            function = _replaced(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
             options = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
             return list(jax.checkpoint(function, **options)(*arrays))
         if name == "scan":
@@ -210,13 +207,8 @@ def _computed(eqn, arrays, entries: list[tuple], constants: list) -> list:
         return bind(eqn, arrays, params)  # `jit` with shardings of its own stays as it is
 
 
-def _function(closed: ClosedJaxpr, entries: list[tuple], constants: list):
-    known = {n: a for n, a in enumerate(constants) if a is not None}
-    return _replaced(closed, entries, known)
-
-
 def _retraced(closed: ClosedJaxpr, entries: list[tuple], constants: list) -> ClosedJaxpr:
-    return jax.make_jaxpr(_function(closed, entries, constants))(*closed.in_avals)
+    return jax.make_jaxpr(_replaced(closed, entries, constants))(*closed.in_avals)
 
 
 def fuse(
@@ -307,8 +299,9 @@ NEEDS_NUMBERS = (
 )
 
 
-def _replaced(closed: ClosedJaxpr, entries: list[tuple], known=None) -> Callable:
+def _replaced(closed: ClosedJaxpr, entries: list[tuple], constants=()) -> Callable:
     """Return what computes a traced function by fused ops, or as it is where that fails."""
+    known = {n: a for n, a in enumerate(constants) if a is not None}
 
     def replaced(*arrays):
         try:

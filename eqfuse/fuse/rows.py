@@ -238,7 +238,7 @@ class RowPolynomials:
         axes = next((n for n in range(1, len(shape)) if math.prod(shape[n:-1]) == group), None)
         if axes is None or shape[-1] != size:
             return None
-        return self.of(source, tuple(range(axes))).reshaped((1, group * size))
+        return Polynomial((1, group * size), self.of(source, tuple(range(axes))).terms)
 
     def _roles(self, number: int) -> list[Role]:
         """Return the roles of the inputs of a form over rows; [] for other nodes."""

@@ -5,7 +5,6 @@ import inspect
 import os
 import threading
 import warnings
-from typing import NamedTuple
 
 import ase.calculators.calculator
 import jax
@@ -53,19 +52,10 @@ def skin_of(num_atoms: int) -> float:
     return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN
 
 
-class _State(NamedTuple):
-    """Arrays of atoms that results depend on, in bytes, which are compared quickly."""
-
-    positions: bytes
-    numbers: bytes
-    cell: bytes
-    pbc: bytes
-
-    @classmethod
-    def of(cls, atoms) -> "_State":
-        arrays = atoms.arrays
-        parts = arrays["positions"], arrays["numbers"], atoms.cell.array, atoms.pbc
-        return cls(*[part.tobytes() for part in parts])
+def _state_of(atoms) -> tuple[bytes, ...]:
+    """Return what results depend on, in bytes, which are compared quickly; positions first."""
+    arrays = atoms.arrays["positions"], atoms.arrays["numbers"], atoms.cell.array, atoms.pbc
+    return tuple([array.tobytes() for array in arrays])
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -89,12 +79,7 @@ class Calculator(ase.calculators.calculator.Calculator):
     Args:
       run: the run's folder, or a file of its network (.safetensors).
       skin: Å; None: 1.5 up to 32 atoms, whose lists cost more than their pairs, and 0.7 beyond.
-      which: "best" or "last" checkpoint; None for the best there is.
-      dtype: "float64" or "float32"; None for that of the run.
-      backend: see `eqfuse.ops`.
-      radial: "network", "table" or "auto", see `Network`; None for that of the run: by default
-        functions of lengths are read from tables wherever these are close to the networks.
-      head: which head, or fidelity, of a network that was converted with several.
+      which, dtype, backend, radial, head: see `eqfuse.inference.Network`.
       dispersion: "d3(bj)", "d3(bj,r2scan)", ..., which `dftd3` computes on the CPU and is added;
         without a functional it is that of PBE. None is that of the run, which has one if it was
         trained with `data.dispersion`, and "none" is the network alone. With a dispersion there
@@ -106,8 +91,8 @@ class Calculator(ase.calculators.calculator.Calculator):
       CheckpointError: no readable checkpoint, or no spread that was fitted.
       ConfigError: another dispersion, or no `dftd3`.
       TypeError: an unknown argument; names the one that was probably meant.
-      ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that
-        does not run here, or a run that did not train a potential.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, or a backend that
+        does not run here.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "stresses", "free_energy")
@@ -147,7 +132,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         if self.dispersion is not None:
             names = self.implemented_properties
             self.implemented_properties = tuple(n for n in names if n != "stresses")
-        self._state: _State | None = None
+        self._state: tuple[bytes, ...] | None = None
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)
         self.use_cache = False  # ASE would copy the atoms once more
@@ -156,6 +141,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         return Evaluator(network, skin_of if self.skin is None else self.skin)
 
     def _begin(self):
+        """Set what neither copies nor pickles have."""
         self._evaluator, self._said = self._evaluator_of(self.network), set()
         self._lock = threading.RLock()
         self._found: Results | None = None
@@ -193,13 +179,6 @@ class Calculator(ase.calculators.calculator.Calculator):
             # ASE would compare the atoms again, and copy them in each step
             return super().get_property(name, None, allow_calculation)
 
-    def check_state(self, atoms, tol=1e-15):
-        """Return the names of the arrays that changed since the last calculation."""
-        if self._state is None:
-            return list(_State._fields)
-        changed = zip(_State._fields, self._state, _State.of(atoms), strict=True)
-        return [name for name, before, now in changed if now != before]
-
     def reset(self):
         """Forget the results; `atoms` are those of before until the next calculation."""
         self.results = {}
@@ -218,26 +197,24 @@ class Calculator(ase.calculators.calculator.Calculator):
             if self._found is None:
                 found = self._compute(of_atoms=False)
                 self._added = self.dispersion and self.dispersion.of(self._placed)
-                self._found = found  # both are there
                 self._spread = self._spread_of_atoms() if self.spread else {}
+                self._found = found  # all of them are there
             energies, forces, [strain], references = self._found
             energies = energies + references
-            energy, has_energies = float(energies.sum()), True
+            energy, results = float(energies.sum()), {"energies": energies}
             if self._added is not None:
-                added, has_energies = self._added, "energies" in properties
-                energy, forces, strain = energy + added[0], forces + added[1], strain + added[2]
-                if has_energies:
-                    energies = energies + self.dispersion.energies_of_atoms(self._placed)
-            self.results = {"energy": energy, "free_energy": energy, "forces": forces}
-            self.results |= {"energies": energies} if has_energies else {}
-            self.results |= self._spread
-            if not self._volume:
-                return
-            if "stress" in properties:
-                self.results["stress"] = full_3x3_to_voigt_6_stress(strain / self._volume)
-            if "stresses" in properties:
+                of_energy, of_forces, of_strain = self._added
+                energy, forces, strain = energy + of_energy, forces + of_forces, strain + of_strain
+                results = {}
+                if "energies" in properties:
+                    results["energies"] = energies + self.dispersion.energies_of_atoms(self._placed)
+            results |= {"energy": energy, "free_energy": energy, "forces": forces} | self._spread
+            if self._volume and "stress" in properties:
+                results["stress"] = full_3x3_to_voigt_6_stress(strain / self._volume)
+            if self._volume and "stresses" in properties:
                 parts = self._compute(of_atoms=True).strain / self._volume
-                self.results["stresses"] = full_3x3_to_voigt_6_stress(parts)
+                results["stresses"] = full_3x3_to_voigt_6_stress(parts)
+            self.results = results
 
     def get_descriptors(self, atoms=None, invariants_only: bool = True, num_layers: int = -1):
         """Return the features of atoms, by default of the last ones; see `eqfuse.descriptors`."""
@@ -255,7 +232,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def _take(self, atoms):
         """Take atoms as those that results are of, and forget those of others."""
-        state = _State.of(atoms)
+        state = _state_of(atoms)
         if state == self._state:
             return
         if self._state is not None and state[1:] == self._state[1:]:
@@ -267,11 +244,9 @@ class Calculator(ase.calculators.calculator.Calculator):
     def _choose_elements(self):
         """Compute with the elements of the first atoms alone, until others have more."""
         now, numbers = self._evaluator, self.atoms.numbers
-        if now.listed is None:
-            network = self.network.of_elements(numbers)
-        else:
-            known = np.isin(numbers, now.network.species).all()
-            network = now.network if known else self.network
+        network = now.network if now.listed else self.network.of_elements(numbers)
+        if now.listed and not np.isin(numbers, network.species).all():
+            network = self.network
         if network is not now.network:
             self._evaluator = self._evaluator_of(network)
 
@@ -354,14 +329,11 @@ class Committee(ase.calculators.calculator.Calculator):
         names = self.members[0].results
         values = {name: np.array([m.results[name] for m in self.members]) for name in names}
         self.results = {name: value.mean(axis=0) for name, value in values.items()}
-        for name in ("energy", "free_energy"):
-            self.results[name] = float(self.results[name])
-        deviation = {name: value.std(axis=0, ddof=1) for name, value in values.items()}
-        forces = np.sqrt((deviation["forces"] ** 2).sum(axis=-1))
-        spread = Spread(float(deviation["energy"]), deviation["energies"], forces, None)
+        self.results |= {n: float(self.results[n]) for n in ("energy", "free_energy")}
+        spread = Spread.of_members(*(values.get(n) for n in ("energy", "energies", "forces")))
         self.results |= spread.results()
-        if "stress" in deviation:
-            self.results["stress_spread"] = deviation["stress"]
+        if "stress" in values:
+            self.results["stress_spread"] = values["stress"].std(axis=0, ddof=1)
 
 
 def hessian(run, atoms=None) -> np.ndarray:

@@ -19,7 +19,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
 from eqfuse.data import Structure
-from eqfuse.data.readers import as_atoms, stem
+from eqfuse.data.readers import stem
+from eqfuse.data.readers.ase_files import as_atoms
 from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks
@@ -159,15 +160,14 @@ def run_info(options: Info):
         print(info())
         return
     try:
-        module, variables, metadata = load_run(options.run)
+        module, variables, _ = load_run(options.run)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     print(models.summary(module, variables))
-    if metadata["potential"] is not None:
-        network = Network(options.run)
-        print(f"  radial   {network.radial}")
-        if network.dispersion is not None:
-            print(f"  labels were less {network.dispersion}, which predictions add")
+    network = Network(options.run)
+    print(f"  radial   {network.radial}")
+    if network.dispersion is not None:
+        print(f"  labels were less {network.dispersion}, which predictions add")
     if options.file is not None:
         _print_times(network, max(read_file(options), key=lambda s: s.num_atoms))
 

@@ -5,9 +5,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import rich.console
-import rich.table
-import rich.text
 import scipy.stats
 
 from eqfuse import data
@@ -31,9 +28,9 @@ from eqfuse.runs.files import write_table, write_whole
 from eqfuse.runs.log import warn
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.metrics import Predicted as Relative
+from eqfuse.train.results import error_lines
 
 SOURCE = "file.txt"  # names the file that the results of a folder are of
-_HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -77,7 +74,8 @@ def main(options: Evaluate):
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     write_atoms(folder / "predictions.xyz", frames, "extxyz")
     _draw_parity(structures, predicted, folder / "parity.png")
-    _print(rows)
+    units, lines = error_lines(rows)
+    print("\n".join([units, *lines]))
     if hint := stress_hint(structures, predicted):
         warn(hint)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):
@@ -148,22 +146,3 @@ def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | 
         f"errors of the forces are {ratio:.2g} times the spread (RMS), and their "
         f"rank correlation with it is {rank:.2f}"
     )
-
-
-def _print(rows: list[dict]):
-    title, heads = "energy in meV/atom, forces in meV/Å", _HEADS
-    if "stress_mae_mev_per_a3" in rows[0]:
-        title, heads = f"{title}, stress in meV/Å^3", (*heads, "S MAE", "S RMSE")
-    table = rich.table.Table(title=title)
-    for head in heads:
-        table.add_column(head, justify="left" if head == "group" else "right")
-    for row in rows:
-        group, frames, atoms, *errors = [v for k, v in row.items() if not k.endswith("_frames")]
-        shown = ["" if error is None else f"{error:.2f}" for error in errors]
-        # a group may be named by anything, markup of rich's too
-        table.add_row(rich.text.Text(group), str(frames), str(atoms), *shown)
-    console = rich.console.Console()
-    options = console.options.update_width(1000)
-    # no number is cut where the terminal, or 80 columns for a file, is too narrow
-    console.width = max(console.width, console.measure(table, options=options).maximum)
-    console.print(table)

@@ -17,7 +17,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.data import DataError
-from eqfuse.data.neighbors import COINCIDENT, coincident, spatial_order
+from eqfuse.data.neighbors import COINCIDENT, LEAST_DISTANCE, neighbor_list, spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference.lists import (
     Pairs,
@@ -239,7 +239,8 @@ class Listed:
     number: np.ndarray  # [n_atoms] the node that each atom is
     species: np.ndarray  # [n_atoms] int32, in the order of the structures
     num_edges: int = 0  # within the cutoff when they were last computed
-    names: Sequence[str] | None = None  # of the structures
+    pbc: Sequence | None = None  # of the structures
+    names: Sequence[str] | None = None
 
     def is_valid(self, structures, key, cutoff: float, skin: float) -> bool:
         """Test that the list has all pairs within the cutoff of structures as they are now."""
@@ -280,29 +281,20 @@ class Evaluator:
         for k, structure in enumerate(structures):
             with naming(names and names[k]):
                 species.append(species_index(structure.numbers, network.species))
-        placed, key = _places_and_key(structures)
-        pbc = [structure.pbc for structure in structures]
+        (placed, key), pbc = _places_and_key(structures), [one.pbc for one in structures]
         skin = self.skin_of(sum(map(len, species)))
         lists = list_side_by_side(placed, pbc, network.cutoff, skin, names)
         for (positions, cell), periodic in zip(placed, pbc, strict=True):
             orders.append(spatial_order(positions, cell, periodic, network.cutoff) + first)
             first += len(positions)
         index = np.repeat(np.arange(len(species), dtype=np.int32), list(map(len, species)))
-        order, species = np.concatenate(orders), np.concatenate(species)
-        listed = self.padded(placed, key, lists, species, index=index, order=order)
-        listed.names = names
+        given = {"index": index, "order": np.concatenate(orders)}
+        listed = self.padded(placed, key, lists, np.concatenate(species), **given)
+        listed.pbc, listed.names = pbc, names
         return listed
 
     def padded(
-        self,
-        structures,
-        key: tuple,
-        lists,
-        species: np.ndarray,
-        *,
-        index: np.ndarray | None = None,
-        order: np.ndarray | None = None,
-        num_atoms: int | None = None,
+        self, structures, key: tuple, lists, species, *, index=None, order=None, num_atoms=None
     ) -> Listed:
         """Return known pairs as a list on the device, padded to the sizes of a program.
 
@@ -325,7 +317,8 @@ class Evaluator:
         with jax.enable_x64(True):
             pairs, of_nodes = jax.device_put((pairs, of_nodes))
         structures = [(positions.copy(), cell) for positions, cell in structures]
-        return Listed(structures, key, sizes, pairs, of_nodes, order, number, species)
+        pbc = np.zeros((len(structures), 3), bool)
+        return Listed(structures, key, sizes, pairs, of_nodes, order, number, species, pbc=pbc)
 
     def run(self, listed: Listed, structures=None, *, of_atoms: bool = False) -> Results:
         """Compute structures, by default those of the list, with a list.
@@ -338,40 +331,25 @@ class Evaluator:
         strain = array[4 * nodes :].reshape(-1, 3, 3)
         energies = array[:nodes].take(number)
         forces = array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0)
-        if not (np.isfinite(energies).all() and np.isfinite(forces).all()):
-            atom = int(np.argmin(np.isfinite(energies) & np.isfinite(forces).all(axis=1)))
-            raise self._not_finite(listed, structures, atom)
-        return Results(
-            energies,
-            forces,
-            strain.take(number, axis=0) if of_atoms else strain[: len(listed.structures)],
-            self.network.references[listed.species],
-        )
+        is_finite = np.isfinite(energies) & np.isfinite(forces).all(axis=1)
+        if not is_finite.all():
+            self._refuse(listed, structures, int(np.argmin(is_finite)))
+        strain = strain.take(number, axis=0) if of_atoms else strain[: len(listed.structures)]
+        return Results(energies, forces, strain, self.network.references[listed.species])
 
-    def _not_finite(self, listed: Listed, structures=None, atom: int = 0) -> DataError:
-        """Return the error of structures that have a number that is not finite, of an atom."""
+    def _refuse(self, listed: Listed, structures, atom: int):
+        """Raise the error of structures in which an atom has a number that is not finite."""
         structures = listed.structures if structures is None else structures
-        positions, cells = map(np.concatenate, zip(*structures, strict=True))
-        sizes = [len(one) for one, _ in structures]
-        index, first = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes])
-        edges, images = listed.pairs.edges, np.asarray(listed.pairs.images)
-        ends = np.stack([np.asarray(edges.receivers), np.asarray(edges.senders)])
-        apart = np.flatnonzero(ends[0] != ends[1])
-        ends = listed.order[ends[:, apart]]
-        shifts = np.einsum("pi,pij->pj", images[apart], cells.reshape(-1, 3, 3)[index[ends[0]]])
-        lengths = np.linalg.norm(positions[ends[1]] + shifts - positions[ends[0]], axis=1)
-        touches = lengths.size and lengths.min() < COINCIDENT
-        atom = ends[0, np.argmin(lengths)] if touches else atom
-        number = index[atom]
-        name = listed.names[number] if listed.names else ""
-        where = f"{name}: " if name else ""
-        if touches:
-            a, b = ends[:, np.argmin(lengths)] - first[number]
-            return coincident(a, b, lengths.min(), where)
-        return DataError(
-            f"{where}the network gives an energy or force of atom {atom - first[number]} that is "
-            "not finite; see that the structure is like those of training"
-        )
+        ends = np.cumsum([len(positions) for positions, _ in structures])
+        k = int(np.searchsorted(ends, atom, side="right"))
+        positions, cell = structures[k]
+        with naming(listed.names and listed.names[k]):
+            reach, least = self.network.cutoff, LEAST_DISTANCE
+            neighbor_list(positions, cell, listed.pbc[k], reach, least=least)  # refuses near ones
+            raise DataError(
+                f"the network gives an energy or force of atom {atom - ends[k] + len(positions)} "
+                "that is not finite; see that the structure is like those of training"
+            )
 
     def apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
         """Compute a function of structures, see `Program.compiled`.
@@ -382,7 +360,7 @@ class Evaluator:
         array = self._apply(function, listed, structures, **static)
         if not np.isfinite(array).all():
             self.run(listed, structures)  # names the atom
-            raise self._not_finite(listed, structures)
+            self._refuse(listed, structures, 0)
         return array
 
     def _apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
@@ -422,10 +400,9 @@ class Evaluator:
             )
 
         with self.program.lock:
-            fitting = list(filter(fits, self.program.sizes))
-            if fitting:
-                chosen = min(fitting, key=lambda sizes: (sizes.edges, *sizes))
-            else:
+            fitting = filter(fits, self.program.sizes)
+            chosen = min(fitting, key=lambda sizes: (sizes.edges, *sizes), default=None)
+            if chosen is None:
                 chosen = self._new_sizes(needed) if now is None else now._replace(edges=limit)
                 self.program.sizes.append(chosen)
         self._used.add(chosen)

@@ -19,9 +19,8 @@ from ase.cell import Cell
 from eqfuse.data import DataError, neighbor_list
 from eqfuse.ops import Edges
 
-_PAIR_HEADROOM, _EDGE_HEADROOM, _EDGE_MULTIPLE = 1.1, 1.02, 32
-_NODE_HEADROOM, _NODE_MULTIPLE = 1.1, 4
-_OCCUPANCY_HEADROOM = 1.3
+_PAIR_HEADROOM, _EDGE_HEADROOM, _NODE_HEADROOM, _OCCUPANCY_HEADROOM = 1.1, 1.02, 1.1, 1.3
+_EDGE_MULTIPLE, _NODE_MULTIPLE = 32, 4
 _BLOCK = 16
 
 
@@ -73,15 +72,16 @@ def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
     listed, near, first = [], 0, 0
     for k, ((positions, cell), periodic) in enumerate(zip(structures, pbc, strict=True)):
         with naming(names and names[k]):
-            pairs = list_pairs(positions, cell, periodic, cutoff + skin)
-        near += count_near(positions, cell, *pairs, cutoff)
-        listed.append((pairs[0] + first, pairs[1] + first, pairs[2]))
+            senders, receivers, images = list_pairs(positions, cell, periodic, cutoff + skin)
+        near += count_near(positions, cell, senders, receivers, images, cutoff)
+        listed.append((senders + first, receivers + first, images))
         first += len(positions)
     return *map(np.concatenate, zip(*listed, strict=True)), near
 
 
 @contextlib.contextmanager
 def naming(name: str | None):
+    """Return a context whose DataError begins with a name, unless that is None."""
     try:
         yield
     except DataError as error:
@@ -229,9 +229,9 @@ def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
     boxes, aside, axes = [], [], []
     for positions, cell in structures:
         basis = np.asarray(Cell(np.where(pbc[:, None], cell, 0)).complete())
-        heights = 1 / np.linalg.norm(np.linalg.inv(basis), axis=0)
-        extents = np.ptp(positions @ np.linalg.inv(basis), axis=0) + reach
-        lengths = np.where(pbc, shrinking * heights, extents)
+        inverse = np.linalg.inv(basis)
+        extents = np.ptp(positions @ inverse, axis=0) + reach
+        lengths = np.where(pbc, shrinking / np.linalg.norm(inverse, axis=0), extents)
         boxes.append(np.maximum(1, (lengths / reach).astype(int)))
         images = np.where(pbc, np.ceil(reach / lengths), 0).astype(int)
         aside.append(np.where(boxes[-1] > 1, 1, images))
@@ -241,10 +241,9 @@ def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
                 f"structures 0 and {len(axes) - 1} are periodic in different planes or directions, "
                 "and are not simulated in one batch; simulate them apart"
             )
-    axes = tuple(map(tuple, axes[0].tolist()))
+    axes, pbc = tuple(map(tuple, axes[0].tolist())), tuple(pbc.tolist())
     boxes, aside = np.min(boxes, axis=0).tolist(), np.max(aside, axis=0).tolist()
-    grid = Grid(reach, tuple(pbc.tolist()), axes, tuple(boxes), tuple(aside), 0)
-    rooms = []
+    grid, rooms = Grid(reach, pbc, axes, tuple(boxes), tuple(aside), 0), []
     for positions, cell in structures:
         box = _boxes_of(grid, positions, cell, np)[0]
         counts = np.unique(box, axis=0, return_counts=True)[1]
@@ -268,14 +267,13 @@ def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs,
 
 
 def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
-    """Return senders, receivers, images and `Needed` of one structure; see `make_pairs`.
-
-    Candidates are the atoms in the boxes around that of each atom, [n_atoms, n_offsets, occupancy].
-    """
+    """Return senders, receivers, images and `Needed` of one structure; see `make_pairs`."""
     barrier, count = jax.lax.optimization_barrier, positions.shape[0]  # see `within`
     box, images, basis = _boxes_of(grid, positions, cell)
     number = jnp.where(is_atom, _number_of(grid, box), math.prod(grid.boxes))
     table, fullest = _box_table(number, grid)
+
+    # candidates are the atoms in the boxes around that of each, [n_atoms, n_offsets, occupancy]
     away, inside, beside = barrier(_boxes_beside(grid, box))
     senders = jnp.where(inside[..., None], barrier(table[beside]), count)
     receivers = jnp.arange(count, dtype=jnp.int32)[:, None, None]
@@ -283,6 +281,7 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     real = (senders < count) & ~is_self & is_atom[:, None, None]
     senders = jnp.where(real, senders, receivers)
 
+    # those within the reach are kept, and others as far as there is room
     wrapped = positions - images.astype(positions.dtype) @ basis
     shifted = away.astype(positions.dtype) @ basis - wrapped[:, None]
     # by components: a gather of rows takes several times as long
@@ -293,8 +292,9 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     chosen, found = barrier(select_evenly(near, room))
     kept = barrier(selected(chosen, room))
 
-    visit = kept // senders.shape[2]  # which of [n_atoms, n_offsets]
-    receivers, away = visit // senders.shape[1], away.reshape(-1, 3)[visit]
+    # a number of a candidate is that of its box beside, [n_atoms, n_offsets], and place in it
+    visit = kept // grid.occupancy
+    receivers, away = visit // beside.shape[1], away.reshape(-1, 3)[visit]
     senders, real = senders.reshape(-1)[kept], real.reshape(-1)[kept]
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
     return senders, receivers, away, Needed(found, fullest, _is_narrow(grid, basis))

@@ -73,15 +73,7 @@ class Network:
     """
 
     def __init__(
-        self,
-        run,
-        *,
-        which=None,
-        dtype=None,
-        backend=None,
-        radial=None,
-        head=None,
-        dispersion: str | None = None,
+        self, run, *, which=None, dtype=None, backend=None, radial=None, head=None, dispersion=None
     ):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
@@ -205,9 +197,7 @@ def unlike_training(network: Network, structures: Sequence[Structure]) -> list[s
     known = network.metadata.get("statistics", {})
     # of another network, or one that was converted, it is not known what it was trained on
     periodic = known.get("periodic", False) and "started_from" not in network.metadata
-    for s in structures:
-        if s.pbc.any() or s.num_atoms < _SEVERAL:
-            continue
+    for s in (s for s in structures if not s.pbc.any() and s.num_atoms >= _SEVERAL):
         where = s.origin or "the structure"
         if APERIODIC in s.remarks:
             texts.append(f"{where} has {APERIODIC}: should it be periodic?")
@@ -274,9 +264,14 @@ def load_networks(run, **how) -> list[Network]:
     Args:
       run: see `find_runs`; or a `Network`, or several.
       how: they are read, see `Network`; of those that are given, the dispersion alone.
+    Raises:
+      TypeError: another option for networks that are given.
     """
     if isinstance(run, Network):
         run = [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
-        return [one.with_dispersion(how.get("dispersion")) for one in run]
+        dispersion = how.pop("dispersion", None)
+        if others := ", ".join(name for name, value in how.items() if value is not None):
+            raise TypeError(f"{others}: only of a run that is read, and a Network is given")
+        return [one.with_dispersion(dispersion) for one in run]
     return [Network(one, **how) for one in find_runs(run)]

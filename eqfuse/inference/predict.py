@@ -44,33 +44,15 @@ def mean_of(members: Sequence[Predicted]) -> Predicted:
     def stacked(name: str) -> np.ndarray:
         return np.array([getattr(member, name) for member in members])
 
-    energies, forces = stacked("energies"), stacked("forces")
-    stress = None if any(m.stress is None for m in members) else stacked("stress")
-    return Predicted(
-        energies=energies.mean(axis=0),
-        relative_energy=float(stacked("relative_energy").mean()),
-        forces=forces.mean(axis=0),
-        stress=None if stress is None else stress.mean(axis=0),
-        spread=Spread(
-            energy=float(stacked("energy").std(ddof=1)),
-            energies=energies.std(axis=0, ddof=1),
-            forces=np.sqrt(forces.var(axis=0, ddof=1).sum(axis=-1)),
-            stress=None if stress is None else stress.std(axis=0, ddof=1),
-        ),
-    )
+    parts = [stacked("energies"), stacked("forces")]
+    parts.append(None if any(m.stress is None for m in members) else stacked("stress"))
+    energies, forces, stress = (None if part is None else part.mean(axis=0) for part in parts)
+    relative = float(stacked("relative_energy").mean())
+    spread = Spread.of_members(stacked("energy"), *parts)
+    return Predicted(energies, relative, forces, stress, spread)
 
 
-def predict(
-    run,
-    structures,
-    *,
-    batch_size: int | None = None,
-    which=None,
-    dtype=None,
-    backend=None,
-    head: str | None = None,
-    dispersion: str | None = None,
-) -> list[Predicted]:
+def predict(run, structures, *, batch_size: int | None = None, **options) -> list[Predicted]:
     """Return energies, forces and stress of structures, in their order.
 
         [predicted] = eqfuse.predict("runs/first", atoms)
@@ -83,20 +65,15 @@ def predict(
       structures: a file that `eqfuse.data.read_structures` reads, `ase.Atoms`, a `Structure`, or a
         sequence of these two; their labels are not read.
       batch_size: structures that are computed at once; None for 16, and fewer large ones.
-      which: "best" or "last" checkpoint; None for the best there is.
-      dtype: "float64" or "float32"; None for that of the run.
-      backend: see `eqfuse.ops`.
-      head: which head of a network with several.
-      dispersion: is added, see `eqfuse.Calculator`.
+      options: which, dtype, backend, radial, head and dispersion, see `eqfuse.inference.Network`.
     Raises:
       CheckpointError: no readable checkpoint.
       ConfigError: another dispersion, or no `dftd3`.
       DataError: a file that cannot be read, no structures, an element that a network does not know,
         or two atoms nearer than 0.3 Å; names the structure.
-      ValueError: another `which` or dtype, or a run that did not train a potential.
+      ValueError: another `which` or dtype.
     """
-    how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
-    networks = load_networks(run, **how, dispersion=dispersion)
+    networks = load_networks(run, **options)
     structures = as_structures(structures)
     if not structures:
         raise DataError("there are no structures to predict")
@@ -123,37 +100,37 @@ def predict(
 
     predicted = [None] * len(structures)
     for group, listed in zip(groups, prefetched(map(lists, groups)), strict=True):
-        of_group, members = [structures[k] for k in group], []
+        of_group = [structures[k] for k in group]
         results = [evaluator.run(own) for evaluator, own in zip(evaluators, listed, strict=True)]
         added = {
-            d: _dispersion(d, of_group, [names[k] for k in group])
-            for d in {network.dispersion for network in networks} - {None}
+            d: d and _dispersion(d, of_group, [names[k] for k in group])
+            for d in {network.dispersion for network in networks}
         }
-        for network, own in zip(networks, results, strict=True):
-            members.append(_split(of_group, own, added.get(network.dispersion)))
-        for k, of_members in zip(group, zip(*members, strict=True), strict=True):
-            predicted[k] = mean_of(of_members)
-        if spreads is not None:
-            for k, spread in zip(group, spreads(*listed, of_group), strict=True):
-                predicted[k] = dataclasses.replace(predicted[k], spread=spread)
+        members = [
+            _split(of_group, own, added[network.dispersion])
+            for network, own in zip(networks, results, strict=True)
+        ]
+        own = spreads(*listed, of_group) if spreads else [None] * len(group)
+        for k, of_members, spread in zip(group, zip(*members, strict=True), own, strict=True):
+            mean = mean_of(of_members)
+            predicted[k] = dataclasses.replace(mean, spread=spread) if spread else mean
     return predicted
-
-
-def _structure_of(atoms: ase.Atoms, name: str) -> Structure:
-    given = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
-    return Structure(*given, origin=name, remarks=remarks_of(atoms))
 
 
 def as_structures(structures) -> list[Structure]:
     """Return structures of a file, of `ase.Atoms`, or of a sequence of these or of structures."""
     if isinstance(structures, str | os.PathLike):
         return read_structures(structures, require_labels=False)
-    if isinstance(structures, ase.Atoms | Structure):
-        structures = [structures]
-    return [
-        _structure_of(one, f"atoms {n}") if isinstance(one, ase.Atoms) else one
-        for n, one in enumerate(structures)
-    ]
+    several, found = (
+        [structures] if isinstance(structures, ase.Atoms | Structure) else structures,
+        [],
+    )
+    for k, one in enumerate(several):
+        if isinstance(one, ase.Atoms):
+            given = one.numbers, one.positions, one.cell.array, one.pbc
+            one = Structure(*given, origin=f"atoms {k}", remarks=remarks_of(one))
+        found.append(one)
+    return found
 
 
 def _dispersion(dispersion: Dispersion, structures, names) -> tuple[np.ndarray, ...]:
@@ -175,12 +152,6 @@ def _split(structures: list[Structure], results: Results, added) -> list[Predict
     for structure, strain in zip(structures, results.strain, strict=True):
         own = slice(stop, stop := stop + structure.num_atoms)
         energies, volume = results.energies[own], structure.volume
-        predicted.append(
-            Predicted(
-                energies=energies + results.references[own],
-                relative_energy=float(energies.sum()),
-                forces=results.forces[own],
-                stress=strain / volume if volume else None,
-            )
-        )
+        totals, stress = energies + results.references[own], strain / volume if volume else None
+        predicted.append(Predicted(totals, float(energies.sum()), results.forces[own], stress))
     return predicted

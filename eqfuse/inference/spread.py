@@ -33,6 +33,14 @@ class Spread:
     forces: np.ndarray  # [n_atoms] eV/Å: the root of the summed variances of x, y, z
     stress: np.ndarray | None  # [3, 3] eV/Å^3; None where it is not predicted
 
+    @classmethod
+    def of_members(cls, energy, energies, forces, stress=None) -> "Spread":
+        """Return that of the predictions of several members, along the first axis of all."""
+        of_forces = np.sqrt(np.var(forces, axis=0, ddof=1).sum(axis=-1))
+        of_stress = None if stress is None else np.std(stress, axis=0, ddof=1)
+        of_atoms = np.std(energies, axis=0, ddof=1)
+        return cls(float(np.std(energy, ddof=1)), of_atoms, of_forces, of_stress)
+
     def results(self) -> dict:
         """Return these as results of a calculator, such as "forces_spread"; stress [6]."""
         found = {f"{name}_spread": value for name, value in vars(self).items()}

@@ -93,25 +93,28 @@ def slope_error(tree, exact, cells, probes) -> float:
 
     The trees have tables with the intervals `cells` and `probes`, see `eqfuse.models.radial_table`.
     """
-    numbers = np.arange(1, ORDER)
     lengths = probes.center - probes.half  # where the exact tables have the networks' slopes
     interval = 0
     for first, number, start, step in cells.pieces:
         at = np.clip((lengths - start) // step, 0, number - 1).astype(int)
         interval = np.where(lengths >= start, first + at, interval)
-    half = cells.half[interval]
-    powers = numbers * ((lengths - cells.center[interval]) / half)[:, None] ** (numbers - 1)
+    places = (lengths - cells.center[interval]) / cells.half[interval]
+
+    def slopes(table, places, half):
+        numbers = np.arange(1, ORDER)
+        powers = numbers * places[:, None] ** (numbers - 1)
+        return np.einsum("enu,en->eu", table[:, 1:], powers / half[:, None])
+
     errors = []
     for table, of_probes in zip(jax.tree.leaves(tree), jax.tree.leaves(exact), strict=True):
         pairs = len(table) // len(cells.half)
         for own, right in zip(np.split(table, pairs), np.split(of_probes, pairs), strict=True):
-            slopes = np.einsum("enu,en->eu", own[interval, 1:], powers / half[:, None])
-            signs = numbers * (-1.0) ** (numbers - 1)
-            expected = np.einsum("enu,n->eu", right[:, 1:], signs) / probes.half[:, None]
+            expected = slopes(right, -np.ones(len(lengths)), probes.half)
             largest = np.abs(expected).max(axis=1)
             beyond = np.maximum.accumulate(largest[::-1])[::-1]
             scale = np.maximum(beyond, _LEAST_SLOPE * beyond[0])
-            error = np.abs(slopes - expected).max(axis=1)
+            found = slopes(own[interval], places, cells.half[interval])
+            error = np.abs(found - expected).max(axis=1)
             errors.append((error / np.where(scale > 0, scale, 1)).max())
     return float(max(errors))
 

@@ -29,14 +29,12 @@ class Lammps:
       fix NAME all external pf/callback 1 1
 
     at which the network takes over the forces. It sets neighbor, neigh_modify and comm_modify.
-    Forces on ghosts are returned to their ranks; with forces=complete, all is computed where it is
-    needed, with a wider layer of ghosts.
+    Forces on ghosts are returned to their ranks.
     """
 
     run: Path = word("folder of the run, or file of its network")
     input: Path = word("LAMMPS input")
     types: tuple[str, ...] = setting((), "elements of LAMMPS's types 1, 2, ...; always needed")
-    forces: Literal["returned", "complete"] = setting("returned", "to the ranks of ghosts, or not")
     skin: float = setting(1.0, "of lists of neighbours, Å")
     which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
     dtype: Literal["float32", "float64"] | None = setting(None, "null: that of the run")
@@ -66,7 +64,7 @@ def _run(options: Lammps, mpi, lammps):
     lmp = lammps.lammps(cmdargs=["-log", options.log], comm=mpi.COMM_WORLD)
     try:
         lmp.commands_string(head)
-        names = ("forces", "skin", "which", "dtype", "backend", "radial", "dispersion")
+        names = ("skin", "which", "dtype", "backend", "radial", "dispersion")
         kinds = {name: getattr(options, name) for name in names}
         attached = attach(lmp, options.run, options.types, fix=fix, **kinds)
         _run_file(lmp, mpi.COMM_WORLD, rest)

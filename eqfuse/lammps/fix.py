@@ -1,12 +1,8 @@
 """A network as LAMMPS's `fix external`, on its domain decomposition.
 
 Each rank has its own atoms and ghosts. With L layers (1 for Allegro), the energy of an atom depends
-on atoms up to L edges away. Two ways:
-
-- returned: energies of the own atoms, which need atoms within L edges. Each rank sends the forces
-  and virials that atoms of others have here to their ranks.
-- complete: energies of all atoms within L edges, which need atoms within 2 L edges. What own atoms
-  have is complete, and nothing is sent.
+on atoms up to L edges away. Each rank computes the energies of its own atoms, and sends the forces
+and virials that atoms of others have here to their ranks.
 """
 
 import ctypes
@@ -27,7 +23,6 @@ from eqfuse.lammps.domains import Exchange, list_nodes
 from eqfuse.lammps.mpi import load_mpi, share_cores
 from eqfuse.models import Allegro
 
-WAYS = ("returned", "complete")
 _VOIGT = (0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)  # LAMMPS: xx yy zz xy xz yz
 
 
@@ -37,7 +32,6 @@ def attach(
     types: Sequence[str],
     *,
     fix: str | None = None,
-    forces: str = "returned",
     skin: float = 1.0,
     which: str | None = None,
     dtype: str | None = None,
@@ -64,7 +58,6 @@ def attach(
       run: the run's folder, or a file of its network.
       types: the elements of LAMMPS's types 1, 2, ...
       fix: ID of a `fix ID all external pf/callback 1 1`; None to define one, `eqfuse`.
-      forces: "returned" (less to compute, messages between neighbours) or "complete".
       skin: Å, by which lists of neighbours extend beyond the cutoff.
       which, dtype, backend, radial: see `eqfuse.Calculator`; tables are made here, once.
       dispersion: "none" for a run with `data.dispersion`, whose network alone is computed here.
@@ -73,11 +66,9 @@ def attach(
     Raises:
       CheckpointError: no readable checkpoint.
       DataError: an element that the network does not know.
-      ValueError: units that are not metal, another number of types, no box, or an unknown way.
+      ValueError: units that are not metal, another number of types, or no box.
       ImportError: no MPI.
     """
-    if forces not in WAYS:
-        raise ValueError(f"forces must be one of {', '.join(WAYS)}, got {forces!r}")
     if not 0 < skin < np.inf:
         raise ValueError(f"the skin must be positive and finite, Å, got {skin}")
     if not lmp.extract_setting("box_exist"):
@@ -96,7 +87,7 @@ def attach(
     network = Network(run, which=which, dtype=dtype, **how)
     network.require_alone("eqfuse in LAMMPS")
     network = network.of_elements([atomic_numbers[element] for element in types])
-    attached = Attached(lmp, comm, network, types, fix or "eqfuse", forces, skin)
+    attached = Attached(lmp, comm, network, types, fix or "eqfuse", skin)
     if fix is None:
         lmp.command("fix eqfuse all external pf/callback 1 1")
     lmp.commands_list([f"neighbor {skin} bin", "neigh_modify every 1 delay 0 check yes"])
@@ -113,16 +104,14 @@ class Attached:
     this rank, `num_own`, `num_nodes` and `num_edges`. Ghosts are needed up to `ghost_cutoff` (Å).
     """
 
-    def __init__(self, lmp, comm, network: Network, types, fix: str, forces: str, skin: float):
+    def __init__(self, lmp, comm, network: Network, types, fix: str, skin: float):
         self.fix, self.num_steps, self.num_lists = fix, 0, 0
         self.num_own = self.num_nodes = self.num_edges = 0
         self._lmp, self._comm, self._network, self._skin = lmp, comm, network, skin
         species = species_index([atomic_numbers[element] for element in types], network.species)
         self._species = np.append(0, species).astype(np.int32)  # types begin with 1
         model = network.module.potential.model
-        layers = 1 if isinstance(model, Allegro) else model.layers
-        self._returned, self._layers = forces == "returned", layers
-        self._hops = layers if self._returned else 2 * layers
+        self._hops = 1 if isinstance(model, Allegro) else model.layers
         self.ghost_cutoff = self._hops * network.cutoff + skin
         self._evaluator = Evaluator(network, varies=True)
         self._listed, self._exchange = None, None
@@ -161,8 +150,7 @@ class Attached:
             self._list(key, tags.copy(), x, types, cell, *box)
         energies, parts = self._compute(x, cell)
         own = parts[:num_own]
-        if self._returned:
-            self._exchange.send_home(parts[num_own:], own)
+        self._exchange.send_home(parts[num_own:], own)
         f[:] = own[:, :3]  # not +=: LAMMPS does not clear it
         energies = energies[:num_own]
         totals = np.array([energies.sum(), *own[:, 3:].sum(axis=0)])
@@ -194,16 +182,14 @@ class Attached:
         pairs = nodes.senders, nodes.receivers, nodes.shifts
         near = count_near(x[nodes.images], cell, *pairs, cutoff)
         species = self._species[types[nodes.images]]
-        count = int((nodes.away <= (0 if self._returned else self._layers)).sum())
         lists = *pairs, near
-        self._listed = self._evaluator.padded([(x, cell)], key, lists, species, num_atoms=count)
+        self._listed = self._evaluator.padded([(x, cell)], key, lists, species, num_atoms=num_own)
         self._nodes = nodes
-        if self._returned:
-            exchange = Exchange(self._comm, *self._subdomain(cell, low), periodic)
-            if self._exchange is not None:
-                self._exchange.free()
-            self._exchange = exchange
-            exchange.connect(tags[:num_own], nodes.tags[num_own:])
+        exchange = Exchange(self._comm, *self._subdomain(cell, low), periodic)
+        if self._exchange is not None:
+            self._exchange.free()
+        self._exchange = exchange
+        exchange.connect(tags[:num_own], nodes.tags[num_own:])
         self.num_lists += 1
 
     def _subdomain(self, cell, low):

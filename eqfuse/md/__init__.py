@@ -2,18 +2,15 @@
 
 import importlib
 
-_MODULES = {"relaxation": ("Outcome", "relax"), "settings": ("RelaxSettings", "Settings")}
-_MODULES |= {"simulation": ("resume", "run")}
-__all__ = sorted(name for names in _MODULES.values() for name in names)
+_MODULES = {"Outcome": "relaxation", "relax": "relaxation", "run": "simulation"}
+_MODULES |= {"resume": "simulation", "RelaxSettings": "settings", "Settings": "settings"}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str):
     # The command line checks settings before it imports JAX, which takes seconds.
-    for module, names in _MODULES.items():
-        if name in names:
-            imported = importlib.import_module(f"eqfuse.md.{module}")
-            globals().update({n: getattr(imported, n) for n in names})
-            return globals()[name]
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"eqfuse.md.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import ase
 import jax
 import numpy as np
 from ase import units
+from ase.md.velocitydistribution import Stationary
 
 from eqfuse import ops
 from eqfuse.data import DataError
@@ -21,7 +23,7 @@ from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
-from eqfuse.runs.files import encode, read_file, write_whole
+from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
 from eqfuse.runs.log import warn
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import StopRequest
@@ -62,7 +64,7 @@ def run(network, start, settings: Settings | None = None, **changes):
     frames = structures_of(start, settings)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         if settings.equilibrate:
-            require_new(settings.run)
+            require_free(settings.run)
             frames = _equilibrated(network, frames, settings)
         simulation = _Simulation(network, frames, settings)
         simulation.begin()
@@ -79,10 +81,9 @@ def _equilibrated(network, frames: list[ase.Atoms], settings: Settings) -> list[
     changes = {"ensemble": "langevin", "steps": count, "friction": friction}
     simulation = _Simulation(network, frames, dataclasses.replace(settings, **changes))
     equilibrated = simulation.unwritten()
-    for atoms in equilibrated:
-        if settings.ensemble in ("nve", "nose-hoover") and len(atoms) > 1:
-            masses, velocities = atoms.get_masses()[:, None], atoms.get_velocities()
-            atoms.set_velocities(velocities - (masses * velocities).sum(axis=0) / masses.sum())
+    if settings.ensemble in ("nve", "nose-hoover"):
+        for atoms in (atoms for atoms in equilibrated if len(atoms) > 1):
+            Stationary(atoms, preserve_temperature=False)
     return equilibrated
 
 
@@ -141,9 +142,9 @@ class _Simulation:
                 self._members.append(Member(atoms, self._network, settings))
         for text in unlike_training(self._network, as_structures(frames)):
             warn(text)
-        pbc = self._members[0].atoms.pbc
-        for number, member in enumerate(self._members):
-            if (member.atoms.pbc != pbc).any():
+        pbc = frames[0].pbc
+        for number, atoms in enumerate(frames):
+            if (atoms.pbc != pbc).any():
                 raise DataError(
                     f"structures 0 and {number} are not periodic in the same directions; those of "
                     "one batch must be: simulate them apart"
@@ -154,14 +155,13 @@ class _Simulation:
 
     def _first_forces(self) -> Advanced:
         """Draw velocities, and compute the first forces."""
+        settings, stepper = self._settings, self._stepper
         positions = [member.atoms.positions for member in self._members]
         cells = [member.atoms.cell.array for member in self._members]
-        settings = self._settings
         velocities = [
             initial_velocities(atoms, settings.temperature, settings.seed + k)
             for k, atoms in enumerate(self._frames)
         ]
-        stepper = self._stepper
         stepper.begin(positions, cells)
         # a step of no length computes the forces with the program of all steps
         done = stepper.take(stepper.state(positions, velocities, cells), 1, 0.0)
@@ -172,24 +172,29 @@ class _Simulation:
         self.state = done.state._replace(step=np.zeros_like(done.state.step))
         return done
 
+    def _taken(self, every: int) -> Iterator[tuple[int, Advanced]]:
+        """Take all steps; yield the step before each call of the device, and its results."""
+        settings = self._settings
+        while (step := self._step) < settings.steps:
+            wanted = min(every - step % every, MOST_STEPS, settings.steps - step)
+            done = self._stepper.take(self.state, wanted, settings.timestep * units.fs)
+            self.state = done.state
+            yield step, done
+
     def unwritten(self) -> list[ase.Atoms]:
         """Take all steps, write nothing, and return the structures with their velocities."""
         self._first_forces()
-        timestep = self._settings.timestep * units.fs
-        while (step := self._step) < self._settings.steps:
-            wanted = min(MOST_STEPS, self._settings.steps - step)
-            done = self._stepper.take(self.state, wanted, timestep)
-            self.state, taken = done.state, self._step - step
+        for step, done in self._taken(MOST_STEPS):
             if done.reason == LIMIT:
                 raise TrainingFailed(
-                    f"stopped in step {self._step} of equilibrate=: {self._excess(done, taken)}. "
-                    "Take a shorter timestep, or look at the structure"
+                    f"stopped in step {self._step} of equilibrate=: "
+                    f"{self._excess(done, self._step - step)}. Take a shorter timestep, or look at "
+                    "the structure"
                 )
-        frames = []
-        for atoms, (_, state) in zip(self._frames, self._states(), strict=True):
-            frames.append(atoms.copy())
-            frames[-1].positions = state.positions[: len(atoms)]
-            frames[-1].set_velocities(state.velocities[: len(atoms)])
+        frames = [atoms.copy() for atoms in self._frames]
+        for atoms, (_, state) in zip(frames, self._states(), strict=True):
+            atoms.positions = state.positions[: len(atoms)]
+            atoms.set_velocities(state.velocities[: len(atoms)])
         return frames
 
     def begin(self):
@@ -230,28 +235,23 @@ class _Simulation:
         saved = printed = began = time.perf_counter()
         first = None  # the step from which on nothing compiles
         with StopRequest() as request:
-            while (step := self._step) < self._settings.steps:
-                every = self._settings.save_every
-                wanted = min(every - step % every, MOST_STEPS, self._settings.steps - step)
-                done = self._stepper.take(self.state, wanted, self._settings.timestep * units.fs)
-                self.state = done.state
-                taken = self._step - step
-                self._record(done.rows, step + 1, taken)
+            for before, done in self._taken(self._settings.save_every):
+                step = self._step
+                self._record(done.rows, before + 1, step - before)
                 if done.reason == LIMIT:
-                    self._stop(self._excess(done, taken))
+                    self._stop(self._excess(done, step - before))
                 now = time.perf_counter()
                 if first is None:
-                    began, first = now, step + taken
+                    began, first = now, step
                 if request.signum is not None:
                     self._finish()
-                    text = f"stopped at step {step + taken}; resume={self._folder} goes on"
+                    text = f"stopped at step {step}; resume={self._folder} goes on"
                     raise Interrupted(request.signum, text)
                 if now - saved > _SECONDS_BETWEEN_CHECKPOINTS:
                     self._checkpoint()
                     saved = now
-                more = step + taken < self._settings.steps
-                if more and now - printed > _SECONDS_BETWEEN_LINES:
-                    self._print(step + taken - first, now - began)
+                if step < self._settings.steps and now - printed > _SECONDS_BETWEEN_LINES:
+                    self._print(step - first, now - began)
                     printed = now
         self._finish()
         self._print(0 if first is None else self._step - first, time.perf_counter() - began)
@@ -279,9 +279,7 @@ class _Simulation:
 
     def _excess(self, done: Advanced, row: int) -> str:
         """Return the limit that the step of a row passed, and its structure."""
-        excesses = [
-            member.excess(one) for member, one in zip(self._members, done.rows[row], strict=True)
-        ]
+        excesses = map(Member.excess, self._members, done.rows[row])
         number, excess = next(pair for pair in enumerate(excesses) if pair[1])
         return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
@@ -311,8 +309,7 @@ class _Simulation:
             "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
-        arrays["listed"], arrays["listed_cell"] = self._stepper.listed
-        room = self._stepper.room
+        (arrays["listed"], arrays["listed_cell"]), room = self._stepper.listed, self._stepper.room
         metadata = {
             "kind": "md",
             "simulation_format": _FORMAT,
@@ -334,25 +331,26 @@ class _Simulation:
             member.draw()
 
     def _print(self, steps: int, seconds: float):
-        femtoseconds = self._step * self._settings.timestep
-        speed = steps * self._settings.timestep * 1e-6 / max(seconds, 1e-9) * 86400
-        rate = f"{speed:.3g} ns/day, {steps / max(seconds, 1e-9):.3g} steps/s" if steps else ""
+        settings, seconds = self._settings, max(seconds, 1e-9)
         values = np.stack([member.last for member in self._members])
-        potential, kinetic, temperature = values[:, :3].T
-        kelvin = f"T {temperature[0]:.1f} K"
+        columns = dict(zip(COLUMNS, values.T, strict=True))
+        kelvin = columns["temperature"]
+        text = f"T {kelvin[0]:.1f} K"
         if len(values) > 1:
-            kelvin = f"T {temperature.min():.1f} to {temperature.max():.1f} K"
-            rate += f" for each of {len(values)} structures" if steps else ""
-        if self._settings.ensemble == "npt":
-            pressure, volume = values[:, [COLUMNS.index(n) for n in ("pressure", "volume")]].mean(0)
-            kelvin += f"  V {volume:.2f} Å^3  p {pressure / units.GPa:.3g} GPa"
-        left = self._settings.steps - self._step
-        if steps and left:
-            rate += f", {duration(left * seconds / steps)} left"
-        energy = (potential + kinetic).mean()
+            text = f"T {kelvin.min():.1f} to {kelvin.max():.1f} K"
+        if settings.ensemble == "npt":
+            pressure, volume = (columns[name].mean() for name in ("pressure", "volume"))
+            text += f"  V {volume:.2f} Å^3  p {pressure / units.GPa:.3g} GPa"
+        rate, left = "", settings.steps - self._step
+        if steps:
+            speed = steps * settings.timestep * 1e-6 / seconds * 86400
+            rate = f"{speed:.3g} ns/day, {steps / seconds:.3g} steps/s"
+            rate += f" for each of {len(values)} structures" if len(values) > 1 else ""
+            rate += f", {duration(left * seconds / steps)} left" if left else ""
+        energy = (columns["potential"] + columns["kinetic"]).mean()
         print(
-            f"step {self._step}/{self._settings.steps}  {femtoseconds:g} fs  "
-            f"E {energy:.6f} eV  {kelvin}  {rate}",
+            f"step {self._step}/{settings.steps}  {self._step * settings.timestep:g} fs  "
+            f"E {energy:.6f} eV  {text}  {rate}",
             flush=True,
         )
 
@@ -371,21 +369,9 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict]:
     return arrays, metadata
 
 
-def require_new(run: str | Path | None):
-    """Refuse a folder that exists."""
-    if run is not None and Path(run).exists():
-        hint = "give another folder, or continue it with resume="
-        raise ConfigError(f"run={run} cannot be made: {hint}")
-
-
 def _create(settings: Settings, network: str) -> Path:
     """Make the folder of a simulation."""
-    path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
-    require_new(path)
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"run={path} cannot be made: {error}") from error
+    path = made(settings.run, "md")
     values = {"network": network, **dataclasses.asdict(settings)}
     text = "".join(f"{name}={written(value)}\n" for name, value in values.items())
     write_whole(path / "settings.txt", text)

@@ -1,6 +1,7 @@
 """Steps of dynamics on the device, with neighbour lists that are made there when they are due."""
 
 import functools
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from eqfuse.inference.network import Module, Network
 from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
+from eqfuse.train.dispersion import Dispersion
 
 _SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
 MOST_STEPS = 100
@@ -41,6 +43,11 @@ COLUMNS = (
     "spread",
 )
 """Columns of the rows of a call, in eV, K, eV/Å, eV/Å^3, Å^3 and eV."""
+NUMBERS = (
+    *("temperature", "friction", "thermostat_time", "pressure", "pressure_time", "compressibility"),
+    *("skin", "max_force", "max_temperature", "max_spread"),
+)
+"""Settings that are arguments of a compiled program, which is one for all of their values."""
 
 
 class Constants(NamedTuple):
@@ -100,18 +107,55 @@ def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
     return Listing(pairs, np.full_like(positions, np.inf), cells + np.eye(3))
 
 
-def _compile_steps(module: Module, room: Room, settings: Settings, added=None):
-    """Compile a function that takes steps, and returns `Advanced`.
+class Dispersed(NamedTuple):
+    """The dispersion of structures, which the host computes."""
+
+    dispersion: Dispersion
+    numbers: tuple[tuple[int, ...], ...]  # of the atoms of each structure
+    pbc: tuple[bool, bool, bool]
+
+    def __call__(self, positions, cells):
+        """Return energies, forces and strain derivatives of all structures; inside of `jit`.
+
+        They are NaN where there is none.
+        """
+
+        def on_host(*bits):
+            positions, cells = (np.array(part).view(np.float64)[..., 0] for part in bits)
+            out = np.zeros(len(cells)), np.zeros_like(positions), np.zeros_like(cells)
+            for k, (numbers, cell) in enumerate(zip(self.numbers, cells, strict=True)):
+                count, pbc = len(numbers), np.array(self.pbc)
+                placed = Placed(np.array(numbers), positions[k, :count], cell, pbc)
+                try:
+                    out[0][k], out[1][k, :count], out[2][k] = self.dispersion.of(placed)
+                except DataError:
+                    out[0][k] = np.nan
+            return [part[..., None].view(np.uint32) for part in out]
+
+        # as bits: where JAX calls back, it has float64 disabled, and would round
+        bits = [jax.lax.bitcast_convert_type(a, jnp.uint32) for a in (positions, cells)]
+        shapes = [(len(cells), 2), bits[0].shape, bits[1].shape]
+        shapes = [jax.ShapeDtypeStruct(shape, np.uint32) for shape in shapes]
+        found = jax.pure_callback(on_host, shapes, *bits)
+        return [jax.lax.bitcast_convert_type(part, jnp.float64) for part in found]
+
+
+@functools.lru_cache(maxsize=16)
+def _compile_steps(
+    module: Module, room: Room, ensemble: str, has_spread: bool, added: Dispersed | None
+):
+    """Compile a function that takes steps, and returns `Advanced`; for any numbers of settings.
 
     No forces are computed with a list that is too short: before them, a new one is made if atoms,
     with the cell, have moved too far in one of the structures. A step for which the arrays are too
     small is not taken; the caller enlarges them, and takes it then. The row of a step that a limit
-    refused for one of the structures comes last. What is `added` is a function of positions and
-    cells, see `Stepper.dispersion`.
+    refused for one of the structures comes last.
     """
-    take = functools.partial(_take, module, room, settings, added)
 
-    def advance(params, structures: Constants, state: State, listing: Listing, steps, timestep):
+    def advance(params, numbers: dict, structures: Constants, state, listing, steps, timestep):
+        settings = SimpleNamespace(ensemble=ensemble, **numbers)
+        take = functools.partial(_take, module, room, settings, added)
+
         def body(carry):
             state, listing, done, _, rows, most = carry
             state, listing, reason, row, now = take(params, structures, state, listing, timestep)
@@ -129,7 +173,7 @@ def _compile_steps(module: Module, room: Room, settings: Settings, added=None):
         state, listing, _, reason, rows, most = jax.lax.while_loop(goes_on, body, start)
         return Advanced(state, listing, reason, rows, most)
 
-    return jax.jit(advance, donate_argnums=(2, 3))
+    return jax.jit(advance, donate_argnums=(3, 4))
 
 
 def _take(module: Module, room: Room, settings, added, params, structures, before, listing, step):
@@ -166,13 +210,13 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
     state = state._replace(forces=forces, strain=strain)
     state = each(lambda integrator, state: integrator.finish(state, step), state)
     spread = jnp.full(len(is_atom), jnp.nan)
-    if settings.max_spread is not None:
+    if has_spread := hasattr(settings, "max_spread"):
         of_atoms = spread_of_atoms(module, params, done.near, geometry).reshape(is_atom.shape)
         spread = jnp.max(jnp.where(is_atom, of_atoms, 0), axis=1)
     rows = each(_row, state, potential, spread)
     temperature, force = rows[:, COLUMNS.index("temperature")], rows[:, COLUMNS.index("force")]
     good = jnp.all((force <= settings.max_force) & (temperature <= settings.max_temperature))
-    if settings.max_spread is not None:
+    if has_spread:
         good &= jnp.all(spread <= settings.max_spread)
     good &= jnp.all(jnp.isfinite(potential))
     fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
@@ -221,7 +265,9 @@ class Stepper:
 
     def __init__(self, network: Network, species, masses, pbc, settings: Settings):
         self._network, self._settings, self._pbc = network, settings, pbc
-        self._numbers = [np.array(network.species)[one] for one in species]
+        self._numbers = tuple(tuple(network.species[k] for k in one) for one in species)
+        values = {name: getattr(settings, name) for name in NUMBERS}
+        self._values = {n: float(value) for n, value in values.items() if value is not None}
         self._sizes = np.array([len(one) for one in species])
         # noise acts on the total momentum too; without it the momentum is conserved
         conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)
@@ -281,7 +327,7 @@ class Stepper:
         the listing are on the host.
         """
         arguments = self._structures, state, self._listing, np.int32(steps), np.float64(timestep)
-        done = self._advance(self._network.params, *arguments)
+        done = self._advance(self._network.params, self._values, *arguments)
         self._listing = done.listing
         done = jax.device_get(done._replace(listing=None))
         self.num_lists += int(done.most.lists)
@@ -305,34 +351,12 @@ class Stepper:
         shrinking = _SHRINKING if self._settings.ensemble == "npt" else 1.0
         return grid_of(structures, self._pbc, self._reach, shrinking)
 
-    def dispersion(self, positions, cells):
-        """Return energies, forces and strain derivatives of all structures; inside of `jit`.
-
-        They are NaN where there is none.
-        """
-        dispersion = self._network.dispersion
-
-        def on_host(*bits):
-            positions, cells = (np.array(part).view(np.float64)[..., 0] for part in bits)
-            out = np.zeros(len(cells)), np.zeros_like(positions), np.zeros_like(cells)
-            for k, (numbers, cell) in enumerate(zip(self._numbers, cells, strict=True)):
-                placed = Placed(numbers, positions[k, : len(numbers)], cell, self._pbc)
-                try:
-                    out[0][k], out[1][k, : len(numbers)], out[2][k] = dispersion.of(placed)
-                except DataError:
-                    out[0][k] = np.nan
-            return [part[..., None].view(np.uint32) for part in out]
-
-        # as bits: where JAX calls back, it has float64 disabled, and would round
-        bits = [jax.lax.bitcast_convert_type(a, jnp.uint32) for a in (positions, cells)]
-        shapes = [(len(cells), 2), bits[0].shape, bits[1].shape]
-        shapes = [jax.ShapeDtypeStruct(shape, np.uint32) for shape in shapes]
-        found = jax.pure_callback(on_host, shapes, *bits)
-        return [jax.lax.bitcast_convert_type(part, jnp.float64) for part in found]
-
     def _use(self, room: Room):
-        self.room = room
-        added = None if self._network.dispersion is None else self.dispersion
-        self._advance = _compile_steps(self._network.module, room, self._settings, added)
-        self._listing = _no_listing(room, *self._structures.species.shape)
+        network, settings = self._network, self._settings
+        added = None
+        if network.dispersion is not None:
+            added = Dispersed(network.dispersion, self._numbers, room.grid.pbc)
+        has_spread = settings.max_spread is not None
+        self._advance = _compile_steps(network.module, room, settings.ensemble, has_spread, added)
+        self.room, self._listing = room, _no_listing(room, *self._structures.species.shape)
         self.num_programs += 1

@@ -138,15 +138,14 @@ class Member:
 
     def record(self, rows, first: int, state: State):
         """Write the rows of steps from number `first` on, and the frame after them if it is due."""
-        rows = np.array(rows)
+        rows, settings = np.array(rows), self._settings
         rows[:, [COLUMNS.index("potential"), COLUMNS.index("conserved")]] += self._reference
-        settings = self._settings
         for step, row in enumerate(rows, first):
             if step % settings.log_every == 0 or step == settings.steps:
                 potential, kinetic, temperature, _, conserved, pressure, size, _ = map(float, row)
-                values = [step * settings.timestep, potential, kinetic, potential + kinetic]
+                values = [step, step * settings.timestep, potential, kinetic, potential + kinetic]
                 values += [temperature, conserved, pressure / units.GPa, size]
-                self._append(TABLE, (",".join(map(repr, (step, *values))) + "\n").encode())
+                self._append(TABLE, (",".join(map(repr, values)) + "\n").encode())
         if len(rows):
             step, self.last = first + len(rows) - 1, rows[-1]
             if step % settings.save_every == 0 or step == settings.steps:
@@ -215,16 +214,15 @@ class Member:
 
     def excess(self, row) -> str | None:
         """Return the limit that values of `COLUMNS` pass; None if they pass none."""
-        settings = self._settings
         potential, _, temperature, force, *_, spread = row
         if not np.isfinite([potential, temperature, force]).all():
             return "energy or forces are not finite"
-        if force > settings.max_force:
-            return f"a force of {force:.4g} eV/Å is above max_force={settings.max_force:g}"
-        if temperature > settings.max_temperature:
-            limit = settings.max_temperature
-            return f"a temperature of {temperature:.4g} K is above max_temperature={limit:g}"
-        if settings.max_spread is not None and not spread <= settings.max_spread:
-            limit = settings.max_spread
-            return f"a spread of {spread:.4g} eV of an atom's energy is above max_spread={limit:g}"
+        for name, value, text in (
+            ("max_force", force, f"a force of {force:.4g} eV/Å"),
+            ("max_temperature", temperature, f"a temperature of {temperature:.4g} K"),
+            ("max_spread", spread, f"a spread of {spread:.4g} eV of an atom's energy"),
+        ):
+            limit = getattr(self._settings, name)
+            if limit is not None and not value <= limit:
+                return f"{text} is above {name}={limit:g}"
         return None

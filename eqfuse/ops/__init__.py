@@ -18,8 +18,6 @@ from eqfuse.ops._layer import (
     TensorProductLinear,
     TensorProductLinearGate,
     linear,
-    tensor_product_linear,
-    tensor_product_linear_gate,
 )
 from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
@@ -27,7 +25,6 @@ from eqfuse.ops._tensor_product import (
     channelwise_tensor_product,
     elementwise_tensor_product,
     tensor_product,
-    tensor_square,
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
@@ -63,8 +60,6 @@ __all__ = [
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
-    "tensor_product_linear",
-    "tensor_product_linear_gate",
     "tensor_square",
 ]
 
@@ -75,6 +70,7 @@ _LATE = {  # e3nn-jax does not import what the first three are made of either
     "FunctionalTensorProduct": "eqfuse.ops._legacy",
     "fuse": "eqfuse.fuse.rewrite",  # which is above the ops
     "patched": "eqfuse.fuse.patch",
+    "tensor_square": "e3nn_jax",  # which computes it as fast
 }
 
 

@@ -19,10 +19,8 @@ _RUNS = {
     "xla": "the same products in jax.numpy, on any device",
     "e3nn": "e3nn-jax, the reference, on any device",
 }
-BACKENDS = tuple(_RUNS)
+BACKENDS = tuple(_RUNS)  # best first, as None tries them
 
-# what None tries, best first
-PREFERRED = ("triton", "llvm", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
@@ -51,9 +49,9 @@ def recorded():
 
     Example:
       >>> with ops.recorded() as found:
-      ...     _ = ops.tensor_square(e3nn.IrrepsArray("1o", jnp.ones(3)))
+      ...     _ = ops.grouped_dense(jnp.ones((1, 2)), [jnp.ones((2, 1))])
       >>> [op.kind for op in found]
-      ['tensor_square']
+      ['grouped_dense']
     """
     ops: list[Op] = []
     token = _recorded.set(ops)
@@ -108,7 +106,7 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
     asked = f"{_VARIABLE if backend is None else 'backend'} {given!r}"
     if given is not None and given not in BACKENDS:
         raise ValueError(f"{asked} is unknown; choose one of {', '.join(BACKENDS)}")
-    name = given
+    name, why = given, f"{asked} was asked for"
     if of_e3nn:
         name, why = "e3nn", of_e3nn
     elif name is None:
@@ -117,10 +115,10 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
         raise ValueError(f"{asked} is for real numbers: {COMPLEX}")
     elif reason := _cannot_run(name):
         raise ValueError(f"{asked} cannot run here: {reason}")
-    else:
-        why = f"{asked} was asked for"
     if op and arrays and (ops := _recorded.get()) is not None:
-        ops.append(_op(op, name, why))
+        best = _best()
+        why = "" if name == best else f"not {best}: {why or availability()[best][1]}"
+        ops.append(Op(op, name, why))
     return name
 
 
@@ -138,13 +136,6 @@ def availability() -> dict[str, tuple[bool, str]]:
     return {name: (not why, why or _RUNS[name]) for name, why in reasons.items()}
 
 
-def _op(kind: str, name: str, asked: str) -> Op:
-    best = _best()
-    if name == best:
-        return Op(kind, name, "")
-    return Op(kind, name, f"not {best}: {asked or availability()[best][1]}")
-
-
 def _best() -> str:
     """Return the fastest backend on this machine's devices, if it is installed."""
     return "triton" if has_gpu() else "llvm" if jax.default_backend() == "cpu" else "xla"
@@ -152,7 +143,7 @@ def _best() -> str:
 
 def _choose() -> str:
     available, best = availability(), _best()
-    name = next(name for name in PREFERRED if available[name][0])
+    name = next(name for name in BACKENDS if available[name][0])
     if name != best:
         _warn_once(f"ops run on backend {name!r}, not {best!r}: {available[best][1]}")
     return name

@@ -66,7 +66,10 @@ class Edges:
         num_nodes = int(num_nodes)
         if not 0 <= num_nodes <= MOST:
             raise ValueError(f"num_nodes must be from 0 to {MOST}, got {num_nodes}")
-        ends = {"senders": _array(senders), "receivers": _array(receivers)}
+        ends = {
+            name: index if isinstance(index, jax.core.Tracer) else np.asarray(index)
+            for name, index in (("senders", senders), ("receivers", receivers))
+        }
         shapes = [index.shape for index in ends.values()]
         if shapes[0] != shapes[1] or len(shapes[0]) != 1:
             raise ValueError(
@@ -105,13 +108,15 @@ def check_edges(edges, weights=None) -> None:
             "Edges.from_arrays(senders, receivers, num_nodes) makes them"
         )
     if edges is not None:
-        _check_order("receiver", edges.receivers, edges.receiver_order)
-        _check_order("sender", edges.senders, edges.sender_order)
+        _check_order(edges)
 
 
-def _check_order(end: str, nodes, order) -> None:
-    """Refuse an order that does not group edges by their end, if both are on the host."""
-    if isinstance(nodes, np.ndarray) and isinstance(order, np.ndarray):
+def _check_order(edges: Edges) -> None:
+    """Refuse orders that do not group edges by their ends, where they are on the host."""
+    for end in ("receiver", "sender"):
+        nodes, order = getattr(edges, f"{end}s"), getattr(edges, f"{end}_order")
+        if not isinstance(nodes, np.ndarray) or not isinstance(order, np.ndarray):
+            continue  # a kernel checks the order when it runs
         count = len(nodes)
         fits = order.shape == nodes.shape and ((order >= 0) & (order < count)).all()
         if not fits or (np.bincount(order) != 1).any() or (np.diff(nodes[order]) < 0).any():
@@ -152,7 +157,12 @@ def orders(ends, num_nodes: int) -> list:
     They are [n_edges] and [num_nodes + 1], int32.
     """
     if all(isinstance(index, np.ndarray) for index in ends):
-        return [array for index in ends for array in _on_host(np.asarray(index), num_nodes)]
+        result = []
+        for index in ends:
+            order = np.argsort(index, stable=True).astype(np.int32)
+            ptr = np.searchsorted(index[order], np.arange(num_nodes + 1)).astype(np.int32)
+            result += [order, ptr]
+        return result
     count = ends[0].shape[0]  # symbolic in `jax.export`
     numbers = jax.lax.iota(jnp.int32, count)
     groups = jnp.stack(ends)
@@ -168,12 +178,3 @@ def orders(ends, num_nodes: int) -> list:
     counts = jax.vmap(lambda sums, of: sums.at[of + 1].add(1, mode="drop"))(counts, groups)
     ptr = jnp.cumsum(counts, axis=1, dtype=jnp.int32)
     return [array for both in zip(order, ptr, strict=True) for array in both]
-
-
-def _on_host(index: np.ndarray, num_nodes: int) -> list[np.ndarray]:
-    order = np.argsort(index, stable=True).astype(np.int32)
-    return [order, np.searchsorted(index[order], np.arange(num_nodes + 1)).astype(np.int32)]
-
-
-def _array(index) -> np.ndarray | jax.Array:
-    return index if isinstance(index, jax.core.Tracer) else np.asarray(index)

@@ -96,7 +96,7 @@ def graph_tensor_product(
         unroll=backend == "llvm",
     )
     refuse(mode, unsupported_product_reason(product, backend))
-    if product.channel_columns or mode == "never":  # multiplicities on both sides: no one kernel
+    if product.repeated or mode == "never":  # multiplicities on both sides: no one kernel
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:
             messages = elementwise_tensor_product(messages, weights, backend=backend)

@@ -140,7 +140,7 @@ class TensorProductLinear(nn.Module):
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
-        if product.channel_columns and edges is not None:  # channels on both sides: no one kernel
+        if product.repeated and edges is not None:  # channels on both sides: no one kernel
             if any(t.x is not None for t in linear.linear_form.terms):
                 refuse(mode, "x and y both have several channels, and their products are summed")
             x, y = self._summed(x, y, weights, edges, options, backend)
@@ -316,17 +316,15 @@ class TensorProductLinearGate(TensorProductLinear):
     gated: bool = True
 
     def _gate(self):
-        names = ["even_act", "odd_act"]
-        make, reference = activations.scalar_activation, e3nn.scalar_activation
+        names, reference = ["even_act", "odd_act"], e3nn.scalar_activation
         if self.gated:
-            names += ["even_gate_act", "odd_gate_act"]
-            make, reference = activations.gate, e3nn.gate
+            names, reference = [*names, "even_gate_act", "odd_gate_act"], e3nn.gate
         acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
-        return functools.partial(make, **acts), functools.partial(reference, **acts)
+        make = functools.partial(activations.gate, gated=self.gated, **acts)
+        return make, functools.partial(reference, **acts)
 
 
 def _check_skip(skip: e3nn.IrrepsArray, irreps: e3nn.Irreps, lead: tuple[int, ...]):
-    """Refuse a skip that is no row for each output of the Linear."""
     if skip.irreps.simplify() != irreps.simplify() or skip.shape[:-1] != lead:
         raise ValueError(
             f"skip must be [{', '.join(map(str, lead))}, {irreps}], the output of the Linear, got "
@@ -411,42 +409,3 @@ def linear_of(module, index, x, parameters):
     names = (*OF_FUSED, "irreps_in", "input_precision", "backend")
     options = {n: getattr(module, n) for n in names}
     return linear(x, parameters, module.irreps_out, index=index, **options)
-
-
-def tensor_product_linear(
-    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
-):
-    """Apply `TensorProductLinear` with these parameters, as a function.
-
-    Args:
-      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
-      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
-      irreps_out: of the Linear.
-      options: attributes of `TensorProductLinear`.
-    Returns:
-      IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
-    Raises:
-      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
-
-    Example:
-      >>> x, y = (e3nn.IrrepsArray(f"{n}x0e", jnp.ones((3, n))) for n in (4, 1))
-      >>> ops.tensor_product_linear(x, y, {"w[0,0] 4x0e,2x0e": jnp.ones((4, 2))}, "2x0e").array[0]
-      Array([2., 2.], dtype=float32)
-    """
-    module = TensorProductLinear(irreps_out, **options)
-    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)
-
-
-def tensor_product_linear_gate(
-    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
-):
-    """Apply `TensorProductLinearGate` with these parameters, as a function.
-
-    Arguments and errors are those of `tensor_product_linear`, and options the attributes of
-    `TensorProductLinearGate`.
-
-    Returns:
-      IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
-    """
-    module = TensorProductLinearGate(irreps_out, **options)
-    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)

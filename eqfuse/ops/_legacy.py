@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import evaluate_rows, operands
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import SegmentRef
-from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights, blocks
+from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef
+from eqfuse.ops.ir.linear import blocks, matrices
 from eqfuse.ops.primitives import forms
 
 MODES = ("uvu", "uvuv", "uvw")
@@ -104,22 +104,15 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
         """Return the chunks that instructions "uvw" add, as a Linear of the product."""
         outs = sorted({i.i_out for i, _ in mixed})
         irreps_out = e3nn.Irreps([self.irreps_out[n] for n in outs])
-        matrices = [of[id(i)].reshape(-1, i.output_multiplicity) for i, _ in mixed]
-        terms = [
-            Term(
-                SegmentRef(0, n),
-                1 + k,
-                SegmentRef(1 + len(mixed), outs.index(i.i_out)),
-                float(i.path_weight),
-            )
-            for k, (i, n) in enumerate(mixed)
-        ]
-        form = LinearForm(
-            (Rows(rows.irreps.dim, blocks(rows.irreps)), *(Weights(m.shape) for m in matrices)),
-            (Rows(irreps_out.dim, blocks(irreps_out)),),
-            tuple(terms),
-        )
-        [z] = forms.evaluate_linear(form, [rows.array[None], *matrices], None, 1, backend)
+        weights = [of[id(i)].reshape(-1, i.output_multiplicity) for i, _ in mixed]
+        paths = []
+        for k, (i, n) in enumerate(mixed, start=1):
+            z, dim = SegmentRef(0, outs.index(i.i_out)), self.irreps_out[i.i_out].ir.dim
+            paths.append(Path.of_matrix(SegmentRef(0, n), k, z, float(i.path_weight), dim))
+        rows_in = Operand("x", rows.irreps.dim, blocks(rows.irreps), True)
+        rows_out = Operand("z", irreps_out.dim, blocks(irreps_out), True)
+        form = Form((rows_in, *matrices(weights)), (rows_out,), tuple(paths))
+        [z] = forms.evaluate_linear(form, [rows.array[None], *weights], None, 1, backend)
         chunks = [None] * len(self.irreps_out)
         for n, chunk in zip(outs, e3nn.IrrepsArray(irreps_out, z[0]).chunks, strict=True):
             chunks[n] = chunk

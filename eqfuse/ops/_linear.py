@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import nearest
 from eqfuse.ops.ir import linear as linears
-from eqfuse.ops.ir.form import Segment, SegmentRef
-from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
@@ -322,14 +321,16 @@ def grouped_dense(
 @functools.cache
 def _linear_form(groups: int, n_in: int, widths, split: bool, scale: float, precision: str):
     count, starts = len(widths), (0, *itertools.accumulate(widths))
-    rows_in = Rows(groups * n_in, tuple(Segment.mul_ir(k * n_in, n_in, 1) for k in range(groups)))
+    places = tuple(Segment.mul_ir(k * n_in, n_in, 1) for k in range(groups))
     blocks = tuple(Segment.mul_ir(starts[k], width, 1) for k, width in enumerate(widths))
-    outputs = [Rows(starts[-1], blocks)]
+    outputs = [Operand("z", starts[-1], blocks, True)]
     if split:
-        outputs = [Rows(width, (Segment.mul_ir(0, width, 1),)) for width in widths]
-    out = [
-        SegmentRef(1 + count + k, 0) if split else SegmentRef(1 + count, k) for k in range(count)
-    ]
-    terms = tuple(Term(SegmentRef(0, k % groups), 1 + k, out[k], scale) for k in range(count))
-    inputs = rows_in, *(Weights((n_in, width)) for width in widths)
-    return LinearForm(inputs, tuple(outputs), terms, 0, precision)
+        parts = [(Segment.mul_ir(0, n, 1),) for n in widths]
+        outputs = [Operand(f"z{k}", n, parts[k], True) for k, n in enumerate(widths)]
+    out = [SegmentRef(k, 0) if split else SegmentRef(0, k) for k in range(count)]
+    paths = (
+        Path.of_matrix(SegmentRef(0, k % groups), 1 + k, z, scale, 1) for k, z in enumerate(out)
+    )
+    inputs = [Operand("x", groups * n_in, places, True)]
+    inputs += [Operand.of_matrix(f"w{k}", (n_in, width)) for k, width in enumerate(widths)]
+    return Form(tuple(inputs), tuple(outputs), tuple(paths), 0, precision)

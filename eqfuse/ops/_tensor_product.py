@@ -6,7 +6,6 @@ import math
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
@@ -18,7 +17,6 @@ from eqfuse.ops.primitives.rules import BatchAxes
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
-E3NN_SQUARE = e3nn.tensor_square  # also where a program has put ours in its place
 
 
 def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
@@ -109,9 +107,8 @@ def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **opti
     """Return e3nn's product of this name by a form of ours; for irreps, the product's irreps."""
     backend = resolve(backend, "" if are_irreps(input1, input2) else op, input1, input2)
     keep = irreps_filter(filter_ir_out)  # once: it may be an iterator
-    of_e3nn = functools.partial(getattr(e3nn, op), filter_ir_out=keep, **options)
     if backend == "e3nn":
-        return of_e3nn(input1, input2)
+        return getattr(e3nn, op)(input1, input2, filter_ir_out=keep, **options)
     more = {}
     if op == "tensor_product":
         more = {"regroup": options["regroup_output"], "unroll": backend == "llvm"}
@@ -125,20 +122,7 @@ def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **opti
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
     x, y = operands(op, input1, input2)
     product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
-    if backend == "xla" and _repeats_more_than_it_writes(product):  # e3nn: an einsum for each path
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        with jax.default_matmul_precision("highest"):
-            return of_e3nn(x.astype(wide), y.astype(wide)).astype(x.dtype)
     return evaluate_rows(product, x, y, backend)
-
-
-def _repeats_more_than_it_writes(product: products.Product) -> bool:
-    """Return whether operands with irreps repeated for every pair are larger than the product.
-
-    Their gradients are then written for every pair and summed.
-    """
-    columns = product.channel_columns or ()
-    return sum(c.size for operand in columns for c in operand) > product.irreps_out.dim
 
 
 def elementwise_tensor_product(
@@ -175,14 +159,20 @@ def elementwise_tensor_product(
 
 def evaluate_rows(product: products.Product, x, y, backend: str):
     """Return the product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
-    if product.channel_columns:  # no tangent passes through blocks that are known to be zero
+    if product.repeated:  # no tangent passes through blocks that are known to be zero
         x, y = (
             e3nn.from_chunks(a.irreps, a.chunks, a.shape[:-1], a.dtype) if any(a.zero_flags) else a
             for a in (x, y)
         )
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes(shape)
-    arrays = gather_columns(product, [_as_rows(a, batch_axes) for a in (x, y)])
+    rows = (  # one row, where it is the same for all
+        a.array.reshape(1, a.irreps.dim)
+        if math.prod(a.shape[:-1]) == 1
+        else batch_axes.rows(a.array)
+        for a in (x, y)
+    )
+    arrays = gather_columns(product, list(rows))
     form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(
@@ -190,36 +180,29 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
     )
 
 
-def _as_rows(array: e3nn.IrrepsArray, batch_axes: BatchAxes):
-    """Return [rows, size], or [1, size] where it is the same for all rows."""
-    if math.prod(array.shape[:-1]) == 1:
-        return array.array.reshape(1, array.irreps.dim)
-    return batch_axes.rows(array.array)
-
-
 def gather_columns(product: products.Product, arrays: list) -> list:
     """Return the inputs of a product's form from x and y [rows, size], channels repeated in pairs.
 
-    Columns that lie side by side are a slice, and repeated ones a product with ones, which is a
-    broadcast and whose gradient is a matmul: that of a gather is a scatter, ten times slower, and
-    that of `jnp.broadcast_to` a sum that reads one number after the other on a CPU.
+    They are repeated by a product with ones, which is a broadcast and whose gradient is a matmul:
+    that of a gather is a scatter, ten times slower, and that of `jnp.broadcast_to` a sum that reads
+    one number after the other on a CPU.
     """
-    if not product.channel_columns:
+    if not product.repeated:
         return arrays
     gathered = []
-    for array, chosen in zip(arrays, product.channel_columns, strict=True):
+    for array, chosen in zip(arrays, product.repeated, strict=True):
         parts = [array[:, :0]]
-        for c in chosen:
-            mul, dim = c.columns.shape
-            first = int(c.columns.flat[0]) if c.columns.size else 0
-            whole = np.array_equal(c.columns.ravel(), np.arange(first, first + mul * dim))
-            columns = slice(first, first + mul * dim) if whole else c.columns.ravel()
-            part = array[:, columns].reshape(array.shape[0], mul, dim)
-            if c.times != 1:
-                ones = jnp.ones(c.times, array.dtype)
-                subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[c.axis]
+        for segments, times, axis in chosen:
+            blocks = [
+                array[:, s.offset : s.offset + s.mul * s.dim].reshape(len(array), s.mul, s.dim)
+                for s in segments
+            ]
+            part = jnp.concatenate(blocks, axis=1)
+            if times != 1:
+                ones = jnp.ones(times, array.dtype)
+                subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[axis]
                 part = jnp.einsum(subscripts, part, ones, precision=jax.lax.Precision.HIGHEST)
-            parts.append(part.reshape(array.shape[0], c.size))
+            parts.append(part.reshape(len(array), math.prod(part.shape[1:])))
         gathered.append(jnp.concatenate(parts, axis=1))
     return gathered
 
@@ -265,49 +248,6 @@ def graph_operands(x, y, weights, edges, options):
     dtype = jnp.result_type(x.dtype, weights.dtype)
     weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
     return x.astype(dtype), y.astype(dtype), weights
-
-
-def tensor_square(
-    input,
-    *,
-    irrep_normalization: str | None = None,
-    normalized_input: bool = False,
-    regroup_output: bool = True,
-    backend: str | None = None,
-):
-    """Compute `e3nn_jax.tensor_square`, an array times itself, by e3nn-jax on every backend.
-
-        out[..., (u, v), k] = sum over i, j:  c * cg[i, j, k] * input[..., u, i] * input[..., v, j]
-
-    for channels u < v of a block, all of them of two blocks, and u = v where l is even; c makes the
-    result normalised for normal input.
-
-    Args:
-      input: IrrepsArray [..., irreps]; or irreps, to get the irreps of the square.
-      irrep_normalization, backend: as in `tensor_product`.
-      normalized_input: the input has norms of one ("norm") or of the square root of its dimension
-        ("component") exactly, and not on average.
-      regroup_output: sort and merge irreps of the input and the output.
-    Returns:
-      IrrepsArray [..., irreps_out] of the dtype of the input; the Irreps if irreps were given.
-    Raises:
-      ValueError: an unknown backend or normalisation.
-    References: e3nn-jax 0.21.
-
-    Example:
-      >>> ops.tensor_square("1o")
-      1x0e+1x2e
-    """
-    if not are_irreps(input):
-        [input] = operands("tensor_square", input)
-        normalization(irrep_normalization)
-        resolve(backend, "tensor_square", input, of_e3nn="no kernel of ours is faster")
-    return E3NN_SQUARE(
-        input,
-        irrep_normalization=irrep_normalization,
-        normalized_input=normalized_input,
-        regroup_output=regroup_output,
-    )
 
 
 def channelwise_tensor_product(

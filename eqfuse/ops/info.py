@@ -17,28 +17,22 @@ _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llv
 
 def info() -> str:
     """Return a report of devices, versions, the cache folder and backends."""
-    chosen = resolve(None)
+    why = f"the best that runs on {jax.default_backend()}"
+    if os.environ.get("EQFUSE_BACKEND"):
+        why = "because EQFUSE_BACKEND is set"
     lines = [f"python      {platform.python_version()} on {platform.system()} {platform.machine()}"]
-    lines += [f"{name:<11} {_version(name)}" for name in _PACKAGES]
+    for name in _PACKAGES:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = "not installed"
+        lines.append(f"{name:<11} {version}")
     lines += [f"device      {device.device_kind} ({device})" for device in jax.devices()]
-    lines += [f"cache       {cache_folder()}", f"backend     None picks {chosen!r}, {_why()}"]
+    lines += [f"cache       {cache_folder()}", f"backend     None picks {resolve(None)!r}, {why}"]
     for name, (available, reason) in availability().items():
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
     lines.append(f"fused       None is {resolve_fused(None)!r}")
     return "\n".join(lines)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _why() -> str:
-    if os.environ.get("EQFUSE_BACKEND"):
-        return "because EQFUSE_BACKEND is set"
-    return f"the best that runs on {jax.default_backend()}"
 
 
 if __name__ == "__main__":

@@ -12,18 +12,8 @@ import numpy as np
 
 from eqfuse import models
 from eqfuse.models.heads import head_of
+from eqfuse.runs import files
 from eqfuse.runs.errors import CheckpointError
-from eqfuse.runs.files import (
-    FILES,
-    encode,
-    has_checkpoint,
-    read_file,
-    require_one_head,
-    set_aside,
-    shapes_of,
-    sync_folder,
-    write_whole,
-)
 
 
 class DamagedCheckpointWarning(UserWarning):
@@ -50,7 +40,7 @@ class Checkpoints:
         self._written_at = -np.inf
 
     def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
-        """Keep parameters, under a name of `FILES`, now or at the next chance.
+        """Keep parameters, under a name of `files.FILES`, now or at the next chance.
 
         `params` gives a pytree of arrays when they are written; `progress` is of plain values, and
         `state` a pytree that a resumed run needs besides.
@@ -72,21 +62,20 @@ class Checkpoints:
     def _write(self, name: str, step: int, params: Callable, progress: dict, state):
         params = params()
         arrays = named_arrays("params", params)
-        if state is not None:
-            arrays |= named_arrays("state", state)
+        arrays |= {} if state is None else named_arrays("state", state)
         metadata = {**self._metadata, "step": step, **progress}
-        content, heads = encode(arrays, metadata), metadata.pop("heads", [])
-        path, *previous = (self._folder / file for file in FILES[name])
+        content, heads = files.encode(arrays, metadata), metadata.pop("heads", [])
+        path, *previous = (self._folder / file for file in files.FILES[name])
         try:
             if not self._folder.exists():
                 self._folder.mkdir(parents=True)
-                sync_folder(self._folder.parent)
+                files.sync_folder(self._folder.parent)
             for number, own in enumerate(heads if name == "best" else []):
                 file = self._folder.parent / "heads" / f"{own['head']}.safetensors"
                 file.parent.mkdir(exist_ok=True)
                 arrays = named_arrays("params", head_of(params, number))
-                write_whole(file, encode(arrays, metadata | own))
-            write_whole(path, content, *previous)
+                files.write_whole(file, files.encode(arrays, metadata | own))
+            files.write_whole(path, content, *previous)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint, {len(content) // 1000 + 1} kB, cannot be written to {path}: "
@@ -115,7 +104,6 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
       DamagedCheckpointWarning: the newest one is damaged; the one before it is given.
     """
     params, metadata, _ = read_checkpoint(run, _names(run, which))
-    _require_network(run, metadata)
     _check(run, metadata, len(jax.tree.leaves(params)))
     try:
         module = module_of(metadata, backend)
@@ -124,18 +112,9 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
     return module, jax.device_put(params), metadata
 
 
-def _require_network(run, metadata: dict):
-    """Refuse several heads together."""
-    if "heads" in metadata:
-        raise CheckpointError(
-            f"{run} holds several heads together, and has a file of each after its first validation"
-        )
-
-
 def read_metadata(run, *, which: str | None = None) -> dict:
     """Return the metadata of `load_run`, which see, without the network."""
     metadata = _of_newest(run, _names(run, which), only_metadata=True)[0][1]
-    _require_network(run, metadata)
     _check(run, metadata)
     return metadata
 
@@ -147,6 +126,10 @@ _TYPES |= {"species": list, "reference_energies": dict}
 
 def _check(run, metadata: dict, num_arrays: int | None = None):
     """Refuse metadata of other types, or numbers, than a network has, before it is built."""
+    if "heads" in metadata:
+        raise CheckpointError(
+            f"{run} holds several heads together, and has a file of each after its first validation"
+        )
 
     def require(condition: bool, what: str, value):
         if not condition:
@@ -169,12 +152,9 @@ def _check(run, metadata: dict, num_arrays: int | None = None):
     require(dtype in ("float32", "float64"), "config.dtype", dtype)
     known = all(type(z) is int and 1 <= z <= 118 for z in species)
     require(known and species == sorted(set(species)) != [], "species", species)
-    references = metadata["reference_energies"]
-    energies = [references.get(str(z)) for z in species]
-    finite = all(type(e) in (int, float) and math.isfinite(e) for e in energies)
-    require(finite, "reference_energies", references)
-    for name in ("scale", "shift"):
-        value = metadata["potential"].get(name)
+    references, potential = metadata["reference_energies"], metadata["potential"]
+    numbers = {"reference_energies": [references.get(str(z)) for z in species]}
+    for name, value in (numbers | {n: potential.get(n) for n in ("scale", "shift")}).items():
         plain = isinstance(value, list | tuple) and len(value) == len(species)
         ok = plain and all(type(v) in (int, float) and math.isfinite(v) for v in value)
         require(ok, name, value)
@@ -188,17 +168,14 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
     is renamed, for a run that goes on.
     """
     (arrays, metadata), path, newer = _of_newest(run, names)
-    params, state, known = {}, {}, shapes_of(arrays)
+    params, known = {}, files.shapes_of(arrays)
     if others := [n for n, shape in metadata.get("shapes", known).items() if known.get(n) != shape]:
         raise CheckpointError(
             f"{path} is damaged: its parameter {others[0]} is missing or has another shape than "
             "that of its network"
         )
-    for name, array in arrays.items():
-        group, *above, last = name.split("/")
-        if group == "state":
-            state[name] = array
-            continue
+    for name in known:
+        array, (_, *above, last) = arrays.pop(name), name.split("/")
         if not np.isfinite(array).all():
             raise CheckpointError(
                 f"{path}: the parameter {name.partition('/')[2]} is not finite (NaN or infinity), "
@@ -208,29 +185,27 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
         for key in above:
             tree = tree.setdefault(key, {})
         tree[last] = array
-    state = None if state_like is None else _state(path, state, state_like)
+    state = None if state_like is None else _state(path, arrays, state_like)
     for damaged in filter(os.path.lexists, newer if sets_aside else ()):
-        set_aside(damaged)
+        files.set_aside(damaged)
     return params, metadata, state
 
 
 def named_arrays(group: str, tree) -> dict[str, np.ndarray]:
     """Return the leaves of a pytree by their paths, "group/key/...", as a file holds them."""
-    leaves = jax.tree.leaves_with_path(tree)
-    return {
-        "/".join([group, *(jax.tree_util.keystr((key,), simple=True) for key in path)]): np.asarray(
-            leaf, order="C"
-        )
-        for path, leaf in leaves
-    }
+    arrays = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        names = (jax.tree_util.keystr((key,), simple=True) for key in path)
+        arrays["/".join([group, *names])] = np.asarray(leaf, order="C")
+    return arrays
 
 
 def _names(run, which: str | None) -> tuple[str, ...]:
-    if which not in (None, *FILES):
+    if which not in (None, *files.FILES):
         raise ValueError(f'which={which!r} is unknown; it is "best", "last", or None for either')
     if which is not None and os.path.isfile(_path(run)):
         raise ValueError(f"which={which!r} is for the folder of a run, and {run} is one file")
-    require_one_head(_path(run))
+    files.require_one_head(_path(run))
     return ("best", "last") if which is None else (which,)
 
 
@@ -246,7 +221,7 @@ def _of_newest(run, names: tuple[str, ...], **what):
     problem = None
     for count, path in enumerate(paths):
         try:
-            content = read_file(path, **what)
+            content = files.read_file(path, **what)
         except CheckpointError as error:
             problem = problem or error
             continue
@@ -263,12 +238,12 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
     if os.path.isfile(run):
         return [run]
     folder = run / "checkpoints"
-    name = next((name for name in names if has_checkpoint(run, name)), None)
+    name = next((name for name in names if files.has_checkpoint(run, name)), None)
     if name is None:
         inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
         hint = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
         raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {hint}")
-    return [folder / file for file in FILES[name]]
+    return [folder / file for file in files.FILES[name]]
 
 
 def _state(path: Path, arrays: dict[str, np.ndarray], like):

@@ -82,7 +82,6 @@ def _checked_metadata(path: Path, header: dict[str, str]) -> dict:
 
 
 def shapes_of(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
-    """Return the shapes of the parameters of a network, by their names."""
     return {n: list(array.shape) for n, array in arrays.items() if n.startswith("params/")}
 
 
@@ -207,7 +206,7 @@ class RunFolder:
         self._lock = None
         self.path = Path(run or "the folder of the run")
         if writes and settings is not None:
-            self.path = _made(run, name)
+            self.path = made(run, name)
         self.checkpoints, self.metrics = self.path / "checkpoints", self.path / "metrics.csv"
         if not writes:
             return
@@ -222,7 +221,6 @@ class RunFolder:
             raise _cannot_be_made(self.path, error) from error
 
     def close(self):
-        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
 
@@ -235,14 +233,12 @@ class RunFolder:
             return
         with self._log_errors():
             content = self.metrics.read_text(encoding="utf-8", errors="replace")
-            columns, *lines = csv.reader(io.StringIO(content, newline=""))
-            rows = [line for line in lines if _step_of(columns, line) <= step]
-            if not rows:
+            lines = csv.DictReader(io.StringIO(content, newline=""))
+            rows = [line for line in lines if _step_of(line) <= step]
+            if rows:
+                write_table(self.metrics, rows)
+            else:
                 self.metrics.unlink()
-                return
-            text = io.StringIO(newline="")
-            csv.writer(text).writerows([columns, *rows])
-            write_whole(self.metrics, text.getvalue())
 
     def log(self, row: dict):
         """Append one line to metrics.csv, after one of columns if it is the first."""
@@ -269,12 +265,12 @@ class RunFolder:
             ) from error
 
 
-def _step_of(columns: list[str], line: list[str]) -> float:
+def _step_of(line: dict) -> float:
     """Return the step of a line of numbers, and infinity for a line that is none."""
     try:
-        row = dict(zip(columns, map(float, line), strict=True))
-        return int(line[columns.index("step")]) if row["epoch"].is_integer() else math.inf
-    except (KeyError, ValueError):
+        numbers = {name: float(text) for name, text in line.items()}
+        return int(line["step"]) if numbers["epoch"].is_integer() else math.inf
+    except (KeyError, TypeError, ValueError):
         return math.inf
 
 
@@ -291,7 +287,7 @@ def require_free(run: str | Path | None):
         return
     except OSError as error:
         raise _cannot_be_made(path, error) from error
-    resumable = (path / "config.yaml").exists()
+    resumable = any((path / name).exists() for name in ("config.yaml", "settings.txt"))
     what = f"go on with it by resume={path}" if resumable else "remove it"
     raise ConfigError(
         f"run={path} exists already and is not overwritten; {what}, or name another folder"
@@ -304,8 +300,8 @@ def _is_free(path: Path) -> bool:
     return begun and not any(has_checkpoint(path, name) for name in FILES)
 
 
-def _made(run: str | Path | None, name: str) -> Path:
-    """Make the folder of a new run."""
+def made(run: str | Path | None, name: str) -> Path:
+    """Make the folder of a new run, in runs/ if it is None; refuse one as `require_free` does."""
     require_free(run)
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for count in itertools.count(1):  # other runs of this second have lower numbers
@@ -324,7 +320,6 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
 
 
 def _lock(folder: Path):
-    """Return the lock file of a folder; the system unlocks it when the process ends, however."""
     import fcntl  # which Windows does not have: it reads networks without
 
     try:

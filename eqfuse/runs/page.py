@@ -2,11 +2,21 @@
 
 import base64
 import html
-import string
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 from eqfuse.runs.log import printable
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em;
+  color: #222; background: #fff }
+h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td { padding: 0.15em 0.8em; border-bottom: 1px solid #ddd } img { max-width: 100% }
+.numbers td:nth-child(n+3) { text-align: right } .bold { font-weight: 600 }
+.FAILED { background: #fbdcd3 } .noted { background: #fdf3cf } .not-checked { color: #777 }
+pre { background: #f5f5f5; padding: 0.8em; overflow-x: auto }
+.columns { columns: 2; column-gap: 3em; font-size: 13px }
+"""
 
 
 def in_html(text) -> str:
@@ -14,17 +24,33 @@ def in_html(text) -> str:
     return html.escape(printable(text))
 
 
-def table_row(cells: Iterable[str], kind: str = "") -> str:
-    """Return a row of a table, of texts; its class is a `kind`, such as "bold"."""
-    return f"<tr class='{kind}'>{''.join(f'<td>{in_html(cell)}</td>' for cell in cells)}</tr>\n"
+def table(rows: Iterable[Iterable[str]], kinds: Iterable[str] = (), kind: str = "") -> str:
+    """Return a table of texts; its class is a `kind`, and those of its rows `kinds`, if given."""
+    text, kinds = "", iter(kinds)
+    for cells in rows:
+        own = "".join(f"<td>{in_html(cell)}</td>" for cell in cells)
+        text += f"<tr class='{next(kinds, '')}'>{own}</tr>\n"
+    return f"<table class='{kind}'>\n{text}</table>\n"
+
+
+def items(texts: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{in_html(text)}</li>' for text in texts)}</ul>\n"
+
+
+def lines(text: str, kind: str = "") -> str:
+    """Return a text of several lines, as it is; "columns" is the `kind` of a long one."""
+    return f"<pre class='{kind}'>{html.escape(text)}</pre>\n"
 
 
 def picture(title: str, png: bytes) -> str:
-    """Return a picture within the page."""
     encoded = base64.b64encode(png).decode()
-    return f"<h2>{title}</h2>\n<img alt='{title}' src='data:image/png;base64,{encoded}'>\n"
+    return f"<img alt='{in_html(title)}' src='data:image/png;base64,{encoded}'>\n"
 
 
-def page(template: Path, **parts: str) -> str:
-    """Return the page that a file is, with its `$names` replaced by parts in HTML."""
-    return string.Template(template.read_text(encoding="utf-8")).substitute(parts)
+def page(title: str, first: str, sections: Mapping[str, str]) -> str:
+    """Return a page: its title, what stands below it, and sections by their titles, in HTML."""
+    name = in_html(title)
+    head = f'<meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
+    rest = "".join(f"<h2>{in_html(heading)}</h2>\n{text}" for heading, text in sections.items())
+    body = f"<h1>{name}</h1>\n{first}{rest}"
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'

@@ -36,7 +36,6 @@ def keep_memory() -> bool:
 
 
 def _set(options: dict[int, int]) -> bool:
-    """Set options of glibc's mallopt(3); return whether it took them."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)

@@ -9,7 +9,7 @@ from eqfuse.data import Dataset, Sample, Structure
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.remarks import unread
 from eqfuse.data.samples import species_table
-from eqfuse.data.structures import DEFAULT_TYPE, TRAINED, count_labelled, weighted_by_type
+from eqfuse.data.structures import DEFAULT_TYPE, count_labelled, weighted_by_type
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.log import warn
 from eqfuse.runs.schema import require
@@ -44,7 +44,6 @@ def load_datasets(config: Config) -> tuple[Dataset, list[Start | None]]:
 
 @contextlib.contextmanager
 def _named(head: str | None) -> Iterator[None]:
-    """Return a context whose errors begin with the name of a head, if there is one."""
     try:
         yield
     except (ConfigError, data.DataError) as error:
@@ -70,6 +69,7 @@ def load_dataset(
       the dataset, and the network that it starts from, for the `elements` of the run.
     """
     settings, training = config.data, config.training
+    train, val = (int(n) if n and n >= 1 else n for n in (settings.train, settings.val))
     structures, validation = read_weighted(settings) if read is None else read
     require_labels(training, settings, without_isolated_atoms(structures))
     with warnings.catch_warnings(record=True) as caught:
@@ -82,8 +82,8 @@ def load_dataset(
         dataset = Dataset.build(
             structures,
             cutoff=config.model.cutoff,
-            train_size=_size(settings.train),
-            val_size=_size(settings.val),
+            train_size=train,
+            val_size=val,
             seed=config.seed,
             species=elements if start is None else start.species,
             references=references,
@@ -116,10 +116,6 @@ def load_dataset(
     return dataset, start
 
 
-def _size(value: float | None) -> float | None:
-    return int(value) if value is not None and value >= 1 else value
-
-
 def read_weighted(settings: DataSettings) -> tuple:
     """Return the structures of `data.path` and `data.val_path`, or None, with their weights."""
     structures, validation = settings.read(), settings.read("val_path")
@@ -138,11 +134,6 @@ def read_weighted(settings: DataSettings) -> tuple:
     return structures, None if validation is None else weighted_by_type(validation, weights)
 
 
-def _trained_labels(training: MoleculeTraining) -> list[str]:
-    """Return the labels with a weight in the loss."""
-    return [name for name in TRAINED if getattr(training, f"{name}_weight")]
-
-
 def require_labels(
     training: MoleculeTraining,
     settings: DataSettings,
@@ -153,7 +144,7 @@ def require_labels(
 
     `frames` are all that were read, without isolated atoms, or with `chosen` those that train.
     """
-    for name in _trained_labels(training):
+    for name in training.trained:
         if not frames or count_labelled(frames, name):
             continue
         setting = f"training.{name}_weight"
@@ -173,7 +164,7 @@ def labels_not_validated(training: MoleculeTraining, dataset: Dataset) -> list[s
 
     Without any of them nothing decides which network is best, which is an error.
     """
-    trained = _trained_labels(training)
+    trained = training.trained
     unknown = [name for name in trained if not dataset.num_labelled(name)[1]]
     if unknown == trained:
         raise ConfigError(

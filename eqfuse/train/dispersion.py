@@ -138,21 +138,18 @@ class Dispersion:
         They are central differences of the forces, with an error of 1e-6 eV/Å^2 or less.
         """
         positions = np.array(structure.positions, np.float64)
-        rows = np.empty((positions.size, positions.size))
-        for k in range(positions.size):
-            ends = []
-            for step in (_STEP, -_STEP):
-                moved = positions.copy()
-                moved.reshape(-1)[k] += step
-                fields = {n: getattr(structure, n) for n in ("numbers", "cell", "pbc")}
-                ends.append(self.of(Structure.unchecked(positions=moved, **fields)).forces.ravel())
-            rows[k] = (ends[1] - ends[0]) / (2 * _STEP)
+        fields = {n: getattr(structure, n) for n in ("numbers", "cell", "pbc")}
+
+        def forces(move):
+            moved = positions + move.reshape(positions.shape)
+            return self.of(Structure.unchecked(positions=moved, **fields)).forces.ravel()
+
+        moves = _STEP * np.eye(positions.size)
+        rows = np.stack([forces(-move) - forces(move) for move in moves]) / (2 * _STEP)
         return ((rows + rows.T) / 2).reshape(2 * positions.shape)
 
 
 class Added(NamedTuple):
-    """The dispersion of a structure."""
-
     energy: float  # eV
     forces: np.ndarray  # [n_atoms, 3] eV/Å
     strain: np.ndarray  # [3, 3] eV, the derivative by strain

@@ -23,7 +23,6 @@ class Flat:
 
     @classmethod
     def of(cls, tree) -> "Flat":
-        """Return the layout of a tree of arrays or jax.ShapeDtypeStructs."""
         paths, structure = jax.tree_util.tree_flatten_with_path(tree)
         names = tuple(str(getattr(path[-1], "key", "")) if path else "" for path, _ in paths)
         shapes = tuple(leaf.shape for _, leaf in paths)
@@ -37,7 +36,6 @@ class Flat:
 
     @property
     def size(self) -> int:
-        """Return the number of elements of the array."""
         return sum(self.sizes)
 
     def flatten(self, tree) -> jax.Array:

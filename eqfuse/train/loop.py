@@ -16,13 +16,11 @@ from eqfuse.runs.log import say, warn
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.parallel import Devices
-from eqfuse.train.results import Callback, hint_of_stress
+from eqfuse.train.results import Callback
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
 from eqfuse.train.settings.config import Config
 from eqfuse.train.step import Compiled, TrainState
 from eqfuse.train.terminal import Progress, duration
-
-_ALL_STEPS = "all steps done"
 
 
 @dataclasses.dataclass
@@ -59,13 +57,12 @@ class Fit:
     ):
         self._train, self._val = batchers
         self._settings, self._compiled = config.training, compiled
-        self._limits = Limits(len(self._train), config.steps, config.epochs, config.max_minutes)
+        self._limits = Limits.of(config, len(self._train))
         self._folder, self._checkpoints = folder, checkpoints
         self._devices, self._callbacks = devices, callbacks
         self._first_epoch = 0 if pretrained else 1
         self._learning_rate = LearningRate(config.training)
         self._compiled_shapes = set()
-        self._hint_below = 500 * compiled.losses[0].force_scale  # meV/Å
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached, and return the last state.
@@ -84,54 +81,42 @@ class Fit:
             return self._train_until(stop, state, at, resumed=resume is not None)
 
     def _train_until(self, stop: StopRequest, state: TrainState, at: Position, *, resumed: bool):
-        """Train until a limit or a signal."""
-        step, due = int(state.step), self._validation_is_due(int(state.step), at)
-        if due or self._reason_to_stop(step) is None:
+        step = int(state.step)
+        due = self._validation_is_due(step, at)
+        goes_on = due or self._reason_to_stop(step) is None
+        if goes_on:
             self._prepare(state, at)
             self._warn_of_rise(step, at)
-        with self._progress() as progress:
+        by = "epoch" if self._settings.validate_every is None else "step"
+        shown = [*dict.fromkeys(["energy", "forces", *self._settings.trained])]
+        with Progress(len(self._train), shown, by) as progress:
             self._signal(stop)
-            reason = self._reason_to_stop(step)
-            if resumed and (due or reason is None):
+            if resumed and goes_on:
                 with self._devices.together():
                     self._folder.forget_after(step - at.unvalidated if at.epoch else -1)
             if due:
                 at = self._validate(state, at, [], progress)
-                reason = reason or self._reason_to_stop(step)
-            elif resumed and reason == _ALL_STEPS:
+            elif resumed and step >= self._limits.steps:
                 progress.log(
                     f"the run has done {step} steps, {at.epoch - 1} epochs, and was asked for "
                     f"{self._limits.steps} steps; more epochs= or steps= make it longer"
                 )
-            while reason is None:
-                state, at = self._until_validation(state, at, stop, progress)
+            while (reason := self._reason_to_stop(int(state.step))) is None:
+                progress.start_epoch(at.epoch, at.batch)
+                state, times = self._epoch(state, at, stop, progress)
+                if signum := self._signal(stop):
+                    raise self._interrupted(signum, state, at)
+                step = int(state.step)
+                is_last = self._reason_to_stop(step) is not None
+                if at.unvalidated and (is_last or self._validation_is_due(step, at)):
+                    at = self._validate(state, at, times, progress)
+                elif at.batch == len(self._train):
+                    at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
                 self._signal(stop)
-                reason = self._reason_to_stop(int(state.step))
             progress.log(
                 f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
             )
         return state
-
-    def _until_validation(self, state: TrainState, at: Position, stop, progress) -> tuple:
-        """Train to the next validation, or the end of the epoch; return state and position."""
-        progress.start_epoch(at.epoch, at.batch)
-        state, times = self._epoch(state, at, stop, progress)
-        if signum := self._signal(stop):
-            raise self._interrupted(signum, state, at)
-        step = int(state.step)
-        is_last = self._reason_to_stop(step) is not None
-        if at.unvalidated and (is_last or self._validation_is_due(step, at)):
-            at = self._validate(state, at, times, progress)
-        elif at.batch == len(self._train):
-            at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
-        return state, at
-
-    def _progress(self) -> Progress:
-        settings = self._settings
-        by = "epoch" if settings.validate_every is None else "step"
-        known = {"stress": settings.stress_weight, "hessian": settings.hessian_weight}
-        trained = [name for name, weight in known.items() if weight]
-        return Progress(len(self._train), ["energy", "forces", *trained], by)
 
     def _validation_is_due(self, step: int, at: Position) -> bool:
         """Test whether a step ends an epoch, or as many steps as `validate_every`."""
@@ -141,20 +126,12 @@ class Fit:
         ends = at.batch == len(self._train) if every is None else step % every == 0
         return ends and at.unvalidated > 0
 
-    def _next(self, state: TrainState, at: Position) -> tuple:
-        """Return the arguments of the step on the next batch."""
-        start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
-        batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
-        return state, self._devices.spread(batch), *self._step_arguments(int(state.step), at)
-
     def _step_arguments(self, step: int, at: Position) -> tuple:
-        """Return the learning rate, the decay of the average and the loss of a step."""
         rate = self._learning_rate(step, self._limits.fraction(step))
         decay = average_decay(self._settings.ema_decay, step, at.second_since)
         return rate, decay, self._compiled.device_losses[at.second_since is not None]
 
     def _warn_of_rise(self, step: int, at: Position):
-        """Warn where a run that was made longer has a higher learning rate than it had."""
         fractions = at.fraction, self._limits.fraction(step)
         before, now = (self._learning_rate(step, fraction) for fraction in fractions)
         goes_back = self._settings.schedule == "wsd"
@@ -175,7 +152,6 @@ class Fit:
             at.falls_since = int(state.step)
 
     def _begin_stage(self, step: int, at: Position, progress: Progress):
-        """Move on to the second stage, where it is time."""
         begin = self._settings.second_stage
         if begin is None or at.second_since is not None or self._limits.fraction(step) < begin:
             return
@@ -187,17 +163,17 @@ class Fit:
     def _prepare(self, state: TrainState, at: Position):
         """Compile a step and the validation, and measure this, before the clock starts."""
         say("compiling the training step and the validation")
-        jax.block_until_ready(self._compiled.step(*self._next(state, at)))
+        start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
+        batch = self._devices.spread(next(self._train.batches(at.epoch, shuffle=True, start=start)))
+        arguments = self._step_arguments(int(state.step), at)
+        jax.block_until_ready(self._compiled.step(state, batch, *arguments))
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))
-        jax.block_until_ready(self._compiled.errors(state.average, batch))
-        start = time.monotonic()
-        jax.block_until_ready(self._compiled.errors(state.average, batch))
-        self._reserve(len(self._val) * (time.monotonic() - start))
-        self._limits.start(at.elapsed)
-
-    def _reserve(self, seconds: float):
-        """Keep time for a validation; the same in all processes."""
+        for _ in range(2):  # the first one compiles
+            start = time.monotonic()
+            jax.block_until_ready(self._compiled.errors(state.average, batch))
+        seconds = len(self._val) * (time.monotonic() - start)
         self._limits.reserve(self._devices.agreed(seconds, None)[0])
+        self._limits.start(at.elapsed)
 
     def _signal(self, stop: StopRequest) -> int | None:
         """Set the time, and return the signal that ends the run; the same in all processes."""
@@ -216,7 +192,6 @@ class Fit:
         )
 
     def _keep(self, state: TrainState, at: Position, validation=None, name: str = "last"):
-        """Offer a checkpoint to go on from."""
         at.fraction = self._limits.fraction(int(state.step))
         at.elapsed, at.learning_rate = self._limits.elapsed, self._learning_rate.to_plain()
         plain = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
@@ -232,8 +207,7 @@ class Fit:
 
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
-        limits, errors, times = self._limits, Errors(at.error_sums), []
-        step = int(state.step)
+        limits, errors, times, step = self._limits, Errors(at.error_sums), [], int(state.step)
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
             if self._signal(stop) or limits.fraction(step) >= 1.0:
                 break
@@ -260,7 +234,6 @@ class Fit:
         return state, times
 
     def _batches(self, batcher: Batcher, *args, **kwargs):
-        """Return the batches of an epoch on their devices, made ahead of their use."""
         # Put there by this thread: whether JAX has float64 is a setting of a thread.
         return map(self._devices.spread, prefetched(batcher.batches(*args, **kwargs)))
 
@@ -279,7 +252,7 @@ class Fit:
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
             validation.add(self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
-        self._reserve(time.monotonic() - start)
+        limits.reserve(self._devices.agreed(time.monotonic() - start, None)[0])
         val_loss = self._compiled.losses[at.second_since is not None](validation.sums)
         trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)
@@ -312,23 +285,11 @@ class Fit:
             self._checkpoints.offer("best", step, self._compiled.average_of(state), record)
         self._keep(state, after, errors)
         progress.end_epoch(row, limits.left(step))
-        if self._devices.is_main:
-            self._hint(state, row)
         return after
-
-    def _hint(self, state, row: dict):
-        """Print, once, that the stress has another sign or unit, when the forces can show it."""
-        error = row["val_forces_rmse_mev_per_a"]
-        if not (error < self._hint_below and self._settings.stress_weight):
-            return
-        self._hint_below, params = 0.8 * error, self._compiled.average_of(state)()
-        if hint := hint_of_stress(self._compiled.potential, params, self._val):
-            self._hint_below = 0.0
-            warn(hint)
 
     def _reason_to_stop(self, step: int) -> str | None:
         if step >= self._limits.steps:
-            return _ALL_STEPS
+            return "all steps done"
         if self._limits.time_is_up:
             return "time is up"
         return self._learning_rate.reason_to_stop

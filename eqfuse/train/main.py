@@ -41,7 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _described(config: Config) -> str:
-    """Return a configuration as YAML, with a comment on its preset."""
     ours = (config.model.name, config.preset)
     comment = "".join(f"# preset={n}: {text}\n" for m, n, text in presets() if (m, n) == ours)
     return comment + to_yaml(config)
@@ -112,7 +111,6 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
 
 
 def _run(config: Config, callbacks: Sequence = ()) -> Path:
-    """Train, and return the folder of the run."""
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     import jax
 

@@ -128,9 +128,7 @@ class Loss:
     @property
     def penalty(self) -> Callable | None:
         """Return (quantity, error, reference forces) to penalties; None for the squares."""
-        if self.kind == "mse":
-            return None
-        return self._penalty
+        return None if self.kind == "mse" else self._penalty
 
     def _penalty(self, name: str, error, forces):
         delta = self.delta
@@ -176,7 +174,6 @@ class Errors:
         """
         row = {}
         for name, (count, absolute, square, *_) in self.sums.items():
-            mean, mean_square = (s / count if count else math.nan for s in (absolute, square))
-            row[f"{name}_mae_{UNITS[name]}"] = 1e3 * mean
-            row[f"{name}_rmse_{UNITS[name]}"] = 1e3 * mean_square**0.5
+            row[f"{name}_mae_{UNITS[name]}"] = 1e3 * (absolute / count if count else math.nan)
+            row[f"{name}_rmse_{UNITS[name]}"] = 1e3 * (square / count if count else math.nan) ** 0.5
         return row

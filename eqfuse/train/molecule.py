@@ -1,7 +1,6 @@
 """A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,20 +17,13 @@ from eqfuse.runs.log import Log, machine, say
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.loop import Fit
 from eqfuse.train.parallel import Devices
-from eqfuse.train.results import Callback, loggers, write_results
+from eqfuse.train.results import Callback, write_results
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import PAST, Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
-from eqfuse.train.start import Start, interrupted_run, run_metadata
+from eqfuse.train.start import interrupted_run, run_metadata
 from eqfuse.train.step import Compiled, init_state, initial_parameters
-from eqfuse.train.terminal import (
-    lines,
-    network_report,
-    parameters,
-    ranges,
-    report,
-    warnings_printed,
-)
+from eqfuse.train.terminal import lines, parameters, report, warnings_printed
 from eqfuse.train.tuning import Tuning, training_of
 
 
@@ -63,51 +55,72 @@ def build_potential(
     return potential, fields
 
 
-@dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """All that a run has before its folder is made."""
+    """All that a run has before its folder is made.
 
-    config: Config
-    devices: Devices
-    dataset: Dataset
-    starts: list[Start | None]  # of each head
-    tuning: Tuning | None
-    potential: models.Potential
-    fields: dict  # of its model, as plain values
-    params: dict
-    batchers: list[Batcher]  # of the training and the validation samples
-    training: tuple  # the layout of the parameters in one array, and its optimizer
+    `starts` are the networks that its heads start from, None for new ones; `batchers` are of the
+    training and the validation samples; `training` is the layout of the parameters in one array,
+    and its optimizer.
+    """
 
-    @classmethod
-    def of(cls, config: Config, devices: Devices) -> "_Prepared":
+    def __init__(self, config: Config, devices: Devices):
         """Read the data of a run and the network that it starts from, and print warnings."""
-        dataset, starts = load_datasets(config)
-        tuning = Tuning.of(config, dataset, starts)
-        if tuning is not None and config.heads:
-            dataset = tuning.with_past(dataset)
-        potential, fields, params = _initial_network(config, dataset, starts, tuning)
+        self.config, self.devices = config, devices
+        self.dataset, self.starts = load_datasets(config)
+        self.tuning, train = Tuning.of(config, self.dataset, self.starts), None
+        if self.tuning is not None:
+            self.dataset, train = self.tuning.with_replay(self.dataset)
+        self.potential, self.fields, self.params = self._network()
         size = config.data.batch_size
         if size < devices.count:
             raise ConfigError(
                 f"data.batch_size={size} is too small for {devices.count} devices, which need a "
                 f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
             )
-        train = dataset.train if tuning is None else tuning.with_replay(dataset.train)
         how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count}
         how |= {"own": devices.own, "hessians": config.training.hessian_weight > 0}
-        batchers = [Batcher(samples, size, **how) for samples in (train, dataset.val)]
-        training = training_of(config, dataset, params, tuning)
-        data = config, devices, dataset, starts, tuning
-        return cls(*data, potential, fields, params, batchers, training)
+        sides = train or self.dataset.train, self.dataset.val
+        self.batchers = [Batcher(samples, size, **how) for samples in sides]
+        self.training = training_of(config, self.dataset, self.params, self.tuning)
+
+    def _network(self) -> tuple[models.Potential, dict, dict]:
+        """Return the potential, the fields of its model, and its first parameters, of all heads."""
+        config, dataset, starts = self.config, self.dataset, self.starts
+        if starts[0] is not None:
+            heads = [start.initial_params() for start in starts]
+            if PAST in dataset.heads:
+                past = starts[0] if starts[0].resumed else self.tuning.past
+                heads.append(past.initial_params())
+            try:
+                params = stack_heads(heads) if config.heads else heads[0]
+                return starts[0].potential, starts[0].metadata["model_fields"], params
+            except ValueError as error:
+                raise ConfigError(
+                    f"the heads of {config.start_from} are networks of their own ({error}); train "
+                    "one alone, or give heads other names, which all start from one (head=NAME)"
+                ) from error
+        potential, fields = build_potential(config.model, dataset, config.backend)
+        sample = dataset.train[0]
+        shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
+        graph = data.collate([sample], shape, config.dtype).graph
+        # The statistics of the data are no constants of the program, which is the same for others.
+        names = "scale", "shift"
+        plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
+        params = initial_parameters(plain, config.seed, graph, config.dtype)
+        heads = []
+        for own in dataset.heads.values() or [dataset]:
+            numbers = zip(names, _scale_and_shift(config.model, own), strict=True)
+            given = {name: np.array(values, config.dtype) for name, values in numbers}
+            heads.append({**params, "params": {**params["params"], **given}})
+        return potential, fields, stack_heads(heads) if config.heads else heads[0]
 
     def metadata(self) -> dict:
-        """Return the metadata of the checkpoints."""
-        own = self.potential, self.fields, self.params
-        metadata = run_metadata(self.config, self.dataset, self.batchers[0].samples, *own)
+        train, own = self.batchers[0], (self.potential, self.fields, self.params)
+        metadata = run_metadata(self.config, self.dataset, train.samples, *own)
         if self.starts[0] is not None:
             before = self.starts[0].metadata.get("started_from")  # resumed, and the start is gone
             metadata["started_from"] = self.tuning.origin if self.tuning else before
-        if choose(self.potential.model, max(s.n_edges for s in self.batchers[0].shapes)).table:
+        if choose(self.potential.model, max(s.n_edges for s in train.shapes)).table:
             metadata["radial"] = "table"
         return metadata
 
@@ -118,9 +131,8 @@ class _Prepared:
             return None
         with self.devices.together(), warnings_printed():
             like = init_state(self.params, optimizer, layout)
-            limits = Limits(len(self.batchers[0]), config.steps, config.epochs, config.max_minutes)
-            writes = self.devices.is_main
-            return interrupted_run(config, like, metadata, folder, limits, writes)
+            limits = Limits.of(config, len(self.batchers[0]))
+            return interrupted_run(config, like, metadata, folder, limits, self.devices.is_main)
 
     def report(self, folder: RunFolder) -> dict[str, str]:
         """Print what there is to say before the training, and return it by title."""
@@ -128,8 +140,22 @@ class _Prepared:
         facts |= self.tuning.facts(self.dataset) if self.tuning else {}
         say(lines(facts))
         batch = self.devices.part(next(self.batchers[0].batches(epoch=0)))
-        say(network_report(self.potential, self.params, batch.graph, self.config.verbose))
+        network = self.potential, self.params
+        if self.config.verbose:
+            say(f"{models.summary(*network)}\n{models.ops_summary(*network, batch.graph)}")
+        else:
+            say(f"network    {parameters(*network)}")
         return facts
+
+    def finish(self, folder: RunFolder, facts: dict, warnings: list[str], ended: bool) -> list:
+        """Write and print the results of a run that has `ended`, or was interrupted."""
+        dataset, potential = self.dataset, self.potential
+        facts |= {"network": parameters(potential, self.params)} | machine()
+        how = {"warnings": warnings, "ended": ended}
+        errors = write_results(folder, self.config, potential, dataset, facts, **how)
+        if ended and self.tuning is not None:
+            self.tuning.report(folder, dataset)
+        return errors
 
 
 def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
@@ -138,18 +164,18 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
     Args:
       config: of the run.
       devices: which share every batch.
-      callbacks: called as it goes, besides those of `config.loggers`.
+      callbacks: called as it goes.
       log: keeps what is printed.
     Raises:
       data.DataError, ConfigError, TrainingFailed, Interrupted: see `exit_code`; the last good
         checkpoint stays.
     """
     name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
+    callbacks = callbacks if writes else []
     with devices.together():
-        callbacks = [*loggers(config.loggers), *callbacks] if writes else []
         if writes and config.resume is None:
             require_free(config.run)  # refused before the data are read
-        ready = _Prepared.of(config, devices)
+        ready = _Prepared(config, devices)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
@@ -168,66 +194,22 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Lo
         fit = Fit(config, compiled, ready.batchers, folder, checkpoints, devices, **known)
         for callback in callbacks:
             callback.on_start(folder.path, metadata["config"])
-        ended, finishes = False, writes
+        error = None
         try:
             fit.run(resume)
-            ended = True
-        except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
-            finishes = False
+        except BaseException as caught:
+            error = caught
             raise
         finally:
             checkpoints.flush()
-            if finishes:
-                _finish(ready, folder, facts, callbacks, log, ended)
-        return folder.path
-
-
-def _finish(ready: _Prepared, folder: RunFolder, facts: dict, callbacks, log: Log, ended: bool):
-    """Write and print the results of a run that has `ended`, or was interrupted."""
-    config, dataset, potential = ready.config, ready.dataset, ready.potential
-    facts |= ranges(dataset) | {"network": parameters(potential, ready.params)} | machine()
-    what = config, potential, dataset, facts
-    errors = write_results(folder, *what, warnings=log.warnings, ended=ended)
-    if ended and ready.tuning is not None:
-        ready.tuning.report(folder, dataset)
-    for callback in callbacks:
-        callback.on_end(errors)
-
-
-def _initial_network(
-    config: Config, dataset: Dataset, starts: Sequence[Start | None], tuning: Tuning | None
-):
-    """Return a potential, the fields of its model, and its first parameters, of all heads."""
-    if starts[0] is not None:
-        heads = [start.initial_params() for start in starts]
-        if PAST in dataset.heads:
-            heads.append(heads[0] if starts[0].resumed else tuning.past.initial_params())
-        try:
-            params = stack_heads(heads) if config.heads else heads[0]
-            return starts[0].potential, starts[0].metadata["model_fields"], params
-        except ValueError as error:
-            raise ConfigError(
-                f"the heads of {config.start_from} are networks of their own ({error}); train one "
-                "alone, or give heads other names, which all start from one (head=NAME)"
-            ) from error
-    potential, fields = build_potential(config.model, dataset, config.backend)
-    sample = dataset.train[0]
-    shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
-    graph = data.collate([sample], shape, config.dtype).graph
-    # The statistics of the data are no constants of the program, which is the same for other data.
-    names = "scale", "shift"
-    plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
-    params = initial_parameters(plain, config.seed, graph, config.dtype)
-    heads = []
-    for own in dataset.heads.values() or [dataset]:
-        numbers = dict(zip(names, _scale_and_shift(config.model, own), strict=True))
-        given = {name: np.array(numbers[name], config.dtype) for name in names}
-        heads.append({**params, "params": {**params["params"], **given}})
-    return potential, fields, stack_heads(heads) if config.heads else heads[0]
+            if writes and not isinstance(error, KeyboardInterrupt):  # whose second stops at once
+                errors = ready.finish(folder, facts, log.warnings, ended=error is None)
+                for callback in callbacks:
+                    callback.on_end(errors)
+    return folder.path
 
 
 def _scale_and_shift(settings: PotentialSettings, dataset: Dataset) -> tuple[tuple, tuple]:
-    """Return the first scale and shift of each species, eV."""
     count = len(dataset.species)
     mean = dataset.energy_per_atom if settings.shift == "mean" else 0.0
     return (dataset.force_rms,) * count, (mean,) * count

@@ -116,11 +116,11 @@ def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
 
 def _weight_decay(rate: float, decays) -> optax.GradientTransformation:
     """Add `rate` times the parameters to the updates, where they decay (Loshchilov and Hutter)."""
-    return optax.stateless(
-        lambda updates, params: jax.tree.map(
-            lambda u, p, d: u + rate * d * p, updates, params, decays
-        )
-    )
+
+    def decayed(updates, params):
+        return jax.tree.map(lambda u, p, d: u + rate * d * p, updates, params, decays)
+
+    return optax.stateless(decayed)
 
 
 def decays_of(params):

@@ -1,7 +1,6 @@
 """The devices of a run, of one or several processes: data parallel training, and precision."""
 
 import contextlib
-import functools
 import os
 import re
 from collections.abc import Callable
@@ -49,13 +48,8 @@ class Devices:
 
         # Unchecked: the derivatives of fused ops are linear transposes, which do not declare what
         # varies between devices. With automatic sharding every device would do all of a graph.
-        return jax.shard_map(
-            of_part,
-            mesh=self._mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(_AXIS)),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
+        specs = {"in_specs": (PartitionSpec(), PartitionSpec(_AXIS)), "out_specs": PartitionSpec()}
+        return jax.shard_map(of_part, mesh=self._mesh, **specs, check_vma=False)
 
     def part(self, batch):
         """Return the part of a batch of this process's first device, before it is `spread`."""
@@ -72,10 +66,8 @@ class Devices:
     def _placed(self, tree, how: PartitionSpec):
         if self._mesh is None:
             return tree
-        place = functools.partial(
-            jax.make_array_from_process_local_data, NamedSharding(self._mesh, how)
-        )
-        return jax.tree.map(lambda a: place(np.asarray(a)), tree)
+        place, sharding = jax.make_array_from_process_local_data, NamedSharding(self._mesh, how)
+        return jax.tree.map(lambda a: place(sharding, np.asarray(a)), tree)
 
     def agreed(self, elapsed: float, signum: int | None) -> tuple[float, int | None]:
         """Return the time of the main process, and the signal that any process has received.

@@ -1,8 +1,5 @@
-"""Where the errors of a run go: plots and one page at its end, TensorBoard, callbacks of yours."""
+"""Where the errors of a run go: plots and one page at its end, and callbacks of yours."""
 
-import html
-import math
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,13 +14,11 @@ from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import UNITS, error_table
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
+from eqfuse.runs import page
 from eqfuse.runs.checkpoint import read_checkpoint
-from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, write_table, write_whole
 from eqfuse.runs.log import printable, say, warn
-from eqfuse.runs.page import in_html, page, picture, table_row
-from eqfuse.runs.schema import one_of
-from eqfuse.train.metrics import Predicted, predictions
+from eqfuse.train.metrics import predictions
 from eqfuse.train.settings.config import Config
 from eqfuse.train.terminal import QUANTITIES, duration
 
@@ -69,7 +64,8 @@ def write_results(
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
         batcher = Batcher(samples, config.data.batch_size, dtype=config.dtype)
-        predicted = _predicted(potential, jax.device_put(params), batcher)
+        predict = compile_predict(potential, stress=count_labelled(samples, "stress") > 0)
+        predicted = predictions(predict, jax.device_put(params), batcher)
         rows, start = [], 0
         for name, samples in sets.items():
             part = predicted[start : start + len(samples)]
@@ -86,7 +82,11 @@ def write_results(
                 if hint := stress_hint(samples, part):
                     warn(hint)
         if ended:
-            say(_table(rows, metadata["epoch"], len(dataset.train)))
+            title = f"errors of the best network, of epoch {metadata['epoch']}"
+            if len(dataset.train) > MAX_TRAINING:
+                title += f" (training: the first {MAX_TRAINING} of {len(dataset.train)} frames)"
+            own = [r for r in rows if r["set"] == rows[-1]["set"] or r["group"] == "all"]
+            say(errors_text(title, own))
             if config.training.forces_weight and (hint := nothing_learned(*validated)):
                 warn(hint)
         write_table(folder.path / "errors.csv", rows)
@@ -97,20 +97,6 @@ def write_results(
     except (OSError, ValueError) as error:
         warn(f"the results cannot be written: {error}")
         return []
-
-
-_HINTED = 50  # validation frames
-
-
-def hint_of_stress(potential: Potential, params, batcher: Batcher) -> str | None:
-    """Return how the stress of some samples fits a network better, see `stress_hint`."""
-    few = Batcher(batcher.samples[:_HINTED], batcher.batch_size, dtype=batcher.dtype)
-    return stress_hint(few.samples, _predicted(potential, params, few))
-
-
-def _predicted(potential: Potential, params, batcher: Batcher) -> list[Predicted]:
-    stress = count_labelled(batcher.samples, "stress") > 0
-    return predictions(compile_predict(potential, stress=stress), params, batcher)
 
 
 def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
@@ -124,7 +110,7 @@ def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
 def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Return the heads of the columns of errors that some row has, and the texts of the rows."""
     keys = [key for key in _COLUMNS if any(key in row for row in rows)]
-    first = ("set", "group", "frames", "atoms")
+    first = [name for name in ("set", "group", "frames", "atoms") if name in rows[0]]
     texts = [
         [printable(row[name]) for name in first]
         + ["-" if row.get(key) is None else f"{row[key]:.2f}" for key in keys]
@@ -133,23 +119,24 @@ def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     return [*first, *(_COLUMNS[key][0] for key in keys)], texts
 
 
-def _table(rows: list[dict], epoch: int, num_training: int) -> str:
-    """Return the errors for the terminal: of all sets, and of the groups of the last one."""
-    last = rows[-1]["set"]
-    shown = [row for row in rows if row["set"] == last or row["group"] == "all"]
-    heads, lines = _cells(shown[:_MOST_ROWS])
-    width = max(len(line[1]) for line in lines)
-    texts = [
-        f"  {name:<10}  {group:<{width}}  " + " ".join(f"{number:>8}" for number in numbers)
-        for name, group, *numbers in [heads, *lines]
-    ]
-    head = f"errors of the best network, of epoch {epoch}: E in meV/atom, F in meV/Å"
-    head += ", S in meV/Å^3" if "S MAE" in heads else ""
-    if num_training > MAX_TRAINING:
-        head += f" (training: the first {MAX_TRAINING} of {num_training} frames)"
-    if len(shown) > _MOST_ROWS:
-        texts.append(f"  {len(shown) - _MOST_ROWS} more are in errors.csv")
-    return "\n".join([head, *texts])
+def errors_text(title: str, rows: list[dict]) -> str:
+    """Return the first rows of an error table, of several sets, for the terminal."""
+    units, lines = error_lines(rows[:_MOST_ROWS])
+    if len(rows) > _MOST_ROWS:
+        lines.append(f"  {len(rows) - _MOST_ROWS} more are in errors.csv")
+    return "\n".join([f"{title}: {units}", *lines])
+
+
+def error_lines(rows: list[dict]) -> tuple[str, list[str]]:
+    """Return the units of the errors of some rows, and the lines of their table in a terminal."""
+    heads, rows = _cells(rows)
+    units = "E in meV/atom, F in meV/Å" + (", S in meV/Å^3" if "S MAE" in heads else "")
+    named, lines = heads.index("frames"), []
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)][:named]
+    for row in [heads, *rows]:
+        names = [f"{name:<{width}}" for name, width in zip(row, widths, strict=False)]
+        lines.append("  ".join(["", *names, " ".join(f"{cell:>8}" for cell in row[named:])]))
+    return units, lines
 
 
 _PICTURES = {
@@ -162,36 +149,34 @@ _PICTURES = {
 def _page(
     folder: Path, metadata: dict, rows: list[dict], facts: dict, warnings: list[str], ended: bool
 ) -> str:
-    """Return the page of a run as HTML, in one file that needs nothing else."""
     heads = [own["head"] for own in metadata.get("heads", [])]
     used = folder / "heads" / f"{heads[0]}.safetensors" if heads else folder
-    name, run = in_html(folder.name), in_html(used)
-    what = "" if ended else " The run was interrupted: the test frames are not evaluated."
-    pictures = ""
-    for file, title in _PICTURES.items():
-        if (path := folder / file).exists():
-            pictures += picture(title, path.read_bytes())
-    units = dict(_COLUMNS.values())
-    heads, lines = _cells(rows)
-    heads = [f"{head} {units[head]}" if head in units else head for head in heads]
-    errors = [table_row(line, "bold" if line[1] == "all" else "") for line in lines]
-    warned = "".join(f"<li>{in_html(text)}</li>\n" for text in warnings)
+    criterion = metadata["config"]["training"].get("best", "loss").replace("_", " ")
+    what = (
+        f"{metadata['model']} trained by eqfuse {__version__}. The best network is of epoch "
+        f"{metadata['epoch']}, step {metadata['step']}, by the lowest {criterion} on the "
+        "validation frames."
+    )
+    if not ended:
+        what += " The run was interrupted: the test frames are not evaluated."
     settings = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
-    texts = {
-        **{name: in_html(metadata[name]) for name in ("model", "epoch", "step")},
-        "version": __version__,
-        "criterion": metadata["config"]["training"].get("best", "loss").replace("_", " "),
-        "name": name,
-        "what": what,
-        "errors": "".join([table_row(heads, "bold"), *errors]),
-        "pictures": pictures,
-        "facts": "".join(map(table_row, facts.items())),
-        "warnings": f"<ul>{warned}</ul>" if warned else "<p>There were none.</p>",
-        "run": run,
-        "quoted": in_html(repr(str(used))),
-        "settings": html.escape(settings),
+    units = dict(_COLUMNS.values())
+    titles, lines = _cells(rows)
+    titles = [f"{title} {units[title]}" if title in units else title for title in titles]
+    kinds = ["bold", *("bold" if line[1] == "all" else "" for line in lines)]
+    drawn = {title: folder / file for file, title in _PICTURES.items() if (folder / file).exists()}
+    sections = {
+        "Errors of the best network": page.table([titles, *lines], kinds, "numbers"),
+        **{title: page.picture(title, path.read_bytes()) for title, path in drawn.items()},
+        "Data, machine and versions": page.table(facts.items()),
+        "Warnings": page.items(warnings or ["There were none."]),
+        "Use it": page.lines(
+            f"eqfuse predict {used} FILE.xyz OUT.xyz\neqfuse evaluate {used} FILE.xyz\n"
+            f"calculator = eqfuse.Calculator({str(used)!r})  # of ASE"
+        ),
+        "Settings": page.lines(settings, "columns"),
     }
-    return page(Path(__file__).with_name("report.html"), **texts)
+    return page.page(folder.name, f"<p>{page.in_html(what)}</p>\n", sections)
 
 
 class Callback:
@@ -209,67 +194,3 @@ class Callback:
 
     def on_end(self, errors: list[dict]):
         """Take the errors of the best network, the rows of errors.csv; [] if interrupted."""
-
-
-class TensorBoard(Callback):
-    """Writes the metrics of every validation, by step, to FOLDER/tensorboard."""
-
-    def on_start(self, folder: Path, config: dict):
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("settings", str(config))
-
-    def on_epoch(self, row: dict):
-        for name, value in _numbers(row).items():
-            self._writer.add_scalar(name, value, row["step"])
-        self._writer.flush()
-
-    def on_end(self, errors: list[dict]):
-        for row in errors:
-            for name, value in _numbers(row).items():
-                self._writer.add_scalar(f"{row['set']} {row['group']}/{name}", value, 0)
-        self._writer.close()
-
-
-class WandB(Callback):
-    """Logs to Weights & Biases: project eqfuse, unless WANDB_PROJECT names another."""
-
-    def on_start(self, folder: Path, config: dict):
-        import wandb
-
-        project = os.environ.get("WANDB_PROJECT", "eqfuse")
-        self._run = wandb.init(project=project, name=folder.name, dir=str(folder), config=config)
-
-    def on_epoch(self, row: dict):
-        self._run.log(_numbers(row))
-
-    def on_end(self, errors: list[dict]):
-        for row in errors:
-            group = f"{row['set']}/{row['group']}"
-            self._run.summary.update({f"{group}/{n}": v for n, v in _numbers(row).items()})
-        self._run.finish()
-
-
-LOGGERS = {"tensorboard": (TensorBoard, "tensorboardX"), "wandb": (WandB, "wandb")}
-"""By name: the callback, and the package that it needs."""
-
-
-def loggers(names: str | None) -> list[Callback]:
-    """Return the callbacks of the setting `loggers`: names with commas between them, or None."""
-    made = []
-    for name in [] if names is None else names.split(","):
-        one_of("loggers", name, LOGGERS)
-        kind, package = LOGGERS[name]
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ConfigError(
-                f"loggers={name} needs {package}: pip install eqfuse[loggers]"
-            ) from error
-        made.append(kind())
-    return made
-
-
-def _numbers(row: dict) -> dict[str, float]:
-    return {k: v for k, v in row.items() if isinstance(v, int | float) and math.isfinite(v)}

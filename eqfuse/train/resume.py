@@ -4,15 +4,8 @@ import dataclasses
 import os
 from pathlib import Path
 
+from eqfuse.runs import files
 from eqfuse.runs.errors import CheckpointError, ConfigError
-from eqfuse.runs.files import (
-    FILES,
-    has_checkpoint,
-    head_file,
-    heads_of,
-    read_file,
-    require_one_head,
-)
 from eqfuse.runs.schema import require
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
@@ -46,7 +39,7 @@ def resumed_config(arguments: list[str]) -> Config | None:
     folder = others.resume
     path = Path(folder) / "config.yaml"
     config = from_plain(read_yaml(path), path)
-    if has_checkpoint(folder, "best") and not has_checkpoint(folder, "last"):
+    if files.has_checkpoint(folder, "best") and not files.has_checkpoint(folder, "last"):
         raise ConfigError(
             f"{folder} holds a network and no training to go on with; "
             f"start_from={folder} trains it further, in a folder of its own"
@@ -67,13 +60,13 @@ def started_config(arguments: list[str]) -> Config | None:
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
             "run; only its data and its training can be others"
         )
-    head, heads = config.head, heads_of(config.start_from)
+    head, heads = config.head, files.heads_of(config.start_from)
     if head is None and config.heads and heads:  # one that goes on, if there is one
         head = next((name for name in config.heads if name in heads), None)
     try:
         if head is None:
-            require_one_head(config.start_from)
-        start = Path(head_file(config.start_from, head))
+            files.require_one_head(config.start_from)
+        start = Path(files.head_file(config.start_from, head))
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
     config = dataclasses.replace(config, start_from=str(start), head=None)
@@ -91,12 +84,11 @@ def started_config(arguments: list[str]) -> Config | None:
 
 
 def _metadata(run: Path) -> dict:
-    """Return the metadata of a network: of the best or last of a run, or of its file."""
-    of_run = [run / "checkpoints" / FILES[name][0] for name in ("best", "last")]
+    of_run = [run / "checkpoints" / files.FILES[name][0] for name in ("best", "last")]
     paths = [run] if os.path.isfile(run) else of_run
     try:
         path = next(filter(os.path.lexists, paths), paths[0])
-        return read_file(path, only_metadata=True)[1]
+        return files.read_file(path, only_metadata=True)[1]
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
 

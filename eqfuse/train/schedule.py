@@ -8,6 +8,8 @@ from typing import Literal
 from eqfuse.runs.schema import FRACTION, NOT_NEGATIVE, POSITIVE, Range, check_ranges, require, value
 
 DEFAULT_EPOCHS = 100
+_LABELS = ("energy", "forces", "stress", "hessian")
+_ERRORS = [f"{name}_{kind}" for name in _LABELS for kind in ("mae", "rmse")]
 _DECAY = Range(lambda value: 0 <= value < 1, "in [0, 1)")
 
 
@@ -35,17 +37,7 @@ class MoleculeTraining:
     hessian_weight: float = value(0.0, NOT_NEGATIVE)
     second_stage: float | None = value(0.75, FRACTION)
     second_energy_weight: float = value(10.0, NOT_NEGATIVE)
-    best: Literal[
-        "loss",
-        "energy_mae",
-        "energy_rmse",
-        "forces_mae",
-        "forces_rmse",
-        "stress_mae",
-        "stress_rmse",
-        "hessian_mae",
-        "hessian_rmse",
-    ] = value("loss")
+    best: Literal[("loss", *_ERRORS)] = value("loss")
     validate_every: int | None = value(None, POSITIVE)
     checkpoint_seconds: float = value(10.0, NOT_NEGATIVE)
 
@@ -56,8 +48,12 @@ class MoleculeTraining:
         has = not self.weight_decay or self.optimizer in ("muon", "adamw")
         need = "left out: only muon and adamw have it"
         require(has, "training.weight_decay", self.weight_decay, need)
-        weights = self.energy_weight, self.forces_weight, self.stress_weight, self.hessian_weight
-        require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
+        require(self.trained, "training.*_weight", 0.0, "greater than zero for one of them")
+
+    @property
+    def trained(self) -> list[str]:
+        """Return the labels with a weight in the loss."""
+        return [name for name in _LABELS if getattr(self, f"{name}_weight")]
 
     @property
     def stable_until(self) -> float:
@@ -146,13 +142,7 @@ class Limits:
     `elapsed` are seconds from the start to the last `clock` of the main process.
     """
 
-    def __init__(
-        self,
-        steps_per_epoch: int,
-        steps: int | None = None,
-        epochs: int | None = None,
-        max_minutes: float | None = None,
-    ):
+    def __init__(self, steps_per_epoch: int, steps=None, epochs=None, max_minutes=None):
         if epochs is steps is max_minutes is None:
             epochs = DEFAULT_EPOCHS
         by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
@@ -160,6 +150,11 @@ class Limits:
         self.seconds = 60.0 * (max_minutes or math.inf)
         self.reserved = 0.0  # s, kept for the last validation
         self.start()
+
+    @classmethod
+    def of(cls, config, steps_per_epoch: int) -> "Limits":
+        """Return those of the settings of a run."""
+        return cls(steps_per_epoch, config.steps, config.epochs, config.max_minutes)
 
     def reserve(self, seconds: float):
         """Keep time for the last validation, but never more than half of all."""

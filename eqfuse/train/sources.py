@@ -1,7 +1,6 @@
 """The data of a run, embedded or from files: their settings, and how they are read."""
 
 import dataclasses
-import functools
 import glob
 import math
 import os
@@ -71,12 +70,10 @@ class DataSettings:
 
     @property
     def origin(self) -> str:
-        """Return the origin of the structures, for people."""
         return self.path or f"{self.name}, embedded"
 
     @property
     def keys(self):
-        """Return the names of the labels in the files."""
         from eqfuse.data import Keys
 
         return Keys(energy=self.energy_key, forces=self.forces_key, stress=self.stress_key)
@@ -147,21 +144,16 @@ class DataSettings:
             from eqfuse.data.store import store_structures
 
             return store_structures(files, keys=self.keys, types=self.types)
-        kinds = {"keys": self.keys, "types": self.types}
-        read = functools.partial(read_structures, **kinds, require_labels=False)
-        return [structure for file in files for structure in read(file)]
+        how = {"keys": self.keys, "types": self.types, "require_labels": False}
+        return [structure for file in files for structure in read_structures(file, **how)]
 
     def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
         from eqfuse.data import isolated_atom_energies
 
-        path = self.reference_energies
-        if path == AVERAGE:
-            return AVERAGE
-        if typed := self._typed_references():
-            return typed
-        if path in (None, FIT):
-            return None
+        path, typed = self.reference_energies, self._typed_references()
+        if typed or path in (None, FIT, AVERAGE):
+            return typed or (None if path == FIT else path)
         return isolated_atom_energies(path, energy_key=self.energy_key, cutoff=cutoff)
 
     def _typed_references(self) -> dict[int, float]:

@@ -71,12 +71,10 @@ class Start:
 
     @property
     def dispersion(self) -> Dispersion | None:
-        """Return what the labels of the network were less."""
         return Dispersion.of_run(self.metadata)
 
     @property
     def species(self) -> tuple[int, ...]:
-        """Return the sorted atomic numbers that the network knows."""
         return tuple(self.metadata["species"])
 
     def for_elements(self, elements: tuple[int, ...]) -> "Start":
@@ -124,7 +122,6 @@ class Start:
         return dataset, messages
 
     def _other_atoms(self, isolated: list[Structure]) -> list[str]:
-        """Return warnings of isolated atoms in the data whose energies are not the network's."""
         references = self.references(None)
         return [
             f"{atom.origin or 'an isolated atom'}: {chemical_symbols[z]} has {atom.energy:.4f} eV, "
@@ -156,7 +153,6 @@ class Start:
 
     @functools.cached_property
     def potential(self) -> models.Potential:
-        """Return the potential, with the backend of the run."""
         return module_of(self.metadata, self.config.backend)
 
     def initial_params(self) -> dict:
@@ -203,8 +199,8 @@ def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dic
         return metadata
     configs, heads = config.of_heads(), []
     for number, (name, own) in enumerate(dataset.heads.items()):
-        numbers = {n: np.asarray(params["params"][n][number]) for n in ("scale", "shift")}
-        numbers = {n: array.astype(float).tolist() for n, array in numbers.items()}
+        given = {n: params["params"][n][number] for n in ("scale", "shift")}
+        numbers = {n: np.asarray(array, float).tolist() for n, array in given.items()}
         like = configs.get(name) or next(iter(configs.values()))
         described = {"config": dataclasses.asdict(like), **_of_data(own)}
         described["potential"] = metadata["potential"] | numbers
@@ -213,7 +209,6 @@ def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dic
 
 
 def _of_data(dataset: Dataset) -> dict:
-    """Return what a network has of its data, as plain values."""
     return {
         "reference_energies": {str(z): float(e) for z, e in dataset.references.items()},
         "statistics": {
@@ -226,7 +221,6 @@ def _of_data(dataset: Dataset) -> dict:
 
 
 def _fingerprint(samples) -> str:
-    """Return the SHA-256 of the structures and labels of samples."""
     digest = hashlib.sha256()
     for sample in samples:
         labels = sample.forces, sample.stress, sample.atom_weights, sample.hessian

@@ -22,8 +22,6 @@ from eqfuse.train.settings.config import Config
 
 @flax.struct.dataclass
 class TrainState:
-    """The state that a training step changes."""
-
     params: jax.Array | dict  # in a run one array, see `Flat`
     average: jax.Array | dict  # moving average of the parameters, used for evaluation
     optimizer: optax.OptState
@@ -53,11 +51,7 @@ def initial_parameters(module, seed: int, graph: Graph, dtype: str) -> dict:
 
 @jax.named_scope("optimizer")
 def apply_gradient(
-    state: TrainState,
-    gradient,
-    learning_rate,
-    optimizer: optax.GradientTransformation,
-    decay,
+    state: TrainState, gradient, learning_rate, optimizer: optax.GradientTransformation, decay
 ) -> TrainState:
     """Return the state after an update of the parameters and of their average.
 
@@ -93,7 +87,7 @@ class Compiled:
         training: tuple[Flat, optax.GradientTransformation],
         devices: Devices,
     ):
-        settings, self.potential = config.training, potential
+        settings = config.training
         loss = Loss.of(settings, force_scale)
         self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))
@@ -125,7 +119,6 @@ class Compiled:
             self.step, self.errors = ops.sequence(step, report=report), ops.sequence(errors)
 
     def initial(self) -> TrainState:
-        """Return the state before the first step."""
         return init_state(self._params, self._optimizer, self._flat)
 
     def average_of(self, state: TrainState) -> Callable:

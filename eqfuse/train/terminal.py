@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 import rich.console
 import rich.progress
 from ase.data import chemical_symbols
@@ -19,7 +18,6 @@ from eqfuse import models, ops
 from eqfuse.data import Dataset
 from eqfuse.data.error_table import UNITS
 from eqfuse.data.structures import TRAINED, counted
-from eqfuse.graph import Graph
 from eqfuse.runs.files import RunFolder
 from eqfuse.runs.log import printable, say, warn
 from eqfuse.train.parallel import Devices
@@ -29,28 +27,25 @@ from eqfuse.train.sources import AVERAGE, FIT, matching
 
 def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices) -> dict:
     """Return what there is to say of a training before it begins, by title."""
+    start, count = config.start_from, devices.count
+    found = {name: own.data.subtracted() for name, own in config.of_heads().items()}
+    less = ", ".join(f"{d}" + (f" of {name}" if name else "") for name, d in found.items() if d)
+    platform, how = jax.devices()[0].platform, config.dtype
+    if jax.config.jax_default_matmul_precision == ops.TF32X3:
+        how += ", matmuls in three products of TF32"
     rows = {
-        **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
+        "start": start and f"the network of {start}",
         **_of_data(config, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
-        **_dispersion(config),
+        "dispersion": less and f"labels are less {less}; predictions of the run add it",
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
-        "backend": backend_report(config.backend, config.dtype),
-        "devices": f"{devices.count}, each with its part of every batch",
+        "backend": f"{ops.resolve(config.backend)} on {platform}; {how}",
+        "devices": f"{count}, each with its part of every batch" if count > 1 else None,
         "run": str(folder.path),
     }
-    return {name: text for name, text in rows.items() if name != "devices" or devices.count > 1}
-
-
-def _dispersion(config: Config) -> dict[str, str]:
-    """Return what the labels are less, of each head if there are several."""
-    found = {name: own.data.subtracted() for name, own in config.of_heads().items()}
-    texts = [f"{d}" + (f" of {name}" if name else "") for name, d in found.items() if d]
-    if not texts:
-        return {}
-    return {"dispersion": f"labels are less {', '.join(texts)}; predictions of the run add it"}
+    return {name: text for name, text in rows.items() if text}
 
 
 def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
@@ -83,45 +78,13 @@ def lines(rows: dict[str, str]) -> str:
     return "\n".join(texts)
 
 
-def ranges(dataset: Dataset) -> dict[str, str]:
-    """Return the ranges of the labels of the training frames, energies relative to references."""
-    energies = [s.energy / s.num_atoms for s in dataset.train if s.energy is not None]
-    forces = [np.linalg.norm(s.forces, axis=1) for s in dataset.train if s.forces is not None]
-    stress = [np.abs(s.stress).max() for s in dataset.train if s.stress is not None]
-    rows = {}
-    if energies:
-        rows["energies"] = f"{min(energies):.4f} to {max(energies):.4f} eV/atom, from references"
-    if forces:
-        rows["largest force"] = f"{max(map(np.nanmax, forces)):.4f} eV/Å"
-    if stress:
-        rows["largest stress"] = f"{max(stress):.4g} eV/Å³ of a component"
-    return rows
-
-
-def network_report(module, params, graph: Graph, verbose: bool) -> str:
-    """Return the name and size of a network; with `verbose` its layers, and what runs its ops."""
-    if verbose:
-        text = models.summary(module, params)
-        return f"{text}\n{models.ops_summary(module, params, graph)}"
-    return f"network    {parameters(module, params)}"
-
-
 def parameters(module, params) -> str:
     """Return the name of a network and the number of its parameters."""
     name, *_, size = models.summary(module, params).splitlines()
     return f"{name}, {size.strip()}"
 
 
-def backend_report(backend: str | None, dtype: str) -> str:
-    """Return the backend of the ops and the precision of matmuls."""
-    in_parts = jax.config.jax_default_matmul_precision == ops.TF32X3
-    matmuls = ", matmuls in three products of TF32" if in_parts else ""
-    platform = jax.devices()[0].platform
-    return f"{ops.resolve(backend)} on {platform}; {dtype}{matmuls}"
-
-
 def _files(path: str) -> str:
-    """Return a file, or a pattern with the number of files that match."""
     files = matching(path)
     return path if files == [path] else f"{path}: {len(files)} files"
 
@@ -152,7 +115,6 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 
 def _outliers(dataset: Dataset) -> str:
-    """Return how many frames the RMS leaves out."""
     if not (count := len(dataset.force_outliers)):
         return ""
     return (
@@ -162,7 +124,6 @@ def _outliers(dataset: Dataset) -> str:
 
 
 def _labels(training, dataset: Dataset) -> dict[str, str]:
-    """Return the numbers of frames with labels that only some have."""
     rows, of = {}, (len(dataset.train), len(dataset.val))
     for name, title in zip(TRAINED, ("energies", "forces", "stress", "Hessians"), strict=True):
         counts = dataset.num_labelled(name)
@@ -253,7 +214,6 @@ class Progress:
         self._bar.stop()
 
     def log(self, text: str):
-        """Print a line."""
         say(text)
         self._logged_at = time.monotonic()
 

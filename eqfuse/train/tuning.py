@@ -23,6 +23,7 @@ import numpy as np
 import optax
 
 from eqfuse.data import Batcher, DataError, Dataset, Structure, read_structures
+from eqfuse.data.error_table import error_table
 from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
 from eqfuse.models import compile_predict, predict
@@ -35,7 +36,8 @@ from eqfuse.runs.log import say, warn
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, Predicted, predictions
 from eqfuse.train.optimizer import flat_training
-from eqfuse.train.replay import farthest, moved, moved_text, structures_of, write_frames
+from eqfuse.train.replay import farthest, structures_of, write_frames
+from eqfuse.train.results import errors_text
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.start import Start
 
@@ -45,9 +47,7 @@ ELASTIC = 30.0
 """Weight of elastic weights where nothing else is asked for, see `benchmarks/results/tuning.md`."""
 _AUTO = "auto"
 _FROM = 8  # structures are made and labelled for each that is chosen, and so many are in a batch
-_MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1
-"""eV/Å and eV/Å^3 (16 GPa): structures with larger ones are left out, since they are so far from
-what networks know that they would dominate the training."""
+_MOST_FORCE, _MOST_PRESSURE = 5.0, 0.1  # eV/Å and eV/Å^3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,6 @@ class Tuning:
 
     @property
     def past(self) -> Start:
-        """Return the network of the past."""
         return self.starts[-1]
 
     @functools.cached_property
@@ -115,35 +114,14 @@ class Tuning:
         """Return what the network predicts for each sample with these variables."""
         return predictions(self._predict, params, self._batcher(samples))
 
-    def features(self, samples: Samples) -> np.ndarray:
-        """Return the mean of the features of the atoms of each, in units of their spread."""
-        potential, params = self.past.potential, self.past.initial_params()
-
-        @jax.jit
-        def sums(params, graph):
-            operands = graph.vectors, graph.species, graph.edges
-            rows = layer_features(potential, params, *operands, layers=potential.model.layers)
-            rows = jnp.where(graph.node_mask[:, None], rows, 0)
-            return jax.ops.segment_sum(rows, graph.graph_index, graph.num_graphs)
-
-        graphs = [batch.graph for batch in self._batcher(samples).batches(shuffle=False)]
-        rows = [sums(params, graph)[np.asarray(graph.graph_mask)] for graph in graphs]
-        rows = np.concatenate(rows) / samples.sizes[:, :1]
-        return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
-
-    def label(self, structures: Sequence[Structure], params) -> list[Structure]:
-        """Return structures with the energy, forces and stress that these variables give.
-
-        Those with a force beyond 5 eV/Å, or a pressure beyond 16 GPa, are left out.
-        """
+    def labelled(self, structures: Sequence[Structure], params) -> list[Structure]:
+        """Return structures with the energy, forces and stress that these variables give."""
         frames, samples = [], self.samples(structures)
         found = self.predicted(samples, params)
         for structure, sample, one in zip(structures, samples, found, strict=True):
-            pressure = abs(np.trace(one.stress)) / 3
-            if abs(one.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE:
-                energy = one.energy + sum(self.references[int(z)] for z in structure.numbers)
-                labels = {"energy": energy, "forces": sample.in_structure(one.forces)}
-                frames.append(dataclasses.replace(structure, stress=one.stress, **labels))
+            energy = one.energy + sum(self.references[int(z)] for z in structure.numbers)
+            labels = {"energy": energy, "forces": sample.in_structure(one.forces)}
+            frames.append(dataclasses.replace(structure, stress=one.stress, **labels))
         return frames
 
     @functools.cached_property
@@ -178,7 +156,8 @@ class Tuning:
             for s in given
             if s.energy is not None and s.forces is not None
         ]
-        frames += self.label(others, past.initial_params()) if others else []
+        if others:
+            frames += filter(_is_moderate, self.labelled(others, past.initial_params()))
         if not frames:
             raise DataError(
                 f"replay={source}: no frame has only elements of the network and forces below "
@@ -186,7 +165,24 @@ class Tuning:
             )
         if len(frames) <= count:
             return frames
-        return [frames[k] for k in farthest(self.features(self.samples(frames)), count)]
+        return [frames[k] for k in farthest(self._features(frames), count)]
+
+    def _features(self, frames: list[Structure]) -> np.ndarray:
+        """Return the mean of the features of the atoms of each, in units of their spread."""
+        potential, params = self.past.potential, self.past.initial_params()
+
+        @jax.jit
+        def sums(params, graph):
+            operands = graph.vectors, graph.species, graph.edges
+            rows = layer_features(potential, params, *operands, layers=potential.model.layers)
+            rows = jnp.where(graph.node_mask[:, None], rows, 0)
+            return jax.ops.segment_sum(rows, graph.graph_index, graph.num_graphs)
+
+        samples = self.samples(frames)
+        graphs = [batch.graph for batch in self._batcher(samples).batches(shuffle=False)]
+        rows = [sums(params, graph)[np.asarray(graph.graph_mask)] for graph in graphs]
+        rows = np.concatenate(rows) / samples.sizes[:, :1]
+        return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
 
     def remembered(self) -> Samples:
         """Return the frames to remember as samples for the training, of the weight of replay."""
@@ -194,10 +190,20 @@ class Tuning:
         how = {"weights": weights, "origin": "a frame of replay"}
         return self.samples([dataclasses.replace(s, **how) for s in self.frames], self.references)
 
-    def with_past(self, dataset: Dataset) -> Dataset:
-        """Return the dataset of several heads, with one more for the frames to remember."""
+    def with_replay(self, dataset: Dataset) -> tuple[Dataset, Samples | None]:
+        """Return the dataset and, if others than its own, the samples to train on.
+
+        With several heads, the dataset has one more, of the frames to remember.
+        """
         if not self.frames:
-            return dataset
+            return dataset, None
+        if not self.config.heads:
+            if isinstance(dataset.train, tuple | list):
+                return dataset, Samples((*dataset.train, *self.remembered()))
+            raise ConfigError(
+                f"replay={self.config.replay} is for data in memory, and these are read as they "
+                "are needed; put the frames to remember into the data, and give replay=none"
+            )
         first = next(iter(self.config.of_heads().values()))
         if self.past.dispersion != first.data.subtracted():  # a head of the past has that
             raise ConfigError(
@@ -206,18 +212,8 @@ class Tuning:
             )
         own = next(iter(dataset.heads.values()))
         parts = {"train": self.remembered(), "val": (), "test": (), "references": self.references}
-        return Dataset.of_heads({**dataset.heads, PAST: dataclasses.replace(own, **parts)})
-
-    def with_replay(self, train) -> Samples:
-        """Return the training samples of a run with one head, and those to remember."""
-        if not self.frames or self.config.heads:
-            return train
-        if not isinstance(train, tuple | list):
-            raise ConfigError(
-                f"replay={self.config.replay} is for data in memory, and these are read as they "
-                "are needed; put the frames to remember into the data, and give replay=none"
-            )
-        return Samples((*train, *self.remembered()))
+        heads = {**dataset.heads, PAST: dataclasses.replace(own, **parts)}
+        return Dataset.of_heads(heads), None
 
     def keep(self, folder: RunFolder):
         """Write the frames to remember into the folder of a run that begins."""
@@ -255,13 +251,30 @@ class Tuning:
 
     def facts(self, dataset: Dataset) -> dict[str, str]:
         """Return what there is to say before the training, by title."""
-        weight, source = elastic_of(self.config, dataset), self.config.replay
+        source, weight = self.config.replay, elastic_of(self.config, dataset)
         if self.frames:
             kind = "made for its elements and labelled by it" if source == _AUTO else source
             of_weight = f"of weight {self.config.replay_weight:g}"
             return {"replay": f"{len(self.frames)} frames {of_weight}, {kind}"}
         text = f"weight {weight:g}; elastic=0 lets the network forget more"
         return {"elastic": text} if weight else {}
+
+    def moved(self, before: dict, after: dict) -> list[dict]:
+        """Return what a training moved in structures that it did not see, as an error table.
+
+        Errors are those of the variables `after` it against the network with those `before`, for
+        crystals with elements of the data, other crystals and molecules, see `error_table`.
+        """
+
+        def kind(s: Structure) -> str:
+            is_near = self.data & {*s.numbers.tolist()}
+            near, other = "crystals with elements of the data", "other crystals"
+            return "molecules" if not s.pbc.any() else near if is_near else other
+
+        made = structures_of(self.past.species, self.data, 128, self.config.seed + 1)
+        frames = filter(_is_moderate, self.labelled(made, before))
+        frames = [dataclasses.replace(s, config_type=kind(s), stress=None) for s in frames]
+        return error_table(frames, self.labelled(frames, after))
 
     def report(self, folder: RunFolder, dataset: Dataset):
         """Print and write what the training moved elsewhere, if the network knows elsewhere."""
@@ -271,17 +284,28 @@ class Tuning:
         params, rows = jax.tree.map(lambda p: jnp.asarray(p, self.config.dtype), params), []
         for number, head in enumerate(dataset.heads or [None]):
             own = params if head is None else head_of(params, number)
-            found = moved(self, self.starts[number].initial_params(), own)
-            say(moved_text(found, head))
-            rows += [({} if head is None else {"head": head}) | row for row in found]
+            found = self.moved(self.starts[number].initial_params(), own)
+            rows += [{"set": head or "moved"} | row for row in found]
+            of_head = f" by the head {head}" if head else ""
+            title = f"moved elsewhere{of_head}, in structures that were not trained on"
+            shown = [row for row in rows[-len(found) :] if "config_type" in row["group"]]
+            say(errors_text(title, shown))
         try:
             write_table(folder.path / "moved.csv", rows)
         except OSError as error:  # the training is done
             warn(f"moved.csv cannot be written: {error}")
 
 
+def _is_moderate(s: Structure) -> bool:
+    """Test whether forces are below 5 eV/Å, and the pressure below 16 GPa.
+
+    Others are so far from what networks know that they would dominate the training.
+    """
+    pressure = 0.0 if s.stress is None else abs(np.trace(s.stress)) / 3
+    return abs(s.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE
+
+
 def _elements(dataset: Dataset) -> set[int]:
-    """Return the atomic numbers of the training data."""
     return {dataset.species[k] for s in dataset.train for k in {*s.species.tolist()}}
 
 

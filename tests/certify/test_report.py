@@ -29,3 +29,11 @@ def test_titles_of_pictures_are_no_formulas(tmp_path):
     labels = SimpleNamespace(energy=1.0, num_atoms=1, forces=np.zeros((1, 3)), stress=None)
     plots.parity([(labels, labels)], tmp_path / "a.png", r"a$\frac{$")  # no error of mathtext
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize("text", ["", "epoch,val_loss\n", "epoch,val_loss\n1\n"])
+def test_pictures_of_metrics_that_were_cut_off(tmp_path, text):
+    (tmp_path / "metrics.csv").write_text(text)
+    with pytest.raises(ValueError, match="no whole line in"):
+        plots.learning_curves(tmp_path / "metrics.csv", tmp_path / "learning.png")

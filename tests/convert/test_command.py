@@ -10,10 +10,9 @@ import pytest
 import eqfuse
 from eqfuse.cli import main as cli
 from eqfuse.convert.command import main
-from eqfuse.inference.examples import example_structures
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.resume import started_config
-from scripts.network_goldens import to_arrays
+from scripts.network_goldens import example_structures, to_arrays
 from tests.convert.conftest import from_arrays
 
 

@@ -20,7 +20,7 @@ from eqfuse.runs.files import encode, read_file, require_free
 from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
-from eqfuse.train.replay import farthest, moved, structures_of, write_frames
+from eqfuse.train.replay import farthest, structures_of, write_frames
 from eqfuse.train.resume import started_config
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import FILE, Tuning, held
@@ -107,21 +107,20 @@ def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
         network.made(str(path))
 
 
-def test_what_moved_is_the_change_of_the_network(past):
+def test_moved_is_the_change_of_the_network(past):
     """A shift of 0.1 eV for each atom moves energies by 100 meV/atom, and no force."""
     network, _ = past
     before = network.past.initial_params()
-    assert all(abs(r["energy_mev_per_atom"]) < 1e-6 for r in moved(network, before, before))
     params = before["params"]
     shifted = {"params": params | {"shift": params["shift"] + 0.1}}
-    rows = moved(network, before, shifted)
-    assert {row["structures"] for row in rows} >= {
-        "crystals with elements of the data",
-        "molecules",
-    }
-    for row in rows:
-        assert row["energy_mev_per_atom"] == pytest.approx(100, rel=1e-6)
-        assert row["forces_mev_per_a"] == pytest.approx(0, abs=1e-9)
+    rows = {row["group"]: row for row in network.moved(before, shifted)}
+    kinds = {"crystals with elements of the data", "molecules"}
+    assert rows.keys() >= {"all", "element C", *(f"config_type {kind}" for kind in kinds)}
+    for group, row in rows.items():
+        energy, forces = row["energy_mae_mev_per_atom"], row["forces_mae_mev_per_a"]
+        of_element = group.startswith("element")
+        assert energy is None if of_element else energy == pytest.approx(100, rel=1e-6)
+        assert forces == pytest.approx(0, abs=1e-9)
 
 
 def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
@@ -129,7 +128,7 @@ def test_stiffness_is_of_the_square_of_what_the_past_depends_on(past, water):
     network, _ = past
     before = network.past.initial_params()
     layout = Flat.of(before)
-    [frame] = network.label(read_structures(water)[:1], before)
+    [frame] = network.labelled(read_structures(water)[:1], before)
     loss = Loss(energy=1.0, forces=0.0, stress=0.0, force_scale=1.0)
     found = network.stiffness([frame], layout, loss)
     samples, params = network.samples([frame]), layout.flatten(before)
@@ -174,7 +173,7 @@ def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
     out = capsys.readouterr().out
     assert "replay     4 frames of weight 1, made for its elements and labelled by it" in out
     assert "moved elsewhere" in out
-    assert (whole / "moved.csv").read_text(encoding="utf-8").startswith("structures,number")
+    assert (whole / "moved.csv").read_text(encoding="utf-8").startswith("set,group,frames")
     assert main([*given, "steps=3", "training.schedule=constant", f"run={parts}"]) == 0
     assert main([f"resume={parts}", "steps=6"]) == 0
     (ours, _, _), (theirs, _, _) = (read_checkpoint(f, ("last",)) for f in (parts, whole))

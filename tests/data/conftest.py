@@ -23,7 +23,7 @@ def random_structure(rng, n_atoms=5, *, periodic=False, stress=False, elements=(
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_structure():
     return random_structure
 

@@ -7,30 +7,19 @@ import ase.units
 import numpy as np
 import pytest
 from ase.calculators.emt import EMT
-from ase.calculators.tersoff import Tersoff, TersoffParameters
+from ase.calculators.tersoff import Tersoff
 
 from eqfuse.data import Structure, read_embedded
 from eqfuse.data.checks_of_stress import stress_hint, stress_problems
+from tests.fuzz.labels import SILICON
+from tests.fuzz.labels import labelled as without_stress
 
 GPA = 1 / ase.units.GPa
-# Tersoff 1989, doi:10.1103/PhysRevB.39.5566, table I
-_BONDS = {"m": 3, "gamma": 1, "lambda3": 0, "c": 100390, "d": 16.217, "h": -0.59825, "n": 0.78734}
-_PAIRS = {"beta": 1.1e-6, "lambda2": 1.7322, "B": 471.18, "R": 2.85, "D": 0.15}
-_PAIRS |= {"lambda1": 2.4799, "A": 1830.8}
-SILICON = Tersoff({("Si", "Si", "Si"): TersoffParameters(**_BONDS, **_PAIRS)})
 
 
 def labelled(atoms, calculator) -> Structure:
-    atoms.calc = calculator
-    return Structure(
-        atoms.numbers,
-        atoms.positions,
-        atoms.cell.array,
-        True,
-        atoms.get_potential_energy(),
-        atoms.get_forces(),
-        atoms.get_stress(voigt=False),
-    )
+    structure = without_stress(atoms, calculator)
+    return dataclasses.replace(structure, stress=atoms.get_stress(voigt=False))
 
 
 def frames_of(kind: str, count: int = 15) -> list[Structure]:
@@ -44,7 +33,7 @@ def frames_of(kind: str, count: int = 15) -> list[Structure]:
             atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.02 * strain), scale_atoms=True)
             atoms.positions += 0.05 * rng.normal(size=(4, 3))
         else:  # of one cell, compared by springs
-            atoms, calculator = ase.build.bulk("Si", cubic=True), SILICON
+            atoms, calculator = ase.build.bulk("Si", cubic=True), Tersoff({("Si",) * 3: SILICON})
             atoms.positions += 0.1 * rng.normal(size=(8, 3))
         frames.append(labelled(atoms, calculator))
     return frames
@@ -71,14 +60,15 @@ def wrong(frames, kind: str) -> list[Structure]:
     return [dataclasses.replace(s, stress=WRONG[kind](s.stress, s.volume)) for s in frames]
 
 
-@pytest.mark.parametrize("kind", ["strained", "one cell"])
-def test_signs_units_and_orders_are_seen_without_a_network(kind):
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [
+        ("strained", "the energies of strained frames (23 pairs)"),
+        ("one cell", "the forces of stretched"),
+    ],
+)
+def test_signs_units_and_orders_are_seen_without_a_network(kind, by):
     frames = frames_of(kind)
-    by = (
-        "the energies of strained frames (23 pairs)"
-        if kind == "strained"
-        else "the forces of stretched"
-    )
     for text in WRONG:
         found = list(stress_problems(wrong(frames, text)))
         assert len(found) == bool(text)
@@ -91,17 +81,16 @@ def test_hints_of_predictions(text):
     frames = frames_of("strained")
     scale = np.std([s.stress for s in frames])
     noise = np.random.default_rng(1).normal(size=(len(frames), 3, 3))
-    predicted = [
-        dataclasses.replace(s, stress=s.stress + scale * (0.3 * n + 2 * np.eye(3)))
-        for s, n in zip(frames, noise, strict=True)
-    ]
-    hint = stress_hint(wrong(frames, text), predicted)
-    assert (hint is not None) == bool(text)
-    assert not text or text in hint
-    untrained = [
-        dataclasses.replace(s, stress=scale * n) for s, n in zip(frames, noise, strict=True)
-    ]
-    assert stress_hint(wrong(frames, text), untrained) is None
+
+    def hint(of) -> str | None:
+        pairs = zip(frames, noise, strict=True)
+        predicted = [dataclasses.replace(s, stress=of(s.stress, scale * n)) for s, n in pairs]
+        return stress_hint(wrong(frames, text), predicted)
+
+    found = hint(lambda stress, error: stress + 0.3 * error + 2 * scale * np.eye(3))
+    assert (found is not None) == bool(text)
+    assert not text or text in found
+    assert hint(lambda stress, error: error) is None  # of a network that has learned nothing
 
 
 def test_stress_that_lacks_the_symmetry_of_a_crystal():

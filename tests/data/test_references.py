@@ -19,20 +19,10 @@ ATOM = "1\nProperties=species:S:1:pos:R:3 energy={energy}\n{symbol} 0 0 0\n"
 
 def hydrocarbon(carbons, hydrogens, energy):
     n = carbons + hydrogens
+    numbers = [6] * carbons + [1] * hydrogens
     return Structure(
-        numbers=np.array([6] * carbons + [1] * hydrogens),
-        positions=np.arange(3.0 * n).reshape(n, 3),
-        energy=energy,
-        forces=np.zeros((n, 3)),
+        numbers, np.arange(3.0 * n).reshape(n, 3), energy=energy, forces=np.zeros((n, 3))
     )
-
-
-def test_isolated_atom_energies(tmp_path):
-    path = tmp_path / "atoms.xyz"
-    path.write_text(ATOM.format(symbol="C", energy=-1029.5) + ATOM.format(symbol="H", energy=-13.6))
-    energies = isolated_atom_energies(path)
-    assert energies == {1: -13.6, 6: -1029.5}
-    assert list(energies) == [1, 6]
 
 
 @pytest.mark.parametrize(
@@ -41,14 +31,20 @@ def test_isolated_atom_energies(tmp_path):
         ("2\nProperties=species:S:1:pos:R:3 energy=-1\nH 0 0 0\nH 0 0 1\n", "has 2 atoms"),
         (ATOM.format(symbol="H", energy=-2.0), "a second energy for H"),
         ("1\nProperties=species:S:1:pos:R:3\nC 0 0 0\n", "no energy under the key 'energy'"),
+        (ATOM.format(symbol="C", energy=-1029.5), None),
     ],
 )
-def test_bad_isolated_atoms(tmp_path, text, message):
+def test_isolated_atom_energies(tmp_path, text, message):
     path = tmp_path / "atoms.xyz"
-    path.write_text(ATOM.format(symbol="H", energy=-1.0) + text)
-    with pytest.raises(DataError, match=message) as error:
+    first = ATOM.format(symbol="N", energy=-9.0) + ATOM.format(symbol="H", energy=-1.0)
+    path.write_text(first + text)
+    if message is None:
+        energies = isolated_atom_energies(path)
+        assert energies == {1: -1.0, 6: -1029.5, 7: -9.0}
+        assert list(energies) == [1, 6, 7]
+        return
+    with pytest.raises(DataError, match=rf"frame 2\b.*{message}"):
         isolated_atom_energies(path)
-    assert "frame 1" in str(error.value)
 
 
 def test_fit_recovers_exact_energies():
@@ -76,17 +72,12 @@ def test_missing_reference_is_named():
 
 @pytest.mark.parametrize("kind", ["isolated atoms", "fit"])
 def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(shared_data, kind):
-    structures = read_structures(shared_data / "3bpa" / "train_300K.xyz")
+    structures = read_structures(shared_data / "3bpa" / "train_300K.xyz")[::5]
     isolated = isolated_atom_energies(shared_data / "3bpa" / "iso_atoms.xyz")
-    data = Dataset.build(
-        structures, cutoff=3.0, references=isolated if kind == "isolated atoms" else None
-    )
-    labels = np.concatenate(
-        [
-            batch.labels.energy[batch.graph.graph_mask]
-            for batch in Batcher(data.train, 50, dtype=np.float32).batches(shuffle=False)
-        ]
-    )
+    references = isolated if kind == "isolated atoms" else None
+    data = Dataset.build(structures, cutoff=3.0, references=references)
+    batches = Batcher(data.train, 50, dtype=np.float32).batches(shuffle=False)
+    labels = np.concatenate([b.labels.energy[b.graph.graph_mask] for b in batches])
     assert labels.dtype == np.float32
     chosen = [structures[i] for i in data.train_indices]
     totals = np.array([s.energy for s in chosen])
@@ -107,37 +98,43 @@ def molecules():
     return [hydrocarbon(c, h, -6.0 * c - h) for c, h in [(1, 4), (2, 6), (2, 4), (6, 6), (3, 8)]]
 
 
+def build(structures, **options):
+    return Dataset.build(structures, cutoff=12.0, **{"val_size": 1, **options})
+
+
 def test_isolated_atoms_among_the_structures_are_the_references(molecules):
     structures = [atom(6, -5.0), *molecules, atom(1, -0.5)]
-    data = Dataset.build(structures, cutoff=12.0, val_size=2)
+    data = build(structures, val_size=2)
     assert data.references == {1: -0.5, 6: -5.0}
     assert not data.references_fitted
     assert data.isolated_atoms.tolist() == [0, 6]
     both = np.concatenate([data.train_indices, data.val_indices])
     assert sorted(both.tolist()) == [1, 2, 3, 4, 5]
     for index, sample in zip(data.train_indices, data.train, strict=True):
-        carbons = (structures[index].numbers == 6).sum()
-        hydrogens = structures[index].num_atoms - carbons
+        hydrogens, carbons = np.bincount(structures[index].numbers)[[1, 6]]
         assert sample.energy == pytest.approx(-carbons - 0.5 * hydrogens)
 
 
-def test_given_references_come_before_isolated_atoms(molecules):
+def test_references_that_are_given_come_before_isolated_atoms(molecules):
     given = {1: -1.0, 6: -6.0}
     atoms = [atom(6, -5.0), atom(6, -5.1), atom(1, None)]  # which contradict each other
-    data = Dataset.build([*atoms, *molecules], cutoff=12.0, val_size=1, references=given)
+    data = build([*atoms, *molecules], references=given)
     assert data.references == given
     assert not data.references_fitted
     assert len(data.train) + len(data.val) == 5
 
 
-def test_isolated_atoms_must_be_one_of_each_element(molecules):
-    with pytest.raises(DataError, match=r"structure \d: no reference energy for H"):
-        Dataset.build([atom(6, -5.0), *molecules], cutoff=12.0, val_size=1)
-    twice = [atom(6, -5.0), *molecules, atom(1, -0.5), atom(6, -5.1)]
-    with pytest.raises(DataError, match="structure 7: a second energy for C"):
-        Dataset.build(twice, cutoff=12.0, val_size=1)
-    with pytest.raises(DataError, match="structure 0: an isolated atom without an energy"):
-        Dataset.build([atom(6, None), *molecules], cutoff=12.0, val_size=1)
+@pytest.mark.parametrize(
+    ("atoms", "message"),
+    [
+        ([atom(6, -5.0)], r"structure \d: no reference energy for H"),
+        ([atom(6, -5.0), atom(1, -0.5), atom(6, -5.1)], "structure 2: a second energy for C"),
+        ([atom(6, None)], "structure 0: an isolated atom without an energy"),
+    ],
+)
+def test_isolated_atoms_must_be_one_of_each_element(molecules, atoms, message):
+    with pytest.raises(DataError, match=message):
+        build([*atoms, *molecules])
     with pytest.raises(DataError, match=r"config_type=IsolatedAtom is for one atom.* 5 atoms"):
         Structure([6, 1, 1, 1, 1], molecules[0].positions, energy=0.0, config_type="IsolatedAtom")
 
@@ -146,43 +143,35 @@ def test_isolated_atoms_of_the_validation_structures(molecules):
     """They are references too, and may not contradict the others."""
     carbon, hydrogen = atom(6, -5.0), atom(1, -0.5)
     structures, validation = [carbon, *molecules[:4]], [hydrogen, molecules[4]]
-    data = Dataset.build(structures, cutoff=12.0, validation=validation)
+    data = build(structures, validation=validation)
     assert data.references == {1: -0.5, 6: -5.0}
     assert data.val_indices.tolist() == [1]
     with pytest.raises(DataError, match="validation structure 2: a second energy for C"):
-        Dataset.build(structures, cutoff=12.0, validation=[*validation, atom(6, -5.1)])
-
-
-def test_nothing_but_isolated_atoms(molecules):
-    atoms = [atom(6, -5.0), atom(1, -0.5)]
+        build(structures, validation=[*validation, atom(6, -5.1)])
     with pytest.raises(DataError, match=r"no structure but isolated atoms \(2\)"):
-        Dataset.build(atoms, cutoff=12.0)
+        build([carbon, hydrogen])
     with pytest.raises(DataError, match=r"no validation structure but isolated atoms \(2\)"):
-        Dataset.build(molecules, cutoff=12.0, validation=atoms)
+        build(molecules, validation=[carbon, hydrogen])
 
 
-def test_an_element_of_validation_structures_only(molecules):
+def test_element_of_validation_structures_only_is_warned_of(molecules):
     water = Structure([8, 1], np.eye(2, 3), energy=-3.0, forces=np.zeros((2, 3)))
-    references = {1: -1.0, 6: -6.0, 8: -2.0}
     with pytest.warns(UserWarning, match="no training structure has O"):
-        Dataset.build(molecules, cutoff=12.0, validation=[water], references=references)
+        build(molecules, validation=[water], references={1: -1.0, 6: -6.0, 8: -2.0})
 
 
-def test_an_isolated_atom_needs_no_forces(tmp_path):
+def test_isolated_atom_needs_no_forces(tmp_path):
     path = tmp_path / "atoms.xyz"
     text = ATOM.format(symbol="C", energy="-1029.5 config_type=IsolatedAtom")
-    path.write_text(text)
-    (carbon,) = read_structures(path)
-    assert carbon.is_isolated_atom
-    assert carbon.energy == -1029.5
-    path.write_text(text.replace("IsolatedAtom", "isolated_atom"))  # of GAP
-    assert read_structures(path)[0].is_isolated_atom
-    path.write_text(text.replace("energy", "other"))
-    with pytest.raises(DataError, match="none of 1 frame: no energy"):
-        read_structures(path)
-    path.write_text(text.replace("IsolatedAtom", "Atom"))
-    with pytest.raises(DataError, match="none of 1 frame: no forces"):
-        read_structures(path)
+    for spelling in ("IsolatedAtom", "isolated_atom"):  # of MACE and GAP
+        path.write_text(text.replace("IsolatedAtom", spelling))
+        (carbon,) = read_structures(path)
+        assert carbon.is_isolated_atom
+        assert carbon.energy == -1029.5
+    for old, new, missing in (("energy", "other", "energy"), ("IsolatedAtom", "Atom", "forces")):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(DataError, match=f"none of 1 frame: no {missing}"):
+            read_structures(path)
 
 
 def test_energies_of_an_atom_that_differ_by_rounding_are_one():

@@ -68,68 +68,55 @@ def assert_same(one, other):
             assert a == b, field.name
 
 
-def test_structures_and_samples_are_those_in_memory(files, in_memory, tmp_path):
-    stored = store_structures(files, folder=tmp_path)
-    assert len(stored) == len(in_memory) == 18
-    for one, other in zip(stored, in_memory, strict=True):
+def assert_all_same(ones, others):
+    for one, other in zip(ones, others, strict=True):
         assert_same(one, other)
-    references = {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
-    for given in (references, None):
-        common = 4.0, (1, 6, 8, 29), given
-        samples = samples_of(stored, *common)
+
+
+REFERENCES = {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
+SPECIES = tuple(REFERENCES)
+
+
+@pytest.mark.parametrize("by_type", [{}, {"wet": 3.0, "Default": 0.0, "IsolatedAtom": 0.0}])
+def test_structures_and_samples_are_those_in_memory(files, in_memory, tmp_path, by_type):
+    """Also with weights of types; one that is zero drops labels, but of an isolated atom."""
+    stored = weighted_by_type(store_structures(files, folder=tmp_path), by_type)
+    expected = weighted_by_type(in_memory, by_type)
+    assert len(stored) == 18
+    assert_all_same(stored, expected)
+    if by_type:
+        assert expected[1].weights.energy == 6
+        assert expected[0].forces is None
+    for given in (None, REFERENCES):
+        samples = samples_of(stored, 4.0, SPECIES, given)
         assert isinstance(samples, StoredSamples)
-        for one, other in zip(samples, prepare_samples(in_memory, *common), strict=True):
-            assert_same(one, other)
+        others = prepare_samples(expected, 4.0, SPECIES, given)
+        assert_all_same(samples, others)
+    batches = [next(Batcher(some, 18).batches()) for some in (samples, others)]
+    assert batches[0].labels.weights is not None
+    jax.tree.map(np.testing.assert_array_equal, *batches)
     numbers = [3, 17, 0]
-    some = samples_of(chosen(stored, numbers), *common)
-    expected = prepare_samples([in_memory[k] for k in numbers], *common)
-    for one, other in zip(some, expected, strict=True):
-        assert_same(one, other)
-    assert not np.array_equal(expected[1].order, np.arange(600))
+    some = samples_of(chosen(stored, numbers), 4.0, SPECIES, given)
+    others = prepare_samples([expected[k] for k in numbers], 4.0, SPECIES, given)
+    assert_all_same(some, others)
+    assert not np.array_equal(others[1].order, np.arange(600))
 
 
 def test_batches_and_statistics_are_those_in_memory(files, in_memory, tmp_path):
     stored = store_structures(files, folder=tmp_path)
-    references = {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
-    sets = [
-        Dataset.build(frames, cutoff=4.0, val_size=3, references=references)
+    ours, theirs = (
+        Dataset.build(frames, cutoff=4.0, val_size=3, references=REFERENCES)
         for frames in (stored, in_memory)
-    ]
-    ours, theirs = sets
+    )
     for name in ("force_rms", "mean_neighbors", "energy_per_atom", "species", "references"):
         assert getattr(ours, name) == getattr(theirs, name)
     np.testing.assert_array_equal(ours.train_indices, theirs.train_indices)
-    for one, other in zip(
-        Batcher(ours.train, 4).batches(epoch=2),
-        Batcher(theirs.train, 4).batches(epoch=2),
-        strict=True,
-    ):
-        for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
-            np.testing.assert_array_equal(a, b)
+    batches = [list(Batcher(one.train, 4).batches(epoch=2)) for one in (ours, theirs)]
+    jax.tree.map(np.testing.assert_array_equal, *batches)
     assert find_problems(ours, stored) == find_problems(theirs, in_memory)
-    moved = {z: energy + 1 for z, energy in references.items()}
+    moved = {z: energy + 1 for z, energy in REFERENCES.items()}
     ours, theirs = ours.with_references(moved, stored), theirs.with_references(moved, in_memory)
-    for one, other in zip(ours.val, theirs.val, strict=True):
-        assert_same(one, other)
-
-
-def test_weights_of_types_are_those_in_memory(files, in_memory, tmp_path):
-    """Also one that is zero, which drops labels; but not the energy of an isolated atom."""
-    by_type = {"wet": 3.0, "Default": 0.0, "IsolatedAtom": 0.0}
-    stored = weighted_by_type(store_structures(files, folder=tmp_path), by_type)
-    expected = weighted_by_type(in_memory, by_type)
-    for one, other in zip(stored, expected, strict=True):
-        assert_same(one, other)
-    assert expected[1].weights.energy == 6
-    assert expected[0].forces is None
-    common = 4.0, (1, 6, 8, 29), {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
-    batches = [
-        next(Batcher(samples, 18).batches())
-        for samples in (samples_of(stored, *common), prepare_samples(expected, *common))
-    ]
-    assert batches[0].labels.weights is not None
-    for a, b in zip(*map(jax.tree.leaves, batches), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_all_same(ours.val, theirs.val)
 
 
 def test_files_are_read_once_and_again_when_they_change(files, tmp_path, monkeypatch):
@@ -231,7 +218,6 @@ def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, mo
         sets[where], _ = load_dataset(config)
     assert isinstance(sets["on"].train, StoredSamples)
     for name in ("train", "val"):
-        for one, other in zip(*(getattr(s, name) for s in sets.values()), strict=True):
-            assert_same(one, other)
+        assert_all_same(*(getattr(s, name) for s in sets.values()))
     assert sets["on"].references == sets["off"].references
     assert len(list((tmp_path / "cache" / "eqfuse" / "store").iterdir())) == 1

@@ -1,5 +1,6 @@
 """`eqfuse export`: programs that run without eqfuse."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -28,6 +29,20 @@ def structures():
     crystal.rattle(0.1, seed=1)
     crystal.set_cell(crystal.cell.array @ (np.eye(3) + 0.02 * np.arange(9).reshape(3, 3) / 9))
     return [crystal, ase.Atoms("AlCu2", [[0, 0, 0], [2.4, 0.1, 0], [0.3, 2.5, 0.2]])]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Return a function that makes the run of a model and its program, once."""
+
+    @functools.cache
+    def made(model):
+        folder = tmp_path_factory.mktemp(model)
+        run, file = untrained_run(folder, model), folder / "program.safetensors"
+        export(run, file)
+        return run, file
+
+    return made
 
 
 def program_of(file):
@@ -59,11 +74,9 @@ def assert_agreement(results, atoms, run, tolerance=1e-11):
     np.testing.assert_allclose(stress, expected, rtol=0, atol=atol)
 
 
-def test_a_program_runs_without_eqfuse(tmp_path, capsys):
+def test_a_program_runs_without_eqfuse(exported, tmp_path):
     """One program for structures of all sizes, by JAX alone, in a process of its own."""
-    run, file = untrained_run(tmp_path), tmp_path / "program.safetensors"
-    assert cli.main(["export", str(run), str(file)]) == 0
-    assert "Al Cu, float64, cutoff 4.0 Å" in capsys.readouterr().out
+    run, file = exported("nequip")
     given, out = tmp_path / "in.npz", tmp_path / "out.npz"
     np.savez(given, **to_arrays(structures()))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -75,17 +88,17 @@ def test_a_program_runs_without_eqfuse(tmp_path, capsys):
             assert_agreement(found, atoms, run)
     content = bytearray(file.read_bytes())
     content[-100] ^= 1  # of the weights
-    file.write_bytes(content)
-    done = run_python(*command, check=False, **where)
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(content)
+    done = run_python(CONSUMER, damaged, given, out, check=False, **where)
     assert "ValueError: the file is damaged; export the network again" in done.stderr
 
 
 @pytest.mark.parametrize(
     "model", [pytest.param(m, marks=pytest.mark.slow if m != "nequip" else ()) for m in FIELDS]
 )
-def test_padding_and_pairs_beyond_the_cutoff_contribute_nothing(tmp_path, model):
-    run, file = untrained_run(tmp_path, model), tmp_path / "program.safetensors"
-    export(run, file)
+def test_padding_and_pairs_beyond_the_cutoff_contribute_nothing(exported, model):
+    run, file = exported(model)
     atoms = structures()[0]
     numbers, positions, cell, senders, receivers, shifts = arrays_of(atoms, 4.8)
     loops = np.zeros(7, np.int32)
@@ -101,8 +114,8 @@ def test_padding_and_pairs_beyond_the_cutoff_contribute_nothing(tmp_path, model)
     assert_agreement(results, atoms, run)
 
 
-def test_float32_and_unknown_elements(tmp_path):
-    run, file = untrained_run(tmp_path), tmp_path / "program.safetensors"
+def test_float32_and_unknown_elements(exported, tmp_path):
+    [run, _], file = exported("nequip"), tmp_path / "program.safetensors"
     assert export(run, file, dtype="float32")["dtype"] == "float32"
     atoms = structures()[0]
     program = program_of(file)
@@ -112,9 +125,10 @@ def test_float32_and_unknown_elements(tmp_path):
     assert np.isnan(energies).tolist() == [False, False, True, False]
 
 
-def test_tables_of_radial_functions_travel_in_the_place_of_networks(tmp_path):
-    run, file = untrained_run(tmp_path), tmp_path / "program.safetensors"
+def test_tables_of_radial_functions_travel_in_the_place_of_networks(exported, tmp_path, capsys):
+    [run, _], file = exported("nequip"), tmp_path / "program.safetensors"
     assert cli.main(["export", str(run), str(file), "--radial", "table"]) == 0
+    assert "Al Cu, float64, cutoff 4.0 Å" in capsys.readouterr().out
     atoms = structures()[0]
     with jax.enable_x64(True):
         forces = np.asarray(program_of(file)(*arrays_of(atoms, 4.0))[1])

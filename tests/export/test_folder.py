@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-import zlib
+import sys
 from pathlib import Path
 
 import ase.build
@@ -28,12 +28,14 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
+from eqfuse.export.folder import with_checksum
 from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.runs.errors import ConfigError
 from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 
-SOURCES = Path(eqfuse.__file__).parent / "export"
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "eqfuse" / "export"
 SIZES = [(40, 800), (600, 28000)]
 EXECUTE = 3  # of XLA's FFI
 
@@ -52,11 +54,11 @@ def plugin():
     return str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so"))
 
 
-def compiled(source: Path, out: Path):
+def compiled(source: Path, out: Path, level="-O1"):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     warnings = ["-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command = ["g++", "-O1", "-std=c++17", *warnings, str(source), "-o", str(out)]
+    command = ["g++", level, "-std=c++17", *warnings, str(source), "-o", str(out)]
     subprocess.run([*command, "-ldl", "-pthread"], check=True)
     return out
 
@@ -75,12 +77,6 @@ def host(place):
 def mace(place):
     run = untrained_run(place, "mace")
     return run, export_folder(run, place / "mace_folder", engine="pjrt", sizes=SIZES)
-
-
-def with_checksum(manifest: str) -> str:
-    """Return a manifest that was changed by hand with the checksum that it would have."""
-    text = manifest.partition("checksum manifest.txt")[0]
-    return f"{text}checksum manifest.txt {zlib.crc32(text.encode())}\n"
 
 
 def flipped(path: Path, k: int):
@@ -196,14 +192,15 @@ def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "backend"),
-    [("allegro", "llvm"), pytest.param("nequip", "xla", marks=pytest.mark.slow)],
+    ("model", "backend", "size"),
+    [
+        ("allegro", "llvm", (160, 3000)),
+        pytest.param("nequip", "xla", SIZES[1], marks=pytest.mark.slow),
+    ],
 )
-def test_float32_and_other_networks(place, host, tmp_path, model, backend):
-    run = untrained_run(tmp_path, model)
-    folder = export_folder(
-        run, tmp_path / "a", engine="pjrt", sizes=SIZES[1:], dtype="float32", backend=backend
-    )
+def test_float32_and_other_networks(host, tmp_path, model, backend, size):
+    run, options = untrained_run(tmp_path, model), {"dtype": "float32", "backend": backend}
+    folder = export_folder(run, tmp_path / "a", engine="pjrt", sizes=[size], **options)
     assert (folder / "eqfuse_kernels.so").exists() == (backend == "llvm")
     atoms = structure("crystal")
     results = run_host(host, folder, atoms, tmp_path, "--domains", "2")
@@ -213,7 +210,7 @@ def test_float32_and_other_networks(place, host, tmp_path, model, backend):
 def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     _, folder = mace
     shutil.copytree(folder, tmp_path / "copy")
-    program = compiled(Path(__file__).with_name("twice.cpp"), tmp_path / "twice")
+    program = compiled(Path(__file__).with_name("twice.cpp"), tmp_path / "twice", "-O0")
     command = [str(program), plugin(), str(folder), str(tmp_path / "copy")]
     done = subprocess.run(command, capture_output=True, text=True, env={})
     lines = done.stdout.splitlines()
@@ -240,13 +237,13 @@ def test_what_a_host_cannot_run_gives_a_sentence(mace, host, tmp_path):
         return with_checksum(text.replace(old, new))
 
     for atoms, manifest, missing, expected in (
-        (crystal * (6, 6, 6), None, None, "864 atoms (with ghosts) and"),
+        (crystal * (6, 6, 6), None, None, "864 atoms, 0 ghosts and"),
         (gold, None, None, "the network does not know Au; it knows Al Cu"),
         (at_one_place, None, None, "atoms 1 and 2 are at one place"),
         (crystal, None, "eqfuse_kernels.so", "cannot be read; is the folder whole?"),
         (crystal, None, "program_40_800", "cannot be read; is the folder whole?"),
         (crystal, None, "manifest.txt", "cannot be read; is the folder whole?"),
-        (crystal, changed("format 1", "format 2"), None, "a later version of eqfuse (format 2"),
+        (crystal, changed("format 2", "format 3"), None, "a later version of eqfuse (format 3"),
         (crystal, changed(platform.machine(), other), None, f"for a processor {other}, and this"),
     ):
         copy = tmp_path / "copy"
@@ -334,7 +331,7 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("format 1", "format 2", "made by a later version of eqfuse .format 2, and this engine.py"),
+        ("format 2", "format 3", "made by a later version of eqfuse .format 3, and this engine.py"),
         ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export for=openmm"),
         ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
         ("kernel", "kernel", "k.so cannot be read; is the folder whole"),
@@ -342,8 +339,8 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     ],
 )
 def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected):
-    manifest = "format 1\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
-    manifest += f"program 4 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
+    manifest = "format 2\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
+    manifest += f"program 4 0 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
     assert old in manifest
     lines = [line for line in manifest.replace(old, new).split("\n") if line]
     manifest = with_checksum("\n".join([*lines, ""]))
@@ -354,7 +351,7 @@ def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected
 
 def test_engine_py_checks_its_arguments_and_takes_pbc_of_ints(tmp_path):
     manifest = (
-        "format 1\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 1 p\n"
+        "format 2\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 0 1 p\n"
     )
     (tmp_path / "manifest.txt").write_text(with_checksum(manifest))
     one, cell = engine.Engine(tmp_path), np.diag([3.0, 0.0, 3.5])
@@ -394,12 +391,16 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
         (file, given, "exists already and is not overwritten"),
         (file / "a", given, "cannot be written: (Not a directory|File exists)"),
         (tmp_path / "a", given | {"sizes": []}, "needs a number of atoms"),
-        (tmp_path / "a", given | {"engine": "gromacs"}, "engine must be one of pjrt, openmm"),
-        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with for=pjrt"),
+        (
+            tmp_path / "a",
+            given | {"engine": "gromacs"},
+            "engine must be one of lammps, pjrt, openmm",
+        ),
+        (tmp_path / "a", given | {"target": "gfx1100"}, "target must be cpu, or with for=lammps"),
         (
             tmp_path / "a",
             given | {"exchange": True, "engine": "openmm"},
-            "are exchanged with for=",
+            "exchanged on CPUs, and not with for=openmm",
         ),
         (tmp_path / "a", given | {"types": ["Au"]}, "types are Au, and the network knows Al Cu"),
     ):
@@ -422,15 +423,19 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["allegro", "mine", "nequip", "nothing"]
 
 
-def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
+@pytest.mark.parametrize("client", ["program", "example"])
+def test_a_network_computes_for_a_server_of_ipi(mace, host, tmp_path, client):
     """ASE's server of i-PI's protocol; positions come in full precision."""
     run, folder = mace
-    atoms = structure("crystal")
+    atoms, name = structure("crystal"), f"eqfuse_{client}_{os.getpid()}"
     ase.io.write(tmp_path / "start.xyz", atoms)
-    name = f"eqfuse_folder_{os.getpid()}"
-    command = [str(host), str(folder), plugin(), str(tmp_path / "start.xyz"), "--unix", name]
+    command, environment = [host, folder, plugin(), tmp_path / "start.xyz", "--unix", name], {}
+    if client == "example":
+        command = [sys.executable, ROOT / "examples" / "ipi_client.py", run, *command[3:]]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    options = {"env": environment, "stderr": subprocess.PIPE, "text": True}
     with SocketIOCalculator(unixsocket=name, timeout=300) as server:
-        client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={})
+        process = subprocess.Popen([*map(str, command)], **options)
         try:
             for seed in range(2):
                 atoms.rattle(0.05, seed=seed)
@@ -440,10 +445,13 @@ def test_the_program_computes_for_a_server_of_ipi(mace, host, tmp_path):
                 virial = -here.get_stress(voigt=False) * here.get_volume()
                 results = here.get_potential_energy(), here.get_forces(), virial
                 assert_agreement(results, atoms, run, 1e-10, rounded=False)
-        finally:
-            server.close()
-            client.kill()
-            print(client.communicate()[1])
+        except BaseException:
+            process.kill()
+            print(process.communicate()[1])
+            raise
+    assert client == "program" or process.wait(timeout=60) == 0
+    process.kill()
+    process.communicate()
 
 
 def water() -> ase.Atoms:
@@ -536,8 +544,8 @@ def test_a_bundle_of_lammps_jax_finds_its_kernels(tmp_path, model, exchange):
     """The program that `pair_style jax/kk` runs, by the client of jaxlib; ghosts as LAMMPS's."""
     lammps_jax = pytest.importorskip("lammps_jax.export")
     run, atoms = untrained_run(tmp_path, model), structure("crystal")
-    command = ["export", str(run), str(tmp_path / "a"), "--for", "lammps", "--types", "Cu", "Al"]
-    command += ["--atoms", "400", "--edges", "6000", *(["--exchange"] if exchange else [])]
+    command = ["export", str(run), str(tmp_path / "a"), "for=jax-kk", "types=Cu,Al"]
+    command += ["atoms=400", "edges=6000", f"exchange={exchange}".lower()]
     assert cli.main(command) == 0
     folder = tmp_path / "a"
     bundle = json.loads((folder / "program_400_6000.json").read_text())

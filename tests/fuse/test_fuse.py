@@ -14,13 +14,12 @@ X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
 SENDERS = np.array([0, 1, 2, 0, 3, 3, 1], np.int32)
 RECEIVERS = np.array([1, 2, 0, 0, 1, 2, 2], np.int32)
 PRODUCT = e3nn.tensor_product(X, Y)
-BESIDE = (X + PRODUCT).regroup()
 
 
-def arrays(irreps_w=PRODUCT, edges=EDGES, nodes=NODES):
+def arrays(edges=EDGES, nodes=NODES):
     """Random x, y, weights."""
     rng = np.random.default_rng(0)
-    shapes = (nodes, X.dim), (edges, Y.dim), (edges, irreps_w.num_irreps)
+    shapes = (nodes, X.dim), (edges, Y.dim), (edges, PRODUCT.num_irreps)
     return [rng.normal(size=shape) for shape in shapes]
 
 
@@ -38,11 +37,6 @@ def weighted(x, y, w):
     return product(x, y)[1] * w
 
 
-def beside(x, y, w):
-    rows, m = product(x, y)
-    return e3nn.concatenate([rows, m]).regroup() * w
-
-
 def where(m, mask):
     return e3nn.IrrepsArray(m.irreps, jnp.where(mask[:, None], m.array, 0.0))
 
@@ -55,37 +49,19 @@ def added(x, y, w):
     return zeros.at[jnp.asarray(RECEIVERS)].add(weighted(x, y, w))
 
 
-def taken(x, y, w):
-    rows = e3nn.IrrepsArray(X, jnp.take(x, SENDERS, axis=0))
-    return to_nodes(ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w)
-
-
 def started(x, y, w):
     return jnp.ones((NODES, PRODUCT.dim)).at[RECEIVERS].add(weighted(x, y, w).array)
 
 
-def chosen(x, y, w):
-    rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)].filter("1o")
-    return to_nodes(ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)))
-
-
 FOUND = {
     "weights": lambda x, y, w: to_nodes(weighted(x, y, w)),
-    "weights and factor": lambda x, y, w: to_nodes(weighted(x, y, w) * jnp.cos(w[:, :1])),
     "weights of all edges": lambda x, y, w: to_nodes(product(x, y)[1] * w[0]),
-    "mask": lambda x, y, w: to_nodes(weighted(x, y, w) * MASK[:, None].astype(w.dtype)),
-    "where": lambda x, y, w: to_nodes(where(weighted(x, y, w), MASK)),
+    "mask, where": lambda x, y, w: to_nodes(where(weighted(x, y, w) * MASK[:, None], MASK)),
     "where not": lambda x, y, w: to_nodes(
         e3nn.IrrepsArray(PRODUCT, jnp.where(MASK[:, None], 0.0, weighted(x, y, w).array))
     ),
     "at.add": added,
-    "take": taken,
     "start": started,
-    "filter": chosen,
-}
-WITH_ROWS = {
-    "beside": lambda x, y, w: to_nodes(beside(x, y, w)),
-    "all": lambda x, y, w: to_nodes(where(beside(x, y, w) * MASK[:, None], MASK)) / 1.5,
 }
 
 
@@ -136,12 +112,7 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize("name", FOUND)
 def test_a_product_on_a_graph(name):
-    assert_same(FOUND[name], arrays(), second=name in ("weights", "where", "start"))
-
-
-@pytest.mark.parametrize("name", WITH_ROWS)
-def test_a_product_beside_the_rows_that_it_reads(name):
-    assert_same(WITH_ROWS[name], arrays(BESIDE), second=name == "all")
+    assert_same(FOUND[name], arrays(), second=name in ("weights", "mask, where", "start"))
 
 
 def test_no_edges():
@@ -193,21 +164,18 @@ def rolled(x, y, w):
     return to_nodes(e3nn.IrrepsArray(m.irreps, jnp.roll(m.array, 1, axis=0)))
 
 
-def dropped(m, key):
-    return to_nodes(m * (jax.random.uniform(key, (EDGES, 1)) < 0.7).astype(m.dtype))
-
-
 def key_behind_the_layer(x, y, w):
     nodes = to_nodes(weighted(x, y, w))
     keys = jax.vmap(jax.random.key)(jnp.zeros_like(nodes.array[:, 0]).astype(jnp.uint32))
     return nodes * jax.vmap(lambda k: jax.random.uniform(k, (1,)))(keys)
 
 
-KEY, OLD_KEY = jax.random.key(1), jax.random.PRNGKey(1)
+KEY = jax.random.key(1)
 TWO = jnp.full(PRODUCT.num_irreps, 2, jnp.int4)
 OTHER_DTYPES = {
-    "key closed over": lambda x, y, w: dropped(weighted(x, y, w), KEY),
-    "old key closed over": lambda x, y, w: dropped(weighted(x, y, w), OLD_KEY),
+    "key closed over": lambda x, y, w: to_nodes(
+        weighted(x, y, w) * (jax.random.uniform(KEY, (EDGES, 1)) < 0.7).astype(w.dtype)
+    ),
     "key behind the layer": key_behind_the_layer,
     "float8 of nodes": lambda x, y, w: to_nodes(
         weighted(x, y, w) * x.astype(jnp.float8_e4m3fn)[jnp.asarray(SENDERS), :1].astype(w.dtype)

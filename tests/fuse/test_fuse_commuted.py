@@ -77,16 +77,6 @@ def with_edge_scalars(x, w):
     return rows.sort().simplify()
 
 
-def plus(m, array):
-    return e3nn.IrrepsArray(m.irreps, m.array + array)
-
-
-def two_products(x, y, w):
-    x, y = irreps(x, y)
-    m = ops.tensor_product(x[SENDERS], y) * w + ops.tensor_product(x[RECEIVERS], y) * 0.5
-    return summed(m)
-
-
 def masked(m, mask=MASK):
     return e3nn.IrrepsArray(m.irreps, jnp.where(mask[..., None], m.array, 0.0))
 
@@ -96,12 +86,6 @@ def dense(x, y, w, mask=None):
     m = ops.tensor_product(x[NEIGHBOURS], y) * w.reshape(*NEIGHBOURS.shape, -1)
     m = m if mask is None else masked(m, mask.reshape(NEIGHBOURS.shape))
     return m.array.sum(1)
-
-
-def pairs(x, y, w):
-    x, y = irreps(x, (y[:NODES, None] * y[None, :NODES]))
-    m = ops.tensor_product(x[:, None], y) * (w[:NODES, None] + w[None, :NODES])
-    return m.array.sum(0)
 
 
 def one_hot(x, y, w):
@@ -171,12 +155,8 @@ CASES = {
     "edge scalar beside the rows": of_rows(with_edge_scalars),
     "receivers alone": of_rows(lambda x, w: x[RECEIVERS]),
     "one alone": one_alone,
-    "constant added": of_messages(lambda m, w: summed(plus(m, 1.0))),
-    "edges added": of_messages(lambda m, w: summed(plus(m, jnp.tile(w, 9)[:, : m.irreps.dim]))),
-    "two products added": two_products,
     "dense neighbours": dense,
     "dense neighbours, masked": lambda *a: dense(*a, mask=MASK),
-    "all pairs": pairs,
     "one-hot": one_hot,
     "batch": batch,
     "batch of one topology": batch_of_one_topology,

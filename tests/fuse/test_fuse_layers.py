@@ -1,5 +1,7 @@
 """`ops.fuse` with Linears and gates of products of rows, and inside JAX's transformations."""
 
+import re
+
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
@@ -101,7 +103,7 @@ LAYERS = {  # the layer, its parameters, how many ops are fused, and of these wi
     "other acts": (*gated_by(lambda z: e3nn.gate(z, **ACTS)), 1, 1),
     "not normalised": (*gated_by(lambda z: e3nn.gate(z, normalize_act=False)), 1, 1),
     "scalars": (*gated_by(e3nn.scalar_activation), 1, 1),
-    "sine": (*gated_by(lambda z: e3nn.gate(z, even_act=jnp.sin, normalize_act=False)), 1, 0),
+    "sine": (*gated_by(lambda z: e3nn.gate(z, even_act=jnp.sin, normalize_act=False)), 1, 1),
     "own gate": (*gated_by(own_gate), 1, 0),
     "scaled": (*gated_by(lambda z: e3nn.gate(2.0 * z)), 1, 0),
     "read elsewhere": (
@@ -138,14 +140,18 @@ def test_a_linear_of_a_product_and_a_gate(name, request):
 
 
 @pytest.mark.parametrize("rows", [choice.FEWEST_ROWS, choice.FEWEST_ROWS - 1])
-def test_a_layer_is_one_op_where_the_table_of_auto_says_so(rows):
+def test_a_layer_is_one_op_where_the_table_of_auto_says_so(rows, capsys):
     x, y, _ = arrays(edges=rows, nodes=rows)
 
     def layer(x, y, parameters):
         return mixed(ops.tensor_product(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y)), parameters)
 
     operands = jax.tree.map(jnp.float32, [x, y, parameters_of(PRODUCT)])
-    lowered = jax.jit(ops.fuse(lambda *a: layer(*a).array)).lower(*operands).as_text()
+    fused = ops.fuse(lambda *a: layer(*a).array, report=True)
+    lowered = jax.jit(fused).lower(*operands).as_text()
+    few = f"as written | fewer than {choice.FEWEST_ROWS} rows"
+    said = re.sub(" +", " ", capsys.readouterr().out)
+    assert (few if rows < choice.FEWEST_ROWS else "TensorProductLinear") in said
     assert lowered.count("custom_call @eqfuse") == 1 + (rows < choice.FEWEST_ROWS)
 
 

@@ -1,33 +1,52 @@
-"""One file of a finished run is damaged, and the run is resumed or its network read.
+"""One file that a run leaves, or that is made of it, is damaged, and read by what reads it.
 
-It goes on or is read as if nothing had been damaged, or says in one line what is damaged and leaves
-the rest as it is.
+The run is resumed, or its network read. The other files are stored frames, the fit of an
+uncertainty, exported folders and programs, networks that were converted, also with a right digest
+of wrong arrays, and frames of replay. The answer is the same, or one sentence names what is damaged
+and the rest is left as it is. How many were tried, found and harmless is printed at the end.
 """
 
+import collections
 import csv
+import functools
 import hashlib
+import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import ase.build
+import ase.io
 import jax
 import numpy as np
 
+import eqfuse
+from eqfuse import cli
+from eqfuse.data import DataError
+from eqfuse.data.store import samples_of, store_structures
+from eqfuse.export import engine, export, export_folder
+from eqfuse.inference import uncertainty
+from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import encode, read_file
 from eqfuse.train import load_run
-from eqfuse.train.main import main
+from eqfuse.train.tuning import FILE as REPLAY
 from tests.fuzz.checks import (
     FailureError,
     check_no_traceback,
     check_refusal,
     run_command,
     small_run,
+    water,
 )
+from tests.lammps.untrained import untrained_run
 
 EPOCHS, LONGER = 2, 3
+_SIZES = [(4, 40)]
 
 
 def _flip(rng, content: bytes) -> bytes:
@@ -77,114 +96,213 @@ REPLACED = {
 }
 
 
-class Cases:
-    """The damages; see `__main__`.
+def _rewritten(change):
+    """Return a damage of the arrays of a network, whose digest is right again."""
 
-    Args:
-      folder: to work in; the run that is damaged is made there if it is not there yet.
-    """
+    def damage(rng, path: Path):
+        arrays, metadata = read_file(path)
+        name = sorted(arrays)[rng.integers(len(arrays))]
+        if (array := change(arrays.pop(name))) is not None:
+            arrays[name] = array
+        path.write_bytes(encode(arrays, metadata))
+
+    return damage
+
+
+_REWRITTEN = {
+    "an array is NaN in": _rewritten(lambda array: np.full_like(array, np.nan)),
+    "an array is missing in": _rewritten(lambda array: None),
+    "an array is longer in": _rewritten(lambda array: np.concatenate([np.atleast_1d(array)] * 2)),
+}
+
+
+class Cases:
+    """The damages; see `__main__`. What is damaged is made in a folder, where it is not yet."""
 
     seconds = 180
 
     def __init__(self, folder: Path):
-        self._whole, self._longer = folder / "damage-whole", folder / "damage-longer"
-        self._path = folder / "damaged"
-        if not (self._longer / "made").exists():
-            for path in (self._whole, self._longer):
-                shutil.rmtree(path, ignore_errors=True)
-            given = small_run(folder, f"epochs={EPOCHS}")
-            # with a rate that does not depend on where the end is
-            _succeed([*given, "training.schedule=constant", f"run={self._whole}"])
-            shutil.copytree(self._whole, self._longer)
-            _succeed([f"resume={self._longer}", f"epochs={LONGER}"])
-            (self._longer / "made").touch()
-        self._last = _digests(self._longer)
-        self._answers = {which: _network(self._whole, which) for which in ("best", "last")}
+        self._path, self.counts = folder / "damaged", collections.Counter()
+        self._source, self._data, self._host = folder / "whole", water(folder), _host(folder)
+        self._frame = ase.build.molecule("H2O")
+        if not (self._source / "made").exists():
+            shutil.rmtree(self._source, ignore_errors=True)
+            self._make(folder)
+            (self._source / "made").touch()
+        exported = ["manifest.txt", "*.so", "program*"]
+        doors = {  # what reads it, the folder, and its files
+            "resume": (self._resume, "run", ["config.yaml", "metrics.csv", "checkpoints/*"]),
+            "best": (functools.partial(_network, which="best"), "run", ["checkpoints/best*"]),
+            "last": (functools.partial(_network, which="last"), "run", ["checkpoints/last*"]),
+            "store": (self._read_store, "store", ["*/*", "*/*/*"]),
+            "spread": (self._spread, "spread", [UNCERTAINTY]),
+            "openmm": (self._engine, "openmm", exported),
+            "program": (self._program, "program", ["program.safetensors"]),
+            "network": (self._predict, "network", ["checkpoints/*"]),
+            "pjrt": (self._run_host, "pjrt", exported),
+            "replay": (self._resume_replay, "replay", [REPLAY]),
+        }
+        if self._host is None:
+            del doors["pjrt"]
+        self._doors = {
+            name: (door, of, [f for p in patterns for f in self._files(of, p)])
+            for name, (door, of, patterns) in doors.items()
+        }
+        self._answers = {name: self._answer(name) for name in self._doors if name != "replay"}
+
+    def _files(self, name: str, pattern: str) -> list[Path]:
+        return sorted(path for path in (self._source / name).glob(pattern) if path.is_file())
+
+    def _make(self, folder: Path):
+        """Write what is damaged."""
+        self._source.mkdir()
+        # with a rate that does not depend on where the end is
+        given = small_run(folder, f"epochs={EPOCHS}", "training.schedule=constant")
+        _succeed(["train", *given, f"run={self._source / 'run'}"])
+        run = untrained_run(self._source, numbers=(1, 8))
+        (self._source / "store").mkdir()
+        self._read_store(self._source / "store")
+        shutil.copytree(run, self._source / "spread")
+        shutil.copytree(run, self._source / "network")
+        uncertainty.fit(self._source / "spread", self._data, self._data)
+        for name in ("openmm", "pjrt"):
+            export_folder(run, self._source / name, engine=name, sizes=_SIZES)
+        (self._source / "program").mkdir()
+        export(run, self._source / "program" / "program.safetensors")
+        settings = ["data.val=4", "steps=2", f"replay={self._data}", "replay_frames=2"]
+        given = [f"start_from={run}", f"data={self._data}", *settings]
+        _succeed(["train", *given, f"run={self._source / 'replay'}"])
 
     def prepare(self, seed: int):
-        """Choose what is damaged, how, and what is done with the run then."""
+        """Choose what is damaged, and how; the run with replay in one of 20 cases."""
         rng = np.random.default_rng(seed)
-        files = sorted(self._whole.glob("checkpoints/*"))
-        top = [self._whole / name for name in ("config.yaml", "metrics.csv")]
-        file = top[int(rng.integers(2))] if rng.random() < 0.3 else files[rng.integers(len(files))]
-        ways = [*CHANGES, *REPLACED]
-        how, name = ways[rng.integers(len(ways))], file.relative_to(self._whole)
-        which = "best" if file.name.startswith("best") else "last"
-        resumes = file in top or rng.random() < 0.5
+        names = [name for name in self._doors if name != "replay"]
+        name = "replay" if seed % 20 == 19 else names[rng.integers(len(names))]
+        door, of, files = self._doors[name]
+        file = files[rng.integers(len(files))].relative_to(self._source / of)
+        ways = [*CHANGES, *REPLACED, *(_REWRITTEN if name == "network" else [])]
+        how = "one bit flipped in" if rng.random() < 0.4 else ways[rng.integers(len(ways))]
 
         def case():
             shutil.rmtree(self._path, ignore_errors=True)
-            shutil.copytree(self._whole, self._path)
-            target = self._path / name
+            shutil.copytree(self._source / of, self._path)
+            target = self._path / file
             content = target.read_bytes()
             if how in CHANGES:
                 target.write_bytes(CHANGES[how](rng, content))
-            else:
+            elif how in REPLACED:
                 target.unlink()
                 REPLACED[how](target)
-            try:
-                return self._resume(target, content) if resumes else self._read(which, target)
-            finally:
-                jax.clear_caches()
+            else:
+                _REWRITTEN[how](rng, target)
+            return self._judge(name, door, target, how, content)
 
-        return f"{how} {name}, {'resume' if resumes else which}", case
+        return f"{how} {file} of {name}", case
 
-    def _resume(self, damaged: Path, content: bytes) -> str:
-        forgotten = damaged.name == "metrics.csv" and _forgets(damaged, content)
-        before = _contents(self._path, damaged)
-        output = run_command(main, [f"resume={self._path}", f"epochs={LONGER}"])
-        if output.code != 0:
-            check_refusal(output, _part(damaged))
-            after = _contents(self._path, damaged)
-            if changed := [name for name in before if after.get(name) != before[name]]:
-                raise FailureError(f"refused, but changed {changed}: {output.error[:200]}")
-            return f"refused: {output.error}"
-        check_no_traceback(output)
-        if "from the beginning" in output.out:
-            raise FailureError(f"all that was saved is given up: {output.err[:200]}")
-        if _digests(self._path) != self._last:
-            raise FailureError("it went on, and ended with other parameters or another state")
-        found, text = _epochs(self._path), output.out + output.err
-        if not forgotten and found != _epochs(self._longer) and "metrics.csv" not in text:
-            raise FailureError(f"metrics.csv lost epochs without a warning: {found} are left")
-        return f"went on: {output.err.strip()}"
-
-    def _read(self, which: str, damaged: Path) -> str:
-        answers = []
-
-        def command() -> int:
-            """Read the network as a command would, whose errors are for the user."""
-            try:
-                answers.append(_network(self._path, which))
-            except CheckpointError as error:
-                print(f"error: {error}", file=sys.stderr)
-                return 1
-            return 0
-
+    def _judge(self, name: str, door, target: Path, how: str, content: bytes) -> str:
+        same = target.is_file() and target.read_bytes() == content
+        forgotten = target.name == "metrics.csv" and _forgets(target, content)
+        answers, before = [], _contents(self._path, target)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            output = run_command(command)
+            output = run_command(functools.partial(_as_command, answers, door, self._path))
+        self.counts["tried"] += 1
         if output.code != 0:
-            check_refusal(output, _part(damaged))
+            check_refusal(output, target.name, "checkpoint", str(target.parent))
+            after = _contents(self._path, target)
+            if changed := [file for file in before if after.get(file) != before[file]]:
+                raise FailureError(f"refused, but changed {changed}: {output.error[:200]}")
+            self.counts["found"] += 1
             return f"refused: {output.error}"
         check_no_traceback(output)
-        warned = output.err + " ".join(str(warning.message) for warning in caught)
-        if answers == [self._answers[which]]:
-            return "the same"
-        if os.path.lexists(damaged) and not ("damaged" in warned or "missing" in warned):
-            raise FailureError("another checkpoint was taken without a warning")
-        return "an older one, with a warning"
+        self.counts["harmless"] += 1
+        text = output.out + output.err + " ".join(str(warning.message) for warning in caught)
+        if "from the beginning" in text:
+            raise FailureError(f"all that was saved is given up: {output.err[:200]}")
+        if name == "spread" and how in ("deleted", "a broken link for") and answers == [None]:
+            return "there is no fit"
+        if name == "replay":  # the run goes on, and is refused for other frames
+            if not same:
+                raise FailureError("a run went on with other frames of replay")
+        elif name in ("best", "last") and answers != [self._answers[name]]:
+            if os.path.lexists(target) and not ("damaged" in text or "missing" in text):
+                raise FailureError("another checkpoint was taken without a warning")
+            return "an older one, with a warning"
+        elif name == "resume" and answers[0][0] == self._answers[name][0]:
+            if answers != [self._answers[name]] and not forgotten and "metrics.csv" not in text:
+                raise FailureError(f"metrics.csv lost epochs without a warning: {answers[0][1]}")
+            return f"went on: {output.err.strip()}"
+        elif answers != [self._answers[name]]:
+            raise FailureError("another answer, without a word")
+        elif target.suffix == ".so" and not same:  # a process loads it once
+            raise FailureError("a changed library was loaded")
+        return "the same"
 
+    def _answer(self, name: str):
+        door, of, _ = self._doors[name]
+        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.copytree(self._source / of, self._path)
+        return door(self._path)
 
-def _part(damaged: Path) -> str:
-    """Return the name that an error must have."""
-    return damaged.name if damaged.name in ("config.yaml", "metrics.csv") else "checkpoint"
+    def _resume(self, path: Path) -> tuple:
+        """Return what the run has at its end, and the epochs of its table."""
+        _succeed(["train", f"resume={path}", f"epochs={LONGER}"])
+        return _digests(path), _epochs(path)
+
+    def _resume_replay(self, path: Path) -> str:
+        _succeed(["train", f"resume={path}", "steps=3"])
+        return read_checkpoint(path, ("last",))[1]["arrays_sha256"]
+
+    def _read_store(self, path: Path) -> str:
+        samples = samples_of(store_structures([self._data], folder=path), 4.0, (1, 8), {1: 0, 8: 0})
+        return _digest(array for s in samples for array in (s.positions, s.senders, s.forces))
+
+    def _spread(self, path: Path):
+        [found] = eqfuse.predict(path, self._frame)
+        return found.spread and _digest([found.forces, found.spread.forces])
+
+    def _engine(self, path: Path) -> str:
+        frame = self._frame
+        return _digest(engine.Engine(path).compute(frame.numbers, frame.positions))
+
+    def _program(self, path: Path) -> str:
+        """Read as `docs/how-to/export.md` does, in a process of its own."""
+        consumer = Path(__file__).parents[1] / "export" / "consumer.py"
+        arrays = {"numbers": self._frame.numbers, "positions": self._frame.positions}
+        arrays |= {"cell": np.zeros((3, 3)), "pbc": np.zeros(3, bool)}
+        given, out = path / "in.npz", path / "out.npz"
+        np.savez(given, count=1, **{f"0_{name}": array for name, array in arrays.items()})
+        files = map(str, (consumer, path / "program.safetensors", given, out))
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        command = [sys.executable, *files]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=path)
+        if done.returncode < 0:
+            raise FailureError(f"signal {-done.returncode}: {done.stderr[-300:]}")
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1]
+            raise ValueError(f"program.safetensors: {last}")
+        with np.load(out) as results:
+            return _digest(results.values())
+
+    def _predict(self, path: Path) -> str:
+        [found] = eqfuse.predict(path, self._frame)
+        return _digest([found.forces, found.energy])
+
+    def _run_host(self, path: Path) -> str:
+        program, plugin = self._host
+        ase.io.write(path / "start.xyz", self._frame)
+        command = [program, path, plugin, path / "start.xyz"]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, env={})
+        if done.returncode < 0:
+            raise FailureError(f"signal {-done.returncode}: {done.stderr[-300:]}")
+        if done.returncode:
+            raise ValueError(done.stderr.strip())
+        return done.stdout
 
 
 def _succeed(arguments: list[str]):
-    output = run_command(main, arguments)
-    if output.code != 0:
-        raise RuntimeError(f"the run that is to be damaged failed: {output.err}")
+    if code := cli.main(arguments):
+        raise SystemExit(code)
 
 
 def _digests(run: Path) -> dict:
@@ -194,10 +312,7 @@ def _digests(run: Path) -> dict:
 
 def _network(run: Path, which: str) -> str:
     """Return the parameters of a network as SHA-256."""
-    digest = hashlib.sha256()
-    for array in jax.tree.leaves(load_run(run, which=which)[1]):
-        digest.update(np.asarray(array).tobytes())
-    return digest.hexdigest()
+    return _digest(jax.tree.leaves(load_run(run, which=which)[1]))
 
 
 def _forgets(metrics: Path, before: bytes) -> bool:
@@ -223,3 +338,41 @@ def _epochs(run: Path) -> list[str]:
             return [row.get("epoch", "") for row in csv.DictReader(file)]
     except (OSError, csv.Error):
         return []
+
+
+def _as_command(answers: list, door, path: Path) -> int:
+    """Ask as a command does, whose errors are for the user."""
+    try:
+        answers.append(door(path))
+    except SystemExit as error:  # it has printed its error
+        return error.code
+    except (DataError, CheckpointError, ValueError) as error:
+        if type(error) not in (DataError, CheckpointError, ValueError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        jax.clear_caches()
+    return 0
+
+
+def _digest(arrays) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _host(folder: Path) -> tuple[Path, str] | None:
+    """Return the compiled C++ program and XLA's plug-in, where both can be had."""
+    found = importlib.util.find_spec("lammps_jax_pjrt_cpu")
+    plugin = os.environ.get("EQFUSE_PJRT_PLUGIN")
+    if found is not None:
+        plugin = str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so"))
+    if plugin is None or shutil.which("g++") is None:
+        return None
+    source, program = Path(eqfuse.__file__).parent / "export" / "eqfuse_run.cpp", folder / "host"
+    if not program.exists():
+        flags = ["-O1", "-std=c++17", "-ldl", "-pthread"]
+        subprocess.run(["g++", str(source), "-o", str(program), *flags], check=True)
+    return program, plugin

@@ -5,6 +5,7 @@ It fails where right data are not left in silence; for faults, the outcome says 
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import ase.build
@@ -15,7 +16,9 @@ from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 from ase.calculators.morse import MorsePotential
 from ase.calculators.tersoff import Tersoff, TersoffParameters
+from ase.cluster import Octahedron
 from ase.md.langevin import Langevin
+from ase.optimize import FIRE
 
 from eqfuse.data import Structure, read_embedded, read_structures
 from eqfuse.data.checks import aperiodic
@@ -38,21 +41,27 @@ def labelled(atoms, calculator) -> Structure:
     )  # fmt: skip
 
 
+def various(make_one, calculator):
+    """Return a source: frames of which each is another structure."""
+    return lambda rng, count: [labelled(make_one(rng), calculator()) for _ in range(count)]
+
+
 def rattled(make, calculator, amplitude=0.08, strain=0.0):
     """Return a source: frames around one structure, moved at random."""
 
-    def frames(rng, count):
-        found = []
-        for _ in range(count):
-            atoms = make()
-            if strain:
-                change = strain * rng.normal(size=(3, 3))
-                atoms.set_cell(atoms.cell.array @ (np.eye(3) + (change + change.T) / 2), True)
-            atoms.positions += amplitude * rng.normal(size=atoms.positions.shape)
-            found.append(labelled(atoms, calculator()))
-        return found
+    def one(rng):
+        atoms = make()
+        if strain:
+            change = strain * rng.normal(size=(3, 3))
+            atoms.set_cell(atoms.cell.array @ (np.eye(3) + (change + change.T) / 2), True)
+        return _moved(atoms, rng, amplitude)
 
-    return frames
+    return various(one, calculator)
+
+
+def _moved(atoms, rng, amplitude):
+    atoms.positions += amplitude * rng.normal(size=atoms.positions.shape)
+    return atoms
 
 
 def trajectory(make, calculator, kelvin=300.0, every=10, step=1.0):
@@ -63,13 +72,8 @@ def trajectory(make, calculator, kelvin=300.0, every=10, step=1.0):
         atoms.calc = calculator()
         speed = np.sqrt(2 * kelvin * ase.units.kB / atoms.get_masses())
         atoms.set_velocities(speed[:, None] * rng.normal(size=(len(atoms), 3)))
-        options = {
-            "temperature_K": kelvin,
-            "friction": 0.02 / ase.units.fs,
-            "rng": rng,
-            "fixcm": False,
-        }
-        dynamics, found = Langevin(atoms, step * ase.units.fs, **options), []
+        options = {"temperature_K": kelvin, "friction": 0.02 / ase.units.fs, "fixcm": False}
+        dynamics, found = Langevin(atoms, step * ase.units.fs, rng=rng, **options), []
         dynamics.run(30)
         for _ in range(count):
             dynamics.run(every)
@@ -79,39 +83,17 @@ def trajectory(make, calculator, kelvin=300.0, every=10, step=1.0):
     return frames
 
 
-def various(make_one, calculator):
-    """Return a source: frames of which each is another structure."""
+def taken(read, first: bool = True):
+    """Return a source: frames that are read, consecutive from a random one, or random ones."""
 
     def frames(rng, count):
-        return [labelled(make_one(rng), calculator()) for _ in range(count)]
-
-    return frames
-
-
-def file(path: Path, first: bool = True):
-    """Return a source: frames of a file, consecutive from a random one, or random ones."""
-
-    def frames(rng, count):
-        every = read_structures(path, require_labels=False)
+        every = list(read())
         if not first:
             rng.shuffle(every)
         start = int(rng.integers(max(1, len(every) - count)))
         return every[start : start + count]
 
     return frames
-
-
-def embedded(name: str):
-    def frames(rng, count):
-        every = read_embedded(name)
-        start = int(rng.integers(max(1, len(every) - count)))
-        return list(every[start : start + count])
-
-    return frames
-
-
-def _tersoff():
-    return Tersoff({("Si", "Si", "Si"): SILICON})
 
 
 def _bulk(name, repeat, **options):
@@ -121,22 +103,19 @@ def _bulk(name, repeat, **options):
 def _alloy(rng, names=("Cu", "Ni", "Au"), repeat=2):
     atoms = ase.build.bulk("Cu", a=3.8, cubic=True).repeat(repeat)
     atoms.symbols = rng.choice(names, len(atoms))
-    atoms.positions += 0.08 * rng.normal(size=atoms.positions.shape)
-    return atoms
+    return _moved(atoms, rng, 0.08)
 
 
 def _sheared(rng):
     atoms = ase.build.bulk("Cu", cubic=True).repeat(2)
     atoms.set_cell([[7.22, 0, 0], [1.5, 7.22, 0], [0.4, -1.2, 7.22]], scale_atoms=True)
-    atoms.positions += 0.06 * rng.normal(size=atoms.positions.shape)
-    return atoms
+    return _moved(atoms, rng, 0.06)
 
 
 def _defect(rng):
     atoms = ase.build.bulk("Cu", cubic=True).repeat(3)
     del atoms[rng.choice(len(atoms), rng.integers(1, 8), replace=False)]
-    atoms.positions += 0.06 * rng.normal(size=atoms.positions.shape)
-    return atoms
+    return _moved(atoms, rng, 0.06)
 
 
 def _amorphous(rng, distance=2.2, volume=13.0, count=32):
@@ -151,10 +130,6 @@ def _amorphous(rng, distance=2.2, volume=13.0, count=32):
         elif rng.random() < 0.002:
             distance *= 0.97
     return Atoms(f"Cu{count}", positions, cell=[length] * 3, pbc=True)
-
-
-def _lennard_jones():
-    return LennardJones(sigma=3.4, epsilon=0.0104, rc=8.5, smooth=True)
 
 
 def _gas(rng):
@@ -173,14 +148,10 @@ def _dimer(rng):
 
 def _molecules(rng):
     names = ("CH3OH", "CH4", "C2H6", "H2O", "NH3", "C6H6", "CH3CHO", "C2H4", "HCN", "CO2")
-    atoms = ase.build.molecule(str(rng.choice(names)))
-    atoms.positions += 0.05 * rng.normal(size=atoms.positions.shape)
-    return atoms
+    return _moved(ase.build.molecule(str(rng.choice(names))), rng, 0.05)
 
 
 def _relaxed(rng):
-    from ase.optimize import FIRE
-
     atoms = _alloy(rng)
     atoms.calc = EMT()
     FIRE(atoms, logfile=None).run(fmax=0.05, steps=80)
@@ -189,14 +160,8 @@ def _relaxed(rng):
 
 def _polymorph(rng):
     kind = rng.choice(["fcc", "bcc", "hcp", "sc", "diamond"])
-    a = {"fcc": 3.6, "bcc": 2.9, "hcp": 2.6, "sc": 2.4, "diamond": 5.4}[kind] * rng.uniform(
-        0.9, 1.1
-    )
-    return ase.build.bulk("Cu", str(kind), a=a)
-
-
-def _slab():
-    return ase.build.fcc111("Pt", (2, 2, 4), vacuum=8)
+    a = {"fcc": 3.6, "bcc": 2.9, "hcp": 2.6, "sc": 2.4, "diamond": 5.4}[kind]
+    return ase.build.bulk("Cu", str(kind), a=a * rng.uniform(0.9, 1.1))
 
 
 def _adsorbed():
@@ -205,19 +170,12 @@ def _adsorbed():
     return atoms
 
 
-def _cluster():
-    from ase.cluster import Octahedron
-
-    return Octahedron("Au", 4, 1)
-
-
-def _liquid():
-    return ase.build.bulk("Al", cubic=True, a=4.2).repeat(2)
-
-
+_TERSOFF = functools.partial(Tersoff, {("Si", "Si", "Si"): SILICON})
+_LENNARD_JONES = functools.partial(LennardJones, sigma=3.4, epsilon=0.0104, rc=8.5, smooth=True)
+_MORSE = functools.partial(MorsePotential, epsilon=0.42, r0=2.78, rho0=3.9, rcut1=4.5, rcut2=5.5)
 RIGHT = {
-    "ethanol": embedded("ethanol"),
-    "lif": embedded("lif"),
+    "ethanol": taken(lambda: read_embedded("ethanol")),
+    "lif": taken(lambda: read_embedded("lif")),
     "copper": rattled(_bulk("Cu", 2, cubic=True), EMT),
     "copper in strained cells": rattled(_bulk("Cu", 2, cubic=True), EMT, 0.05, 0.02),
     "copper, small moves": rattled(_bulk("Cu", 2, cubic=True), EMT, 0.01),
@@ -230,30 +188,29 @@ RIGHT = {
     "copper, amorphous": various(_amorphous, EMT),
     "copper, phases": various(_polymorph, EMT),
     "copper, dimers": various(_dimer, EMT),
-    "aluminium, liquid": trajectory(_liquid, EMT, 2000),
-    "gold, cluster": trajectory(_cluster, EMT, 600),
+    "aluminium, liquid": trajectory(_bulk("Al", 2, cubic=True, a=4.2), EMT, 2000),
+    "gold, cluster": trajectory(lambda: Octahedron("Au", 4, 1), EMT, 600),
     "alloy": various(_alloy, EMT),
     "alloy, relaxed": various(_relaxed, EMT),
-    "platinum, slab": rattled(_slab, EMT),
+    "platinum, slab": rattled(lambda: ase.build.fcc111("Pt", (2, 2, 4), vacuum=8), EMT),
     "platinum, CO": trajectory(_adsorbed, EMT, 500),
     "molecules": various(_molecules, EMT),
     "methanol": trajectory(lambda: ase.build.molecule("CH3OH"), EMT, 300, step=0.5),
     "benzene": rattled(lambda: ase.build.molecule("C6H6"), EMT, 0.04),
     "water": rattled(lambda: ase.build.molecule("H2O"), EMT, 0.04),
     "nitrogen, gas": various(_gas, EMT),
-    "silicon": rattled(_bulk("Si", 2, cubic=True), _tersoff),
-    "silicon, two atoms": rattled(_bulk("Si", 1), _tersoff, 0.1, 0.02),
-    "silicon, hot": trajectory(_bulk("Si", 2, cubic=True), _tersoff, 2500),
-    "argon": trajectory(_bulk("Ar", 2, cubic=True, a=5.3), _lennard_jones, 60),
-    "argon, liquid": trajectory(_bulk("Ar", 2, cubic=True, a=5.9), _lennard_jones, 150, step=5),
-    "morse": rattled(
-        _bulk("Ni", 2, cubic=True),
-        lambda: MorsePotential(epsilon=0.42, r0=2.78, rho0=3.9, rcut1=4.5, rcut2=5.5),
-    ),
+    "silicon": rattled(_bulk("Si", 2, cubic=True), _TERSOFF),
+    "silicon, two atoms": rattled(_bulk("Si", 1), _TERSOFF, 0.1, 0.02),
+    "silicon, hot": trajectory(_bulk("Si", 2, cubic=True), _TERSOFF, 2500),
+    "argon": trajectory(_bulk("Ar", 2, cubic=True, a=5.3), _LENNARD_JONES, 60),
+    "argon, liquid": trajectory(_bulk("Ar", 2, cubic=True, a=5.9), _LENNARD_JONES, 150, step=5),
+    "morse": rattled(_bulk("Ni", 2, cubic=True), _MORSE),
 }  # fmt: skip
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 PUBLISHED = {
-    f"{name}, {how}": file(DATA / path, how == "consecutive")
+    f"{name}, {how}": taken(
+        lambda path=path: read_structures(DATA / path, require_labels=False), how == "consecutive"
+    )
     for name, path in {
         "3bpa": "3bpa/train_300K.xyz",
         "acac": "acac/train_300K.xyz",
@@ -287,16 +244,23 @@ def _of_next(name):
     return plant
 
 
-def _permuted(frames, rng):
-    order = rng.permutation(frames[0].num_atoms)
-    return [dataclasses.replace(s, forces=s.forces[order]) for s in frames]
+def _in_order(order_of):
+    def plant(frames, rng):
+        order = order_of(frames[0].num_atoms, rng)
+        return [dataclasses.replace(s, forces=s.forces[order]) for s in frames]
+
+    return plant
 
 
-def _swapped(frames, rng):
-    a, b = rng.choice(frames[0].num_atoms, 2, replace=False)
-    order = np.arange(frames[0].num_atoms)
+def _permuted(count, rng):
+    return rng.permutation(count)
+
+
+def _swapped(count, rng):
+    a, b = rng.choice(count, 2, replace=False)
+    order = np.arange(count)
     order[[a, b]] = b, a
-    return [dataclasses.replace(s, forces=s.forces[order]) for s in frames]
+    return order
 
 
 def _by_element(s, k, rng):
@@ -320,8 +284,11 @@ def _in_bohr(s, k, rng):
 
 FAULTS = {
     "forces of the next frame": (_of_next("forces"), "forces are of the next frame"),
-    "forces of permuted atoms": (_permuted, "forces are of other atoms"),
-    "forces of two swapped atoms": (_swapped, "forces are of other atoms"),
+    "forces of permuted atoms": (
+        _in_order(lambda n, rng: rng.permutation(n)),
+        "forces are of other atoms",
+    ),
+    "forces of two swapped atoms": (_in_order(_swapped), "forces are of other atoms"),
     "forces by element": (_each(_by_element), "forces are of other atoms"),
     "forces of rotated frames": (
         _each(lambda s, k, rng: {"forces": s.forces @ _turn(rng)}),

@@ -1,6 +1,5 @@
 """Committees: their calculator, errors against spread, and frames that they select."""
 
-import ase.build
 import ase.io
 import matplotlib.image
 import numpy as np
@@ -12,33 +11,26 @@ from eqfuse.inference.network import load_networks
 
 
 def test_a_calculator_of_mean_and_spread(committee, copper):
-    atoms = ase.io.read(copper, 0)
+    atoms, names = ase.io.read(copper, 0), ("energy", "forces", "stress")
     with pytest.raises(ValueError, match="a committee of 2 runs; descriptors are of one"):
         eqfuse.descriptors(committee, atoms)
     atoms.calc = eqfuse.Committee(committee)
-    energy, forces, stress = (atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress())
-    members = []
-    for run in sorted(committee.glob("seed=*")):
-        alone = atoms.copy()
-        alone.calc = eqfuse.Calculator(run)
-        members.append((alone.get_potential_energy(), alone.get_forces(), alone.get_stress()))
-    assert len(members) == 2
-    for value, (one, other) in zip(
-        (energy, forces, stress), zip(*members, strict=True), strict=True
-    ):
-        np.testing.assert_allclose(value, (one + other) / 2, rtol=0, atol=1e-12)
-    (first, f1, s1), (second, f2, s2) = members
-    assert abs(first - second) > 1e-6
-    results, root = atoms.calc.results, np.sqrt(2)
-    assert results["energy_spread"] == pytest.approx(abs(first - second) / root, rel=1e-9)
-    expected = np.linalg.norm(f1 - f2, axis=1) / root
-    np.testing.assert_allclose(results["forces_spread"], expected, rtol=1e-9)
-    np.testing.assert_allclose(results["stress_spread"], abs(s1 - s2) / root, rtol=1e-7)
     runs = [committee / "seed=0", committee / "seed=1"]
+    members = [eqfuse.Calculator(run) for run in runs]
+    mean, difference = {}, {}
+    for name in names:
+        one, other = (member.get_property(name, atoms) for member in members)
+        mean[name], difference[name] = (one + other) / 2, np.abs(one - other) / np.sqrt(2)
+        np.testing.assert_allclose(atoms.calc.get_property(name, atoms), mean[name], atol=1e-12)
+    assert difference["energy"] > 1e-6
+    results, forces = atoms.calc.results, np.linalg.norm(difference["forces"], axis=1)
+    assert results["energy_spread"] == pytest.approx(difference["energy"], rel=1e-9)
+    np.testing.assert_allclose(results["forces_spread"], forces, rtol=1e-9)
+    np.testing.assert_allclose(results["stress_spread"], difference["stress"], rtol=1e-7)
     for name in (committee, f"{committee}/seed=*", runs, load_networks(runs)):
         [predicted] = eqfuse.predict(name, atoms)
-        assert predicted.energy == pytest.approx(energy, abs=1e-9)
-        np.testing.assert_allclose(predicted.spread.forces, expected, rtol=1e-9)
+        assert predicted.energy == pytest.approx(mean["energy"], abs=1e-9)
+        np.testing.assert_allclose(predicted.spread.forces, forces, rtol=1e-9)
     with pytest.raises(ValueError, match="a committee needs several runs"):
         eqfuse.Committee(committee / "seed=0")
 

@@ -46,19 +46,21 @@ def test_it_is_what_the_library_adds(run, atoms, text, theirs, pbc):
         atoms.get_stresses()
 
 
-def test_predictions_of_several_structures_have_it(run, atoms):
-    others = [atoms.copy(), ase.build.molecule("N2")]
-    others[1].numbers[:] = 29
-    others[1].positions *= 2
-    predicted = eqfuse.predict(run, others, dispersion="d3(bj)")
-    for one, found in zip(others, predicted, strict=True):
+@pytest.fixture
+def dimer():
+    """Return two atoms of copper without a cell."""
+    return ase.Atoms("Cu2", 2 * ase.build.molecule("N2").positions)
+
+
+def test_predictions_of_several_structures_have_it(run, atoms, dimer):
+    predicted = eqfuse.predict(run, [atoms.copy(), dimer], dispersion="d3(bj)")
+    for one, found in zip((atoms, dimer), predicted, strict=True):
         one.calc = by_hand(run)
         assert found.energy == pytest.approx(one.get_potential_energy(), abs=1e-9)
         np.testing.assert_allclose(found.forces, one.get_forces(), rtol=0, atol=1e-9)
     assert predicted[1].stress is None
-    np.testing.assert_allclose(
-        predicted[0].stress, others[0].get_stress(voigt=False), rtol=0, atol=1e-10
-    )
+    expected = atoms.get_stress(voigt=False)
+    np.testing.assert_allclose(predicted[0].stress, expected, rtol=0, atol=1e-10)
 
 
 def test_commands_name_it_in_what_they_write(run, atoms, tmp_path, capsys):
@@ -82,9 +84,12 @@ def test_commands_name_it_in_what_they_write(run, atoms, tmp_path, capsys):
         ("d4", "must be d3"),
         ("d3(foo)", "of the damping bj, zero"),
         ("d3(bj,nothing)", "No entry for 'nothing'"),
+        ("d3(bj)", r"needs dftd3: pip install 'eqfuse\[dispersion\]'"),
     ],
 )
-def test_others_are_refused(run, text, message):
+def test_others_and_a_missing_library_are_refused(run, text, message, monkeypatch):
+    if text == "d3(bj)":
+        monkeypatch.setitem(sys.modules, "dftd3", None)
     with pytest.raises(ConfigError, match=message):
         eqfuse.Calculator(run, dispersion=text)
 
@@ -95,20 +100,17 @@ def d3_of(numbers, positions, cell=None, pbc=None):
 
 @pytest.mark.parametrize("pbc", [(1, 1, 0), (1, 0, 1), (0, 1, 0), (1, 0, 0)])
 @pytest.mark.parametrize("given", ["zeros", "short", "skewed", "vacuum"])
-def test_slabs_and_wires_are_those_of_a_large_cell(pbc, given):
+def test_slabs_and_wires_are_those_of_a_large_cell(pbc, given, rng):
     """Whatever is given along directions without images, and wherever the atoms are."""
-    rng, pbc = np.random.default_rng(0), np.array(pbc, bool)
-    assert_as_in_a_large_cell(rng, pbc, given)
+    assert_as_in_a_large_cell(rng, np.array(pbc, bool), given)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300))
 def test_random_cells_are_those_of_a_large_one(seed):
     rng = np.random.default_rng(seed)
-    pbc = np.arange(3) < rng.integers(0, 4)
-    assert_as_in_a_large_cell(
-        rng, rng.permutation(pbc), rng.choice(["zeros", "short", "skewed", "vacuum"])
-    )
+    pbc = rng.permutation(np.arange(3) < rng.integers(0, 4))
+    assert_as_in_a_large_cell(rng, pbc, rng.choice(["zeros", "short", "skewed", "vacuum"]))
 
 
 def assert_as_in_a_large_cell(rng, pbc, given: str):
@@ -134,7 +136,10 @@ def assert_as_in_a_large_cell(rng, pbc, given: str):
     np.testing.assert_allclose(found.strain, expected.strain, rtol=0, atol=1e-7 * size)
 
 
-def test_a_number_that_is_not_finite_is_refused(monkeypatch):
+def test_what_the_library_cannot_compute_is_refused(monkeypatch):
+    """Elements without parameters would end the process."""
+    with pytest.raises(DataError, match="no parameters beyond the element 103"):
+        d3_of([104], np.zeros((1, 3)))
     found = {"energy": np.nan, "gradient": np.zeros((2, 3)), "virial": np.zeros((3, 3))}
     monkeypatch.setattr(Dispersion, "_computed", lambda *_, **__: found)
     with pytest.raises(DataError, match="energy or force that is not finite"):
@@ -163,34 +168,16 @@ def test_a_committee_has_the_mean_of_them(committee, atoms):
         atoms.get_stresses()
 
 
-def test_the_hessian_has_it(run):
+def test_the_hessian_has_it(run, dimer):
     """It is that of the differences of all forces."""
-    atoms = ase.build.molecule("N2")
-    atoms.numbers[:] = 29
-    atoms.positions *= 2
-    atoms.calc = eqfuse.Calculator(run, dispersion="d3(bj)", dtype="float64", radial="network")
-    found, step = eqfuse.hessian(atoms), 1e-3
+    dimer.calc = eqfuse.Calculator(run, dispersion="d3(bj)", dtype="float64", radial="network")
+    found, step = eqfuse.hessian(dimer), 1e-3
     for k in range(6):
         ends = []
         for sign in (1, -1):
-            moved = atoms.copy()
-            moved.calc = atoms.calc
+            moved = dimer.copy()
             moved.positions.reshape(-1)[k] += sign * step
-            ends.append(moved.get_forces())
+            ends.append(dimer.calc.get_forces(moved))
         expected = (ends[1] - ends[0]) / (2 * step)
         np.testing.assert_allclose(found.reshape(6, 2, 3)[k], expected, rtol=0, atol=2e-5)
-    plain = eqfuse.hessian(run, atoms)
-    assert np.abs(found - plain).max() > 1e-3
-
-
-def test_elements_without_parameters_are_refused():
-    """The library would end the process."""
-    one = Structure([104], np.zeros((1, 3)), np.zeros((3, 3)), np.zeros(3, bool))
-    with pytest.raises(DataError, match="no parameters beyond the element 103"):
-        Dispersion.parse("d3(bj)").of(one)
-
-
-def test_the_extra_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dftd3", None)
-    with pytest.raises(ConfigError, match=r"needs dftd3: pip install 'eqfuse\[dispersion\]'"):
-        Dispersion.parse("d3(bj)")
+    assert np.abs(found - eqfuse.hessian(run, dimer)).max() > 1e-3

@@ -28,8 +28,7 @@ def pair(distance, periodic=False):
 
 
 def of_calculator(run):
-    calculator = eqfuse.Calculator(run)
-    return lambda atoms: calculator.get_potential_energy(atoms)
+    return eqfuse.Calculator(run).get_potential_energy
 
 
 def of_hessian(run):
@@ -47,16 +46,16 @@ def of_jax_md(run):
     space = pytest.importorskip("jax_md.space")
     from eqfuse.jax_md import neighbor_list
 
-    displacement, _ = space.free()
-    numbers = [29, 29]
-    functions = neighbor_list(displacement, np.full(3, 20.0), run, numbers=numbers)
-    neighbors = functions[0].allocate(pair(0.4).positions)
+    make, energy_fn = neighbor_list(space.free()[0], np.full(3, 20.0), run, numbers=[29, 29])
+    neighbors = make.allocate(pair(0.4).positions)
+    both = jax.jit(jax.value_and_grad(energy_fn))
 
     def compute(atoms):
-        energy = float(functions[1](atoms.positions, neighbors))
+        energy, gradient = both(atoms.positions, neighbors)
         if np.isnan(energy):
+            assert np.isnan(gradient).any()
             raise DataError("atoms 0 and 1 are at the same place (NaN)")
-        return energy
+        return float(energy)
 
     return compute
 

@@ -43,40 +43,40 @@ def test_a_file_has_what_the_calculator_gives(committee, unlabelled, tmp_path, c
     assert not list(tmp_path.glob(".*partial*"))
 
 
-def test_labels_of_the_file_are_kept_as_references(committee, copper, tmp_path):
-    out = tmp_path / "out.xyz"
-    assert eqfuse_command(["predict", str(committee / "seed=0"), str(copper), str(out)]) == 0
-    for found, given in zip(ase.io.read(out, ":"), ase.io.read(copper, ":"), strict=True):
-        assert found.info["reference_energy"] == given.get_potential_energy()
-        np.testing.assert_allclose(found.arrays["reference_forces"], given.get_forces(), atol=1e-8)
-
-
-@pytest.mark.parametrize("suffix", [".traj", ".db"])
-def test_other_formats_are_chosen_by_the_suffix(committee, unlabelled, tmp_path, suffix):
-    """And replaced, not added to."""
-    out = tmp_path / f"out{suffix}"
-    expected = eqfuse.predict(committee / "seed=0", unlabelled)
+@pytest.mark.parametrize("suffix", [".xyz", ".traj", ".db"])
+def test_formats_are_chosen_by_the_suffix(committee, copper, tmp_path, suffix):
+    """And replaced, not added to; labels of the file are references in extended XYZ."""
+    out, run = tmp_path / f"out{suffix}", committee / "seed=0"
+    expected, given = eqfuse.predict(run, copper), ase.io.read(copper, ":")
     for _ in range(2):
-        assert (
-            eqfuse_command(["predict", str(committee / "seed=0"), str(unlabelled), str(out)]) == 0
-        )
-    found = read_structures(out)
-    assert [s.energy for s in found] == [p.energy for p in expected]
-    np.testing.assert_array_equal(found[2].forces, expected[2].forces)
+        assert eqfuse_command(["predict", str(run), str(copper), str(out)]) == 0
+    for s, p in zip(read_structures(out), expected, strict=True):
+        assert s.energy == pytest.approx(p.energy, abs=1e-12)
+        np.testing.assert_allclose(s.forces, p.forces, atol=1e-8)
+    for found, labelled in zip(
+        ase.io.read(out, ":") if suffix == ".xyz" else [], given, strict=False
+    ):
+        assert found.info["reference_energy"] == labelled.get_potential_energy()
+        forces = found.arrays["reference_forces"]
+        np.testing.assert_allclose(forces, labelled.get_forces(), atol=1e-8)
 
 
 def test_atoms_are_predicted_without_their_labels(committee, copper):
     """Also where these are of another calculator, or are not finite."""
-    frames = ase.io.read(copper, ":3")
+    run, frames = committee / "seed=0", ase.io.read(copper, ":3")
     frames[1].calc.results["forces"][0, 0] = np.nan
-    [alone] = eqfuse.predict(committee / "seed=0", frames[1])
-    together = eqfuse.predict(committee / "seed=0", frames, batch_size=2)
+    [alone] = eqfuse.predict(run, frames[1])
+    together = eqfuse.predict(run, frames, batch_size=2)
     np.testing.assert_allclose(together[1].forces, alone.forces, rtol=0, atol=1e-12)
     assert together[1].energy == pytest.approx(alone.energy, abs=1e-12)
+    with pytest.raises(TypeError, match="dtype: only of a run that is read"):
+        eqfuse.predict(load_networks(run), frames, dtype="float32")
+    with pytest.raises(TypeError, match="typo"):
+        eqfuse.predict(run, frames, typo=1)
     with pytest.raises(DataError, match="no structures"):
-        eqfuse.predict(committee / "seed=0", [])
+        eqfuse.predict(run, [])
     with pytest.raises(DataError, match="atoms 1: H, O not among"):
-        eqfuse.predict(committee / "seed=0", [frames[0], ase.build.molecule("H2O")])
+        eqfuse.predict(run, [frames[0], ase.build.molecule("H2O")])
 
 
 def test_a_name_of_several_runs_is_all_of_them(committee, tmp_path):

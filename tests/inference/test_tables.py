@@ -120,9 +120,10 @@ def test_results_are_those_of_the_whole_network(model, tmp_path, monkeypatch):
 
 
 def test_small_networks_and_unknown_elements_stay_whole(tmp_path):
-    small = Network(untrained_run(tmp_path, numbers=(13, 14, 29)), radial="network")
+    small = Network(untrained_run(tmp_path), radial="network")
+    (tmp_path / "large").mkdir()
+    large = Network(untrained_run(tmp_path / "large", numbers=NUMBERS), radial="network")
     assert small.of_elements([13]) is small
-    large = Network(untrained_run(tmp_path, "mace", NUMBERS), radial="network")
     assert large.of_elements([1, 13]) is large
     assert large.of_elements(NUMBERS) is large
     with pytest.raises(eqfuse.data.DataError, match="H not among the model"):

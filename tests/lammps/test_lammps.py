@@ -64,17 +64,21 @@ def results(runs, tmp_path_factory):
     """Return a function that runs a case in LAMMPS, once, and returns what it wrote."""
     done = {}
 
-    def run(case, ranks=2, forces="returned", model="nequip", radial="network"):
-        key = case, ranks, forces, model, radial
+    def run(case, ranks=2, model="nequip", radial="network"):
+        key = case, ranks, model, radial
         if key not in done:
             out = tmp_path_factory.mktemp("lammps") / "out.npz"
-            finished = launch(ranks, PROGRAM, case, runs(model), out, forces, radial)
+            finished = launch(ranks, PROGRAM, case, runs(model), out, radial)
             assert finished.returncode == 0, finished.stderr
             with np.load(out) as arrays:
                 done[key] = dict(arrays)
         return done[key]
 
     return run
+
+
+def calculator(runs, model="nequip", radial="network"):
+    return eqfuse.Calculator(runs(model), dtype="float64", radial=radial)
 
 
 def atoms_of(result, calculator, before="", pbc=True) -> ase.Atoms:
@@ -101,17 +105,13 @@ def assert_agreement(result, calculator, pbc=True):
 
 
 @needs_lammps
-@pytest.mark.parametrize("forces", ["returned", "complete"])
-def test_two_ranks_agree_with_the_calculator(results, runs, forces):
-    """A skewed cell, smaller than the cutoff along one axis, of two elements; two layers."""
-    result = results("alloy", forces=forces)
-    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network"))
+def test_two_ranks_agree_with_the_calculator(results, runs):
+    """A skewed cell, smaller than the cutoff along one axis, of two elements; two layers.
 
-
-@needs_lammps
-def test_totals_are_those_of_the_atoms_on_every_rank(results):
-    """`fix external` divides the virial by the number of ranks, and not the energy."""
+    `fix external` divides the virial by the number of ranks, and not the energy.
+    """
     result = results("alloy")
+    assert_agreement(result, calculator(runs))
     assert len(result["thermo"]) == 2
     volume = abs(np.linalg.det(result["cell"]))
     for thermo in result["thermo"]:
@@ -131,9 +131,8 @@ def test_dynamics_with_atoms_that_migrate_agree_with_ase(results, runs):
     assert lists[0] > 1
     assert (lists == lists[0]).all()  # decided together
     assert (result["counts"][:, 1] <= 2).all()  # programs
-    calculator = eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network")
-    assert_agreement(result, calculator)
-    atoms = atoms_of(result, calculator, "before_")
+    assert_agreement(result, calculator(runs))
+    atoms = atoms_of(result, calculator(runs), "before_")
     atoms.set_masses(np.array([0, 26.98, 63.546])[result["before_type"]])
     atoms.set_velocities(result["before_v"] / (1000 * units.fs))  # Å/ps
     VelocityVerlet(atoms, 1.0 * units.fs).run(60)
@@ -148,13 +147,13 @@ def test_a_cell_that_deforms_agrees_with_ase(results, runs):
     """NPT of all six components of the cell."""
     result = results("npt")
     assert np.abs(result["cell"] / 1.0 - result["before_cell"]).max() > 0.05
-    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network"))
+    assert_agreement(result, calculator(runs))
 
 
 @needs_lammps
 def test_an_error_in_a_step_ends_all_ranks(runs, tmp_path):
     out = tmp_path / "out.npz"
-    finished = launch(2, PROGRAM, "fails", runs("nequip"), out, "returned", "network")
+    finished = launch(2, PROGRAM, "fails", runs("nequip"), out, "network")
     assert finished.returncode != 0
     assert "this step fails" in finished.stderr
     assert "eqfuse failed in step 2; all ranks end" in finished.stderr
@@ -164,10 +163,9 @@ def test_an_error_in_a_step_ends_all_ranks(runs, tmp_path):
 @needs_lammps
 @pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(FIELDS))
-@pytest.mark.parametrize(("ranks", "forces"), [(1, "returned"), (3, "returned"), (3, "complete")])
-def test_ranks_and_models_agree_with_the_calculator(results, runs, model, ranks, forces):
-    result = results("alloy", ranks, forces, model)
-    assert_agreement(result, eqfuse.Calculator(runs(model), dtype="float64", radial="network"))
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_and_models_agree_with_the_calculator(results, runs, model, ranks):
+    assert_agreement(results("alloy", ranks, model), calculator(runs, model))
 
 
 @needs_lammps
@@ -175,18 +173,16 @@ def test_ranks_and_models_agree_with_the_calculator(results, runs, model, ranks,
 def test_tables_of_radial_networks_agree_with_the_calculator(results, runs):
     """Both read the same table, whose forces are not exactly those of the network."""
     result, network = results("alloy", radial="table"), results("alloy")
-    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64", radial="table"))
+    assert_agreement(result, calculator(runs, radial="table"))
     assert 0 < np.abs(result["f"] - network["f"]).max() < 1e-3 * np.abs(network["f"]).max()
 
 
 @needs_lammps
 @pytest.mark.slow
-@pytest.mark.parametrize("forces", ["returned", "complete"])
-def test_clusters_and_ranks_without_atoms_agree_with_the_calculator(results, runs, forces):
-    result = results("clusters", 4, forces)
+def test_clusters_and_ranks_without_atoms_agree_with_the_calculator(results, runs):
+    result = results("clusters", 4)
     assert (result["counts"][:, 2] == 0).any()
-    calculator = eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network")
-    assert_agreement(result, calculator, pbc=[False, True, False])
+    assert_agreement(result, calculator(runs), pbc=[False, True, False])
 
 
 INPUT = """
@@ -221,7 +217,7 @@ def test_the_command_runs_an_input_on_two_ranks(runs, tmp_path):
     assert lines[1] == "10"
     rows = np.array([line.split() for line in lines[9:]], float)
     atoms = ase.Atoms("Al48", rows[:, 1:4], cell=[12, 8, 8], pbc=True)
-    atoms.calc = eqfuse.Calculator(runs("nequip"), dtype="float64", radial="network")
+    atoms.calc = calculator(runs)
     np.testing.assert_allclose(rows[:, 4:], atoms.get_forces(), rtol=0, atol=1e-8)
 
 

@@ -15,3 +15,12 @@ def table(folder) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="session")
 def run(copper, tmp_path_factory):
     return train_on_copper(copper, tmp_path_factory, "dtype=float64", "epochs=3")
+
+
+BAD = (
+    (lambda a: a.positions.__setitem__(1, a.positions[0] + 0.1), "atoms 0 and 1 overlap"),
+    (lambda a: a.positions.__setitem__((1, 0), np.nan), "positions"),
+    (lambda a: a.set_atomic_numbers([29, 29, 29, 79]), "Au not among"),
+    (lambda a: a.set_cell(None), "lattice"),
+)
+"""Changes of four atoms of copper in a cell, and parts of the errors of what they become."""

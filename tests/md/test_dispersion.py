@@ -25,26 +25,28 @@ def frames():
     return frames
 
 
+@pytest.mark.parametrize("steps", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_dynamics_have_the_forces_of_the_calculator_and_conserve_the_energy(
-    run, frames, tmp_path, capsys
+    steps, run, frames, tmp_path, capsys
 ):
-    how = {"dispersion": "d3(bj)", "steps": 100, "timestep": 1.0, "save_every": 50}
+    how = {"dispersion": "d3(bj)", "steps": steps, "timestep": 1.0, "save_every": steps // 2}
     last = md.run(run, frames, temperature=600, run=str(tmp_path / "md"), **how)
     assert "with d3(bj,pbe), by dftd3" in capsys.readouterr().out
-    plain = eqfuse.Calculator(run)
+    plain, whole = eqfuse.Calculator(run), eqfuse.Calculator(run, dispersion="d3(bj)")
     for k, end in enumerate(last):
         written = ase.io.read(tmp_path / "md" / str(k) / "trajectory.xyz", ":")
+        assert len(written) == 3
         for atoms in (*written, end):
             assert atoms.info["dispersion"] == "d3(bj,pbe)"
-            again = atoms.copy()
-            again.calc = eqfuse.Calculator(run, dispersion="d3(bj)")
-            energy = again.get_potential_energy()
+            energy = whole.get_potential_energy(atoms)
             assert atoms.get_potential_energy() == pytest.approx(energy, abs=1e-8)
-            np.testing.assert_allclose(atoms.get_forces(), again.get_forces(), rtol=0, atol=1e-8)
-            assert abs(plain.get_potential_energy(again) - energy) > 0.1
+            forces = whole.get_forces(atoms)
+            np.testing.assert_allclose(atoms.get_forces(), forces, rtol=0, atol=1e-8)
+            assert abs(plain.get_potential_energy(atoms) - energy) > 0.1
         rows = table(tmp_path / "md" / str(k))
-        assert np.ptp(rows["kinetic_ev"]) > 0.03
-        assert np.ptp(rows["conserved_ev"]) < 0.01 * np.ptp(rows["kinetic_ev"])
+        if steps == 100:
+            assert np.ptp(rows["kinetic_ev"]) > 0.03
+            assert np.ptp(rows["conserved_ev"]) < 0.01 * np.ptp(rows["kinetic_ev"])
 
 
 def test_the_pressure_has_it(run, tmp_path):

@@ -17,7 +17,7 @@ def structures():
     small = ase.Atoms("Cu2", [[0, 0, 0], [1, 2, 1]], cell=2.5 * sheared, pbc=True)
     cell = ase.build.bulk("Cu", cubic=True)
     cell.rattle(0.1, seed=0)
-    large = cell.repeat((4, 5, 6))
+    large = cell.repeat((4, 5, 5))
     large.set_cell(large.cell.array @ sheared, scale_atoms=True)
     large.positions += rng.integers(-2, 3, (len(large), 3)) @ large.cell.array
     wire = cell.repeat((1, 1, 7))
@@ -28,15 +28,11 @@ def structures():
     molecule = cell.repeat((3, 2, 4))
     molecule.pbc, molecule.cell = False, None
     single = ase.Atoms("Cu", pbc=True, cell=[3.0, 20.0, 30.0])
-    return {
-        "small": small,
-        "cell": cell,
-        "large": large,
-        "wire": wire,
-        "slab": slab,
-        "molecule": molecule,
-        "single": single,
-    }
+    names = {"small": small, "cell": cell, "large": large, "wire": wire, "slab": slab}
+    return names | {"molecule": molecule, "single": single}
+
+
+MAKE = jax.jit(make_pairs, static_argnums=(0, 1))
 
 
 def batch(*frames):
@@ -47,54 +43,36 @@ def batch(*frames):
 
 
 def as_set(senders, receivers, images):
-    return set(zip(senders.tolist(), receivers.tolist(), map(tuple, images.tolist()), strict=True))
+    return {*map(tuple, np.column_stack([senders, receivers, images]).tolist())}
 
 
-@pytest.mark.parametrize("name", structures())
-def test_pairs_are_those_of_the_list_of_the_host(name):
-    atoms = structures()[name]
-    positions, cell = atoms.positions, atoms.cell.array
-    expected = as_set(*list_pairs(positions, cell, atoms.pbc, REACH))
-    with jax.enable_x64(True):
-        grid = grid_of([(positions, cell)], atoms.pbc, REACH)
-        make = jax.jit(make_pairs, static_argnums=(0, 1))
-        pairs, needed = jax.device_get(make(grid, len(expected) + 50, *batch(atoms)))
-    if name == "large":
-        assert min(grid.boxes) > 2
-    edges = pairs.edges
-    vectors = positions[edges.senders] + pairs.images @ cell - positions[edges.receivers]
-    lengths = np.linalg.norm(vectors, axis=1)
-    near = (lengths < REACH) & (lengths > 0)
-    found = as_set(edges.senders[near], edges.receivers[near], pairs.images[near])
-    assert found == expected
-    assert near.sum() == len(expected) == needed.pairs
-    assert not needed.is_narrow
-    assert needed.occupancy <= grid.occupancy
-    assert (np.diff(edges.receivers) >= 0).all()
-
-
-def test_structures_of_a_batch_have_their_own_pairs():
-    """Cells of one, a few and many boxes, of different numbers of atoms."""
-    frames = [structures()[name] for name in ("wire", "large", "small", "single")]
+@pytest.mark.parametrize(
+    "names", [*((n,) for n in structures()), ("wire", "cell", "small", "single")]
+)
+def test_pairs_of_a_batch_are_those_of_the_lists_of_the_host(names):
+    """Cells of one, a few and many boxes, alone and of different numbers of atoms in a batch."""
+    frames = [structures()[name] for name in names]
     expected = [list_pairs(a.positions, a.cell.array, a.pbc, REACH) for a in frames]
     room = max(len(senders) for senders, _, _ in expected) + 7
     with jax.enable_x64(True):
         grid = grid_of([(a.positions, a.cell.array) for a in frames], frames[0].pbc, REACH)
-        make = jax.jit(make_pairs, static_argnums=(0, 1))
-        pairs, needed = jax.device_get(make(grid, room, *batch(*frames)))
+        pairs, needed = jax.device_get(MAKE(grid, room, *batch(*frames)))
+    assert (min(grid.boxes) > 2) == (names == ("large",))
     assert needed.pairs == room - 7
+    assert not needed.is_narrow
     assert needed.occupancy <= grid.occupancy
     edges, most = pairs.edges, max(map(len, frames))
-    assert edges.num_nodes == 4 * most
-    for k, atoms in enumerate(frames):
+    assert edges.num_nodes == len(frames) * most
+    assert (np.diff(edges.receivers) >= 0).all()
+    for k, (atoms, theirs) in enumerate(zip(frames, expected, strict=True)):
         own = slice(k * room, (k + 1) * room)
-        ends = [index[own] - k * most for index in (edges.senders, edges.receivers)]
+        senders, receivers = (index[own] - k * most for index in (edges.senders, edges.receivers))
         images, positions = pairs.images[own], batch(*frames)[0][k]
-        vectors = positions[ends[0]] + images @ atoms.cell.array - positions[ends[1]]
+        vectors = positions[senders] + images @ atoms.cell.array - positions[receivers]
         lengths = np.linalg.norm(vectors, axis=1)
         near = (lengths < REACH) & (lengths > 0)
-        assert as_set(ends[0][near], ends[1][near], images[near]) == as_set(*expected[k])
-        assert near.sum() == len(expected[k][0])
+        assert as_set(senders[near], receivers[near], images[near]) == as_set(*theirs)
+        assert near.sum() == len(theirs[0])
 
 
 def test_structures_periodic_in_different_planes_are_no_batch():
@@ -110,14 +88,11 @@ def test_what_is_too_small_is_reported():
     positions, cell = atoms.positions, atoms.cell.array
     with jax.enable_x64(True):
         grid = grid_of([(positions, cell)], atoms.pbc, REACH, 0.9)
-        few = grid._replace(occupancy=3)
-        room = 100  # of several thousand pairs
-        make = jax.jit(lambda *a: make_pairs(*a)[1], static_argnums=(0, 1))
-        needed = make(few, room, *batch(atoms))
+        few, room = grid._replace(occupancy=3), 100  # of several thousand pairs
+        needed = MAKE(few, room, *batch(atoms))[1]
         assert needed.occupancy > 3
         assert needed.pairs > room
         assert not needed.is_narrow
         for factor, is_narrow in ((0.91, False), (0.6, True)):
             atoms.set_cell(factor * cell, scale_atoms=True)
-            needed = make(grid, room, *batch(atoms))
-            assert needed.is_narrow == is_narrow
+            assert MAKE(grid, room, *batch(atoms))[1].is_narrow == is_narrow

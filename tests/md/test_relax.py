@@ -2,6 +2,7 @@ import ase.build
 import ase.io
 import numpy as np
 import pytest
+from ase import units
 from ase.constraints import FixAtoms, FixedLine
 
 import eqfuse
@@ -9,6 +10,7 @@ from eqfuse import cli, md
 from eqfuse.certify.check import frames_of
 from eqfuse.data import DataError, Dataset, read_structures
 from eqfuse.md.structures import read_frames
+from tests.md.conftest import BAD
 
 
 @pytest.fixture
@@ -33,18 +35,17 @@ def test_frames_relax_with_their_constraints(run, frames):
     cluster = frames[0].copy()
     cluster.pbc, cluster.cell = False, None
     before = [atoms.positions.copy() for atoms in (*frames, cluster)]
-    outcomes = md.relax(run, [*frames, cluster], fmax=0.02)
+    outcomes, calculator = md.relax(run, [*frames, cluster], fmax=0.02), eqfuse.Calculator(run)
     for positions, atoms, outcome in zip(before, [*frames, cluster], outcomes, strict=True):
         np.testing.assert_array_equal(atoms.positions, positions)
-        check = outcome.atoms.copy()
-        check.calc = eqfuse.Calculator(run)
-        forces = check.get_forces()
-        largest = np.linalg.norm(forces, axis=1).max()
+        relaxed, energy = outcome.atoms.copy(), outcome.atoms.get_potential_energy()
+        relaxed.calc = calculator
+        largest = np.linalg.norm(relaxed.get_forces(), axis=1).max()
         assert outcome.is_relaxed
         assert largest == pytest.approx(outcome.largest, abs=1e-9)
         assert largest < 0.02
-        assert outcome.atoms.get_potential_energy() == pytest.approx(check.get_potential_energy())
-        assert outcome.first_energy > outcome.atoms.get_potential_energy() + 1e-4
+        assert energy == pytest.approx(relaxed.get_potential_energy())
+        assert outcome.first_energy > energy + 1e-4
     moved = outcomes[1].atoms.positions - frames[1].positions
     assert not moved[[0, 3]].any()
     assert not moved[1, :2].any()
@@ -53,32 +54,28 @@ def test_frames_relax_with_their_constraints(run, frames):
 
 
 def test_a_cell_relaxes_to_the_pressure(run, frames):
+    calculator, expected = eqfuse.Calculator(run), -units.GPa * np.array([1, 1, 1, 0, 0, 0])
     for outcome in md.relax(run, frames[:2], cell=True, fmax=0.001, pressure=1.0):
-        check = outcome.atoms.copy()
-        check.calc = eqfuse.Calculator(run)
-        expected = -1.0 * ase.units.GPa * np.array([1, 1, 1, 0, 0, 0])
-        np.testing.assert_allclose(check.get_stress(), expected, atol=0.001 * len(check) / 40)
-        np.testing.assert_allclose(outcome.atoms.get_stress(), check.get_stress(), atol=1e-9)
+        stress = calculator.get_stress(outcome.atoms)
+        np.testing.assert_allclose(stress, expected, atol=0.001 * len(outcome.atoms) / 40)
+        np.testing.assert_allclose(outcome.atoms.get_stress(), stress, atol=1e-9)
 
 
-def test_atoms_that_overlap_are_refused_by_every_command(run, frames, tmp_path, monkeypatch):
+def test_atoms_that_overlap_are_refused_by_every_command(run, frames, tmp_path):
     """One limit and one message: nothing is computed of two atoms nearer than 0.3 Å."""
     atoms, file = frames[0], tmp_path / "near.xyz"
     atoms.positions[1] = atoms.positions[0] + [0.1, 0.1, 0.0]
     ase.io.write(file, [frames[2], atoms], format="extxyz")
-    tasks = {
-        "relax": lambda: md.relax(run, [frames[2], atoms]),
-        "md": lambda: md.run(run, str(file), run=str(tmp_path / "md")),
-        "predict": lambda: eqfuse.predict(run, file),
-        "check": lambda: frames_of(file, 2),
-        "train": lambda: Dataset.build(
-            read_structures(file, require_labels=False), cutoff=4.0, val_size=1
-        ),
-    }
-    for name, task in tasks.items():
+    for task in (
+        lambda: md.relax(run, [frames[2], atoms]),
+        lambda: md.run(run, str(file), run=str(tmp_path / "md")),
+        lambda: eqfuse.predict(run, file),
+        lambda: frames_of(file, 2),
+        lambda: Dataset.build(read_structures(file, require_labels=False), cutoff=4.0, val_size=1),
+    ):
         with pytest.raises(DataError, match=r"atoms 0 and 1 overlap: they are 0\.141 Å"):
             task()
-        assert not (tmp_path / "md").exists(), name
+        assert not (tmp_path / "md").exists()
 
 
 DUMP = """ITEM: TIMESTEP
@@ -100,24 +97,23 @@ def test_types_of_a_dump_are_needed_by_every_command(run, tmp_path, capsys):
     dump, out = tmp_path / "pair.lammpstrj", str(tmp_path / "out.xyz")
     dump.write_text(DUMP)
     network, file = str(run), str(dump)
-    commands = {
-        "relax": ["relax", network, file, out],
-        "md": ["md", network, file, f"run={tmp_path / 'md'}"],
-        "predict": ["predict", network, file, out],
-        "evaluate": ["evaluate", network, file],
-        "check": ["check", network, file],
-        "compare": ["compare", network, network, file],
-        "export": ["export", network, str(tmp_path / "e"), "--for", "pjrt", "--structure", file],
-        "train": ["train", f"data={file}"],
-    }
-    for name, command in commands.items():
-        assert cli.main(command) == 2, name
+    for command in (
+        ["relax", network, file, out],
+        ["md", network, file, f"run={tmp_path / 'md'}"],
+        ["predict", network, file, out],
+        ["evaluate", network, file],
+        ["check", network, file],
+        ["compare", network, network, file],
+        ["export", network, str(tmp_path / "e"), "--for", "pjrt", "--structure", file],
+        ["train", f"data={file}"],
+    ):
+        assert cli.main(command) == 2, command
         assert "a LAMMPS dump without elements: name those of types" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [dump.name]
     assert cli.main(["relax", network, file, out, "--types", "Au", "Cu", "fmax=0.1"]) == 0
     assert cli.main(["predict", network, file, f"{out}.xyz", "types=Au,Cu"]) == 0
-    assert ase.io.read(out).symbols.get_chemical_formula() == "Cu2"
-    assert ase.io.read(f"{out}.xyz").symbols.get_chemical_formula() == "Cu2"
+    for written in (out, f"{out}.xyz"):
+        assert ase.io.read(written).symbols.get_chemical_formula() == "Cu2"
 
 
 def test_frames_between_blank_lines_are_all_relaxed(run, frames, tmp_path, capsys):
@@ -151,22 +147,11 @@ def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, capsys):
 
 
 def test_what_cannot_be_relaxed_is_refused(run, frames, tmp_path, capsys):
-    good = frames[0]
-    for change, cell, message in (
-        (lambda a: a.positions.__setitem__(1, a.positions[0] + 0.1), False, "frame 1: .* overlap"),
-        (lambda a: a.positions.__setitem__((1, 0), np.nan), False, "frame 1: positions"),
-        (lambda a: a.set_atomic_numbers([29, 29, 29, 79]), False, "frame 1: Au not among"),
-        (lambda a: a.set_cell(None), False, "frame 1: .*lattice"),
-        (lambda a: a.set_pbc((True, True, False)), True, "three periodic directions"),
-    ):
-        atoms = good.copy()
+    slab = (lambda a: a.set_pbc((True, True, False))), "needs three periodic directions"
+    for change, message in (*BAD, slab):
+        atoms = frames[0].copy()
         change(atoms)
-        with pytest.raises(DataError, match=message):
-            md.relax(run, [good, atoms], cell=cell)
-    for arguments, message in (
-        (["nothing"], "FILE is missing: eqfuse relax RUN FILE [OUT]"),
-        (["nothing", "nowhere", "fmaxx=1"], "nearest: fmax"),
-        ([str(run), str(tmp_path / "no.xyz")], "no such file"),
-    ):
-        assert cli.main(["relax", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        with pytest.raises(DataError, match=f"frame 1: .*{message}"):
+            md.relax(run, [frames[0], atoms], cell=message == slab[1])
+    assert cli.main(["relax", str(run), str(tmp_path / "no.xyz")]) == 2
+    assert "no such file" in capsys.readouterr().err

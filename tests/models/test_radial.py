@@ -13,7 +13,6 @@ from eqfuse.models.radial import (
     spherical_harmonics,
     spline_basis,
 )
-from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
 
@@ -110,7 +109,7 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
 
     native = backend == "llvm" and few_edges > 0
     interpreted = backend == "triton"  # as on a GPU, whatever the number of edges
-    with only(backend, runs=native or interpreted, kinds={LinearForm} if native else set()):
+    with only(backend, runs=native or interpreted, kinds={"matrices"} if native else set()):
         found = results(networks.apply)
     expected = results(theirs)
     for a, b in zip(found[0], expected[0], strict=True):
@@ -148,7 +147,7 @@ def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatc
 
     def computed():
         """By kernels of linear forms alone, for what is lowered inside."""
-        return only(backend, runs=native, kinds={LinearForm} if native else set())
+        return only(backend, runs=native, kinds={"matrices"} if native else set())
 
     with computed():
         found = jax.jit(lambda params: ours.apply(params, x))(params)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
+from eqfuse.ops import _reference
 
 BOTH2 = "{n}x0e+{n}x0o+{n}x1e+{n}x1o+{n}x2e+{n}x2o"
 
@@ -44,13 +45,21 @@ SMALL = Graph(5, ((0, 1), (2, 1), (4, 0), (1, 1), (0, 1), (2, 4)))
 NO_EDGES = Graph(3, ())
 
 
+class Random:
+    """What has random operands of its shapes, of which the last is that of the result."""
+
+    def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
+        """Return float64 arrays of numbers that `held_by` can hold."""
+        return random_arrays(self.shapes()[:-1], seed, held_by)
+
+
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Case(Random):
     """A product: `function(backend)` computes it from arrays, `reference` by e3nn-jax alone.
 
     Attributes:
-      op: "tensor_product", "elementwise_tensor_product", "graph_tensor_product" or, as
-        `Channelwise`, "channelwise_tensor_product".
+      op: the name of the op. "graph_tensor_product" is on a graph, "channelwise_tensor_product"
+        where there is one: of edges, and nodes that receive.
       keep: `filter_ir_out`, as a string.
       shape_x, shape_y: leading axes, for the products without a graph.
       zero_x, zero_y: the blocks of the operands that are zero by structure.
@@ -70,25 +79,40 @@ class Case:
     zero_y: tuple[bool, ...] | None = None
     weighted: bool = True
     shared: str = ""
-    graph: Graph = SMALL
+    graph: Graph | None = SMALL
 
     @property
     def options(self) -> dict:
         options = {"filter_ir_out": self.keep, "irrep_normalization": self.irrep_normalization}
-        if self.op != "elementwise_tensor_product":
+        if self.op in ("tensor_product", "graph_tensor_product"):
             options["regroup_output"] = self.regroup_output
         return options
 
     @property
+    def channelwise(self) -> bool:
+        return self.op == "channelwise_tensor_product"
+
+    @property
     def on_graph(self) -> bool:
-        return self.op == "graph_tensor_product"
+        return self.graph is not None and (self.channelwise or self.op == "graph_tensor_product")
 
     @functools.cached_property
+    def products(self) -> e3nn.Irreps:
+        """Return the irreps of the products, before weights add those of matching channels."""
+        x, y = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
+        if not self.channelwise:
+            op = "tensor_product" if self.on_graph else self.op
+            return getattr(e3nn, op)(x, y, **self.options)
+        mul = max((mul for mul, _ in (*x, *y)), default=1)
+        one = (e3nn.Irreps([(1, ir) for _, ir in side]) for side in (x, y))
+        out = e3nn.tensor_product(*one, **self.options, regroup_output=False).regroup()
+        return e3nn.Irreps([(mul * n, ir) for n, ir in out])
+
+    @property
     def irreps_out(self) -> e3nn.Irreps:
-        op = "tensor_product" if self.on_graph else self.op
-        return getattr(e3nn, op)(
-            e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y), **self.options
-        )
+        if not self.channelwise or not self.weighted:
+            return self.products
+        return e3nn.Irreps([(e3nn.Irreps(self.irreps_x)[0].mul, ir) for _, ir in self.products])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,22 +129,21 @@ class Case:
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of the operands, then that of the result."""
-        dims = e3nn.Irreps(self.irreps_x).dim, e3nn.Irreps(self.irreps_y).dim
-        out = self.irreps_out
-        if not self.on_graph:
-            leading = np.broadcast_shapes(self.shape_x, self.shape_y)
-            return (*self.shape_x, dims[0]), (*self.shape_y, dims[1]), (*leading, out.dim)
-        nodes, edges = self.graph.num_nodes, len(self.graph.pairs)
-        rows = {name: 1 if name in self.shared else edges for name in "yw"}
-        weights = ((rows["w"], out.num_irreps),) if self.weighted else ()
-        return (nodes, dims[0]), (rows["y"], dims[1]), *weights, (nodes, out.dim)
+        dims = e3nn.Irreps(self.irreps_x).dim, e3nn.Irreps(self.irreps_y).dim, self.irreps_out.dim
+        rows = [self.shape_x, self.shape_y, np.broadcast_shapes(self.shape_x, self.shape_y)]
+        if self.on_graph:
+            nodes, edges = (self.graph.num_nodes,), (len(self.graph.pairs),)
+            rows = [nodes, (1,) if "y" in self.shared else edges, nodes]
+            rows = [edges, nodes, edges] if self.channelwise else rows
+        x, y, out = ((*shape, dim) for shape, dim in zip(rows, dims, strict=True))
+        if len(self.names) == 2:
+            return x, y, out
+        of_all = () if self.channelwise else (1,)
+        return x, y, (*(of_all if "w" in self.shared else edges), self.products.num_irreps), out
 
     def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
-        """Return random float64 arrays of numbers that `held_by` can hold.
-
-        They are zero where the case says so.
-        """
-        arrays = random_arrays(self.shapes()[:-1], seed, held_by)
+        """Return random arrays, which are zero where the case says so."""
+        arrays = super().operands(seed, held_by)
         for array, irreps, zeros in zip(
             arrays, (self.irreps_x, self.irreps_y), (self.zero_x, self.zero_y), strict=False
         ):
@@ -137,143 +160,46 @@ class Case:
 
     def function(self, backend: str):
         """Return the op of eqfuse as a function of arrays."""
-        op = getattr(ops, self.op)
+        op = functools.partial(getattr(ops, self.op), **self.options, backend=backend)
 
-        def function(*arrays):
-            x, y = self.irreps_arrays(*arrays[:2])
+        def function(x, y, w=None):
+            x, y = self.irreps_arrays(x, y)
             if not self.on_graph:
-                return op(x, y, **self.options, backend=backend).array
-            weights = arrays[2] if self.weighted else None
-            return op(x, y, weights, self.graph.edges(), **self.options, backend=backend).array
+                return op(x, y).array
+            return op(x, y, weights=w, edges=self.graph.edges()).array
 
         return function
 
-    def reference(self, *arrays):
+    def reference(self, x, y, w=None):
         """Return the definition: e3nn-jax and a sum over edges in jax.numpy."""
-        x, y = self.irreps_arrays(*arrays[:2])
+        x, y = self.irreps_arrays(x, y)
+        if self.channelwise:
+            return self._of_channels(x, y if self.graph is None else y[self.graph.receivers], w)
         if not self.on_graph:
             return getattr(e3nn, self.op)(x, y, **self.options).array
-        x = x[self.graph.senders]
-        messages = e3nn.tensor_product(x, y, **self.options)
-        if self.weighted:
-            messages = messages * arrays[2]
+        messages = e3nn.tensor_product(x[self.graph.senders], y, **self.options)
+        messages = messages if w is None else messages * w
         out = jnp.zeros((self.graph.num_nodes, messages.irreps.dim), messages.dtype)
         return out.at[self.graph.receivers].add(messages.array)
 
-
-@dataclasses.dataclass(frozen=True)
-class Channelwise(Case):
-    """A product of matching channels: of rows, or of edges and their receivers."""
-
-    graph: Graph | None = None
-
-    @property
-    def options(self) -> dict:
-        return {"filter_ir_out": self.keep, "irrep_normalization": self.irrep_normalization}
-
-    @property
-    def on_graph(self) -> bool:
-        return self.graph is not None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("x", "y")
-
-    @functools.cached_property
-    def irreps_out(self) -> e3nn.Irreps:
-        x, y = (e3nn.Irreps(irreps) for irreps in (self.irreps_x, self.irreps_y))
-        mul = max((mul for mul, _ in (*x, *y)), default=1)
-        one = (e3nn.Irreps([(1, ir) for _, ir in side]) for side in (x, y))
-        out = e3nn.tensor_product(*one, **self.options, regroup_output=False).regroup()
-        return e3nn.Irreps([(mul * n, ir) for n, ir in out])
-
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        dims = e3nn.Irreps(self.irreps_x).dim, e3nn.Irreps(self.irreps_y).dim, self.irreps_out.dim
-        leading = self.shape_x, self.shape_y, np.broadcast_shapes(self.shape_x, self.shape_y)
-        if self.graph is not None:
-            edges = (len(self.graph.pairs),)
-            leading = edges, (self.graph.num_nodes,), edges
-        return tuple((*shape, dim) for shape, dim in zip(leading, dims, strict=True))
-
-    def function(self, backend: str):
-        edges = None if self.graph is None else self.graph.edges()
-
-        def function(*arrays):
-            x, y = self.irreps_arrays(*arrays)
-            return ops.channelwise_tensor_product(
-                x, y, edges, **self.options, backend=backend
-            ).array
-
-        return function
-
-    def reference(self, *arrays):
-        """Return the product of e3nn-jax for each channel.
-
-        Paths to an irrep stand before the irrep.
-        """
-        rows = [
-            jnp.swapaxes(chunk, -3, -2).reshape(*chunk.shape[:-3], mul * ir.dim)
-            for chunk, (mul, ir) in self.products_of_channels(*arrays)
-        ]
-        return jnp.concatenate([jnp.zeros((*self.shapes()[-1][:-1], 0)), *rows], axis=-1)
-
-    def products_of_channels(self, x, y):
-        """Yield chunks [..., channel, path, component] of e3nn's product, and irreps of results."""
-        x, y = self.irreps_arrays(x, y)
-        if self.graph is not None:
-            y = y[self.graph.receivers]
+    def _of_channels(self, x, y, w):
+        """Return the product of e3nn-jax for each channel; paths to an irrep are before it."""
         x, y = x.mul_to_axis(), y.mul_to_axis()
         out = e3nn.tensor_product(x, y, **self.options, regroup_output=False).regroup()
-        yield from zip(out.chunks, self.irreps_out, strict=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightedChannelwise(Channelwise):
-    """A product of matching channels on a graph, with one row of weights for all edges."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("x", "y", "w")
-
-    @property
-    def sums(self) -> dict[str, int]:
-        return {"w": len(self.graph.pairs)}
-
-    @functools.cached_property
-    def products(self) -> e3nn.Irreps:
-        """Return the irreps of the products, before they are added."""
-        return super().irreps_out
-
-    @functools.cached_property
-    def irreps_out(self) -> e3nn.Irreps:
-        return e3nn.Irreps([(e3nn.Irreps(self.irreps_x)[0].mul, ir) for _, ir in self.products])
-
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        x, y, (edges, _) = super().shapes()
-        return x, y, (self.products.num_irreps,), (edges, self.irreps_out.dim)
-
-    def function(self, backend: str):
-        def function(x, y, w):
-            x, y = self.irreps_arrays(x, y)
-            return ops.channelwise_tensor_product(
-                x, y, self.graph.edges(), weights=w, **self.options, backend=backend
-            ).array
-
-        return function
-
-    def reference(self, x, y, w):
-        """Return sums over the paths to an irrep, channel by channel, in jax.numpy."""
-        rows = []
-        for chunk, (mul, ir) in self.products_of_channels(x, y):
-            paths = chunk.shape[-2]
-            weights, w = w[: paths * mul].reshape(paths, mul), w[paths * mul :]
-            summed = jnp.einsum("eupk,pu->euk", chunk, weights)
-            rows.append(summed.reshape(-1, mul * ir.dim))
+        rows = [jnp.zeros((*self.shapes()[-1][:-1], 0))]
+        for chunk, (mul, ir) in zip(out.chunks, self.irreps_out, strict=True):
+            if w is None:
+                chunk = jnp.swapaxes(chunk, -3, -2)  # [..., channel, path, component]
+            else:
+                paths = chunk.shape[-2]
+                weights, w = w[: paths * mul].reshape(paths, mul), w[paths * mul :]
+                chunk = jnp.einsum("eupk,pu->euk", chunk, weights)
+            rows.append(chunk.reshape(*rows[0].shape[:-1], mul * ir.dim))
         return jnp.concatenate(rows, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Interpolation:
+class Interpolation(Random):
     """Tables of `widths`, read by rows of these intervals; results side by side.
 
     Interval 1 has most rows, interval 2 none.
@@ -292,9 +218,6 @@ class Interpolation:
         rows = len(self.intervals)
         tables = [(self.num_intervals, self.order, width) for width in self.widths]
         return (rows, self.order), *tables, (rows, sum(self.widths))
-
-    def operands(self, seed: int = 0, held_by=np.float32):
-        return random_arrays(self.shapes()[:-1], seed, held_by)
 
     def function(self, backend: str):
         def function(weights, *tables):
@@ -315,7 +238,7 @@ class Interpolation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contraction:
+class Contraction(Random):
     """A contraction; with `num_indices`, the weights are chosen by an index of each row."""
 
     irreps: str
@@ -352,9 +275,6 @@ class Contraction:
         weights = (*lead, sum(count for *_, count in self.paths), x[0].mul)
         return (*self.shape, x.dim), weights, (*self.shape, out.dim)
 
-    def operands(self, seed: int = 0, held_by=np.float32):
-        return random_arrays(self.shapes()[:-1], seed, held_by)
-
     def function(self, backend: str):
         return lambda x, w: (
             ops.symmetric_contraction(
@@ -368,48 +288,17 @@ class Contraction:
         )
 
     def reference(self, x, w):
-        """Return every monomial of x, then the basis of all irreps at once, then the weights."""
-        irreps, wanted = e3nn.Irreps(self.irreps), e3nn.Irreps(self.irreps_out)
-        if self.index is not None:
-            w = w[self.index]
-        mul = irreps[0].mul
-        single = e3nn.Irreps([(1, ir) for _, ir in irreps])
-        blocks = [
-            x[..., s].reshape(*self.shape, mul, ir.dim)
-            for s, (_, ir) in zip(irreps.slices(), irreps, strict=True)
-        ]
-        x = jnp.concatenate(blocks, axis=-1)  # [..., u, d]
-        products, found = x, {}
-        for degree in range(1, self.correlation + 1):
-            if degree > 1:
-                products = products[..., :, None] * x[..., None, :]
-                products = products.reshape(*x.shape[:-1], x.shape[-1] ** degree)
-            # one irrep that is there for certain, beside those that are wanted
-            top = max((ir for _, ir in irreps), key=lambda ir: ir.l)
-            keep = {e3nn.Irrep(degree * top.l, top.p**degree), *(ir for _, ir in wanted)}
-            basis = e3nn.reduced_symmetric_tensor_product_basis(single, degree, keep_ir=list(keep))
-            flat = jnp.asarray(basis.array, x.dtype).reshape(-1, basis.irreps.dim)
-            maps = jnp.einsum("...i,ij->...j", products, flat, precision="highest")
-            for s, (count, ir) in zip(basis.irreps.slices(), basis.irreps, strict=True):
-                found[ir, degree] = maps[..., s].reshape(*x.shape[:-1], count, ir.dim)
-        outputs, start = [], 0
-        for _, ir in wanted:
-            total = jnp.zeros((*x.shape[:-1], ir.dim), x.dtype)
-            for degree in range(1, self.correlation + 1):
-                if (ir, degree) in found:
-                    stop = start + found[ir, degree].shape[-2]
-                    weights = jnp.moveaxis(w[..., start:stop, :], -1, -2)[..., None]
-                    total += (weights * found[ir, degree]).sum(-2)
-                    start = stop
-            outputs.append(total.reshape(*self.shape, mul * ir.dim))
-        return jnp.concatenate(outputs, axis=-1)
+        """Return the definition, for which e3nn-jax makes the basis."""
+        w = w if self.index is None else w[self.index]
+        x, irreps_out = e3nn.IrrepsArray(self.irreps, x), e3nn.Irreps(self.irreps_out)
+        return _reference.symmetric_contraction(x, w, irreps_out, self.correlation).array
 
 
 _product = functools.partial(Case, "tensor_product")
 _elementwise = functools.partial(Case, "elementwise_tensor_product")
 _graph = functools.partial(Case, "graph_tensor_product")
-_channelwise = functools.partial(Channelwise, "channelwise_tensor_product")
-_weighted = functools.partial(WeightedChannelwise, "channelwise_tensor_product", graph=SMALL)
+_weighted = functools.partial(Case, "channelwise_tensor_product", shared="w")
+_channelwise = functools.partial(Case, "channelwise_tensor_product", graph=None, weighted=False)
 
 TENSOR_PRODUCT = {
     "l3-both-parities": _product("2x0o+2x1e+2x3o", "1o+3o", keep="0e+1e+1o+2o+3e"),

@@ -11,9 +11,6 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear import LinearForm
-from eqfuse.ops.ir.program import Program
 from tests.ops.parity import UNOPTIMIZED, along_random_directions, only
 
 NODES, EDGES, SPECIES = 5, 7, 3
@@ -176,7 +173,9 @@ def assert_all_orders(case: Case, backend: str, fused: str | None = None):
     The sums have at most a few hundred products, each rounded to 1e-16. On a CPU an op that is one
     kernel each way is a Program.
     """
-    kinds = {Form, LinearForm} | ({Program} if fused == "always" and case.over_rows else set())
+    kinds = {"product", "matrices"} | (
+        {"program"} if fused == "always" and case.over_rows else set()
+    )
     with jax.enable_x64(True):
         problem = Problem(case, fused=fused)  # its parameters are made by e3nn
         with only(backend, kinds=kinds):

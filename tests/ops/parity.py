@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.util
+from unittest import mock
 
 import e3nn_jax as e3nn
 import jax
@@ -15,6 +16,7 @@ from eqfuse.ops._backend import has_gpu
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.linear import is_wide
+from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import native as _native
 from tests import interpreter
 from tests.ops.cases import Case, random_arrays
@@ -223,28 +225,29 @@ def only(
     runs: bool = True,
     launches: int | None = None,
     forbidden=PRODUCTS,
-    kinds: set[type] | None = None,
+    kinds: set[str] | None = None,
 ):
     """Fail if another backend computes anything, or `backend` nothing where something `runs`.
 
     Inside, the `forbidden` products of e3nn-jax raise. `launches` is how many kernels are
-    interpreted, exactly; `kinds` are those of what native kernels
-    compute: Form, LinearForm, Program.
+    interpreted, exactly; `kinds` are those of what native kernels compute, see `kind_of`.
     """
     if backend == "llvm" and kinds is not None:
         jax.clear_caches()  # what was traced before is not computed again
-    counter = _Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for name in forbidden:
-            patch.setattr(e3nn, name, functools.partial(_forbidden, f"e3nn.{name}"))
-        for name in ("graph_tensor_product", "symmetric_contraction"):
-            patch.setattr(_reference, name, functools.partial(_forbidden, "backend 'e3nn'"))
-        if backend == "xla":
-            patch.setattr(xla, "evaluate_form", counter.wrap(xla.evaluate_form))
-        else:
-            patch.setattr(xla, "evaluate_form", functools.partial(_forbidden, "backend 'xla'"))
-        native = _Counter()  # kernels that a lowering asks for
-        patch.setattr(machine, "register", native.wrap(machine.register))
+
+        def replace(module, name, **how) -> mock.Mock:
+            patch.setattr(module, name, found := mock.Mock(**how))
+            return found
+
+        others = [(e3nn, name) for name in forbidden]
+        others += [(_reference, "graph_tensor_product"), (_reference, "symmetric_contraction")]
+        others += [] if backend == "xla" else [(xla, "evaluate_form")]
+        for module, name in others:
+            error = AssertionError(f"{name} ran in the place of the backend that was asked for")
+            replace(module, name, side_effect=error)
+        evaluated = backend == "xla" and replace(xla, "evaluate_form", wraps=xla.evaluate_form)
+        native = replace(machine, "register", wraps=machine.register)  # which a lowering asks for
         computed = record_native(patch)
         before = interpreter.interpret_count()
         yield
@@ -253,15 +256,22 @@ def only(
         assert launched == launches if launches is not None else (launched > 0) == runs
     else:
         assert launched == 0
-    assert (native.calls > 0) == (runs and backend == "llvm")
+    assert native.called == (runs and backend == "llvm")
     if backend == "xla":
-        assert (counter.calls > 0) == runs
+        assert evaluated.called == runs
     if backend == "llvm" and kinds is not None:
-        assert {type(what) for what in computed} == kinds
+        assert set(map(kind_of, computed)) == kinds
+
+
+def kind_of(computed) -> str:
+    """Return "product" or "matrices" of a form, or "program"."""
+    if isinstance(computed, Program):
+        return "program"
+    return "matrices" if computed.has_matrices else "product"
 
 
 def record_native(patch: pytest.MonkeyPatch) -> list:
-    """Return what is computed by native kernels from now on: each Form, LinearForm and Program."""
+    """Return what is computed by native kernels from now on: each Form and Program."""
     computed = []
 
     def recorded(name, function):
@@ -276,19 +286,3 @@ def record_native(patch: pytest.MonkeyPatch) -> list:
     for name in ("run", "linear", "by_rows"):
         recorded(name, getattr(_native, name))
     return computed
-
-
-def _forbidden(name, *_, **__):
-    raise AssertionError(f"{name} ran in the place of the backend that was asked for")
-
-
-class _Counter:
-    def __init__(self):
-        self.calls = 0
-
-    def wrap(self, function):
-        def counted(*args, **kwargs):
-            self.calls += 1
-            return function(*args, **kwargs)
-
-        return counted

@@ -11,7 +11,6 @@ from eqfuse import ops
 from eqfuse.ops import _backend
 from eqfuse.ops._backend import BACKENDS, Op, availability, recorded, resolve, resolve_here
 from eqfuse.ops.info import info
-from eqfuse.ops.ir.linear import LinearForm
 from tests.child import run_python
 
 
@@ -35,13 +34,6 @@ def machine(monkeypatch):
     return make
 
 
-def test_none_chooses_by_device(machine):
-    machine(gpu=True, triton=True)
-    assert resolve(None) == "triton"
-    machine(gpu=False, triton=True)
-    assert resolve(None) == "llvm"
-
-
 def test_calls_are_recorded_with_what_runs_them_and_why(machine):
     x = e3nn.IrrepsArray("0e + 1o", jnp.ones((2, 4)))
     machine(gpu=False, triton=False)
@@ -62,15 +54,21 @@ def test_calls_are_recorded_with_what_runs_them_and_why(machine):
     assert call.why.startswith("not llvm: the package llvmlite")
 
 
-def test_none_falls_back_and_says_so_once(machine):
-    machine(gpu=True, triton=False)
-    with pytest.warns(UserWarning, match="'xla', not 'triton': the package triton is not install"):
-        assert resolve(None) == "xla"
-    assert resolve(None) == "xla"  # a second warning would be an error
-    machine(gpu=False, triton=True, llvmlite=False)
-    with pytest.warns(UserWarning, match="'xla', not 'llvm': the package llvmlite, the compiler"):
-        assert resolve(None) == "xla"
-    assert resolve(None) == "xla"
+CHOICES = [
+    ({"gpu": True, "triton": True}, "triton", ""),
+    ({"gpu": False, "triton": True}, "llvm", ""),
+    ({"gpu": True, "triton": False}, "xla", "not 'triton': the package triton is not installed"),
+    ({"gpu": False, "triton": True, "llvmlite": False}, "xla", "not 'llvm': the package llvmlite"),
+]
+
+
+@pytest.mark.parametrize(("here", "backend", "warning"), CHOICES)
+def test_none_chooses_by_device_and_says_once_what_is_missing(machine, here, backend, warning):
+    machine(**here)
+    if warning:
+        with pytest.warns(UserWarning, match=warning):
+            assert resolve(None) == backend
+    assert resolve(None) == backend  # a second warning would be an error
 
 
 def test_the_variable_says_what_none_means(machine, monkeypatch):
@@ -88,11 +86,14 @@ def test_a_named_backend_runs_or_is_an_error(machine):
     assert [resolve(name) for name in ("xla", "e3nn")] == ["xla", "e3nn"]
     with pytest.raises(ValueError, match=r"'triton' cannot run here: .*install eqfuse"):
         resolve("triton")
-    machine(gpu=False, triton=False, llvmlite=False)
+    machine(gpu=False, triton=True, llvmlite=False)
     with pytest.raises(ValueError, match=r"'llvm' cannot run here: .*pip install llvmlite"):
         resolve("llvm")
     with pytest.raises(ValueError, match="'pallas' is unknown; choose one of triton, "):
         resolve("pallas")
+    assert resolve_here("xla") == "xla"
+    with pytest.raises(ValueError, match="backend 'triton' cannot run here: JAX has no GPU"):
+        resolve_here("triton")
 
 
 def test_triton_on_a_cpu_is_refused():
@@ -106,48 +107,44 @@ def test_triton_on_a_cpu_is_refused():
     assert "ValueError: backend 'triton' runs on a GPU" in done.stderr
 
 
-def test_a_backend_for_another_device_is_refused(machine):
-    machine(gpu=False, triton=True)
-    assert resolve_here("xla") == "xla"
-    with pytest.raises(ValueError, match="backend 'triton' cannot run here: JAX has no GPU"):
-        resolve_here("triton")
+X, Y = "2x0e + 2x1o", "0e + 1o"
+OPS = {
+    "tensor_product": lambda x, y, **b: ops.tensor_product(x, y, **b),
+    "elementwise_tensor_product": lambda x, y, **b: ops.elementwise_tensor_product(x, x, **b),
+    "channelwise_tensor_product": lambda x, y, **b: ops.channelwise_tensor_product(x, x, **b),
+    "graph_tensor_product": lambda x, y, **b: ops.graph_tensor_product(
+        x, y, None, ops.Edges.from_arrays([0, 1, 2], [1, 2, 0], 3), **b
+    ),
+    "symmetric_contraction": lambda x, y, **b: ops.symmetric_contraction(
+        x, jnp.ones((1, 3, 2)), irreps_out="2x0e", correlation=2, **b
+    ),
+    "linear": lambda x, y, **b: ops.Linear(X, **b).init(jax.random.key(2), x),
+    "tensor_product_linear": lambda x, y, **b: ops.TensorProductLinear(X, **b).init(
+        jax.random.key(2), x, y
+    ),
+    "tensor_product_linear_gate": lambda x, y, **b: ops.TensorProductLinearGate(X, **b).init(
+        jax.random.key(2), x, y
+    ),
+    "grouped_dense": lambda x, y, **b: ops.grouped_dense(x.array, [jnp.ones((8, 2))], **b),
+    "interpolate": lambda x, y, **b: ops.interpolate(
+        [jnp.ones((2, 6, 4))],
+        ops.group_by_interval(jnp.zeros(3, jnp.int32), 2),
+        jnp.ones((3, 6)),
+        **b,
+    ),
+    "a sum, linear": lambda x, y, **b: ops.LinearSum(X, ("a", "b"), **b).init(
+        jax.random.key(2), x, x
+    ),
+}
 
 
-def test_every_op_runs_on_its_backend():
-    x = e3nn.normal("2x0e + 2x1o", jax.random.key(0), (3,))
-    y = e3nn.normal("0e + 1o", jax.random.key(1), (3,))
-    edges = ops.Edges.from_arrays([0, 1, 2], [1, 2, 0], 3)
-    intervals = ops.group_by_interval(jnp.zeros(3, jnp.int32), 2)
-    key, irreps = jax.random.key(2), "2x0e + 2x1o"
-    calls = {
-        "tensor_product": lambda b: ops.tensor_product(x, y, backend=b),
-        "elementwise_tensor_product": lambda b: ops.elementwise_tensor_product(x, x, backend=b),
-        "channelwise_tensor_product": lambda b: ops.channelwise_tensor_product(x, x, backend=b),
-        "graph_tensor_product": lambda b: ops.graph_tensor_product(x, y, None, edges, backend=b),
-        "symmetric_contraction": lambda b: ops.symmetric_contraction(
-            x, jnp.ones((1, 3, 2)), irreps_out="2x0e", correlation=2, backend=b
-        ),
-        "linear": lambda b: ops.Linear(irreps, backend=b).init_with_output(key, x),
-        "tensor_product_linear": lambda b: ops.TensorProductLinear(
-            irreps, backend=b
-        ).init_with_output(key, x, y),
-        "tensor_product_linear_gate": lambda b: ops.TensorProductLinearGate(
-            irreps, backend=b
-        ).init_with_output(key, x, y),
-        "grouped_dense": lambda b: ops.grouped_dense(x.array, [jnp.ones((8, 2))], backend=b),
-        "interpolate": lambda b: ops.interpolate(
-            [jnp.ones((2, 6, 4))], intervals, jnp.ones((3, 6)), backend=b
-        ),
-    }
-    for op, call in calls.items():
-        for backend in ("xla", "e3nn"):
-            with recorded() as found:
-                jax.eval_shape(lambda call=call, backend=backend: call(backend))
-            assert [(f.kind, f.backend) for f in found] == [(op, backend)]
-    with recorded() as found:
-        module = ops.LinearSum(irreps, ("a", "b"), backend="e3nn")
-        jax.eval_shape(lambda: module.init(key, x, x))
-    assert [(f.kind, f.backend) for f in found] == [("linear", "e3nn")]
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_runs_on_its_backend(name):
+    x, y = (e3nn.normal(irreps, jax.random.key(0), (3,)) for irreps in (X, Y))
+    for backend in ("xla", "e3nn"):
+        with recorded() as found:
+            jax.eval_shape(lambda b=backend: OPS[name](x, y, backend=b))
+        assert [(f.kind, f.backend) for f in found] == [(name.split(", ")[-1], backend)]
 
 
 def test_availability_names_a_reason_for_every_backend(machine):
@@ -186,7 +183,7 @@ def test_kernels_multiply_as_jax_is_told(rng):
         found = set()
         for equation in jax.make_jaxpr(everything)(x).eqns:
             form = equation.params.get("form")
-            if isinstance(form, LinearForm):
+            if form is not None and form.has_matrices:
                 found.add(form.input_precision)
             if call := equation.params.get("call"):
                 found.add(call.fused.linear.linear_form.input_precision)

@@ -1,4 +1,4 @@
-"""`ops.haiku` and `ops.equinox`: e3nn's parameters and results, alone and in `ops.fuse`."""
+"""`ops.haiku` and `ops.equinox`: e3nn's parameters and results."""
 
 import e3nn_jax as e3nn
 import jax
@@ -105,75 +105,21 @@ def test_equinox_linear_is_e3nns(name):
     assert_same(found, of(theirs))
 
 
-def layer(tensor_product, linear):
-    def function(x, y, w):
-        m = tensor_product(x[SENDERS], y, filter_ir_out="0e+1o") * w
-        return linear(e3nn.scatter_sum(m, dst=RECEIVERS, output_size=NODES))
-
-    return function
-
-
-def edges():
-    product = e3nn.tensor_product(X, Y, filter_ir_out="0e+1o")
-    key = jax.random.key(3)
-    x = e3nn.normal(X, key, (NODES,), dtype=jnp.float64)
-    y = e3nn.normal(Y, key, (EDGES,), dtype=jnp.float64)
-    return product, (x, y, jnp.asarray(RNG.normal(size=(EDGES, product.num_irreps))))
-
-
-def assert_on_the_graph(report, function, *operands):
-    assert report.count("TensorProductLinear") == 1, report
-    jaxpr = str(jax.make_jaxpr(function)(*operands))
-    assert jaxpr.count("= eqfuse_linear_form[") == jaxpr.count("= eqfuse_form[") == 1
-
-
-def test_a_layer_of_haiku_is_fused(capsys):
-    hk = pytest.importorskip("haiku")
-    _, operands = edges()
-
-    def network(tensor_product, cls):
-        f = lambda *o: layer(tensor_product, cls(OUT))(*o)  # noqa: E731
-        return hk.without_apply_rng(hk.transform(f))
-
-    theirs = network(e3nn.tensor_product, e3nn.haiku.Linear)
-    params = theirs.init(jax.random.key(0), *operands)
-    fused = ops.fuse(network(ops.tensor_product, ops.haiku.Linear).apply, report=True)
-    found = with_gradients(lambda p, x: fused(p, x, *operands[1:]), params, operands[0])
-    report = capsys.readouterr().out.split("where")[1]
-    assert_on_the_graph(report, fused, params, *operands)
-    expected = with_gradients(lambda p, x: theirs.apply(p, x, *operands[1:]), params, operands[0])
-    assert_same(found, expected)
-
-
-def test_a_layer_of_equinox_is_fused(capsys):
-    eqx = pytest.importorskip("equinox")
-    product, operands = edges()
-    options = {"irreps_in": product, "irreps_out": OUT, "input_dtype": jnp.float64}
-    arrays, rest = eqx.partition(ops.equinox.Linear(key=jax.random.key(0), **options), eqx.is_array)
-    theirs = e3nn.equinox.Linear(key=jax.random.key(0), **options)
-    theirs_arrays, theirs_rest = eqx.partition(theirs, eqx.is_array)
-    fused = ops.fuse(lambda a, *o: layer(ops.tensor_product, eqx.combine(a, rest))(*o), report=True)
-    plain = lambda a, *o: layer(e3nn.tensor_product, eqx.combine(a, theirs_rest))(*o)  # noqa: E731
-    out, [grad, dx] = with_gradients(lambda a, x: fused(a, x, *operands[1:]), arrays, operands[0])
-    report = capsys.readouterr().out.split("where")[1]
-    assert_on_the_graph(report, fused, arrays, *operands)
-    expected, [of_weights, of_x] = with_gradients(
-        lambda a, x: plain(a, x, *operands[1:]), theirs_arrays, operands[0]
-    )
-    assert_same((out, grad._weights, dx), (expected, of_weights._weights, of_x))
-
-
 @pytest.mark.parametrize("name", ["TensorProductLinear", "TensorProductLinearGate"])
 def test_products_with_a_linear(name):
     hk, eqx = pytest.importorskip("haiku"), pytest.importorskip("equinox")
-    _, (x, y, w) = edges()
+    x = e3nn.normal(X, jax.random.key(3), (NODES,), dtype=jnp.float64)
+    y = e3nn.normal(Y, jax.random.key(4), (EDGES,), dtype=jnp.float64)
+    num_irreps = e3nn.tensor_product(X, Y, filter_ir_out="0e+1o").num_irreps
+    w = jnp.asarray(RNG.normal(size=(EDGES, num_irreps)))
     irreps_out, graph = "5x0e+2x0e+2x1o", ops.Edges.from_arrays(SENDERS, RECEIVERS, NODES)
     options = {"filter_ir_out": "0e+1o", "num_indexed_weights": 3}
 
     def reference(parameters):
         linear = e3nn.flax.Linear(irreps_out, num_indexed_weights=3)
-        mix = lambda z: linear.apply({"params": parameters}, INDEX, z)  # noqa: E731
-        out = layer(e3nn.tensor_product, mix)(x, y, w)
+        m = e3nn.tensor_product(x[SENDERS], y, filter_ir_out="0e+1o") * w
+        m = e3nn.scatter_sum(m, dst=RECEIVERS, output_size=NODES)
+        out = linear.apply({"params": parameters}, INDEX, m)
         return e3nn.gate(out) if name.endswith("Gate") else out
 
     operands = x, y, w, graph, INDEX

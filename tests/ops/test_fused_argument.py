@@ -11,32 +11,20 @@ import pytest
 from eqfuse import models, ops
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
-from tests.ops.fused_cases import CASES, Problem, bare, rows
+from tests.ops.fused_cases import CASES, NODES, Problem, bare, rows
 
+NAMED, FLOAT32 = CASES["rows-linear"], np.float32
+ERF = dataclasses.replace(CASES["rows-gate"], options=(("even_act", jax.scipy.special.erf),))
+MANY, FACTORS = bare("257x0e", "0e", "2x0e"), rows("65x0e+65x3o", "0e+3o", "65x0e+65x3o")
 REFUSED = {
-    "xla": (CASES["rows-linear"], "xla", np.float32, "computes op by op"),
-    "e3nn": (CASES["rows-linear"], "e3nn", np.float32, "computes op by op"),
-    "bfloat16": (CASES["rows-linear"], "llvm", jnp.bfloat16, "of float32 and float64"),
-    "indexed": (CASES["rows-indexed-bias"], "llvm", np.float32, "by an index"),
-    "a sum by node": (CASES["graph-small"], "llvm", np.float32, "this product is summed by node"),
-    "channels": (
-        bare("257x0e", "0e", "2x0e"),
-        "triton",
-        np.float32,
-        "at most 256 channels, and these are 257",
-    ),
-    "factors": (
-        rows("65x0e+65x3o", "0e+3o", "65x0e+65x3o"),
-        "triton",
-        np.float32,
-        "would hold 224 factors of matmuls",
-    ),
-    "an activation": (
-        dataclasses.replace(CASES["rows-gate"], options=(("even_act", jax.scipy.special.erf),)),
-        "llvm",
-        np.float32,
-        "kernels cannot compute an activation",
-    ),
+    "xla": (NAMED, "xla", FLOAT32, "computes op by op"),
+    "e3nn": (NAMED, "e3nn", FLOAT32, "computes op by op"),
+    "bfloat16": (NAMED, "llvm", jnp.bfloat16, "of float32 and float64"),
+    "indexed": (CASES["rows-indexed-bias"], "llvm", FLOAT32, "by an index"),
+    "a sum by node": (CASES["graph-small"], "llvm", FLOAT32, "this product is summed by node"),
+    "channels": (MANY, "triton", FLOAT32, "at most 256 channels, and these are 257"),
+    "factors": (FACTORS, "triton", FLOAT32, "would hold 224 factors of matmuls"),
+    "an activation": (ERF, "llvm", FLOAT32, "kernels cannot compute an activation"),
 }
 
 
@@ -89,20 +77,17 @@ def test_the_environment_variable_is_what_none_means(monkeypatch):
         ops.resolve_fused("yes")
 
 
+def chosen(problem: Problem, backend: str) -> str:
+    with ops.recorded() as calls:
+        jax.eval_shape(lambda: problem.apply(backend, problem.params, problem.arrays).array)
+    return calls[-1].fused
+
+
 def test_what_was_chosen_is_reported(monkeypatch):
-    problem = Problem(CASES["rows-linear"], np.float32)
-    with ops.recorded() as calls:
-        problem.apply("llvm", problem.params, problem.arrays)
-    assert calls[-1].fused == "apart: fewer than 256 rows"
-    with ops.recorded() as calls:
-        problem = Problem(CASES["rows-linear"], np.float32, "always")
-        problem.apply("llvm", problem.params, problem.arrays)
-    assert calls[-1].fused == "fused: 'always' was asked for"
-    with ops.recorded() as calls:
-        x = e3nn.IrrepsArray("8x0e", jnp.ones((256, 8)))
-        module = ops.TensorProductLinear("8x0e", backend="llvm")
-        jax.eval_shape(lambda: module.init(jax.random.key(0), x, x[:, :1]))
-    assert calls[-1].fused == "fused: 256 rows or more"
+    assert chosen(Problem(NAMED, FLOAT32), "llvm") == "apart: fewer than 256 rows"
+    assert chosen(Problem(NAMED, FLOAT32, "always"), "llvm") == "fused: 'always' was asked for"
+    monkeypatch.setattr(choice, "FEWEST_ROWS", NODES)
+    assert chosen(Problem(NAMED, FLOAT32), "llvm") == f"fused: {NODES} rows or more"
     monkeypatch.setenv("EQFUSE_FUSED", "never")
     assert "None is 'never'" in info()
 
@@ -124,20 +109,18 @@ def test_models_pass_it_to_their_ops(name):
 def test_auto_on_a_graph_on_a_gpu_fuses_gated_ops_of_few_nodes_and_small_matrices(monkeypatch):
     pytest.importorskip("triton")
     case = CASES["graph-gate-skip"]
-    problem = Problem(case, np.float32)
+    problem = Problem(case, FLOAT32)
 
-    def chosen(problem):
-        with ops.recorded() as calls:
-            jax.eval_shape(lambda: problem.apply("triton", problem.params, problem.arrays).array)
-        return calls[-1].fused.partition(":")[0]
+    def assert_chosen(expected, problem=problem):
+        assert chosen(problem, "triton").partition(":")[0] == expected
 
-    assert chosen(problem) == "fused"
-    assert chosen(Problem(CASES["graph-linear"], np.float32)) == "apart"
-    assert chosen(Problem(case, jnp.bfloat16)) == "apart"
+    assert_chosen("fused")
+    assert_chosen("apart", Problem(CASES["graph-linear"], FLOAT32))
+    assert_chosen("apart", Problem(case, jnp.bfloat16))
     with monkeypatch.context() as patch:
-        patch.setattr(choice, "FEW_NODES", 4)
-        assert chosen(problem) == "apart"
-    elements = sum(p.size for p in jax.tree.leaves(problem.params))
-    for light, expected in ((5 * 4 * elements, "fused"), (5 * 4 * elements - 1, "apart")):
+        patch.setattr(choice, "FEW_NODES", NODES - 1)
+        assert_chosen("apart")
+    of_weights = NODES * 4 * sum(p.size for p in jax.tree.leaves(problem.params))
+    for light, expected in ((of_weights, "fused"), (of_weights - 1, "apart")):
         monkeypatch.setattr(choice, "LIGHT", light)
-        assert chosen(problem) == expected
+        assert_chosen(expected)

@@ -95,14 +95,6 @@ def test_weights_broadcast(shape, backend):
         assert error(a, b) <= 1e-12 * largest(b)
 
 
-@pytest.mark.parametrize("backend", tiers.NATIVELY)
-def test_dtypes_are_promoted(backend):
-    x, y, w = (a.astype(np.float32) for a in CASE.operands())
-    with only(backend):
-        out = jax.jit(CASE.function(backend))(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), w)
-    assert out.dtype == jnp.float32
-
-
 def test_irreps_without_arrays():
     found = ops.graph_tensor_product("2x0e + 1o", "1o", filter_ir_out="0e + 1o")
     assert found == e3nn.tensor_product("2x0e + 1o", "1o", filter_ir_out="0e + 1o")
@@ -114,18 +106,6 @@ def test_weights_of_a_product_with_no_irreps(backend):
     case = dataclasses.replace(GRAPH["nothing-left"], weighted=True)
     out = case.function(backend)(*(a.astype(np.float32) for a in case.operands()))
     assert out.shape == (SMALL.num_nodes, 0)
-
-
-def test_the_backend_e3nn_is_e3nn(monkeypatch):
-    operands = tuple(a.astype(np.float32) for a in CASE.operands())
-    calls = []
-    product = e3nn.tensor_product
-    monkeypatch.setattr(e3nn, "tensor_product", lambda *a, **k: calls.append(k) or product(*a, **k))
-    with_e3nn = CASE.function("e3nn")(*operands)
-    assert len(calls) == 1
-    monkeypatch.undo()
-    expected = CASE.reference(*operands)
-    assert error(with_e3nn, expected) <= 8 * np.finfo(np.float32).eps * largest(expected)
 
 
 def test_rows_are_grouped_by_interval_in_their_order():

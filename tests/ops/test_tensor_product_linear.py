@@ -5,7 +5,6 @@ import re
 import runpy
 
 import e3nn_jax as e3nn
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +12,8 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.fused_cases import CASES, NODES, Problem
-from tests.ops.parity import UNOPTIMIZED, only
-
-CORE = ["rows-linear", "graph-gate-skip", "rows-indexed-bias", "graph-channelwise-split"]
 
 
 def test_no_rows_and_no_channels_in_common():
@@ -50,22 +44,6 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
         results.append(module.apply(params, x, y).array)
     assert results[0].shape == (2, 3, 10)
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *CASES))
-def test_parameters_are_e3nns(name):
-    """Same tree, names, shapes and initial values, whatever the backend; same output irreps."""
-    problem = Problem(CASES[name], np.float32)
-    expected, got = (
-        jax.jit(lambda b=b: problem.init(b), compiler_options=UNOPTIMIZED)()
-        for b in ("e3nn", "xla")
-    )
-    assert jax.tree.structure(expected) == jax.tree.structure(got)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
-    point = (problem.params, problem.arrays)
-    outputs = [jax.eval_shape(lambda b=b: problem.apply(b, *point)) for b in ("xla", "e3nn")]
-    assert outputs[0].irreps == outputs[1].irreps
 
 
 @pytest.mark.parametrize("backend", ["llvm", "e3nn"])
@@ -105,66 +83,34 @@ def test_without_edges_only_the_skip_is_left(backend):
 @pytest.mark.parametrize("backend", ["xla", "e3nn"])
 def test_errors_of_split(backend):
     problem = Problem(CASES["rows-linear"], np.float32)
-    arguments = list(problem.arguments(problem.arrays))
-    arguments[-1] = e3nn.IrrepsArray("3x0e", jnp.zeros((NODES, 3)))
-    key, options = jax.random.PRNGKey(0), {"split": ("2x0e", "1x0e"), "backend": backend}
-    with pytest.raises(ValueError, match="without a gate and without a skip"):
-        TensorProductLinear("3x0e", **options).init(key, *arguments)
-    with pytest.raises(ValueError, match="without a gate and without a skip"):
-        TensorProductLinearGate("3x0e", **options).init(key, *arguments[:2])
-    with pytest.raises(ValueError, match=r"split \[2x0e, 1x0e\] must be .* of the output, 4x0e"):
-        TensorProductLinear("4x0e", **options).init(key, *arguments[:2])
-    with pytest.raises(ValueError, match="split needs a tuple of irreps, got '3x0e'"):
-        TensorProductLinear("3x0e", split="3x0e", backend=backend).init(key, *arguments[:2])
+    x, y, *_ = problem.arguments(problem.arrays)
+    skip, two = e3nn.IrrepsArray("3x0e", jnp.zeros((NODES, 3))), ("2x0e", "1x0e")
+    for out, split, more, cls, message in (
+        ("3x0e", two, {"skip": skip}, TensorProductLinear, "without a gate and without a skip"),
+        ("3x0e", two, {}, TensorProductLinearGate, "without a gate and without a skip"),
+        ("4x0e", two, {}, TensorProductLinear, r"split \[2x0e, 1x0e\] must be .* output, 4x0e"),
+        ("3x0e", "3x0e", {}, TensorProductLinear, "split needs a tuple of irreps, got '3x0e'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cls(out, split=split, backend=backend).init(jax.random.key(0), x, y, **more)
 
 
 def test_errors():
     problem = Problem(CASES["graph-gate-skip"], np.float32)
-    module = TensorProductLinear("3x0e", backend="xla")
     x, y, weights, edges, _, skip = problem.arguments(problem.arrays)
-    key = jax.random.PRNGKey(0)
+
+    def init(*operands, **options):
+        module = TensorProductLinear("3x0e", backend="xla", **options)
+        return module.init(jax.random.key(0), *operands)
+
     with pytest.raises(ValueError, match=r"skip must be \[5, 3x0e\]"):
-        TensorProductLinear("3x0e", filter_ir_out=["0e", "0o", "1o"], backend="xla").init(
-            key, x, y, weights, edges, None, skip
-        )
+        init(x, y, weights, edges, None, skip, filter_ir_out=["0e", "0o", "1o"])
     with pytest.raises(ValueError, match="give edges as well"):
-        module.init(key, x, y, weights)
+        init(x, y, weights)
     with pytest.raises(ValueError, match="index is needed with num_indexed_weights"):
-        module.init(key, x, x, index=jnp.zeros(NODES, int))
+        init(x, x, None, None, jnp.zeros(NODES, int))
     with pytest.raises(ValueError, match="input_precision 'half' is unknown"):
-        TensorProductLinear("3x0e", input_precision="half", backend="xla").init(key, x, x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["xla", "llvm"])
-def test_functions_are_the_modules(backend):
-    x, y = (
-        e3nn.normal(irreps, jax.random.key(n), (5,))
-        for n, irreps in enumerate(("4x0e + 4x1o", "0e + 1o"))
-    )
-    for function, module in (
-        (ops.tensor_product_linear, ops.TensorProductLinear),
-        (ops.tensor_product_linear_gate, ops.TensorProductLinearGate),
-    ):
-        expected = module("6x0e + 2x1o", backend="e3nn")
-        params = expected.init(jax.random.key(2), x, y)
-        with only(backend, kinds={Form, LinearForm}):
-            got = jax.jit(
-                lambda p, f=function: f(x, y, p["params"], "6x0e + 2x1o", backend=backend)
-            )(params)
-        assert got.irreps == expected.apply(params, x, y).irreps
-        np.testing.assert_allclose(
-            got.array, expected.apply(params, x, y).array, rtol=1e-5, atol=1e-5
-        )
-    linear, index = e3nn.flax.Linear("3x0e", num_indexed_weights=2), jnp.arange(5) % 2
-    params = linear.init(jax.random.key(2), index, x)
-    with only(backend, runs=backend == "llvm", kinds={LinearForm}):  # XLA has no kernel for it
-        got = ops.linear(
-            x, params["params"], "3x0e", index=index, num_indexed_weights=2, backend=backend
-        )
-    np.testing.assert_allclose(got.array, linear.apply(params, index, x).array, rtol=1e-5)
-    with pytest.raises(flax.errors.ScopeParamShapeError):
-        ops.linear(x, {"w[0,0] 4x0e,3x0e": jnp.zeros((2, 3))}, "3x0e", backend=backend)
+        init(x, x, input_precision="half")
 
 
 @pytest.mark.slow

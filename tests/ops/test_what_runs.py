@@ -3,6 +3,7 @@
 The table is what_runs.md, beside this file.
 """
 
+import functools
 import pathlib
 
 import e3nn_jax as e3nn
@@ -13,81 +14,55 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.primitives import choice
+from tests.ops import fused_cases
+from tests.ops.cases import Case, Graph, Interpolation
 
 PAGE = pathlib.Path(__file__).with_name("what_runs.md")
 X, Y, OUT, GATED = "4x0e+4x1o", "0e+1o", "5x0e+3x1o", "5x0e+3x0e+3x1o"
 ROWS, NODES = choice.FEWEST_ROWS, 16
+GRAPH = Graph(NODES, tuple((n % NODES, n % 7) for n in range(ROWS)))
 CALLS = {"llvm": "custom_call @eqfuse", "triton": "custom_call @xla_ffi_python_cpu_callback"}
-ORDERS = ("value", "gradient", "gradient of a loss on forces")
 
 
 def lines() -> list[list[str]]:
-    """Return the cells of each line of the table, and of its head first."""
+    """Return the cells of each line of the table."""
     table = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     first = next(n for n, line in enumerate(cells) if line[:2] == ["op", "over"])
-    return [cells[first], *cells[first + 2 :]]
+    return cells[first + 2 :]
 
 
-HEAD, *LINES = lines()
+LINES = lines()
 
 
 def problem(op: str, over: str, fused: str, backend: str):
     """Return an op of parameters and operands, and these."""
-    rng = np.random.default_rng(0)
-
-    def normal(*shape):
-        return jnp.asarray(rng.normal(size=shape), jnp.float32)
-
+    on_graph = over == "a graph"
     if op == "interpolate":
-        intervals = ops.group_by_interval(jnp.asarray(rng.integers(0, NODES, ROWS), "int32"), NODES)
-
-        def interpolated(params, arrays):
-            powers = arrays["powers"]
-            return ops.interpolate(params["tables"], intervals, powers, backend=backend)[0]
-
-        return interpolated, {"tables": [normal(NODES, 6, 4)]}, {"powers": normal(ROWS, 6)}
-    edges, rows = None, [ROWS, ROWS]
-    if over == "a graph":
-        ends = rng.integers(0, NODES, (2, ROWS))
-        edges, rows = ops.Edges.from_arrays(*ends, NODES), [NODES, ROWS]
-    arrays = {n: normal(r, e3nn.Irreps(i).dim) for n, r, i in zip("xy", rows, (X, Y), strict=True)}
-    options = {"backend": backend, "fused": fused}
-
-    def operands(arrays):
-        return e3nn.IrrepsArray(X, arrays["x"]), e3nn.IrrepsArray(Y, arrays["y"])
-
+        case = Interpolation((4,), intervals=(0, 1) * (ROWS // 2))
+        return (lambda p, a: case.function(backend)(a, p)), *case.operands()[::-1]
     if op == "TensorProduct":
-        if edges is None:
-            return lambda _, a: ops.tensor_product(*operands(a), backend=backend).array, {}, arrays
-        product = ops.graph_tensor_product
-        return lambda _, a: product(*operands(a), None, edges, **options).array, {}, arrays
+        kind, shape = "graph_tensor_product" if on_graph else "tensor_product", (ROWS,)
+        case = Case(kind, X, Y, shape_x=shape, shape_y=shape, weighted=False, graph=GRAPH)
+        return (lambda _, a: case.function(backend)(*a)), (), case.operands()
     if op == "Linear":
-        module, x = ops.Linear(OUT, backend=backend), arrays.pop("x")
-        shapes = jax.eval_shape(module.init, jax.random.key(0), e3nn.IrrepsArray(X, x))
-        params = jax.tree.map(lambda s: normal(*s.shape), shapes)
-        return lambda p, a: module.apply(p, e3nn.IrrepsArray(X, a["x"])).array, params, {"x": x}
-    cls, out, more = ops.TensorProductLinear, OUT, {}
-    if op != "TensorProductLinear":
-        cls, out = ops.TensorProductLinearGate, GATED
-        rows = NODES if edges is not None else ROWS
-        arrays["skip"] = normal(rows, e3nn.Irreps(GATED).dim)
-        more = {"force_irreps_out": True}
-    module = cls(out, **more, **options)
-
-    def apply(params, arrays):
-        skip = arrays.get("skip")
-        skip = None if skip is None else e3nn.IrrepsArray(GATED, skip)
-        return module.apply(params, *operands(arrays), edges=edges, skip=skip).array
-
-    shapes = jax.eval_shape(
-        lambda: module.clone(fused=None).init(jax.random.key(0), *operands(arrays), edges=edges)
-    )
-    return apply, jax.tree.map(lambda s: normal(*s.shape), shapes), arrays
+        x, module = e3nn.normal(X, jax.random.key(0), (ROWS,)), ops.Linear(OUT, backend=backend)
+        params = module.init(jax.random.key(1), x)
+        return (lambda p, a: module.apply(p, e3nn.IrrepsArray(X, a)).array), params, x.array
+    case = functools.partial(fused_cases.rows, X, Y, graph=on_graph, weighted=False)
+    if op == "TensorProductLinear":
+        case = case(OUT)
+    else:
+        case = case(GATED, gate=True, skip=True, force_irreps_out=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused_cases, "EDGES", ROWS)
+        patch.setattr(fused_cases, "NODES", NODES if on_graph else ROWS)
+        made = fused_cases.Problem(case, np.float32, fused)
+    return (lambda p, a: made.apply(backend, p, a).array), made.params, made.arrays
 
 
 def functions(apply):
-    """Return a function of parameters and operands for each of `ORDERS`."""
+    """Return the function, its gradient, and the gradient of a loss on forces."""
 
     def energy(params, arrays):
         return jnp.sum(apply(params, arrays) ** 3)
@@ -100,17 +75,21 @@ def functions(apply):
 
 
 @pytest.mark.parametrize("line", LINES, ids=["-".join(line[:3]) for line in LINES])
-def test_what_runs_is_what_the_page_says(line):
+def test_what_runs_is_what_the_page_says(line, monkeypatch):
     op, over, fused, *cells = line
     for backend, cell in zip(("llvm", "triton"), cells, strict=True):
         if backend == "triton":
             pytest.importorskip("triton")
         apply, *operands = problem(op, over, fused, backend)
-        if cell == "refused":
-            with pytest.raises(ValueError, match="fused='always' cannot be done here"):
-                jax.jit(apply).lower(*operands)
-            continue
-        texts = [jax.jit(f).lower(*operands).as_text() for f in functions(apply)]
+        operands = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), operands)
+        with monkeypatch.context() as patch:
+            if op == "TensorProduct":
+                patch.setenv("EQFUSE_FUSED", fused)
+            if cell == "refused":
+                with pytest.raises(ValueError, match="fused='always' cannot be done here"):
+                    jax.jit(apply).lower(*operands)
+                continue
+            texts = [jax.jit(f).lower(*operands).as_text() for f in functions(apply)]
         assert ", ".join(str(t.count(CALLS[backend])) for t in texts) == cell, backend
 
 

@@ -49,37 +49,32 @@ def test_freed_memory_is_used_again(keep, size):
     assert faults < 40 if keep else faults > 40  # of 25 600 pages, or 50 large ones
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
+def test_other_c_libraries_and_thresholds_of_the_environment_are_left_alone(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
+        assert not process.keep_memory()
     monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
     assert not process.keep_freed_memory()
     monkeypatch.setattr(process.sys, "platform", "darwin")
     assert not process.keep_freed_memory()
 
 
-def test_thresholds_of_the_environment_are_left_alone(monkeypatch):
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
-    assert not process.keep_memory()
-
-
-def device(platform, capability=None):
+@pytest.mark.parametrize(
+    ("asked", "dtype", "platform", "capability", "expected"),
+    [
+        ("auto", "float32", "gpu", "9.0", ops.TF32X3),
+        ("auto", "float32", "gpu", "12.0", ops.TF32X3),
+        ("highest", "float32", "gpu", "9.0", "highest"),
+        ("auto", "float64", "gpu", "9.0", "highest"),
+        ("auto", "float32", "gpu", "7.5", "highest"),
+        ("auto", "float32", "gpu", "gfx942", "highest"),
+        ("auto", "float32", "cpu", None, "highest"),
+    ],
+)
+def test_matmul_precision_of_devices(asked, dtype, platform, capability, expected):
     fields = {} if capability is None else {"compute_capability": capability}
-    return types.SimpleNamespace(platform=platform, device_kind="a device", **fields)
-
-
-CPU, H100 = device("cpu"), device("gpu", "9.0")
-WITHOUT = (CPU, device("gpu", "7.5"), device("gpu", "gfx942"), device("tpu"))
-
-
-def test_what_a_gpu_has_is_used():
-    assert matmul_precision("auto", "float32", H100) == ops.TF32X3
-    assert matmul_precision("auto", "float32", device("gpu", "12.0")) == ops.TF32X3
-    assert matmul_precision("highest", "float32", H100) == "highest"
-    assert matmul_precision("auto", "float64", H100) == "highest"
-
-
-@pytest.mark.parametrize("without", WITHOUT)
-def test_other_devices_multiply_in_float32(without):
-    assert matmul_precision("auto", "float32", without) == "highest"
+    device = types.SimpleNamespace(platform=platform, **fields)
+    assert matmul_precision(asked, dtype, device) == expected
 
 
 def test_jax_knows_the_name():

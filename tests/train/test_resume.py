@@ -1,6 +1,5 @@
 """A run that was interrupted, by SIGKILL too, damaged or made longer ends like a whole one."""
 
-import dataclasses
 import fcntl
 import functools
 import os
@@ -16,13 +15,11 @@ import numpy as np
 import pytest
 
 from eqfuse.runs.checkpoint import read_checkpoint
-from eqfuse.runs.errors import ConfigError, TrainingFailed
+from eqfuse.runs.errors import TrainingFailed
 from eqfuse.runs.files import RunFolder
 from eqfuse.train import molecule, read_metadata
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
-from eqfuse.train.resume import check_same_run
-from eqfuse.train.settings.options import parse
 from eqfuse.train.start import kept_references
 from tests.small_runs import TINY, refused, rows_of
 
@@ -222,25 +219,19 @@ def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["zeros", "gone"])
-def test_a_run_goes_on_from_the_older_checkpoint(finished, tmp_path, damage, capsys):
+def test_a_run_goes_on_from_the_older_checkpoint(finished, tmp_path, capsys):
     """As a power loss leaves the newer one; the damaged one is kept, and does not count."""
     folder = Path(shutil.copytree(finished("short"), tmp_path / "run"))
     capsys.readouterr()  # what that run printed
     newer = folder / "checkpoints" / "last.safetensors"
-    if damage == "gone":
-        newer.unlink()
-    else:
-        newer.write_bytes(bytes(newer.stat().st_size))
+    newer.write_bytes(bytes(newer.stat().st_size))
     assert main([f"resume={folder}", "epochs=3"]) == 0
     [warning] = capsys.readouterr().err.splitlines()
-    kind = "missing" if damage == "gone" else "damaged"
     older = newer.with_name("previous.safetensors")
-    assert warning.startswith(f"warning: checkpoint {newer} is {kind}")
+    assert warning.startswith(f"warning: checkpoint {newer} is damaged")
     assert f"the one before it, {older}, is taken" in warning
-    assert newer.with_name("last.safetensors.damaged").exists() == (damage == "zeros")
-    assert newer.exists()
-    assert older.exists()
+    for path in (newer.with_name("last.safetensors.damaged"), newer, older):
+        assert path.exists()
     assert_same(finished("constant"), folder)
 
 
@@ -312,33 +303,16 @@ def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     with open(whole / ".lock", "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert "another process trains" in refused([f"resume={whole}", "epochs=20"], capsys)
-    config = whole / "config.yaml"
-    text = config.read_text(encoding="utf-8")
-    for before, after, message in (
-        ("seed: 0", "seed: 1", "seed (0 there, 1 here)"),
-        ("channels: 2", "channels: 3", "channels (2 there, 3 here)"),
-    ):
-        config.write_text(text.replace(before, after), encoding="utf-8")
-        assert message in refused([f"resume={whole}"], capsys)
-
-
-def test_changed_data_are_refused(whole, water, capsys):
     original = water.read_bytes()
     try:
         water.write_bytes(original.replace(b" 0.", b" 1.", 1))
         assert "is not as it was" in refused([f"resume={whole}"], capsys)
     finally:
         water.write_bytes(original)
-
-
-def test_a_config_that_is_not_that_of_the_checkpoint_is_refused(tmp_path):
-    one, other = (
-        dataclasses.asdict(parse(["model=mace", "data=ethanol", f"model.zbl={zbl}"]))
-        for zbl in ("false", "true")
-    )
-    check_same_run(one, one, tmp_path)
-    with pytest.raises(ConfigError, match=r"model.zbl \(False there, True here\)"):
-        check_same_run(other, one, tmp_path)
+    config = whole / "config.yaml"
+    text = config.read_text(encoding="utf-8").replace("channels: 2", "channels: 3")
+    config.write_text(text, encoding="utf-8")
+    assert "channels (2 there, 3 here)" in refused([f"resume={whole}"], capsys)
 
 
 def test_references_of_the_run_are_kept(finished, tmp_path):

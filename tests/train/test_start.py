@@ -124,7 +124,7 @@ def test_isolated_atoms_with_images_within_the_cutoff_are_named(
 
 
 def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path, capsys):
-    for name in ("channels=3", "model=nequip", "model.correlation=2", "preset=large"):
+    for name in ("channels=3", "model=nequip", "preset=large"):
         error = refused([*settings, name], capsys)
         assert f"{name.partition('=')[0]} cannot be given" in error
     rest = settings[1:]

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import e3nn_jax as e3nn
 import jax
 import numpy as np
 import pytest
@@ -130,19 +129,6 @@ def test_the_tetris_network_is_that_of_e3nn():
         assert out.irreps == expected.irreps == "0o + 7x0e"
         # float64, outputs of order 1; the sums are taken in another order.
         np.testing.assert_allclose(out.array, expected.array, rtol=0, atol=1e-13)
-
-
-def test_logits_are_sums_over_graphs_and_read_chirality_from_the_pseudoscalar():
-    graph, _ = tetris.shapes()
-    mask = graph.node_mask.copy()
-    mask[3] = False
-    values = np.arange(32 * 8, dtype=np.float32).reshape(32, 8)
-    masked = _with(graph, node_mask=mask)
-    logits = tetris.shape_logits(e3nn.IrrepsArray("0o + 7x0e", values), masked)
-    o, e = np.split((values * mask[:, None]).reshape(8, 4, 8).sum(axis=1), [1], axis=1)
-    np.testing.assert_array_equal(logits, np.hstack([o * e[:, :1], -o * e[:, :1], e[:, 1:]]))
-    with pytest.raises(ValueError, match="made of 1x0o\\+7x0e, got 8x0e"):
-        tetris.shape_logits(e3nn.IrrepsArray("8x0e", values), graph)
 
 
 def _with(graph, **arrays):

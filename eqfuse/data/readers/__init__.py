@@ -1,7 +1,7 @@
 """Read files of structures: one registry of formats for training, evaluation and prediction.
 
-To add a format, write `readers/NAME.py` with a function that is a `Reader`, and add a line to
-`FORMATS`.
+To add a format, write `readers/NAME.py` with a function that yields the frames of a file as
+`ase.Atoms`, and add a line to `FORMATS`.
 """
 
 import fnmatch
@@ -9,70 +9,64 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import ase
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.lazy import reported
-from eqfuse.data.readers.ase_files import PLAIN, frames_by_ase, of_atoms, reader_of
-from eqfuse.data.readers.extxyz import iterate_extxyz, label_candidates
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected
-from eqfuse.data.readers.hdf5 import iterate_hdf5
+from eqfuse.data.readers.ase_files import frames_by_ase, of_atoms, unlabelled
+from eqfuse.data.readers.extxyz import frames_of_extxyz, label_candidates
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, named
+from eqfuse.data.readers.hdf5 import frames_of_hdf5
 from eqfuse.data.readers.lammps import frames_of_lammps
 from eqfuse.data.readers.lmdb_files import frames_of_lmdb
 from eqfuse.data.readers.pdb import frames_of_pdb
-from eqfuse.data.readers.rmd17 import iterate_rmd17
+from eqfuse.data.readers.rmd17 import frames_of_rmd17
 from eqfuse.data.readers.vasp import frames_of_vasp
 from eqfuse.data.structures import DataError, Structure
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
 
-class Reader(Protocol):
-    """A function that yields the structures of a file, in eV and Å, while it is read.
-
-    `keys` are names of the labels in the file, `units` those of the file: None for what it names,
-    or eV and Å. A `DataError` names the file and the frame, counted from 0.
-    """
-
-    def __call__(
-        self, path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
-    ) -> Iterator[Structure]: ...
-
-
 class Format(NamedTuple):
-    """A reader, the names of files that it is chosen for, and what others of its files hold.
+    """A function of a path that yields frames, the names of its files, and what others hold.
 
-    A reader `of_ase` has a further argument `make`, see `reader_of`.
+    Frames are `ase.Atoms`, see `of_atoms`, or functions that return them, whose errors are of that
+    frame alone; None is a frame that is left out. `needs` names a further argument, `keys` or
+    `types` of `read_structures`.
     """
 
-    iterate: Reader
+    frames: Callable[..., Iterator]
     names: tuple[str, ...]
     holds: str | None = None
-    of_ase: bool = False
+    needs: str | None = None
 
 
-def _of_ase(frames, *names: str, holds: str | None = None, **how) -> Format:
-    return Format(functools.partial(reader_of(frames), **how), names, holds, of_ase=True)
+def _by_ase(*names: str, format: str) -> Format:
+    return Format(functools.partial(frames_by_ase, format=format), names)
+
+
+def _of_vasp(name: str, format: str, holds: str) -> Format:
+    return Format(functools.partial(frames_of_vasp, format=format), (name,), holds)
 
 
 _LAMMPS = ("*.lammpstrj", "*.dump", "*.lammps", "*.lmp")
 _TYPED = r"\AITEM: |^\s*\d+\s+atom types\s*$"
 _OUTCAR = r"\A\s*vasp\.\d"
 FORMATS = {
-    "extxyz": Format(iterate_extxyz, ("*.xyz", "*.extxyz"), of_ase=True),
-    "rmd17": Format(iterate_rmd17, ("*.npz",)),
-    "hdf5": Format(iterate_hdf5, ("*.h5", "*.hdf5")),
-    "lmdb": _of_ase(frames_of_lmdb, "*.lmdb", "*.aselmdb"),
-    **{k: _of_ase(frames_by_ase, f"*.{k}", format=k) for k in ("traj", "db", "json", "cif", "gen")},
-    "pdb": _of_ase(frames_of_pdb, "*.pdb"),
-    "vasp-xml": _of_ase(frames_of_vasp, "*vasprun*.xml", holds="<modeling>", format="vasp-xml"),
-    "vasp-out": _of_ase(frames_of_vasp, "*OUTCAR*", holds=_OUTCAR, format="vasp-out"),
-    "vasp-xdatcar": _of_ase(frames_by_ase, "*XDATCAR*", format="vasp-xdatcar"),
-    "vasp": _of_ase(frames_by_ase, "*.vasp", "*.poscar", "*POSCAR*", "*CONTCAR*", format="vasp"),
-    "lammps": _of_ase(frames_of_lammps, *_LAMMPS, holds=_TYPED),
+    "extxyz": Format(frames_of_extxyz, ("*.xyz", "*.extxyz"), needs="keys"),
+    "rmd17": Format(frames_of_rmd17, ("*.npz",)),
+    "hdf5": Format(frames_of_hdf5, ("*.h5", "*.hdf5"), needs="keys"),
+    "lmdb": Format(frames_of_lmdb, ("*.lmdb", "*.aselmdb")),
+    **{k: _by_ase(f"*.{k}", format=k) for k in ("traj", "db", "json", "cif", "gen")},
+    "pdb": Format(frames_of_pdb, ("*.pdb",)),
+    "vasp-xml": _of_vasp("*vasprun*.xml", "vasp-xml", "<modeling>"),
+    "vasp-out": _of_vasp("*OUTCAR*", "vasp-out", _OUTCAR),
+    "vasp-xdatcar": _by_ase("*XDATCAR*", format="vasp-xdatcar"),
+    "vasp": _by_ase("*.vasp", "*.poscar", "*POSCAR*", "*CONTCAR*", format="vasp"),
+    "lammps": Format(frames_of_lammps, _LAMMPS, _TYPED, needs="types"),
 }
 """Formats by name. The first one reads files of any other name that hold nothing known."""
 
@@ -86,21 +80,20 @@ def iterate_structures(
     types: str | Sequence[str] | None = None,
 ) -> Iterator[Structure]:
     """Yield the structures of a file while it is read; see `read_structures`."""
-    return _reader(path, format, types).iterate(path, keys=keys, units=units)
+    made = functools.partial(of_atoms, keys=keys, units=units)
+    return named(_frames(path, format, keys, types), path, made)
 
 
-def _reader(path, format: str | None, types: str | Sequence[str] | None) -> Format:
-    """Return the format of a file, whose reader knows the elements of LAMMPS's types."""
+def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> Iterator:
+    """Return the frames of a file as its format yields them."""
     format = format or _format(path)
     if format not in FORMATS:
         raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
-    if not types:
-        return FORMATS[format]
-    if format != "lammps":
+    frames, needs = FORMATS[format].frames, FORMATS[format].needs
+    if types and needs != "types":
         raise DataError(f"{path} is no file of LAMMPS, so that it has no types; leave them out")
-    types = re.findall(r"[^\s,]+", types) if isinstance(types, str) else types
-    iterate = functools.partial(FORMATS[format].iterate, types=tuple(types))
-    return FORMATS[format]._replace(iterate=iterate)
+    types = re.findall(r"[^\s,]+", types) if isinstance(types, str) else types or ()
+    return frames(path, **{needs: {"keys": keys, "types": types}[needs]} if needs else {})
 
 
 def read_structures(
@@ -140,24 +133,8 @@ def iterate_atoms(
 
     They have velocities, masses, constraints and other properties where the file has them.
     """
-    reader = _reader(path, None, types)
-    frames = reader.iterate(path, **({"make": _unlabelled} if reader.of_ase else {}))
-    frames = reported(frames, f"frames of {path} read")
-    return frames if reader.of_ase else map(as_atoms, frames)
-
-
-def _unlabelled(atoms: ase.Atoms, keys: Keys, units, origin: str) -> ase.Atoms:
-    """Return atoms that are a valid structure, without what only the reader needs."""
-    of_atoms(atoms, keys, units, origin)  # raises
-    atoms.calc = None
-    atoms.info = {k: v for k, v in atoms.info.items() if not k.startswith(PLAIN)}
-    return atoms
-
-
-def as_atoms(structure: Structure) -> ase.Atoms:
-    """Return ASE's atoms of a structure, without its labels."""
-    cell, pbc = structure.cell, structure.pbc
-    return ase.Atoms(structure.numbers, structure.positions, cell=cell, pbc=pbc)
+    frames = named(_frames(path, None, USUAL_KEYS, types), path, unlabelled)
+    return reported(frames, f"frames of {path} read")
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | None = None) -> str:
@@ -165,7 +142,7 @@ def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | 
     key = getattr(keys, name)
     if (format or _format(path)) != "extxyz":
         return f"no {name} under the key {key!r}"
-    known = ", ".join(sorted(label_candidates(path, name, keys.stress))) or "none"
+    known = ", ".join(sorted(label_candidates(path, name, keys))) or "none"
     return (
         f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
         f"--{name}-key KEY where a run is evaluated)"

@@ -1,6 +1,7 @@
 """Structures from ASE's atoms: trajectories, databases and other files that it reads."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -16,11 +17,12 @@ from ase.io.cif import parse_cif
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.readers.format import (
+    PLAIN,
+    UNITS,
     USUAL_KEYS,
     Keys,
     Units,
     lines_of,
-    named,
     refused_as,
     require_file,
 )
@@ -103,12 +105,11 @@ def of_row(row) -> ase.Atoms:
     """Return the atoms of a row of a database, with its columns."""
     atoms = row.toatoms()
     for key, value in {**row.data, **row.key_value_pairs}.items():
-        kept = atoms.arrays if np.shape(value)[:1] == (len(atoms),) else atoms.info
-        kept.setdefault(key, value)
+        of_atoms = np.shape(value)[:1] == (len(atoms),) and not re.search(_WORDS["stress"], key)
+        (atoms.arrays if of_atoms else atoms.info).setdefault(key, value)
     return atoms
 
 
-PLAIN = "eqfuse_"
 NINE_NUMBERS = ("stress", "virial")
 """ASE reads nothing but nine numbers under these keys; the reader of extxyz puts `PLAIN` before."""
 
@@ -130,6 +131,7 @@ def of_atoms(
     """Return the `Structure` of ASE's atoms with labels of its calculator, `info` and `arrays`.
 
     A key that differs from the label's in case, - or _ alone is its own where it is the only one.
+    Units that are given come before those that a file names.
     """
     per_frame, per_atom = properties_of(atoms)
     atom_weights = per_atom.get("forces_weight")
@@ -138,7 +140,7 @@ def of_atoms(
     energy = spelled(per_frame, keys.energy, is_number)
     forces = spelled(per_atom, keys.forces, lambda value: np.shape(value) == (len(atoms), 3))
     stress = spelled(per_frame, keys.stress)
-    return (units or Units()).structure(
+    return (units or atoms.info.get(UNITS) or Units()).structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
         cell=atoms.cell.array,
@@ -156,19 +158,18 @@ def of_atoms(
     )
 
 
-def reader_of(frames: Callable) -> Callable[..., Iterator[Structure]]:
-    """Return the reader of a function of a path that yields `ase.Atoms`, or functions of them.
+def unlabelled(atoms: ase.Atoms, origin: str) -> ase.Atoms:
+    """Return atoms that are a valid structure, in Å, without labels and what the reader needs."""
+    atoms.positions = of_atoms(atoms, origin=origin).positions  # raises
+    atoms.calc = None
+    atoms.info = {k: v for k, v in atoms.info.items() if not k.startswith(PLAIN)}
+    return atoms
 
-    The reader passes other arguments on to it. `make` makes what the reader yields of the atoms.
-    """
 
-    def iterate(path, *, keys: Keys = USUAL_KEYS, units=None, make=of_atoms, **how):
-        def one(atoms, origin: str):
-            return make(atoms() if callable(atoms) else atoms, keys, units, origin)
-
-        return named(frames(path, **how), path, one)
-
-    return iterate
+def as_atoms(structure: Structure) -> ase.Atoms:
+    """Return ASE's atoms of a structure, without its labels."""
+    cell, pbc = structure.cell, structure.pbc
+    return ase.Atoms(structure.numbers, structure.positions, cell=cell, pbc=pbc)
 
 
 def _is_no_word(value) -> bool:
@@ -188,9 +189,19 @@ def spelled(properties: dict, key: str, fits: Callable = _is_no_word) -> str:
     return like[0] if like else key
 
 
+@functools.lru_cache(1000)
 def plain(key: str) -> str:
     """Return a key in small letters, without - and _ and the s of a plural."""
     return re.sub("[-_]", "", key.lower()).removesuffix("s")
+
+
+def may_be_labels(per_frame: dict, per_atom: dict, count: int) -> dict[str, dict]:
+    """Return the properties whose shapes are those of energy, forces and stress, by their names."""
+    return {
+        "energy": {k: v for k, v in per_frame.items() if is_number(v)},
+        "forces": {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)},
+        "stress": {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))},
+    }
 
 
 _WORDS = {"energy": "energy", "forces": "force", "stress": "stress|virial"}
@@ -202,17 +213,16 @@ def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str
 
     An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
     """
-    found = {}
-    of_stress = {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))}
-    of_energy = {k: v for k, v in per_frame.items() if is_number(v) and "weight" not in k}
-    of_forces = {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)}
-    for name, key, within in zip(LABELS, keys, (of_energy, of_forces, of_stress), strict=True):
+    found, possible = {}, may_be_labels(per_frame, per_atom, count)
+    for name, key in zip(LABELS, keys, strict=True):
         read = stress_key(per_frame, key) if name == "stress" else key
         if read not in (per_atom if name == "forces" else per_frame):
-            like = [other for other in within if re.search(_WORDS[name], other.lower())]
+            like = [k for k in possible[name] if re.search(_WORDS[name], k.lower())]
+            like = [k for k in like if "weight" not in k]
             found |= {name: like[0]} if like else {}
-    free = of_energy.get("free_energy") if keys.energy == "energy" else None
-    if free is not None and abs(of_energy.get("energy", free) - free) > _SAME_ENERGY * count:
+    energies = possible["energy"]
+    free = energies.get("free_energy") if keys.energy == "energy" else None
+    if free is not None and abs(energies.get("energy", free) - free) > _SAME_ENERGY * count:
         found["free_energy"] = "free_energy"
     return found
 

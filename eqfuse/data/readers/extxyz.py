@@ -8,20 +8,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
+import ase
 import ase.io
 import numpy as np
 from ase.io.extxyz import key_val_str_to_dict
 
-from eqfuse.data.readers.ase_files import (
-    NINE_NUMBERS,
-    PLAIN,
-    is_number,
-    of_atoms,
-    plain,
-    properties_of,
-)
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, lines_of, named
-from eqfuse.data.structures import TRAINED, DataError, Structure
+from eqfuse.data.readers.ase_files import NINE_NUMBERS, may_be_labels, plain, properties_of
+from eqfuse.data.readers.format import PLAIN, USUAL_KEYS, Keys, lines_of
+from eqfuse.data.structures import TRAINED, DataError
 
 _FRAMES_SEARCHED = 10  # for candidates
 _NO_LABELS = {
@@ -37,13 +31,9 @@ _QUOTED = "|".join([r"\\.", *(rf"{a}(?:\\.|[^{b}\\])*(?:{b}|\\?\Z)" for a, b in 
 _NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*(?:,\s*)?\[[^]]*\])*\s*\]"
 
 
-def iterate_extxyz(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    make=of_atoms,
-) -> Iterator[Structure]:
+def frames_of_extxyz(
+    path: str | os.PathLike, keys: Keys = USUAL_KEYS
+) -> Iterator[Callable[[], ase.Atoms]]:
     """Yield the frames of an extended XYZ file, which may be compressed (.gz, .bz2, .xz).
 
     A stress key whose name contains "virial" is read as the virial -V * stress, an energy; with the
@@ -63,28 +53,21 @@ def iterate_extxyz(
 
     References: https://github.com/libAtoms/extxyz
     """
-
-    def structure(text: str, origin: str) -> Structure:
-        return make(_parse(text, keys.stress), keys, units, origin)
-
-    return named(_frames(path), path, structure)
+    for text in _texts(path):
+        yield lambda text=text: _parse(text, keys.stress)
 
 
-def label_candidates(path: str | os.PathLike, name: str, stress_key: str) -> set[str]:
+def label_candidates(path: str | os.PathLike, name: str, keys: Keys) -> set[str]:
     """Return the names under which the first frames of a file may have a label."""
     candidates: set[str] = set()
-    for text in itertools.islice(_frames(path), _FRAMES_SEARCHED):
-        per_frame, per_atom = properties_of(atoms := _parse(text, stress_key))
-        vectors = {key for key, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
-        candidates |= {
-            "energy": {key for key, value in per_frame.items() if is_number(value)},
-            "forces": vectors,
-            "stress": {key for key, v in per_frame.items() if np.size(v) in (6, 9)} - vectors,
-        }[name]
+    for frame in itertools.islice(frames_of_extxyz(path, keys), _FRAMES_SEARCHED):
+        per_frame, per_atom = properties_of(atoms := frame())
+        possible = may_be_labels(per_frame, per_atom, len(atoms))
+        candidates |= set(possible[name]) - (set(possible["forces"]) if name == "stress" else set())
     return candidates - _NO_LABELS
 
 
-def _frames(path) -> Iterator[str]:
+def _texts(path) -> Iterator[str]:
     # ASE stops silently at a blank line and does not name a broken frame, hence this loop.
     lines, frame = enumerate(lines_of(path), start=1), 0
     for number, line in lines:

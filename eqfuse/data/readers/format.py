@@ -37,6 +37,10 @@ class Keys(NamedTuple):
 
 
 USUAL_KEYS = Keys()
+PLAIN = "eqfuse_"
+"""Begins the keys of `atoms.info` that readers put there for `of_atoms`."""
+UNITS = PLAIN + "units"
+"""The key of the units that a file names."""
 
 
 class Units(NamedTuple):
@@ -119,9 +123,7 @@ def lines_of(path: str | os.PathLike) -> Iterator[str]:
 
 
 def collected(
-    structures: Iterable,
-    path: str | os.PathLike,
-    missing: Callable[[str], str] | None = None,
+    structures: Iterable, path: str | os.PathLike, missing: Callable[[str], str] | None = None
 ) -> list:
     """Return the structures of a file as a list; refuse none, or those without any label.
 
@@ -142,21 +144,17 @@ def collected(
     return structures
 
 
-def named(
-    frames: Iterable,
-    path: str | os.PathLike,
-    structure: Callable[..., Structure],
-) -> Iterator[Structure]:
-    """Yield the structures of frames, with their origins, which errors name; None is left out.
+def named(frames: Iterable, path: str | os.PathLike, made: Callable) -> Iterator:
+    """Yield what is `made` of atoms and their `origin`, which errors name; None is left out.
 
-    `structure` makes one of a frame and its origin.
+    Frames are `ase.Atoms`, or functions that return them.
     """
     for number, frame in enumerate(frames):
         if frame is None:
             continue
         origin = f"{path}, frame {number}"
         try:
-            yield structure(frame, origin)
+            yield made(frame() if callable(frame) else frame, origin=origin)
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
 

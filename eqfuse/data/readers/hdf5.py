@@ -1,44 +1,29 @@
 """Structures from HDF5 files in the layout of mace's `mace_prepare_data`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import ase
 import numpy as np
+from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.data.readers.ase_files import stress_of
-from eqfuse.data.readers.format import (
-    USUAL_KEYS,
-    Keys,
-    Units,
-    imported,
-    named,
-    refused_as,
-    require_file,
-)
-from eqfuse.data.structures import DataError, Structure, Weights
+from eqfuse.data.readers.ase_files import as_atoms
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, imported, refused_as, require_file
+from eqfuse.data.structures import DataError, Structure
 
 
-def iterate_hdf5(
-    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
-) -> Iterator[Structure]:
+def frames_of_hdf5(
+    path: str | os.PathLike, keys: Keys = USUAL_KEYS
+) -> Iterator[Callable[[], ase.Atoms]]:
     """Yield the configurations of a file that mace's `mace_prepare_data` wrote.
 
     The file has groups config_batch_0, config_batch_1, ... of groups config_0, config_1, ..., each
     with `atomic_numbers`, `positions`, `cell`, `pbc`, `config_type`, `weight`, and the groups
     `properties` and `property_weights`. "None" stands for what is missing. Virials are read as in
-    `iterate_extxyz`.
+    extended XYZ.
 
     References: mace 0.3, mace/data/hdf5_dataset.py.
     """
-
-    def structure(group, origin: str) -> Structure:
-        with refused_as("not a configuration of mace"):
-            return _structure(group, keys, units or Units(), origin)
-
-    return named(_groups(path), path, structure)
-
-
-def _groups(path) -> Iterator:
     require_file(path)
     h5py = imported("h5py", path)
     with refused_as(f"{path} cannot be read as HDF5"), h5py.File(path, "r") as file:
@@ -49,7 +34,8 @@ def _groups(path) -> Iterator:
                 f"has {', '.join(list(file)[:10]) or 'nothing'}"
             )
         for batch in batches:
-            yield from _numbered(batch, "config_")
+            for group in _numbered(batch, "config_"):
+                yield lambda group=group: _atoms(group, keys)
 
 
 def _numbered(group, prefix: str) -> list:
@@ -59,38 +45,31 @@ def _numbered(group, prefix: str) -> list:
     return [group[name] for name in sorted(names, key=lambda n: int(n.removeprefix(prefix)))]
 
 
-def _value(dataset):
-    """Return the value of a data set; None for "None"."""
-    value = dataset[()]
-    value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    return None if isinstance(value, str) and value == "None" else value
+def _values(group) -> dict:
+    """Return the values of the data sets of a group, without those that are "None"."""
+    found = {key: item[()] for key, item in group.items() if hasattr(item, "shape")}
+    text = {k: v.decode("utf-8", "replace") for k, v in found.items() if isinstance(v, bytes)}
+    return {key: value for key, value in (found | text).items() if text.get(key) != "None"}
 
 
-def _structure(group, keys: Keys, units: Units, origin: str) -> Structure:
-    numbers, positions = (_value(group[key]) for key in ("atomic_numbers", "positions"))
-    cell, pbc, config_type, weight = (
-        _value(group[key]) if key in group else None
-        for key in ("cell", "pbc", "config_type", "weight")
-    )
-    properties, weights = (
-        {key: _value(value) for key, value in group[name].items()} if name in group else {}
-        for name in ("properties", "property_weights")
-    )
-    cell = np.zeros((3, 3)) if cell is None else np.asarray(cell, np.float64)
-    common = 1.0 if weight is None else float(weight)
-    of_labels = (common * float(weights.get(key, 1.0)) for key in keys)
-    volume = abs(np.linalg.det(cell)) if cell.shape == (3, 3) else 0.0
-    energy = properties.get(keys.energy)
-    return units.structure(
-        numbers=numbers,
-        positions=positions,
-        cell=cell,
-        pbc=None if pbc is None else np.broadcast_to(pbc, 3),
-        energy=None if energy is None else float(energy),
-        forces=properties.get(keys.forces),
-        stress=stress_of(properties, keys.stress, volume),
-        config_type=None if config_type in (None, "Default") else str(config_type),
-        origin=origin,
-        weights=Weights(*of_labels, common * float(weights.get("hessian", 1.0))),
-        hessian=properties.get("hessian"),
-    )
+def _atoms(group, keys: Keys) -> ase.Atoms:
+    with refused_as("not a configuration of mace"):
+        own = _values(group)
+        properties, weights = (
+            _values(group[name]) if name in group else {}
+            for name in ("properties", "property_weights")
+        )
+        geometry = (own[key] for key in ("atomic_numbers", "positions"))
+        pbc = np.broadcast_to(own.get("pbc", False), 3)
+        atoms = as_atoms(Structure(*geometry, own.get("cell"), pbc))
+        if own.get("config_type", "Default") != "Default":
+            atoms.info["config_type"] = own["config_type"]
+        named = {**keys._asdict(), "hessian": "hessian"}
+        given = {f"config_{name}_weight": weights.get(key, 1.0) for name, key in named.items()}
+        for name, weight in {"config_weight": own.get("weight", 1.0), **given}.items():
+            atoms.info[name] = float(weight)
+        if keys.energy in properties:
+            properties[keys.energy] = float(properties[keys.energy])
+        atoms.calc = SinglePointCalculator(atoms)
+        atoms.calc.results.update(properties)
+        return atoms

@@ -1,5 +1,6 @@
 """Structures from LAMMPS: text dumps, and the data files of read_data and write_data."""
 
+import io
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +9,7 @@ import ase
 import ase.io
 import numpy as np
 from ase.calculators.lammps import convert
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.data import atomic_masses, atomic_numbers
+from ase.data import atomic_masses, atomic_numbers, chemical_symbols
 
 from eqfuse.data.readers.ase_files import read_by_ase
 from eqfuse.data.readers.format import lines_of, refused_as
@@ -17,6 +17,10 @@ from eqfuse.data.structures import DataError
 
 _UNITS = ("metal", "real", "electron", "si", "cgs", "micro", "nano")
 _WRONG_MASS, _APART = 0.01, 3  # of a mass; the next element is this many times as far
+_ITEMS = ("TIMESTEP", "NUMBER OF ATOMS", "BOX BOUNDS", "ATOMS")
+_PLACES = {f"{axis}{style}" for axis in "xyz" for style in ("", "s", "u", "su")}
+_IN_UNITS = {f"{quantity}{axis}" for quantity in "vf" for axis in "xyz"}
+_NAME_THEM = "name those of types 1, 2, ... (types=Si,O)"
 
 
 def frames_of_lammps(
@@ -58,9 +62,6 @@ def _require_known(count: int, types: Sequence[int]) -> None:
         raise DataError(f"there are {count} types and {len(types)} elements are named; name all")
 
 
-_NAME_THEM = "name those of types 1, 2, ... (types=Si,O)"
-
-
 def _of_masses(masses) -> np.ndarray:
     """Return the elements that masses, in u, determine."""
     numbers = np.zeros(len(masses), int)
@@ -89,6 +90,7 @@ def _texts(path) -> Iterator[list[str]]:
 
 
 def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
+    """Return a frame as ASE reads it, with checked rows and elements of which it guesses none."""
     items, rows = {}, []
     for line in text:
         if line.startswith("ITEM:"):
@@ -106,42 +108,28 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
             "columns; the file may have been cut off"
         )
     units = _known_units("".join(items["UNITS"]).strip() if "UNITS" in items else None)
+    bounds = head["BOX BOUNDS"]
+    if sum(bool(re.fullmatch("[pfsm]{2}", word)) for word in bounds.split()) != 3:
+        raise DataError(f"'ITEM: {bounds}' does not say which directions are periodic (pp or ff)")
     with refused_as("not a LAMMPS dump"):
         if "id" in columns:
             table.sort(key=lambda row: int(row[columns.index("id")]))
         values = dict(zip(columns, zip(*table, strict=True), strict=True))
-        return _atoms(values, head["BOX BOUNDS"], items[head["BOX BOUNDS"]], types, units)
-
-
-_ITEMS = ("TIMESTEP", "NUMBER OF ATOMS", "BOX BOUNDS", "ATOMS")
-
-
-def _atoms(values, bounds: str, rows: list[str], types: Sequence[int], units: str | None):
-    """Return the atoms of columns; without units, lengths are in Å, and others are not read."""
-
-    def vectors(*names: str) -> np.ndarray | None:
-        if not all(name in values for name in names):
-            return None
-        return np.array([values[name] for name in names], np.float64).T
-
-    cell, origin, pbc = _box(bounds, rows)
-    for prefix in ("", "u"):
-        if (positions := vectors(*(f"{c}{prefix}" for c in "xyz"))) is not None:
-            break
-        if (scaled := vectors(*(f"{c}s{prefix}" for c in "xyz"))) is not None:
-            positions = origin + scaled @ cell
-            break
-    else:
-        raise DataError("there are no columns x y z, xs ys zs, xu yu zu or xsu ysu zsu")
-    positions, cell = (convert(a, "distance", units or "metal", "ASE") for a in (positions, cell))
-    atoms = ase.Atoms(_elements(values, types), positions, cell=cell, pbc=pbc)
-    if units is None:
-        return atoms
-    if (velocities := vectors("vx", "vy", "vz")) is not None:
-        atoms.set_velocities(convert(velocities, "velocity", units, "ASE"))
-    if (forces := vectors("fx", "fy", "fz")) is not None:
-        forces = convert(forces, "force", units, "ASE")
-        atoms.calc = SinglePointCalculator(atoms, forces=forces)
+        symbols = [chemical_symbols[z] for z in _elements(values, types)]
+        read = _PLACES | (_IN_UNITS if units else set())
+        values = {"element": symbols} | {k: v for k, v in values.items() if k in read}
+        parts = {name: items[head[name]] for name in _ITEMS[:2]} | {bounds: items[bounds]}
+        atoms_of = [" ".join(row) + "\n" for row in zip(*values.values(), strict=True)]
+        parts[f"ATOMS {' '.join(values)}"] = atoms_of
+        lines = [line for name, rows in parts.items() for line in (f"ITEM: {name}\n", *rows)]
+        how = {"format": "lammps-dump-text", "units": units or "metal"}
+        atoms = ase.io.read(io.StringIO("".join(lines)), **how)
+    if {"xs", "xsu"} & set(values) and "x" not in values:
+        atoms.positions += atoms.get_celldisp().ravel()
+    atoms.set_celldisp(np.zeros(3))
+    atoms.info.clear()  # the step
+    if atoms.calc is not None:
+        del atoms.calc.results["energy"]  # ASE's zero
     return atoms
 
 
@@ -161,27 +149,6 @@ def _elements(values, types: Sequence[int]) -> np.ndarray:
     raise DataError(
         f"a LAMMPS dump without elements: {_NAME_THEM}, or write them by dump_modify element"
     )
-
-
-def _box(bounds: str, rows: list[str]) -> tuple[np.ndarray, np.ndarray, list[bool]]:
-    """Return cell [3, 3] Å, origin [3] Å and pbc of the lines of BOX BOUNDS."""
-    words = bounds.split()[2:]
-    box = np.array([row.split() for row in rows], np.float64)
-    flags = [word for word in words if re.fullmatch("[pfsm]{2}", word)]
-    if len(flags) != 3:
-        raise DataError(f"'ITEM: {bounds}' does not say which directions are periodic (pp or ff)")
-    pbc = [flag == "pp" for flag in flags]
-    if words[0] == "abc":
-        return box[:, :3], box[:, 3], pbc
-    low, high = box[:, 0].copy(), box[:, 1].copy()
-    xy, xz, yz = box[:, 2] if box.shape[1] > 2 else np.zeros(3)
-    low[0] -= min(0, xy, xz, xy + xz)
-    high[0] -= max(0, xy, xz, xy + xz)
-    low[1] -= min(0, yz)
-    high[1] -= max(0, yz)
-    cell = np.diag(high - low)
-    cell[1, 0], cell[2, 0], cell[2, 1] = xy, xz, yz
-    return cell, low, pbc
 
 
 def _data(path, types: Sequence[int]) -> ase.Atoms:

@@ -3,21 +3,18 @@
 import os
 from collections.abc import Iterator
 
+import ase
 import numpy as np
+from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
-from eqfuse.data.structures import DataError, Structure
+from eqfuse.data.readers.format import UNITS, Units, require_file
+from eqfuse.data.structures import DataError
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
 _MD22 = ("z", "R", "E", "F")
 
 
-def iterate_rmd17(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-) -> Iterator[Structure]:
+def frames_of_rmd17(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """Yield the frames of one molecule in the layout of rMD17 or of MD22.
 
     The file holds `nuclear_charges` [n_atoms], `coords` [n_frames, n_atoms, 3], `energies`
@@ -25,17 +22,15 @@ def iterate_rmd17(
     are in kcal/mol and lengths in Å, unless the file names its units as sGDML does, by `e_unit` and
     `r_unit`.
 
-    `keys` are not used.
-
     References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
       2023, doi:10.1126/sciadv.adf0873.
     """
-    arrays, units_of_file = _load(path)
-    units = units or units_of_file
-    for key, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"{path}: {key} must be real numbers, and is {array.dtype}")
+    arrays, units = _load(path)
     numbers, coords, energies, forces = arrays.values()
+    for kinds, key in zip(("biu", "biuf", "biuf", "biuf"), arrays, strict=True):
+        if arrays[key].dtype.kind not in kinds:
+            real = "real numbers" if "f" in kinds else "integers"
+            raise DataError(f"{path}: {key} must be {real}, and is {arrays[key].dtype}")
     shape = (len(coords), len(numbers), 3) if coords.ndim and numbers.ndim == 1 else None
     energies = energies.reshape(-1)
     if coords.shape != shape or forces.shape != shape or len(energies) != len(coords):
@@ -44,12 +39,10 @@ def iterate_rmd17(
             f"{path}: shapes do not fit: {shapes}; expected [n_atoms], [n_frames, n_atoms, 3], "
             "[n_frames], [n_frames, n_atoms, 3]"
         )
-
-    def structure(frame: int, origin: str) -> Structure:
-        labels = {"energy": energies[frame], "forces": forces[frame], "origin": origin}
-        return units.structure(numbers=numbers, positions=coords[frame], **labels)
-
-    yield from named(range(len(coords)), path, structure)
+    for places, energy, force in zip(coords, energies, forces, strict=True):
+        atoms = ase.Atoms(numbers, places, info={UNITS: units})
+        atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=force)
+        yield atoms
 
 
 def _load(path) -> tuple[dict[str, np.ndarray], Units]:

@@ -115,7 +115,6 @@ class _Writer:
         return (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
 
     def step(self, eqn, operands: list[str]) -> str:
-        """Return the value of an equation."""
         [out] = eqn.outvars
         name = NAMES.get(eqn.primitive.name, eqn.primitive.name)
         kinds = [v.aval.dtype.name for v in (*eqn.invars, out)]
@@ -203,20 +202,11 @@ def activation(function: Callable | None, normalize: bool = True) -> Activation:
     return dataclasses.replace(plain, scale=1.0 / c)
 
 
-def scalar_activation(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:
-    """Return `e3nn.scalar_activation` of a row; `functions` as there."""
-    return gates.scalar_activation(z, _activations(functions, normalize_act))
+def gate(z: e3nn.Irreps, *, normalize_act: bool, gated: bool = True, **functions) -> Gate:
+    """Return `e3nn.gate` of a row, or `e3nn.scalar_activation`; `functions` as there."""
 
+    def find(kind: str, parity: int):  # when it is needed
+        function = functions[f"{'even' if parity == 1 else 'odd'}_{kind}"]
+        return activation(function, normalize_act)
 
-def gate(z: e3nn.Irreps, *, normalize_act: bool, **functions) -> Gate:
-    """Return `e3nn.gate` of a row; `functions` as there."""
-    return gates.gate(z, _activations(functions, normalize_act))
-
-
-def _activations(functions, normalize: bool) -> gates.Activations:
-    """Return a function that looks an activation up when it is needed."""
-
-    def find(kind: str, parity: int):
-        return activation(functions[f"{'even' if parity == 1 else 'odd'}_{kind}"], normalize)
-
-    return find
+    return gates.gate(z, find, gated)

@@ -6,16 +6,14 @@ What a path costs chooses how it is computed: `_written_out`, `_by_component` or
 import functools
 import math
 import string
-from collections.abc import Callable
 
-import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, Term
 from eqfuse.ops.ir.fused import Activation, Gate, Part
-from eqfuse.ops.ir.linear import Linear, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.linear import Linear
 
 TERMS = 64
 """Products of components that are written out for a path, at most."""
@@ -63,9 +61,7 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_ro
 
 def _elements(operand: Operand, segment: Segment) -> np.ndarray:
     """Return the offsets of a segment's elements: [mul, dim], or [dim] without channels."""
-    channels = segment.offset + segment.channel_stride * np.arange(segment.mul)
-    elements = channels[:, None] + segment.component_stride * np.arange(segment.dim)
-    return elements if operand.channels else elements[0]
+    return segment.elements() if operand.channels else segment.elements()[0]
 
 
 def _read(operand: Operand, segment: Segment, rows):
@@ -193,7 +189,7 @@ def _einsum(form: Form, path: Path, factors, dtype):
     )
 
 
-def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
+def evaluate_linear_form(linear_form: Form, arrays, index, num_rows: int):
     """Return the outputs of a linear form, by definition.
 
     `index` [num_rows] int32 is the set of weights that a row takes; None where there is one set.
@@ -201,9 +197,8 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
     einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
     def block(ref: SegmentRef):  # [rows, mul, dim]
-        b = linear_form.inputs[ref.operand].blocks[ref.segment]
-        part = arrays[ref.operand][:, b.offset : b.offset + b.mul * b.dim]
-        return part.reshape(-1, b.mul, b.dim)
+        operand = linear_form.inputs[ref.operand]
+        return _read(operand, operand.segments[ref.segment], arrays[ref.operand])
 
     def gradient(term: Term):
         z = block(term.z)
@@ -216,8 +211,8 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
 
     sums: list[dict] = [{} for _ in linear_form.outputs]
     for term in linear_form.terms:
-        o = linear_form.output_of(term)
-        if isinstance(linear_form.outputs[o], Weights):
+        o = term.output
+        if linear_form.outputs[o].matrix:
             key, value = 0, gradient(term)
         else:  # matrices of one set, or of each row
             w = arrays[term.w] if index is None else arrays[term.w][index]
@@ -231,37 +226,16 @@ def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
                 key, value = term.z.segment, einsum(f"zui,{matrix}->zvi", block(term.x), w)
         value = value if term.scale == 1.0 else term.scale * value
         sums[o][key] = sums[o][key] + value if key in sums[o] else value
-    return [
-        _assembled(linear_form.shape(o, num_rows), o, parts, arrays[0].dtype)
-        for o, parts in zip(linear_form.outputs, sums, strict=True)
-    ]
-
-
-def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
-    """Return an output from its blocks; what no term adds to is zero."""
-    if isinstance(operand, Weights):
-        return parts[0].astype(dtype) if parts else jnp.zeros(shape, dtype)
-    columns, stop = [], 0
-    for n, b in sorted(enumerate(operand.blocks), key=lambda item: item[1].offset):
-        size = b.mul * b.dim
-        columns.append(jnp.zeros((shape[0], b.offset - stop), dtype))
-        value = parts.get(n, jnp.zeros((), dtype)).astype(dtype)
-        columns.append(jnp.broadcast_to(value, (shape[0], b.mul, b.dim)).reshape(shape[0], size))
-        stop = b.offset + size
-    columns.append(jnp.zeros((shape[0], shape[1] - stop), dtype))
-    return jnp.concatenate([c for c in columns if c.shape[1]] or columns, axis=1)
-
-
-FUNCTIONS: dict[str, Callable] = {
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-    "sigmoid": jax.nn.sigmoid,
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "soft_odd": e3nn.soft_odd,
-    "abs": jnp.abs,
-}
-"""Activations that `ops.fuse` matches in a trace."""
+    outputs = []
+    for operand, parts in zip(linear_form.outputs, sums, strict=True):
+        if not operand.matrix:
+            value = _write(operand, parts, num_rows, arrays[0].dtype)
+        elif parts:
+            value = parts[0]
+        else:
+            value = jnp.zeros(linear_form.shape(operand, num_rows))
+        outputs.append(value.astype(arrays[0].dtype))
+    return outputs
 
 
 def apply(act: Activation, x):
@@ -270,17 +244,15 @@ def apply(act: Activation, x):
 
 def apply_gate(gate: Gate, linear: Linear, z):
     """Return the output row of a pre-activation z [rows, linear.size_out]."""
+
+    def read(part: Part):  # [rows, mul, dim]
+        place = linear.place(part)
+        columns = z[:, place.offset : place.offset + place.mul * place.dim]
+        return columns.reshape(-1, place.mul, place.dim)
+
     columns = [
-        _read_part(linear, t.part, z) * apply(t.act, _read_part(linear, t.gate, z))
-        if t.gate
-        else apply(t.act, _read_part(linear, t.part, z))
+        read(t.part) * apply(t.act, read(t.gate)) if t.gate else apply(t.act, read(t.part))
         for t in gate.tiles
     ]
     columns = [c.reshape(z.shape[0], c.shape[1] * c.shape[2]) for c in columns]
     return jnp.concatenate([*columns, jnp.zeros((z.shape[0], 0), z.dtype)], axis=1)
-
-
-def _read_part(linear: Linear, part: Part, z):
-    block = linear.blocks_out[part.block]
-    start = block.offset + part.first * block.dim
-    return z[:, start : start + part.mul * block.dim].reshape(-1, part.mul, block.dim)

@@ -8,7 +8,9 @@ to a segment of an output, with a, b, ... segments of inputs. A segment is `mul`
 components; an operand without channels is shared by all of them, and an output without channels is
 summed over them. An operand is read per row, or per node through `senders` or `receivers`, or
 it is one row that all rows share; an output per node is the sum over the rows that point at it, and
-an output of one row the sum over all of them.
+an output of one row the sum over all of them. A matrix [mul_in, mul_out] mixes channels:
+
+    z[v, k] += c * sum over u:  x[u, k] * w[u, v]
 
 The derivative of a form is a form: `jvp` puts a tangent in place of each input in turn, and
 `transpose` exchanges inputs, in which the form is linear, with the outputs. Nothing else is needed
@@ -19,6 +21,10 @@ import collections
 import dataclasses
 import enum
 import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
 
 INDEX_ARRAYS = (
     "senders",
@@ -83,6 +89,10 @@ class Segment:
         """Return `mul` channels of `dim` components each, one channel after the other."""
         return cls(offset, mul, dim, dim)
 
+    def part(self, first: int, mul: int) -> "Segment":
+        """Return `mul` of its channels from the one numbered `first` on."""
+        return dataclasses.replace(self, offset=self.element(first, 0), mul=mul)
+
     def holds(self, other: "Segment") -> bool:
         """Return whether another segment of the same row lies in this one, which is mul_ir."""
         inside = 0 <= other.offset - self.offset < self.mul * self.dim
@@ -90,6 +100,10 @@ class Segment:
 
     def element(self, channel: int, component: int) -> int:
         return self.offset + channel * self.channel_stride + component * self.component_stride
+
+    def elements(self) -> np.ndarray:
+        """Return the offsets of all elements, [mul, dim]."""
+        return self.element(np.arange(self.mul)[:, None], np.arange(self.dim))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,20 +116,26 @@ class Operand:
     channels: bool
     index: Index = Index.ROW
     role: Role = Role.OTHER
+    matrix: tuple[int, ...] = ()  # of a matrix its shape, of a bias [mul_out]; () for rows
+
+    @classmethod
+    def of_matrix(cls, name: str, shape: tuple[int, ...]) -> "Operand":
+        """Return a matrix, or a bias; one for each set of weights, where rows choose a set."""
+        size = math.prod(shape)
+        segment = (Segment.mul_ir(0, size, 1),)
+        return cls(name, size, segment, channels=True, index=Index.SHARED, matrix=shape)
 
     @property
     def is_whole(self) -> bool:
         """Return whether the segments are the whole row."""
         return sum(s.mul * s.dim for s in self.segments) == self.size
 
-    def shape(self, num_rows: int, num_nodes: int = 0) -> tuple[int, int]:
-        return self.index.count(num_rows, num_nodes), self.size
+    def block_name(self, s: Segment) -> str:
+        shape = self.matrix or ((s.mul, s.dim) if self.channels else (s.dim,))
+        return "x".join(map(str, shape))
 
     def __repr__(self):
-        blocks = "+".join(
-            f"{s.mul}x{s.dim}" if self.channels else f"{s.dim}" for s in self.segments
-        )
-        return f"{self.name}[{self.index.value}: {blocks}]"
+        return f"{self.name}[{self.index.value}: {'+'.join(map(self.block_name, self.segments))}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,90 +151,89 @@ class Path:
     """Products of components of some input segments, summed into one output segment.
 
     `terms` are (components, coefficient): an index for each factor, in order, and the output's.
+    With a matrix, `roles` are what each factor and the output is: "x", "w" or "z", see above.
     """
 
     factors: tuple[SegmentRef, ...]
     output: SegmentRef
     terms: tuple[tuple[tuple[int, ...], float], ...]
+    roles: str = ""
+
+    @classmethod
+    def of_matrix(cls, x, w: int, z: SegmentRef, scale: float, dim: int) -> "Path":
+        """Return x, or nothing for a bias, times the matrix that is the input numbered `w`."""
+        if x is None:
+            return cls((SegmentRef(w, 0),), z, (((0, 0), scale),), "wz")
+        terms = tuple(((k, 0, k), scale) for k in range(dim))
+        return cls((x, SegmentRef(w, 0)), z, terms, "xwz")
 
 
-class Multilinear:
-    """A sum of products of inputs, each of which adds to one output: a `Form`, a `LinearForm`.
+class Term(NamedTuple):
+    """A path with a matrix, of operands that are numbered: inputs first, then outputs."""
 
-    A subclass is a frozen dataclass with `eq=False`; its hash is computed once. Its derivatives are
-    of the same class. Operands are numbered: inputs first, then outputs.
+    x: SegmentRef | None  # None for a bias
+    w: int
+    z: SegmentRef
+    scale: float
+    output: int  # the number of the one that it adds to, among the outputs
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Form:
+    """A sum of paths from inputs to outputs: products alone, or matrices alone.
+
+    Its hash is computed once. Operands are numbered: inputs first, then outputs.
     """
-
-    inputs: tuple
-    outputs: tuple
-
-    @functools.cached_property
-    def _fields(self) -> tuple:
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash(self._fields)
-
-    def __hash__(self):
-        return self._hash
-
-    def __eq__(self, other):
-        if self is other:
-            return True
-        same = type(self) is type(other) and self._hash == other._hash
-        return same and self._fields == other._fields
-
-    @property
-    def operands(self) -> tuple:
-        return self.inputs + self.outputs
-
-    def reached(self) -> tuple[bool, ...]:
-        """Return which outputs anything adds to; the others are zero."""
-        n, touched = len(self.inputs), self.touched()
-        return tuple(n + o in touched for o in range(len(self.outputs)))
-
-    def used_inputs(self) -> tuple[bool, ...]:
-        touched = self.touched()
-        return tuple(i in touched for i in range(len(self.inputs)))
-
-    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]):
-        """Return the same from cotangents of the outputs to cotangents of the linear inputs.
-
-        Every product must contain one linear input at most; one without is constant, and has no
-        part in it. Inputs: those that are not linear, then a cotangent for each output marked in
-        `cotangents` (the others are zero). Outputs: one for each linear input, in order.
-        """
-        n = len(self.inputs)
-        known = [i for i in range(n) if not linear[i]]
-        given = [n + o for o in range(len(self.outputs)) if cotangents[o]]
-        return self._transposed(known, given, [i for i in range(n) if linear[i]])
-
-    def restrict(self, wanted: tuple[bool, ...]):
-        """Return the same with only the wanted outputs, and every input."""
-        n = len(self.inputs)
-        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
-
-    def drop_inputs(self, keep: tuple[bool, ...]):
-        """Return the same with only the inputs that `keep` marks; no other may be read."""
-        n = len(self.inputs)
-        return self._with([i for i in range(n) if keep[i]], [*range(n, len(self.operands))])
-
-
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class Form(Multilinear):
-    """A sum of paths from inputs to outputs."""
 
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     paths: tuple[Path, ...]
+    num_sets: int = 0  # sets of matrices that rows choose from; 0 for one set for all rows
+    input_precision: str = "ieee"  # of the matmuls on a GPU: "ieee", "tf32x3" or "tf32"
 
     def __post_init__(self):
         names = [operand.name for operand in self.operands]
         if len(set(names)) < len(names):
             raise ValueError(f"the operands of a form need distinct names, got {names}")
         for path in self.paths:
-            self._check(path)
+            if not path.roles:
+                self._check(path)
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        fields = self.inputs, self.outputs, self.paths, self.num_sets, self.input_precision
+        return hash(fields)
+
+    def __hash__(self):
+        return self._hash
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return self.inputs + self.outputs
+
+    @functools.cached_property
+    def has_matrices(self) -> bool:
+        """Return whether it mixes channels, as a Linear and its derivatives do."""
+        return any(o.matrix for o in self.operands)
+
+    @functools.cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """Return its paths, if it has matrices."""
+        terms = []
+        for path in self.paths:
+            output = SegmentRef(len(self.inputs) + path.output.operand, path.output.segment)
+            of = dict(zip(path.roles, (*path.factors, output), strict=True))
+            scale = path.terms[0][1]
+            terms.append(Term(of.get("x"), of["w"].operand, of["z"], scale, path.output.operand))
+        return tuple(terms)
+
+    def shape(self, operand: Operand, num_rows: int, num_nodes: int = 0) -> tuple[int, ...]:
+        if operand.matrix:
+            return (*((self.num_sets,) if self.num_sets else ()), *operand.matrix)
+        return operand.index.count(num_rows, num_nodes), operand.size
+
+    def output_shapes(self, num_rows: int, num_nodes: int = 0) -> list[tuple[int, ...]]:
+        return [self.shape(o, num_rows, num_nodes) for o in self.outputs]
 
     def _check(self, path: Path):
         refs = [(self.inputs, ref) for ref in path.factors] + [(self.outputs, path.output)]
@@ -246,9 +265,7 @@ class Form(Multilinear):
     @staticmethod
     def _slot_name(side, ref):
         operand = side[ref.operand]
-        segment = operand.segments[ref.segment]
-        shape = f"{segment.mul}x{segment.dim}" if operand.channels else f"{segment.dim}"
-        return f"{operand.name}.{ref.segment}[{shape}]"
+        return f"{operand.name}.{ref.segment}[{operand.block_name(operand.segments[ref.segment])}]"
 
     @property
     def num_terms(self) -> int:
@@ -261,25 +278,28 @@ class Form(Multilinear):
 
     @property
     def needs_integers(self) -> bool:
-        """Return whether the arrays of `Edges` follow those of the inputs."""
-        return self.on_graph
+        """Return whether arrays of `Edges`, or the index of sets, follow those of the inputs."""
+        return self.on_graph or self.num_sets > 0
 
-    def touched(self) -> set[int]:
-        """Return the numbers of the operands that any path reads or adds to."""
-        read = {ref.operand for path in self.paths for ref in path.factors}
-        return read | {len(self.inputs) + path.output.operand for path in self.paths}
+    def reached(self) -> tuple[bool, ...]:
+        """Return which outputs anything adds to; the others are zero."""
+        touched = {path.output.operand for path in self.paths}
+        return tuple(o in touched for o in range(len(self.outputs)))
+
+    def used_inputs(self) -> tuple[bool, ...]:
+        touched = {ref.operand for path in self.paths for ref in path.factors}
+        return tuple(i in touched for i in range(len(self.inputs)))
 
     def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
         """Return the same form with other indices of the operands of these numbers."""
-        sides = []
-        for operands, changed in ((self.inputs, inputs), (self.outputs, outputs or {})):
-            sides.append(
-                tuple(
-                    dataclasses.replace(o, index=changed[n]) if n in changed else o
-                    for n, o in enumerate(operands)
-                )
-            )
-        return Form(*sides, self.paths)
+
+        def side(operands, changed):
+            indices = [changed.get(n, o.index) for n, o in enumerate(operands)]
+            pairs = zip(operands, indices, strict=True)
+            return tuple(dataclasses.replace(o, index=index) for o, index in pairs)
+
+        sides = {"inputs": side(self.inputs, inputs), "outputs": side(self.outputs, outputs or {})}
+        return dataclasses.replace(self, **sides)
 
     @property
     def max_mul(self) -> int:
@@ -307,13 +327,33 @@ class Form(Multilinear):
                     tangent = SegmentRef(tangent_of[ref.operand], ref.segment)
                     factors = (*path.factors[:position], tangent, *path.factors[position + 1 :])
                     paths.append(dataclasses.replace(path, factors=factors))
-        return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()
+        inputs = self.inputs + tuple(tangents)
+        return dataclasses.replace(self, inputs=inputs, paths=tuple(paths)).merged()
 
-    def _transposed(self, known: list[int], given: list[int], wanted: list[int]) -> "Form":
+    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> "Form":
+        """Return the form from cotangents of the outputs to cotangents of the linear inputs.
+
+        Every product must contain one linear input at most; one without is constant, and has no
+        part in it. Inputs: those that are not linear, then a cotangent for each output marked in
+        `cotangents` (the others are zero). Outputs: one for each linear input, in order.
+        """
+        n = len(self.inputs)
+        known, wanted = ([i for i in range(n) if linear[i] is wish] for wish in (False, True))
+        given = [n + o for o in range(len(self.outputs)) if cotangents[o]]
         used = {self.inputs[i].name for i in known}
         names = {j: _fresh(f"d{self.operands[j].name}", used) for j in given}
         names |= {i: _fresh(f"d{self.inputs[i].name.removeprefix('t_')}", used) for i in wanted}
         return self._with(known + given, wanted, names).merged()
+
+    def restrict(self, wanted: tuple[bool, ...]) -> "Form":
+        """Return the same with only the wanted outputs, and every input."""
+        n = len(self.inputs)
+        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
+
+    def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
+        """Return the same with only the inputs that `keep` marks; no other may be read."""
+        n = len(self.inputs)
+        return self._with([i for i in range(n) if keep[i]], [*range(n, len(self.operands))])
 
     def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
         """Return the form of the operands of these numbers, and of the paths with no others.
@@ -333,34 +373,56 @@ class Form(Multilinear):
                 continue
             [out] = added
             output = SegmentRef(refs[out].operand - len(inputs), refs[out].segment)
-            terms = path.terms
+            terms, roles = path.terms, path.roles
             if out < len(refs) - 1:
                 terms = tuple(((*c[:out], *c[out + 1 :], c[out]), value) for c, value in terms)
-            paths.append(Path((*refs[:out], *refs[out + 1 :]), output, terms))
-        operands = [
-            dataclasses.replace(self.operands[j], name=names[j])
-            if names and j in names
-            else self.operands[j]
-            for j in order
-        ]
-        sides = tuple(operands[: len(inputs)]), tuple(operands[len(inputs) :])
-        return Form(*sides, tuple(paths))
+                roles = roles[:out] + roles[out + 1 :] + roles[out : out + 1]
+            paths.append(Path((*refs[:out], *refs[out + 1 :]), output, terms, roles))
+        sides = (
+            tuple(
+                dataclasses.replace(self.operands[j], name=names[j])
+                if names and j in names
+                else self.operands[j]
+                for j in side
+            )
+            for side in (inputs, outputs)
+        )
+        return Form(*sides, tuple(paths), self.num_sets, self.input_precision)
+
+    def turned(self) -> tuple["Form", tuple[int, ...]]:
+        """Return the same form of matrices, of which none is read transposed.
+
+        The second result is the numbers of those whose transposes it reads, behind all inputs.
+        There must be one set of matrices.
+        """
+        result, paths = {}, []
+        for path in self.paths:
+            if path.roles == "wzx":
+                w, z = path.factors
+                place = result.setdefault(w.operand, len(self.inputs) + len(result))
+                path = Path.of_matrix(z, place, path.output, path.terms[0][1], len(path.terms))
+            paths.append(path)
+        more = tuple(Operand.of_matrix(f"turned_{w}", self.inputs[w].matrix[::-1]) for w in result)
+        inputs = self.inputs + more
+        return dataclasses.replace(self, inputs=inputs, paths=tuple(paths)), tuple(result)
 
     def merged(self) -> "Form":
         """Return the form with equal paths merged, without terms that cancel."""
         merged = collections.OrderedDict()
         for path in self.paths:
             slots = [(ref.operand, ref.segment) for ref in path.factors]
+            slots = [*map("xwz".index, path.roles[:-1])] or slots
             order = sorted(range(len(slots)), key=slots.__getitem__)
-            key = (tuple(path.factors[n] for n in order), path.output)
+            roles = "".join(path.roles[n : n + 1] for n in (*order, len(order)))
+            key = (tuple(path.factors[n] for n in order), path.output, roles)
             terms = merged.setdefault(key, collections.Counter())
             for components, value in path.terms:
                 terms[(*(components[n] for n in order), components[-1])] += value
         paths = (
-            Path(factors, output, tuple((c, v) for c, v in sorted(terms.items()) if v))
-            for (factors, output), terms in merged.items()
+            Path(factors, output, tuple((c, v) for c, v in sorted(terms.items()) if v), roles)
+            for (factors, output, roles), terms in merged.items()
         )
-        return Form(self.inputs, self.outputs, tuple(path for path in paths if path.terms))
+        return dataclasses.replace(self, paths=tuple(path for path in paths if path.terms))
 
 
 def _fresh(name: str, used: set[str]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.linear import Linear, Rows
+from eqfuse.ops.ir.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,16 +106,39 @@ class Gate:
     irreps_out: e3nn.Irreps
 
 
-def scalar_activation(z: e3nn.Irreps, activations: Activations) -> Gate:
-    """Return `e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
-    tiles, irreps = [], []
-    for n, (columns, (mul, ir)) in enumerate(zip(z.slices(), z, strict=True)):
-        act = IDENTITY
-        if ir.l == 0:
+def gate(z: e3nn.Irreps, activations: Activations, gated: bool = True) -> Gate:
+    """Return `e3nn.gate` of the row: the last scalars gate other irreps, the rest is activated.
+
+    Where it is not `gated`, `e3nn.scalar_activation`: what is no scalar stays as it is.
+    """
+    blocks = [Part(n, 0, mul) for n, (mul, _) in enumerate(z)]
+    vectors = [p for p in blocks if z[p.block].ir.l > 0]
+    lines: list[tuple[Part, Part | None]] = [(p, None) for p in blocks]
+    if gated and vectors:
+        scalars = [p for p in blocks if z[p.block].ir.l == 0]
+        counts = [sum(p.mul for p in parts) for parts in (scalars, vectors)]
+        if counts[0] < counts[1]:
+            raise ValueError(
+                f"a gate needs a scalar for every other irrep, and {z} has {counts[0]} scalars for "
+                f"{counts[1]}"
+            )
+        lines = [(p, None) for p in _take(scalars, counts[0] - counts[1])]
+        while vectors:
+            mul = min(vectors[0].mul, scalars[0].mul)
+            lines += zip(_take(vectors, mul), _take(scalars, mul), strict=True)
+    tiles, irreps, offset = [], [], 0
+    for part, gating in lines:
+        ir, act = z[part.block].ir, IDENTITY
+        if gating is not None:
+            ir_gate = z[gating.block].ir
+            act = activations("gate_act", ir_gate.p)
+            [ir] = _activated(ir_gate, act) * ir
+        elif ir.l == 0:
             act = activations("act", ir.p)
             ir = _activated(ir, act)
-        tiles.append(Tile(Part(n, 0, mul), columns.start, act))
-        irreps.append((mul, ir))
+        tiles.append(Tile(part, offset, act, gating))
+        irreps.append((part.mul, ir))
+        offset += part.mul * ir.dim
     return Gate(tuple(tiles), e3nn.Irreps(irreps))
 
 
@@ -126,52 +149,16 @@ def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
     return e3nn.Irrep(0, p)
 
 
-def gate(z: e3nn.Irreps, activations: Activations) -> Gate:
-    """Return `e3nn.gate` of the row: the last scalars gate other irreps, the rest is activated."""
-    blocks = list(enumerate(z))
-    vectors = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l > 0]
-    if not vectors:
-        return scalar_activation(z, activations)
-    scalars = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l == 0]
-    extra = sum(p.mul for p in scalars) - sum(p.mul for p in vectors)
-    if extra < 0:
-        raise ValueError(
-            f"a gate needs a scalar for every other irrep, and {z} has "
-            f"{sum(p.mul for p in scalars)} scalars for {sum(p.mul for p in vectors)}"
-        )
-    activated = _take(scalars, extra)
-    pairs = []
-    while vectors:
-        mul = min(vectors[0].mul, scalars[0].mul)
-        pairs += zip(_take(scalars, mul), _take(vectors, mul), strict=True)
-
-    tiles, irreps, offset = [], [], 0
-    for part in activated:
-        ir = z[part.block].ir
-        act = activations("act", ir.p)
-        tiles.append(Tile(part, offset, act))
-        irreps.append((part.mul, _activated(ir, act)))
-        offset += part.mul
-    for gating, part in pairs:
-        ir, ir_gate = (z[p.block].ir for p in (part, gating))
-        act = activations("gate_act", ir_gate.p)
-        [ir] = _activated(ir_gate, act) * ir
-        tiles.append(Tile(part, offset, act, gating))
-        irreps.append((part.mul, ir))
-        offset += part.mul * ir.dim
-    return Gate(tuple(tiles), e3nn.Irreps(irreps))
-
-
 def _take(parts: list[Part], count: int) -> list[Part]:
     """Take the first `count` channels off a list of parts."""
     taken = []
     while count > 0:
         first = parts.pop(0)
-        mul = min(first.mul, count)
-        taken.append(Part(first.block, first.first, mul))
-        if first.mul > mul:
-            parts.insert(0, Part(first.block, first.first + mul, first.mul - mul))
-        count -= mul
+        own, *rest = first.cut(min(first.mul, count))
+        taken.append(own)
+        if rest:
+            parts.insert(0, Part(first.block, rest[0].first, first.mul - own.mul))
+        count -= own.mul
     return taken
 
 
@@ -182,20 +169,20 @@ class Activated:
     Each result is [rows, scalars], the parts side by side.
     """
 
-    rows: Rows
+    rows: Operand
     parts: tuple[tuple[Segment, Activation], ...]
     orders: tuple[int, ...] = (0,)  # of each result: 0 activations, 1 slopes
 
     @property
-    def inputs(self) -> tuple[Rows, ...]:
+    def inputs(self) -> tuple[Operand, ...]:
         return (self.rows,)
 
     @property
-    def outputs(self) -> tuple[Rows, ...]:
-        return (Rows(self.size, ()),) * len(self.orders)
+    def outputs(self) -> tuple[Operand, ...]:
+        return (Operand("a", self.size, (), True),) * len(self.orders)
 
     @property
-    def operands(self) -> tuple[Rows, ...]:
+    def operands(self) -> tuple[Operand, ...]:
         return self.inputs + self.outputs
 
     @property
@@ -263,17 +250,11 @@ class GateForms:
 @functools.lru_cache(maxsize=256)
 def forms_of(gate: Gate, linear: Linear) -> GateForms:
     """Return the activations and forms of a gate that follows a Linear, of one array."""
-    blocks = linear.blocks_out
     [rows] = linear.linear_form.outputs
-
-    def place(part: Part) -> Segment:
-        block = blocks[part.block]
-        return Segment.mul_ir(block.offset + part.first * block.dim, part.mul, block.dim)
-
     parts, z_places, a_places, out_places = [], [], [], []
     values, tangents = [], []  # paths
     for tile in gate.tiles:
-        z, own = len(z_places), place(tile.part)
+        z, own = len(z_places), linear.place(tile.part)
         z_places.append(own)
         out, dim = SegmentRef(0, len(out_places)), own.dim
         out_places.append(Segment.mul_ir(tile.offset, own.mul, dim))
@@ -282,7 +263,7 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
             tangents.append(path_between((SegmentRef(3, z),), out, (dim,)))
             continue
         a = len(a_places)
-        scalars = place(tile.gate or tile.part)
+        scalars = linear.place(tile.gate or tile.part)
         a_places.append(Segment.mul_ir(sum(s.mul for s, _ in parts), own.mul, 1))
         parts.append((scalars, tile.act))
         if tile.gate is None:

@@ -1,4 +1,4 @@
-"""e3nn's Linear as a `LinearForm`: which matrices, with e3nn's names, normalisation and order."""
+"""e3nn's Linear as a form: which matrices, with e3nn's names, normalisation and order."""
 
 from __future__ import annotations
 
@@ -10,125 +10,7 @@ import itertools
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.ir.form import Multilinear, Segment, SegmentRef
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """An array [rows, size], blocks of whose rows are mixed."""
-
-    size: int
-    blocks: tuple[Segment, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """An array [mul_in, mul_out], or [mul_out] for a bias; [sets, ...] where rows choose a set."""
-
-    shape: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Term:
-    """One trilinear form; `x` is None for a bias."""
-
-    x: SegmentRef | None
-    w: int
-    z: SegmentRef
-    scale: float
-
-    def operands(self) -> tuple[int, ...]:
-        numbers = (self.w, self.z.operand)
-        return numbers if self.x is None else (self.x.operand, *numbers)
-
-    def replaced(self, place) -> Term:
-        """Return the term with each operand's number n replaced by place(n)."""
-        x = self.x and SegmentRef(place(self.x.operand), self.x.segment)
-        return Term(x, place(self.w), SegmentRef(place(self.z.operand), self.z.segment), self.scale)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LinearForm(Multilinear):
-    """A sum of terms from inputs to outputs."""
-
-    inputs: tuple[Rows | Weights, ...]
-    outputs: tuple[Rows | Weights, ...]
-    terms: tuple[Term, ...]  # each reads two inputs (a bias one) and adds to one output
-    num_sets: int = 0  # sets of weights that rows choose from; 0 for one set for all rows
-    input_precision: str = "ieee"  # of the matmuls on a GPU: "ieee", "tf32x3" or "tf32"
-
-    @property
-    def needs_integers(self) -> bool:
-        """Return whether rows choose a set of weights, by their index."""
-        return self.num_sets > 0
-
-    def output_of(self, term: Term) -> int:
-        """Return the number, among the outputs, of the output that a term adds to."""
-        [o] = [n for n in term.operands() if n >= len(self.inputs)]
-        return o - len(self.inputs)
-
-    def shape(self, operand: Rows | Weights, num_rows: int) -> tuple[int, ...]:
-        if isinstance(operand, Rows):
-            return num_rows, operand.size
-        return (*((self.num_sets,) if self.num_sets else ()), *operand.shape)
-
-    def touched(self) -> set[int]:
-        """Return the numbers of the operands that any term reads or adds to."""
-        return {n for t in self.terms for n in t.operands()}
-
-    def jvp(self, active: tuple[bool, ...]) -> LinearForm:
-        """Return the derivative along tangents of the active inputs, which follow the inputs."""
-        n = len(self.inputs)
-        tangent = {i: n + t for t, i in enumerate(i for i in range(n) if active[i])}
-        terms = []
-        for term in self.terms:
-            for i in term.operands():
-                if i in tangent:
-                    terms.append(
-                        term.replaced(
-                            lambda j, i=i: tangent[i] if j == i else j + len(tangent) * (j >= n)
-                        )
-                    )
-        inputs = self.inputs + tuple(self.inputs[i] for i in tangent)
-        return dataclasses.replace(self, inputs=inputs, terms=tuple(terms))
-
-    def _transposed(self, known: list[int], given: list[int], wanted: list[int]) -> LinearForm:
-        return self._with(known + given, wanted)
-
-    def turned(self) -> tuple[LinearForm, tuple[int, ...]]:
-        """Return the same linear form with no transposed matrix.
-
-        The second result is the numbers of the weights whose transposes it reads, behind all
-        inputs. There must be one set of weights.
-        """
-        n, result = len(self.inputs), {}
-        for term in self.terms:
-            if term.x is not None and term.x.operand >= n:
-                result.setdefault(term.w, n + len(result))
-
-        def place(j: int) -> int:
-            return j + len(result) * (j >= n)
-
-        terms = []
-        for term in self.terms:
-            new = term.replaced(place)
-            if term.x is not None and term.x.operand >= n:
-                new = Term(new.z, result[term.w], new.x, new.scale)
-            terms.append(new)
-        more = tuple(Weights(self.inputs[w].shape[::-1]) for w in result)
-        inputs = self.inputs + more
-        return dataclasses.replace(self, inputs=inputs, terms=tuple(terms)), tuple(result)
-
-    def _with(self, inputs: list[int], outputs: list[int]) -> LinearForm:
-        """Return the operands of these numbers, and the terms that have no others."""
-        place, given = {j: new for new, j in enumerate(inputs + outputs)}, set(inputs)
-        terms = tuple(
-            t.replaced(place.__getitem__)
-            for t in self.terms
-            if all(j in place for j in t.operands()) and not given.issuperset(t.operands())
-        )
-        inputs, outputs = (tuple(self.operands[j] for j in side) for side in (inputs, outputs))
-        return dataclasses.replace(self, inputs=inputs, outputs=outputs, terms=terms)
+from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef, Term
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,22 +32,26 @@ class Linear:
     are numbered through all of them.
     """
 
-    linear_form: LinearForm
+    linear_form: Form
     parameters: tuple[Parameter, ...]
     irreps_out: e3nn.Irreps
 
     @property
     def blocks_in(self) -> tuple[Segment, ...]:
-        return self.linear_form.inputs[0].blocks
+        return self.linear_form.inputs[0].segments
 
     @property
     def blocks_out(self) -> tuple[Segment, ...]:
-        return tuple(block for rows in self.linear_form.outputs for block in rows.blocks)
+        return tuple(block for rows in self.linear_form.outputs for block in rows.segments)
 
     @functools.cached_property
     def _first_blocks(self) -> list[int]:
         """Return the first block of each array of the pre-activation, and how many there are."""
-        return [0, *itertools.accumulate(len(rows.blocks) for rows in self.linear_form.outputs)]
+        return [0, *itertools.accumulate(len(rows.segments) for rows in self.linear_form.outputs)]
+
+    def place(self, part) -> Segment:
+        """Return the `mul` channels of a block of the pre-activation from `first` on, a `Part`."""
+        return self.blocks_out[part.block].part(part.first, part.mul)
 
     def array_of(self, block: int) -> int:
         """Return which array of the pre-activation a block of it is in."""
@@ -186,15 +72,12 @@ class Linear:
         return tuple(n not in added for n in range(len(self.blocks_out)))
 
     def reads(self, block: int) -> bool:
-        """Return whether any matrix reads a block of the row."""
         return any(t.x is not None and t.x.segment == block for t in self.linear_form.terms)
 
     def into(self, block: int) -> list[Term]:
-        """Return the matrices into a block of the pre-activation."""
         return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is not None]
 
     def biases(self, block: int) -> list[Term]:
-        """Return the biases of a block of the pre-activation."""
         return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is None]
 
 
@@ -216,27 +99,27 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, list[tuple[int,
             if first < last:
                 places.setdefault(n, []).append((o, len(blocks), first, last))
                 blocks.append(Segment.mul_ir(b.offset + first * b.dim - start, last - first, b.dim))
-        outputs.append(Rows(size, tuple(blocks)))
+        outputs.append(Operand(f"z{o}", size, tuple(blocks), True))
     assert stop == linear.size_out, (sizes, linear.irreps_out)
-    columns, parameters, slots = [], [], []
-    for term in linear.linear_form.terms:
+    columns, parameters, paths = [], [], []
+    for path, term in zip(linear.linear_form.paths, linear.linear_form.terms, strict=True):
         old = linear.parameters[term.w - 1]
         for o, block, first, last in places[term.z.segment]:
             columns.append((term.w - 1, slice(first, last)))
             shape = (*old.shape[:-1], last - first)
             parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
-            slots.append((term, o, block))
-    row, num_inputs = linear.linear_form.inputs[0], 1 + len(parameters)
+            dim, target = len(path.terms), SegmentRef(o, block)
+            paths.append(Path.of_matrix(term.x, len(parameters), target, term.scale, dim))
+    inputs = linear.linear_form.inputs[:1] + matrices(parameters)
     linear_form = dataclasses.replace(
-        linear.linear_form,
-        inputs=(row, *(Weights(p.shape) for p in parameters)),
-        outputs=tuple(outputs),
-        terms=tuple(
-            Term(term.x, number, SegmentRef(num_inputs + o, block), term.scale)
-            for number, (term, o, block) in enumerate(slots, start=1)
-        ),
+        linear.linear_form, inputs=inputs, outputs=tuple(outputs), paths=tuple(paths)
     )
     return Linear(linear_form, tuple(parameters), linear.irreps_out), columns
+
+
+def matrices(parameters) -> tuple[Operand, ...]:
+    """Return the operands of a form that parameters of these shapes are."""
+    return tuple(Operand.of_matrix(f"w{n}", p.shape) for n, p in enumerate(parameters))
 
 
 def blocks(irreps) -> tuple[Segment, ...]:
@@ -305,11 +188,9 @@ def linear(
         if not zero:
             offsets.setdefault(ir, block.offset)
     place = {ir: n for n, (_, ir) in enumerate(merged if numbered is None else numbered)}
-    instructions = ours.instructions
-    parameters, terms = [], []
-    for number, i in enumerate(instructions, start=1):
+    parameters, paths = [], []
+    for number, i in enumerate(ours.instructions, start=1):
         out = irreps_out[i.i_out]
-        z = SegmentRef(1 + len(instructions), i.i_out)
         if i.i_in < 0:
             name = f"b[{i.i_out}] {out}"
             x, shape, scale, std = None, (out.mul,), 1.0, 0.0
@@ -318,13 +199,11 @@ def linear(
             x, shape = SegmentRef(0, i.i_in), (merged[i.i_in].mul, out.mul)
             scale, std = float(i.path_weight), float(i.weight_std)
         parameters.append(Parameter(name, shape, std))
-        terms.append(Term(x, number, z, scale))
-    rows = Rows(
-        irreps_in.dim, tuple(Segment.mul_ir(offsets[ir], mul, ir.dim) for mul, ir in merged)
-    )
-    weights = tuple(Weights(p.shape) for p in parameters)
-    mixed = Rows(irreps_out.dim, blocks(irreps_out))
-    linear_form = LinearForm((rows, *weights), (mixed,), tuple(terms), num_sets, input_precision)
+        paths.append(Path.of_matrix(x, number, SegmentRef(0, i.i_out), scale, out.ir.dim))
+    places = tuple(Segment.mul_ir(offsets[ir], mul, ir.dim) for mul, ir in merged)
+    inputs = (Operand("x", irreps_in.dim, places, True), *matrices(parameters))
+    mixed = Operand("z", irreps_out.dim, blocks(irreps_out), True)
+    linear_form = Form(inputs, (mixed,), tuple(paths), num_sets, input_precision)
     return Linear(linear_form, tuple(parameters), irreps_out)
 
 
@@ -343,7 +222,7 @@ def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_o
     return linear(computed, zero_flags, whole.irreps_out, **options), whole
 
 
-def sum_of(linears) -> LinearForm:
+def sum_of(linears) -> Form:
     """Add up Linears of several rows: inputs are the rows, then the parameters of each."""
     first = linears[0]
     for other in linears[1:]:
@@ -354,16 +233,15 @@ def sum_of(linears) -> LinearForm:
             )
         if other.linear_form.num_sets != first.linear_form.num_sets:
             raise ValueError("Linears that are added need weights indexed alike")
-    counts = [len(li.parameters) for li in linears]
-    total = len(linears) + sum(counts)
-    terms, inputs = [], [li.linear_form.inputs[0] for li in linears]
+    paths, inputs = [], [li.linear_form.inputs[0] for li in linears]
     for number, li in enumerate(linears):
-        start = len(inputs)
+        start = len(inputs) - 1
         inputs += li.linear_form.inputs[1:]
-
-        def place(n, number=number, start=start, li=li):
-            last = len(li.linear_form.inputs)
-            return number if n == 0 else total if n == last else start + n - 1
-
-        terms += [t.replaced(place) for t in li.linear_form.terms]
-    return dataclasses.replace(first.linear_form, inputs=tuple(inputs), terms=tuple(terms))
+        for path in li.linear_form.paths:
+            refs = (
+                SegmentRef(start + ref.operand if ref.operand else number, ref.segment)
+                for ref in path.factors
+            )
+            paths.append(dataclasses.replace(path, factors=tuple(refs)))
+    inputs = (dataclasses.replace(o, name=f"{o.name[0]}{n}") for n, o in enumerate(inputs))
+    return dataclasses.replace(first.linear_form, inputs=tuple(inputs), paths=tuple(paths))

@@ -7,8 +7,10 @@ strides of segments, and no array is ever permuted.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -20,37 +22,34 @@ from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, Segmen
 class Product:
     """A form, the irreps of its output, and which of its output blocks are zero by structure.
 
-    Where `channel_columns` is given, the inputs of the form are these columns of x and y, side by
-    side, so that every pair of channels (u, v) is one channel.
+    Where `repeated` is given, the inputs of the form are these parts of x and y, side by side, so
+    that every pair of channels (u, v) is one channel.
     """
 
     form: Form
     irreps_out: e3nn.Irreps
     zero_flags: tuple[bool, ...]
-    channel_columns: tuple[tuple["Columns", ...], tuple["Columns", ...]] | None = None
+    repeated: tuple[tuple["Repeated", ...], tuple["Repeated", ...]] | None = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Columns:
-    """Columns of an operand, taken several times."""
+class Repeated(NamedTuple):
+    """Blocks of an operand, one irrep, taken several times."""
 
-    columns: np.ndarray  # their numbers, [mul, dim]
-    times: int = 1
-    axis: int = 0  # 0 repeats all of them, 1 every channel
+    segments: tuple[Segment, ...]
+    times: int
+    axis: int  # 0 repeats all of them, 1 every channel
+
+
+class Block(NamedTuple):
+    """A block of irreps in a row, and whether it is zero by structure."""
+
+    ir: e3nn.Irrep
+    segment: Segment
+    zero: bool = False
 
     @property
-    def size(self) -> int:
-        return self.columns.size * self.times
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A block of an operand as it lies in the row; `channel` counts from the start of its group."""
-
-    offset: int
-    mul: int
-    channel: int
-    zero: bool
+    def mul(self) -> int:
+        return self.segment.mul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,28 +57,30 @@ class Group:
     """Blocks of one irrep that the product treats as one block of `mul` channels."""
 
     ir: e3nn.Irrep
-    mul: int
-    pieces: tuple[Piece, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def mul(self) -> int:
+        return sum(b.mul for b in self.blocks)
 
     @property
     def zero(self) -> bool:
-        return all(p.zero for p in self.pieces)
+        return all(b.zero for b in self.blocks)
+
+    def nonzero(self) -> list[tuple[int, Segment]]:
+        """Return blocks that are not zero, each with the number of its first channel."""
+        firsts = itertools.accumulate((b.mul for b in self.blocks), initial=0)
+        blocks = zip(firsts, self.blocks, strict=False)
+        return [(first, b.segment) for first, b in blocks if b.mul and not b.zero]
 
 
 def groups(irreps, zero_flags, regroup: bool) -> list[Group]:
     """Return blocks as they are, or those of one irrep as one, sorted."""
-    blocks = _irrep_blocks(irreps, zero_flags)
-    if regroup:
-        blocks = [b for b in sorted(blocks, key=lambda b: b[0]) if b[1].mul > 0]
-    groups = []
-    for ir, s, zero in blocks:
-        if regroup and groups and groups[-1].ir == ir:
-            last = groups.pop()
-            pieces = (*last.pieces, Piece(s.offset, s.mul, last.mul, zero))
-            groups.append(Group(ir, last.mul + s.mul, pieces))
-        else:
-            groups.append(Group(ir, s.mul, (Piece(s.offset, s.mul, 0, zero),)))
-    return groups
+    blocks = irrep_blocks(irreps, zero_flags)
+    if not regroup:
+        return [Group(b.ir, (b,)) for b in blocks]
+    blocks = sorted((b for b in blocks if b.mul), key=lambda b: b.ir)
+    return [Group(ir, tuple(of_ir)) for ir, of_ir in itertools.groupby(blocks, lambda b: b.ir)]
 
 
 @functools.cache
@@ -103,11 +104,9 @@ def filled(known: Iterable[Segment], size: int, channels: bool) -> tuple[Segment
     segments = list(known)
     free = np.ones(size, bool)
     for s in segments:
-        places = (s.offset + s.channel_stride * np.arange(s.mul))[:, None]
-        places = places + s.component_stride * np.arange(s.dim)
-        if not free[places].all():
+        if not free[s.elements()].all():
             raise ValueError("blocks of an operand overlap")
-        free[places] = False
+        free[s.elements()] = False
     width = max((s.mul for s in segments), default=1) if channels else size
     start = 0
     while start < size:
@@ -153,12 +152,6 @@ X, Y, W, OUT = range(4)
 NAMES = (("x", Role.LEFT), ("y", Role.RIGHT), ("w", Role.OTHER), ("out", Role.OUTPUT))
 
 
-def columns_of(group: Group) -> np.ndarray:
-    """Return the offsets of the channels and components of a group in the row: [mul, dim]."""
-    d = group.ir.dim
-    return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])
-
-
 def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]]:
     """Merge sorted blocks of one irrep into one, which is zero if all of them are."""
     merged = {}
@@ -168,11 +161,11 @@ def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]
     return irreps.simplify(), tuple(all(flags) for flags in merged.values())
 
 
-def product_of(form: Form, irreps, zeros, regroup: bool, channel_columns=None) -> Product:
+def product_of(form: Form, irreps, zeros, regroup: bool, repeated=None) -> Product:
     """Return the product of a form, of whose output blocks those of one irrep may be one."""
     irreps = e3nn.Irreps(irreps)
     irreps, zeros = regrouped(irreps, zeros) if regroup else (irreps, tuple(zeros))
-    return Product(form, irreps, zeros, channel_columns)
+    return Product(form, irreps, zeros, repeated)
 
 
 UNROLLED_MUL = 4
@@ -200,17 +193,22 @@ def tensor_product(
     The operand with the larger multiplicities runs along the channels; those of the other become
     components. `weighted` adds a weight for every irrep of the output, in its order. `on_graph`
     reads x through the senders and sums the output to the receivers. Where both operands have
-    multiplicities over `UNROLLED_MUL`, the product has `channel_columns`, over rows and without
-    weights; or not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the
-    scalar of y gives before the rest of each block of the output.
+    multiplicities over `UNROLLED_MUL`, the product is of `repeated` channels, over rows and
+    without weights; or not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what
+    the scalar of y gives before the rest of each block of the output.
     """
     x_groups, y_groups = groups(irreps_x, zero_x, regroup), groups(irreps_y, zero_y, regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     first = (_scalar(irreps_y),) if scalar_first else ()
     blocks = _blocks(x_groups, y_groups, filter_ir_out, first)
     many = min(mul_x, mul_y) > UNROLLED_MUL
-    if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
-        return _expanded(blocks, normalization, regroup)
+    if many:
+        counts = (
+            min(gx.mul, gy.mul) * len(coupling(gx.ir, gy.ir, ir, normalization))
+            for ir, gx, gy in blocks
+        )
+        if not unroll or sum(counts) > UNROLLED_TERMS:
+            return _expanded(blocks, normalization, regroup)
     # the channels of y lie side by side in the output
     x_channels = mul_x > mul_y if many else mul_x >= mul_y
 
@@ -281,38 +279,25 @@ def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:
     return scalar
 
 
-def _num_terms(blocks, normalization: str) -> int:
-    return sum(
-        min(gx.mul, gy.mul) * len(coupling(gx.ir, gy.ir, ir, normalization))
-        for ir, gx, gy in blocks
-    )
-
-
 def _unrolled(gx: Group, gy: Group, x_channels: bool):
     """Yield, for every path of a block, segments of x and y, and (first, step, mul) in it.
 
     Irrep (u, v) of a block is its number u * mul_y + v.
     """
-    d_x, d_y = gx.ir.dim, gy.ir.dim
-    for px in gx.pieces:
-        for py in gy.pieces:
-            if px.zero or py.zero or not px.mul or not py.mul:
-                continue
-            if x_channels:
-                x = Segment(px.offset, px.mul, d_x, d_x)
-                for v in range(py.mul):
-                    y = Segment(py.offset + v * d_y, 1, d_y, d_y)
-                    yield x, y, (px.channel * gy.mul + py.channel + v, gy.mul, px.mul)
-            else:
-                y = Segment(py.offset, py.mul, d_y, d_y)
-                for u in range(px.mul):
-                    x = Segment(px.offset + u * d_x, 1, d_x, d_x)
-                    yield x, y, ((px.channel + u) * gy.mul + py.channel, 1, py.mul)
+    for (first_x, x), (first_y, y) in itertools.product(gx.nonzero(), gy.nonzero()):
+        if x_channels:
+            for v in range(y.mul):
+                place = first_x * gy.mul + first_y + v, gy.mul, x.mul
+                yield x, y.part(v, 1), place
+        else:
+            for u in range(x.mul):
+                place = (first_x + u) * gy.mul + first_y, 1, y.mul
+                yield x.part(u, 1), y, place
 
 
 def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     """Return products of operands with many channels, repeated for every pair (u, v)."""
-    operands, zeros, columns = Operands(), [], ([], [])
+    operands, zeros, repeated = Operands(), [], ([], [])
     places, sizes, offset = {}, [0, 0], 0
     for ir, gx, gy in blocks:
         mul = gx.mul * gy.mul
@@ -320,20 +305,19 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
         if (gx, gy) not in places:
             places[gx, gy] = tuple(sizes)
             for side, group, other in ((0, gx, gy), (1, gy, gx)):
-                columns[side].append(Columns(columns_of(group), other.mul, axis=1 - side))
-                sizes[side] += columns[side][-1].size
+                segments = tuple(b.segment for b in group.blocks)
+                repeated[side].append(Repeated(segments, other.mul, axis=1 - side))
+                sizes[side] += mul * group.ir.dim
         if mul and not zeros[-1]:
-            x, y = (
-                Segment(start, mul, g.ir.dim, g.ir.dim)
-                for start, g in zip(places[gx, gy], (gx, gy), strict=True)
-            )
-            out = Segment(offset, mul, ir.dim, ir.dim)
+            starts = (*places[gx, gy], offset)
+            dims = gx.ir.dim, gy.ir.dim, ir.dim
+            x, y, out = (Segment.mul_ir(s, mul, d) for s, d in zip(starts, dims, strict=True))
             operands.add({X: x, Y: y}, out, coupling(gx.ir, gy.ir, ir, normalization))
         offset += mul * ir.dim
     sizes = dict(zip((X, Y, OUT), (*sizes, offset), strict=True))
     form = operands.form(*((n, size, True, Index.ROW) for n, size in sizes.items()))
     irreps_out = [(gx.mul * gy.mul, ir) for ir, gx, gy in blocks]
-    return product_of(form, irreps_out, zeros, regroup, tuple(map(tuple, columns)))
+    return product_of(form, irreps_out, zeros, regroup, tuple(map(tuple, repeated)))
 
 
 @functools.cache
@@ -351,8 +335,12 @@ def elementwise_tensor_product(
             "elementwise_tensor_product: the inputs must have the same number of irreps, "
             f"got {irreps_x.num_irreps} ({irreps_x}) and {irreps_y.num_irreps} ({irreps_y})"
         )
-    pairs = _aligned(_irrep_blocks(irreps_x, zero_x), _irrep_blocks(irreps_y, zero_y))
-    blocks = [(ir, x, y) for x, y in pairs for ir in x[0] * y[0]]
+    left, right = irrep_blocks(irreps_x, zero_x), irrep_blocks(irreps_y, zero_y)
+    pairs = []
+    while left and right:  # long blocks are cut, as e3nn aligns its operands
+        mul = min(left[0].mul, right[0].mul)
+        pairs.append((_cut(left, mul), _cut(right, mul)))
+    blocks = [(ir, x, y) for x, y in pairs for ir in x.ir * y.ir]
     return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, regroup=False)
 
 
@@ -379,9 +367,9 @@ def channelwise_tensor_product(
         )
     blocks = [
         (ir, x, y)
-        for x in _irrep_blocks(irreps_x, zero_x)
-        for y in _irrep_blocks(irreps_y, zero_y)
-        for ir in x[0] * y[0]
+        for x in irrep_blocks(irreps_x, zero_x)
+        for y in irrep_blocks(irreps_y, zero_y)
+        for ir in x.ir * y.ir
     ]
     blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
     y_index = Index.RECEIVER if on_graph else Index.ROW
@@ -402,19 +390,20 @@ def _channelwise(
 ) -> Product:
     """Return the form of products of (irrep, block of x, block of y), channel by channel."""
     blocks = [b for b in blocks if filter_ir_out is None or b[0] in filter_ir_out]
-    irreps_out = e3nn.Irreps([(x.mul, ir) for ir, (_, x, _), _ in blocks])
+    irreps_out = e3nn.Irreps([(x.mul, ir) for ir, x, _ in blocks])
     slices = irreps_out.slices()
     if weighted:
         irreps_out = e3nn.Irreps(list(dict.fromkeys((mul, ir) for mul, ir in irreps_out)))
         places = dict(zip((ir for _, ir in irreps_out), irreps_out.slices(), strict=True))
         slices = [places[ir] for ir, _, _ in blocks]
     operands, zeros, weights = Operands(), [], 0
-    for place, (ir, (ir_x, x, x_zero), (ir_y, y, y_zero)) in zip(slices, blocks, strict=True):
-        zeros.append(x_zero or y_zero)
+    for place, (ir, x, y) in zip(slices, blocks, strict=True):
+        zeros.append(x.zero or y.zero)
         if x.mul and not zeros[-1]:
-            factors = {X: x, Y: y} | ({W: Segment(weights, x.mul, 1, 1)} if weighted else {})
-            out = Segment(place.start, x.mul, ir.dim, ir.dim)
-            operands.add(factors, out, coupling(ir_x, ir_y, ir, normalization))
+            factors = {X: x.segment, Y: y.segment}
+            factors |= {W: Segment(weights, x.mul, 1, 1)} if weighted else {}
+            out = Segment.mul_ir(place.start, x.mul, ir.dim)
+            operands.add(factors, out, coupling(x.ir, y.ir, ir, normalization))
         weights += x.mul
     form = operands.form(
         (X, irreps_x.dim, True, Index.ROW),
@@ -429,30 +418,20 @@ def _channelwise(
     return product_of(form, irreps_out, zeros, regroup)
 
 
-def _irrep_blocks(irreps, zero_flags=None):
-    """Return (irrep, segment, whether it is zero) of each block of a row."""
-    offset, blocks = 0, []
-    for (mul, ir), zero in zip(irreps, zero_flags or (False,) * len(irreps), strict=True):
-        blocks.append((ir, Segment(offset, mul, ir.dim, ir.dim), zero))
-        offset += mul * ir.dim
-    return blocks
+def irrep_blocks(irreps, zero_flags=None) -> list[Block]:
+    flags = zero_flags or (False,) * len(irreps)
+    return [
+        Block(ir, Segment.mul_ir(place.start, mul, ir.dim), zero)
+        for (mul, ir), place, zero in zip(irreps, irreps.slices(), flags, strict=True)
+    ]
 
 
-def _aligned(left, right):
-    """Yield pairs of blocks of equal multiplicity, long ones cut, as e3nn aligns its operands."""
-    left, right = list(left), list(right)
-    while left and right:
-        mul = min(left[0][1].mul, right[0][1].mul)
-        yield _cut(left, mul), _cut(right, mul)
-
-
-def _cut(blocks, mul: int):
+def _cut(blocks: list[Block], mul: int) -> Block:
     """Take the first `mul` channels off the first block."""
     ir, s, zero = blocks.pop(0)
     if s.mul > mul:
-        rest = Segment(s.offset + mul * ir.dim, s.mul - mul, ir.dim, ir.dim)
-        blocks.insert(0, (ir, rest, zero))
-    return ir, dataclasses.replace(s, mul=mul), zero
+        blocks.insert(0, Block(ir, s.part(mul, s.mul - mul), zero))
+    return Block(ir, s.part(0, mul), zero)
 
 
 ZERO = 1e-10
@@ -488,9 +467,8 @@ def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
                     factors = (*(SegmentRef(0, s) for s in blocks), SegmentRef(1, number))
                     paths.append(Path(factors, SegmentRef(0, out), terms))
                 number += 1
-    x = _operand("x", irs, mul, Role.LEFT)
-    w = _operand("w", (e3nn.Irrep("0e"),) * number, mul, Role.OTHER)
-    out = _operand("out", irs_out, mul, Role.OUTPUT)
+    sides = ("x", irs, Role.LEFT), ("w", ["0e"] * number, Role.OTHER), ("out", irs_out, Role.OUTPUT)
+    x, w, out = (_operand(name, of, mul, role) for name, of, role in sides)
     return Form((x, w), (out,), tuple(paths)).merged()
 
 
@@ -506,8 +484,9 @@ def _polynomials(irs, coefficients: np.ndarray):
 
 
 def _operand(name: str, irs, mul: int, role: Role) -> Operand:
-    segments = tuple(segment for _, segment, _ in _irrep_blocks([(mul, ir) for ir in irs]))
-    return Operand(name, mul * sum(ir.dim for ir in irs), segments, channels=True, role=role)
+    irreps = e3nn.Irreps([(mul, ir) for ir in irs])
+    segments = tuple(b.segment for b in irrep_blocks(irreps))
+    return Operand(name, irreps.dim, segments, channels=True, role=role)
 
 
 @functools.cache

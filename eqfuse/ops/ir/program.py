@@ -6,8 +6,7 @@ There are two ways to run one.
   features and its Linear lies an array with all paths of the product, the largest of a model;
   between the derivatives of both lie its tangents and cotangents. Such a kernel keeps them in the
   cache. `transforms.rows` makes these programs of what JAX makes of a definition and its
-  derivatives, so that no derivative is written by hand. Their steps are forms, linear forms and
-  activations.
+  derivatives, so that no derivative is written by hand. Their steps are forms and activations.
 - Whole: each step for all rows. Where a network is small, what it takes to begin each operation is
   more than the operation itself. `transforms.sequence` makes these programs, of all kinds of step.
 """
@@ -23,7 +22,6 @@ import math
 
 from eqfuse.ops.ir.form import Form, Index, Operand
 from eqfuse.ops.ir.fused import Activated
-from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 
 BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
 
@@ -57,12 +55,8 @@ class Array:
         return self.size * BYTES[self.dtype]
 
     @classmethod
-    def of(cls, operand: Operand | Rows | Weights, dtype: str) -> Array:
-        """Return the array of an operand of a form or of a linear form."""
-        if isinstance(operand, Rows):
-            return cls(operand.size, dtype, Extent.ROWS)
-        if isinstance(operand, Weights):
-            return cls(math.prod(operand.shape), dtype)
+    def of(cls, operand: Operand, dtype: str) -> Array:
+        """Return the array of an operand of a form."""
         by_index = {Index.ROW: Extent.ROWS, Index.SHARED: Extent.WHOLE}
         return cls(operand.size, dtype, by_index.get(operand.index, Extent.NODES))
 
@@ -224,13 +218,13 @@ class ScatterAdd(_OneResult):
 
 @dataclasses.dataclass(frozen=True)
 class FormStep:
-    """A form, a linear form, or activations of scalars of rows.
+    """A form, or activations of scalars of rows.
 
     A program over rows is given its index arrays by name when it is called, and how many rows and
     nodes there are; `indices` and the two numbers are empty there.
     """
 
-    form: Form | LinearForm | Activated
+    form: Form | Activated
     operands: tuple[int, ...]
     writes: tuple[int, ...]
     indices: tuple[tuple[str, int], ...] = ()  # index arrays that it may need, by name
@@ -271,28 +265,22 @@ class Program:
 
     @property
     def form_steps(self) -> list[FormStep]:
-        """Return the steps that are forms, linear forms or activations."""
         return [s for s in self.steps if isinstance(s, FormStep)]
 
     @property
     def forms(self) -> list[Form]:
         return [s.form for s in self.form_steps if isinstance(s.form, Form)]
 
-    @property
-    def linear_forms(self) -> list[LinearForm]:
-        return [s.form for s in self.form_steps if isinstance(s.form, LinearForm)]
-
     # programs that run by rows
 
     @functools.cached_property
-    def operands(self) -> dict[int, object]:
-        """Return the operand of each array in forms and linear forms; of both, the latter's."""
+    def mixed(self) -> dict[int, Operand]:
+        """Return what forms with matrices, and activations, read and write: operands by array."""
         result = {}
         for step in self.form_steps:
-            numbers = (*step.operands, *step.writes)
-            for n, operand in zip(numbers, step.form.operands, strict=True):
-                if n not in result or isinstance(operand, Rows):
-                    result[n] = operand
+            if isinstance(step.form, Activated) or step.form.has_matrices:
+                numbers = (*step.operands, *step.writes)
+                result |= zip(numbers, step.form.operands, strict=True)
         return result
 
     @functools.cached_property
@@ -310,10 +298,8 @@ class Program:
         """Return whether blocks of rows can run through it, and it is worth a kernel of its own."""
         if not self.local or set(self.inputs) & set(self.outputs):
             return False
-        indices = {operand.index for form in self.forms for operand in form.operands}
-        if indices & {Index.SENDER, Index.SHARED}:
-            return False
-        if any(linear_form.num_sets for linear_form in self.linear_forms):
+        indices = {o.index for form in self.forms for o in form.operands if not o.matrix}
+        if indices & {Index.SENDER, Index.SHARED} or any(form.num_sets for form in self.forms):
             return False
         between = {n for s in self.steps for n in s.reads} - set(self.inputs) | set(self.local)
         return all(self.arrays[n].extent is Extent.ROWS for n in between)

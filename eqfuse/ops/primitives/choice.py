@@ -156,7 +156,7 @@ def unsupported_product_reason(product: Product, backend: str) -> str:
     """Return why a product on a graph is not one form, or ""."""
     if not product.form.paths:
         return ""
-    if product.channel_columns:
+    if product.repeated:
         return "x and y both have several channels, and products of edges are written to memory"
     if backend == "xla":
         return "backend 'xla' computes op by op, and has no fused kernels"

@@ -14,7 +14,6 @@ from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.triton import primitive as triton
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Activated, Activation, GateForms, chain_rule
-from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.primitives import native, rules
 from eqfuse.ops.primitives.rules import split, vary_alike
 
@@ -43,7 +42,7 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
     num_rows = edges.num_edges if edges is not None else next(iter(rows))
     num_nodes = edges.num_nodes if edges is not None else 0
     for operand, array in zip(form.inputs, inputs, strict=True):
-        expected = operand.shape(num_rows, num_nodes)
+        expected = form.shape(operand, num_rows, num_nodes)
         if array.shape != expected:
             raise ValueError(f"operand {operand.name} must be {expected}, got {array.shape}")
     return num_rows, num_nodes
@@ -51,16 +50,15 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
 
 @form_p.def_abstract_eval
 def _abstract(*args, form, num_rows, num_nodes, backend):
-    return [
-        args[0].update(shape=o.shape(num_rows, num_nodes), weak_type=False) for o in form.outputs
-    ]
+    shapes = form.output_shapes(num_rows, num_nodes)
+    return [args[0].update(shape=shape, weak_type=False) for shape in shapes]
 
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
     if not size:
-        shapes = [(0, *o.shape(num_rows, num_nodes)) for o in form.outputs]
-        return [jnp.zeros(shape, args[0].dtype) for shape in shapes], [0] * len(shapes)
+        shapes = form.output_shapes(num_rows, num_nodes)
+        return [jnp.zeros((0, *shape), args[0].dtype) for shape in shapes], [0] * len(shapes)
     inputs, indices = split(list(zip(args, dims, strict=True)), len(form.inputs))
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
@@ -84,7 +82,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
             num_nodes=size * num_nodes,
             backend=backend,
         )
-        shapes = [o.shape(num_rows, num_nodes) for o in form.outputs]
+        shapes = form.output_shapes(num_rows, num_nodes)
         return [o.reshape(size, *shape) for o, shape in zip(outputs, shapes, strict=True)]
 
     outputs = summed(bound, form.indexed(changed), arrays)
@@ -140,7 +138,8 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
     inputs, indices = split(args, len(form.inputs))
     indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
     if num_rows == 0 or not form.paths:
-        return [jnp.zeros(o.shape(num_rows, num_nodes), inputs[0].dtype) for o in form.outputs]
+        shapes = form.output_shapes(num_rows, num_nodes)
+        return [jnp.zeros(shape, inputs[0].dtype) for shape in shapes]
 
     def computed(form, *inputs):
         if backend == "xla":
@@ -158,7 +157,7 @@ linear_form_p = rules.multilinear_primitive("eqfuse_linear_form")
 
 
 def evaluate_linear(
-    linear_form: LinearForm, arrays, index, num_rows: int, backend: str
+    linear_form: Form, arrays, index, num_rows: int, backend: str
 ) -> list[jax.Array]:
     """Compute a linear form of arrays of one dtype, [num_rows, size] or the shape of the weights.
 
@@ -171,14 +170,14 @@ def evaluate_linear(
 
 @linear_form_p.def_abstract_eval
 def _linear_abstract(*arrays, form, num_rows, backend):
-    return [arrays[0].update(shape=form.shape(o, num_rows), weak_type=False) for o in form.outputs]
+    return _abstract(*arrays, form=form, num_rows=num_rows, num_nodes=0, backend=backend)
 
 
 def _linear_batch(arrays, dims, *, form, num_rows, backend):
     """Join the rows of all members, where they share the weights and want no gradient of them."""
-    is_rows = [isinstance(o, Rows) for o in form.inputs]
+    is_rows = [not o.matrix for o in form.inputs]
     weights = [d for d, rows in zip(dims, is_rows, strict=False) if not rows]
-    if any(d is not None for d in weights) or not all(isinstance(o, Rows) for o in form.outputs):
+    if any(d is not None for d in weights) or any(o.matrix for o in form.outputs):
 
         def member(*arrays):
             values, index = split(arrays, len(form.inputs))
@@ -209,22 +208,18 @@ def activate(activated: Activated, z, backend: str) -> list[jax.Array]:
 def gated(gate: GateForms, z, backend: str):
     """Return the gate of a pre-activation [rows, size]."""
     [a] = activate(gate.activated, z, backend)
-    return _of_rows(gate.value, [a, z], backend)
+    return rules.bind_reached(form_p, gate.value, [a, z], [], _by_row(z, backend))[0]
 
 
 def gated_tangent(gate: GateForms, z, t_z, backend: str):
     """Return the tangent of a gate, linear in that of the pre-activation."""
     a, d = activate(gate.activated.of_orders((0, 1)), z, backend)
-    return _of_rows(gate.tangent, [d, a, z, t_z], backend)
+    arrays = [d, a, z, t_z]
+    return rules.bind_reached(form_p, gate.tangent, arrays, [], _by_row(z, backend))[0]
 
 
-def _of_rows(form, arrays, backend: str):
-    used = form.used_inputs()
-    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-    params = {"num_rows": arrays[0].shape[0], "num_nodes": 0, "backend": backend}
-    arrays = vary_alike(arrays)
-    [out] = form_p.bind(*arrays, form=form.drop_inputs(used), **params)
-    return out
+def _by_row(z, backend: str) -> dict:
+    return {"num_rows": z.shape[0], "num_nodes": 0, "backend": backend}
 
 
 def _activation(z, *, form: Activated, backend):
@@ -250,11 +245,10 @@ def _activation_jvp(primals, tangents, *, form, backend):
     [z], [t] = primals, tangents
     outputs = activate(form, z, backend)
     if type(t) is ad.Zero:
-        return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
+        return outputs, list(map(rules.zero, outputs))
     slopes = activate(form.of_orders(k + 1 for k in form.orders), z, backend)
-    params = {"num_rows": z.shape[0], "num_nodes": 0, "backend": backend}
-    chain = chain_rule(form, len(slopes))
-    return outputs, form_p.bind(*vary_alike([*slopes, t]), form=chain, **params)
+    chain, arrays = chain_rule(form, len(slopes)), vary_alike([*slopes, t])
+    return outputs, form_p.bind(*arrays, form=chain, **_by_row(z, backend))
 
 
 activation_p = rules.defined_primitive(

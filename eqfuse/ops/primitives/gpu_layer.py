@@ -6,7 +6,7 @@ from itertools import compress
 from eqfuse.ops.backends.triton import form, node, primitive
 from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
-from eqfuse.ops.ir.form import Index, backward_form
+from eqfuse.ops.ir.form import backward_form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import layer
 from eqfuse.ops.primitives.choice import Kernels
@@ -31,7 +31,6 @@ def _launch_over(count: int, call: Call, kernel, named: dict, sizes) -> list:
 
 
 def rows_forward(*arrays, call: Call):
-    """Return the outputs, from one kernel."""
     floats, _, integers = call.split(arrays)
     kernel = row_kernels.forward(call.fused, floats[0].dtype.name)
     named = call.fused.named(floats, integers)
@@ -63,10 +62,11 @@ def rows_backward(*arrays, call: Call):
         outputs = backward_form(fused.form, tuple(of_inputs)).outputs if any(of_inputs) else ()
         sizes = [o.size for o in outputs] + [fused.linear.size_out] * gated
         results = _launch_over(call.num_rows, call, kernel, named, sizes)
-        dinputs = [
-            _of_nodes(call, o.index, rows, integers) if o.index.is_node else rows
-            for o, rows in zip(outputs, results, strict=False)
-        ]
+        for o, rows in zip(outputs, results, strict=False):
+            if o.index.is_node:
+                sums = layer.rows_of_nodes(rows.shape[1], o.index, True)
+                [rows] = layer.product(call, sums, [rows], integers)
+            dinputs.append(rows)
         dz = results[len(outputs) :] if gated else dz
     if any(of_parameters):
         named |= {f"dz_{a}": d for a, d in zip(fused.arrays, dz, strict=True)}
@@ -87,7 +87,6 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
 
 
 def node_forward(*arrays, call: Call):
-    """Return the outputs and the sums of nodes, from one kernel."""
     floats, _, integers = call.split(arrays)
     dtype = floats[0].dtype.name
     lanes = form.edge_lanes(call.fused.form, dtype, call.num_rows, call.num_nodes)
@@ -128,8 +127,3 @@ KERNELS = {
     (Kernels.EPILOGUE, 2): node_backward,
 }
 """By what computes an op and how often it is derived: tangents and transposes."""
-
-
-def _of_nodes(call: Call, index: Index, rows, integers):
-    """Return a gradient [rows, size] summed by node."""
-    return layer.product(call, layer.rows_of_nodes(rows.shape[1], index, True), [rows], integers)[0]

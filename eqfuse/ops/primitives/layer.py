@@ -157,7 +157,8 @@ def definition(*arrays, call: Call) -> list:
         outputs = definition(*operands, *tangents, *integers, call=call.before)
         return list(compress(outputs, call.derivatives[-1]))
 
-    avals = map(rules.abstract, compress(operands, call.before.derivatives[-1]))
+    along = compress(operands, call.before.derivatives[-1])
+    avals = [jax.typeof(array).update(weak_type=False) for array in along]
     return list(jax.linear_transpose(linear, *avals)(given))
 
 
@@ -255,10 +256,6 @@ def _abstract(*arrays, call: Call):
     return [arrays[0].update(shape=(call.num_output_rows, s), weak_type=False) for s in call.sizes]
 
 
-def _zero(out):
-    return ad.Zero(jax.typeof(out).to_tangent_aval())
-
-
 def _jvp(primals, tangents, *, call: Call):
     if call.is_tangent or (call.derivatives and call.kernels is not Kernels.NATIVE):
         return rules.jvp_of(definition)(primals, tangents, call=call)
@@ -271,7 +268,7 @@ def _jvp(primals, tangents, *, call: Call):
     elif call.fused.gate is None:  # the derivatives do not depend on the pre-activation
         active[n] = False
     if not any(active):
-        return outputs, list(map(_zero, outputs))
+        return outputs, list(map(rules.zero, outputs))
     arrays = rules.vary_alike([*operands, *compress(tangents, active), *integers])
     if not call.kernels.keeps_sums:
         return outputs, fused_p.bind(*arrays, call=call.then(active))
@@ -279,7 +276,7 @@ def _jvp(primals, tangents, *, call: Call):
         *results, t_m = _tangent(*arrays, call=call.then(active), m=outputs[-1])
     else:
         *results, t_m = _epilogue_tangent(operands, rules.given(tangents), integers, outputs, call)
-    return outputs, [*results, _zero(outputs[-1]) if t_m is None else t_m]
+    return outputs, [*results, rules.zero(outputs[-1]) if t_m is None else t_m]
 
 
 def _epilogue_tangent(operands, tangents, integers, outputs, call: Call) -> list:
@@ -303,7 +300,7 @@ def _transpose(cotangents, *arrays, call: Call):
     if not (call.is_tangent and is_whole and all(map(ad.is_undefined_primal, tangents))):
         return rules.transpose_of(definition, cotangents, arrays, call=call)
     if call.fused.gate is None:  # kernels take those of all arrays of the pre-activation
-        cotangents = rules.instantiated(cotangents)
+        cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     cotangents = rules.given(cotangents)
     reached = [c is not None for c in cotangents]
     arrays = rules.vary_alike([*operands, *compress(cotangents, reached), *integers])

@@ -10,9 +10,8 @@ from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
-from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
+from eqfuse.ops.backends.llvm.linear import is_wide, transposed
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
 from eqfuse.ops.ir.program import Extent, Program
 
 native_p = Primitive("eqfuse_native")
@@ -20,34 +19,21 @@ native_p.multiple_results = True
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
-    """Return the outputs of a form of one path and one row at least; 16 bits are widened."""
-    dtype = inputs[0].dtype
-    wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    module = generate(form, wide.name, machine.machine())
-    shapes = [o.shape(num_rows, num_nodes) for o in form.outputs]
-    shapes += [(num_nodes, width) for width in module.copies]
-    results = native_p.bind(
-        *(a.astype(wide) for a in inputs),
-        *(indices[name] for name in module.index_arrays),
-        module=module,
-        shapes=tuple(shapes),
-    )
-    return [r.astype(dtype) for r in results[: len(form.outputs)]]
+    """Return the outputs of a form of products, of one path and one row at least."""
+    module = generate(form, _wide(inputs[0].dtype), machine.machine())
+    indices = [indices[name] for name in module.index_arrays]
+    shapes = form.output_shapes(num_rows, num_nodes)
+    return _computed(module, inputs, indices, shapes, [(num_nodes, n) for n in module.copies])
 
 
-def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Array]:
-    """Return the outputs of a linear form, by its native kernel; large matrices are XLA's."""
+def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
+    """Return the outputs of a form with matrices, by its native kernel; large ones are XLA's."""
     if is_wide(linear_form):
         return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
-    dtype = arrays[0].dtype
-    wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    module = native_linear.generate(linear_form, wide.name, machine.machine())
+    module = native_linear.generate(linear_form, _wide(arrays[0].dtype), machine.machine())
     num_sets = max(1, linear_form.num_sets)
-
-    def flat(operand, array):
-        return array if isinstance(operand, Rows) else array.reshape(num_sets, -1)
-
-    inputs = [flat(o, a) for o, a in zip(linear_form.inputs, arrays, strict=True)]
+    operands = zip(linear_form.inputs, arrays, strict=True)
+    inputs = [a.reshape(num_sets, -1) if o.matrix else a for o, a in operands]
     for i in transposed(linear_form):
         inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
     indices = []
@@ -57,16 +43,22 @@ def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Ar
     if "order" in module.index_arrays:
         counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
         indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
-    rows = [num_rows if isinstance(o, Rows) else num_sets for o in linear_form.outputs]
-    widths = [width_of(o) for o in linear_form.outputs]
-    shapes = [*zip(rows, widths, strict=True), *((num_rows, width) for width in module.copies)]
-    results = native_p.bind(
-        *(a.astype(wide) for a in inputs), *indices, module=module, shapes=tuple(shapes)
-    )
-    return [
-        r.astype(dtype).reshape(linear_form.shape(o, num_rows))
-        for o, r in zip(linear_form.outputs, results, strict=False)
-    ]
+    shapes = [(num_sets if o.matrix else num_rows, o.size) for o in linear_form.outputs]
+    results = _computed(module, inputs, indices, shapes, [(num_rows, n) for n in module.copies])
+    shapes = linear_form.output_shapes(num_rows)
+    return [r.reshape(shape) for r, shape in zip(results, shapes, strict=True)]
+
+
+def _wide(dtype) -> str:
+    return dtype.name if dtype.name in ("float32", "float64") else "float32"
+
+
+def _computed(module, inputs, indices, shapes, copies) -> list[jax.Array]:
+    """Return the results of a module in the dtype of its inputs, of which 16 bits are widened."""
+    dtype = inputs[0].dtype
+    inputs = [a.astype(_wide(dtype)) for a in inputs]
+    results = native_p.bind(*inputs, *indices, module=module, shapes=(*shapes, *copies))
+    return [r.astype(dtype) for r in results[: len(shapes)]]
 
 
 def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
@@ -78,15 +70,15 @@ def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) ->
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
     inputs += [arrays[n].T.reshape(1, -1) for n in native_program.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
-    operands = [program.operands[n] for n in program.outputs]
+    matrices = [n in program.mixed and program.mixed[n].matrix for n in program.outputs]
     results = [
-        (parts, shapes[n][1]) if isinstance(o, Weights) else shapes[n]
-        for n, o in zip(program.outputs, operands, strict=True)
+        (parts, shapes[n][1]) if matrix else shapes[n]
+        for n, matrix in zip(program.outputs, matrices, strict=True)
     ]
     results = native_p.bind(*inputs, module=module, shapes=tuple(results))
     return [
-        r.sum(0).reshape(o.shape) if isinstance(o, Weights) else r
-        for o, r in zip(operands, results, strict=True)
+        r.sum(0).reshape(matrix) if matrix else r
+        for matrix, r in zip(matrices, results, strict=True)
     ]
 
 

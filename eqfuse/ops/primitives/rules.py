@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.ir.form import Multilinear
+from eqfuse.ops.ir.form import Form
 
 STATIC = "form", "num_rows", "num_nodes", "backend", "call"
 
@@ -56,19 +56,14 @@ def split(arrays, *sizes: int) -> list:
     return [*map(list, parts), list(arrays[ends[-1] :])]
 
 
-def instantiated(cotangents):
-    """Return the cotangents as arrays, also those that JAX knows to be zero."""
-    return [ad.instantiate_zeros(c) for c in cotangents]
-
-
-def abstract(array):
-    """Return the type of an array for `jax.linear_transpose`, with the axes that it varies over."""
-    return jax.typeof(array).update(weak_type=False)
+def zero(out) -> ad.Zero:
+    """Return the tangent of an output that does not change."""
+    return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
 def transpose_of(function, cotangents, arrays, **params):
     """Return the transpose of a definition with respect to the operands that are unknown."""
-    cotangents = instantiated(cotangents)
+    cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
 
     def restricted(*unknown):
@@ -130,7 +125,7 @@ def vary_alike(arrays):
 
 
 def multilinear_primitive(name: str) -> Primitive:
-    """Return a primitive of a `Multilinear` form with all rules but batching and lowering."""
+    """Return a primitive of a form with all rules but batching and lowering."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compiled(primitive))
@@ -140,7 +135,7 @@ def multilinear_primitive(name: str) -> Primitive:
     return primitive
 
 
-def bind_reached(primitive, form: Multilinear, arrays, integers, params) -> list:
+def bind_reached(primitive, form: Form, arrays, integers, params) -> list:
     """Return a form's outputs, None for one that is zero, from the inputs that something reads."""
     reached = form.reached()
     if not any(reached):
@@ -153,7 +148,7 @@ def bind_reached(primitive, form: Multilinear, arrays, integers, params) -> list
     return [next(results) if is_reached else None for is_reached in reached]
 
 
-def bind_tangent(primitive, form: Multilinear, arrays, tangents, integers, params) -> list:
+def bind_tangent(primitive, form: Form, arrays, tangents, integers, params) -> list:
     """Return the tangents of a form's outputs, from those of its inputs; None where one is zero."""
     derivative = form.jvp(tuple(t is not None for t in tangents))
     arrays = [*arrays, *(t for t in tangents if t is not None)]
@@ -170,10 +165,8 @@ def _jvp(primitive, primals, tangents, *, form, **params):
     inputs, integers = split(primals, len(form.inputs))
     tangents = given(tangents[: len(inputs)])
     results = bind_tangent(primitive, form, inputs, tangents, integers, params)
-    return outputs, [
-        ad.Zero(jax.typeof(out).to_tangent_aval()) if t is None else t
-        for out, t in zip(outputs, results, strict=True)
-    ]
+    pairs = zip(outputs, results, strict=True)
+    return outputs, [zero(out) if t is None else t for out, t in pairs]
 
 
 def _transpose(primitive, cotangents, *arrays, form, **params):
@@ -184,11 +177,10 @@ def _transpose(primitive, cotangents, *arrays, form, **params):
     values += [c for c in cotangents if c is not None]
     transposed = form.transpose(linear, tuple(c is not None for c in cotangents))
     values = iter(bind_reached(primitive, transposed, values, integers, params))
-    results = [next(values) if is_linear else None for is_linear in linear]
-    results = [
-        ad.Zero(a.aval) if is_linear and value is None else value
-        for a, is_linear, value in zip(inputs, linear, results, strict=True)
-    ]
+    results = []
+    for a, is_linear in zip(inputs, linear, strict=True):
+        value = next(values) if is_linear else None
+        results.append(ad.Zero(a.aval) if is_linear and value is None else value)
     return results + [None] * len(integers)
 
 
@@ -205,13 +197,10 @@ def _dce(used_outputs, *rest):
     used = form.used_inputs() if any(form.used_inputs()) else (True,) * n
     form = form.drop_inputs(used)
     keep = [*used, *[form.needs_integers] * (len(eqn.invars) - n)]
-    invars, outvars = (
-        itertools.compress(eqn.invars, keep),
-        itertools.compress(eqn.outvars, used_outputs),
-    )
-    return keep, eqn.replace(
-        invars=list(invars), outvars=list(outvars), params={**eqn.params, "form": form}
-    )
+    invars = list(itertools.compress(eqn.invars, keep))
+    outvars = list(itertools.compress(eqn.outvars, used_outputs))
+    params = eqn.params | {"form": form}
+    return keep, eqn.replace(invars=invars, outvars=outvars, params=params)
 
 
 @dataclasses.dataclass(frozen=True)

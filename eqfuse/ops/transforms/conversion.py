@@ -12,7 +12,6 @@ from eqfuse.ops.backends.llvm.functions import HIGHEST
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.ir import program
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
-from eqfuse.ops.ir.linear import Weights
 from eqfuse.ops.ir.program import (
     Array,
     Copy,
@@ -388,7 +387,7 @@ class Converter:
             raise NoStepError(f"on backend {node.params['backend']}")
         if dtype != self.dtype:
             raise NoStepError(f"of {dtype}, where others are of {self.dtype}")
-        if not rows or not (form.paths if node.name == FORM else form.terms):
+        if not rows or not form.paths:
             raise NoStepError("nothing to compute")
         given = self._graph if node.name == FORM else self._sets
         indices, nodes = given(node, form, rows, node.inputs[n:])
@@ -421,7 +420,7 @@ class Converter:
         if not form.num_sets:
             return [], 1
         [value], sizes = values, [("index", rows, form.num_sets)]
-        if any(isinstance(o, Weights) for o in form.outputs):
+        if any(o.matrix for o in form.outputs):
             sizes += [("order", rows, rows), ("offsets", form.num_sets + 1, rows)]
         indices = [(name, self._index_array(name, value, *size)) for name, *size in sizes]
         return indices, form.num_sets

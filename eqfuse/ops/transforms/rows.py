@@ -9,8 +9,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import sum_form
-from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.ir.program import Array, Elementwise, FormStep, Program
 from eqfuse.ops.primitives import layer, lowering, native
 from eqfuse.ops.primitives.choice import Kernels
@@ -25,9 +25,9 @@ def _over_rows(converter: Converter, inputs, outputs, num_rows: int) -> Program:
     """
     blocks, steps, arrays = {}, [], {}
     for step in converter.steps:
-        if isinstance(step, FormStep) and isinstance(step.form, LinearForm):
+        if isinstance(step, FormStep) and isinstance(step.form, Form) and step.form.has_matrices:
             pairs = zip((*step.operands, *step.writes), step.form.operands, strict=True)
-            blocks |= {n: rows.blocks for n, rows in pairs if isinstance(rows, Rows)}
+            blocks |= {n: rows.segments for n, rows in pairs if not rows.matrix}
     numbers = {
         n: k for k, n in enumerate((*inputs, *(n for s in converter.steps for n in s.writes)))
     }

@@ -57,50 +57,33 @@ class PotentialSettings:
 def _settings_of_network(name: str) -> type:
     """Return the settings of a network as a dataclass, with those of every potential.
 
-    They are the fields of its class that are numbers, texts, true or false, with literal defaults,
-    and the docstring is their help. The source is read and not imported: that would import JAX,
-    which takes seconds, and for which `--help` does not wait.
+    They are the fields of its class that are numbers, texts, true or false, and the docstring is
+    their help. The statements of the fields are run alone, and the module is not imported: that
+    would import JAX, which takes seconds, and for which `--help` does not wait.
     """
     tree = ast.parse((_MODELS / f"{name}.py").read_text(encoding="utf-8"))
     [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == NETWORKS[name])
-    doc = ast.get_docstring(node)
-    helps = _helps_of_attributes(doc)
+    statements = ast.Module([item for item in node.body if isinstance(item, ast.AnnAssign)], [])
+    found = {"Literal": Literal}
+    exec(compile(statements, name, "exec"), found)
+    title, _, attributes = ast.get_docstring(node).partition("Attributes:\n")
+    helps = {}
+    for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", attributes, re.M):
+        helps |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
     fields = [("name", str, name)]
-    for item in filter(_is_setting, node.body):
-        kind = eval(ast.unparse(item.annotation), {"Literal": Literal})  # such as "float | None"
-        key, within = item.target.id, None
-        if kind in (int, float):
-            within = NOT_NEGATIVE if key in _MAY_BE_ZERO else POSITIVE
-        default = ast.literal_eval(item.value)
-        fields.append((key, kind, setting(default, helps[key], within)))
+    for key, kind in found["__annotations__"].items():
+        if key in _NO_SETTINGS or "tuple" in str(kind):
+            continue
+        within = NOT_NEGATIVE if key in _MAY_BE_ZERO else POSITIVE
+        within = within if kind in (int, float) else None
+        fields.append((key, kind, setting(found[key], helps[key], within)))
     made = dataclasses.make_dataclass(NETWORKS[name], fields, bases=(PotentialSettings,))
-    made.__doc__ = doc.splitlines()[0]
+    made.__doc__ = title.splitlines()[0]
     return made
-
-
-def _is_setting(item: ast.stmt) -> bool:
-    """Test whether a statement of the class of a network is a field that a run can set."""
-    is_field = isinstance(item, ast.AnnAssign) and item.target.id not in _NO_SETTINGS
-    return is_field and not ast.unparse(item.annotation).startswith("tuple")
-
-
-def _helps_of_attributes(doc: str) -> dict[str, str]:
-    """Return the texts of the section "Attributes" of a docstring, by name."""
-    section = re.split(r"\n\n|\n(?=\w)", doc.partition("Attributes:\n")[2])[0]
-    texts = {}
-    for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", section, re.M):
-        texts |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
-    return texts
 
 
 MODELS = {name: _settings_of_network(name) for name in NETWORKS}
 """The settings of each `model=`."""
-
-
-def _replay(text: str) -> str | None:
-    if text == "none":
-        return None
-    return text if text == "auto" else absolute(text)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -111,9 +94,7 @@ class Config:
     data: DataSettings
     training: MoleculeTraining
     preset: str | None = value(None)
-    seed: int = value(
-        0, Range(lambda value: 0 <= value < 2**32, "zero or more, and less than 2^32")
-    )
+    seed: int = value(0, Range(lambda k: 0 <= k < 2**32, "zero or more, and less than 2^32"))
     backend: str | None = value(None)
     dtype: Literal["float32", "float64"] = value("float32")
     precision: Literal["auto", "highest"] = value("auto")
@@ -123,11 +104,12 @@ class Config:
     devices: str = value("1")
     epochs: int | None = value(None, POSITIVE)
     max_minutes: float | None = value(None, POSITIVE)
-    loggers: str | None = value(None)
     start_from: str | None = value(None, convert=absolute)
     head: str | None = value(None)
     elements: Literal["data"] | None = value(None)
-    replay: str | None = value(None, convert=_replay)
+    replay: str | None = value(
+        None, convert=lambda text: {"none": None, "auto": text}.get(text, absolute(text))
+    )
     replay_frames: int = value(64, POSITIVE)
     replay_weight: float = value(1.0, POSITIVE)
     elastic: float | None = value(None, NOT_NEGATIVE)
@@ -140,18 +122,18 @@ class Config:
         self._check_heads()
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
         require(fits, "devices", self.devices, "a number of devices, all, or distributed")
-        wrong = AVERAGE
-        need = f"a file of free atoms, their energies, or {FIT}, with start_from=: its network has "
-        need += f"reference energies, and {FIT} moves them"
         if self.start_from is None:
-            need = "left out without start_from=: a new network has the elements of its data"
-            require(not self.elements, "elements", self.elements, need)
-            need = "left out without start_from=: a new network has no past"
-            for name in ("replay", "elastic", "head"):
+            has = "has the elements of its data"
+            for name in ("elements", "replay", "elastic", "head"):
+                need = f"left out without start_from=: a new network {has}"
                 require(not getattr(self, name), name, getattr(self, name), need)
+                has = "has no past"
             wrong, need = FIT, f"a file, energies, average or null: {FIT} is for start_from="
-        given = self.data.reference_energies
-        require(given != wrong, "data.reference_energies", wrong, need)
+        else:
+            wrong = AVERAGE
+            need = f"a file of free atoms, their energies, or {FIT}, with start_from=: its network "
+            need += f"has reference energies, and {FIT} moves them"
+        require(self.data.reference_energies != wrong, "data.reference_energies", wrong, need)
 
     def _check_heads(self):
         if not self.heads:
@@ -191,12 +173,8 @@ class Config:
 
 def known(model: str) -> dict[str, dataclasses.Field]:
     """Return every setting of a run with this network by its full name."""
-    nodes = {
-        "": Config,
-        "model.": MODELS[model],
-        "data.": DataSettings,
-        "training.": MoleculeTraining,
-    }
+    nodes = {"": Config, "model.": MODELS[model]}
+    nodes |= {"data.": DataSettings, "training.": MoleculeTraining}
     return {
         prefix + field.name: field
         for prefix, node in nodes.items()

@@ -46,8 +46,8 @@ def translated(command: str) -> str:
     if given.get("E0s", "None").lower() not in ("none", "foundation"):
         ours["data.reference_energies"] = given["E0s"]
     for name, own in ast.literal_eval(given.get("heads", "{}")).items():
-        own = {theirs: value for theirs, value in own.items() if value is not None}
-        ours |= {f"heads.{name}{ending}": own[n] for n, ending in _OF_HEAD.items() if n in own}
+        own = {f"heads.{name}{ending}": own.get(theirs) for theirs, ending in _OF_HEAD.items()}
+        ours |= {setting: value for setting, value in own.items() if value is not None}
     lines = []
     if "foundation_model" in given:
         ours = {k: v for k, v in ours.items() if k.partition(".")[0] not in _MACE["network"]}
@@ -59,12 +59,10 @@ def translated(command: str) -> str:
     if "foundation_model" not in given:  # whose folder does not exist yet
         parse(arguments)
     lines.append(" ".join(["eqfuse train", *map(shlex.quote, arguments)]))
-    rest = [
-        n for n in typed if n not in _MACE["translated"] and not _same(n) and typed[n] != "False"
-    ]
-    return "\n".join(
-        [*lines, *(f"# --{name}: {OTHER_NAMES.get(name, 'no option of mace')}" for name in rest)]
-    )
+    for name, value in typed.items():
+        if name not in _MACE["translated"] and not _same(name) and value != "False":
+            lines.append(f"# --{name}: {OTHER_NAMES.get(name, 'no option of mace')}")
+    return "\n".join(lines)
 
 
 def _same(name: str) -> str | None:
@@ -121,19 +119,23 @@ def _network(given: dict[str, str]) -> dict:
 
 
 def _training(given: dict[str, str]) -> dict:
-    one_of("--loss", given["loss"], _MACE["losses"])
+    loss, optimizer = given["loss"], given["optimizer"]
+    one_of("--loss", loss, _MACE["losses"])
     one_of("--scheduler", given["scheduler"], ("ReduceLROnPlateau", "ExponentialLR"))
-    one_of("--optimizer", given["optimizer"], ("adam", "adamw"))
-    adam, plateau = given["optimizer"] == "adam", given["scheduler"] == "ReduceLROnPlateau"
-    amsgrad = given["amsgrad"] == "True"
-    epochs = int(given["max_num_epochs"])
-    ours = {
-        "training.loss": _MACE["losses"][given["loss"]],
-        "training.energy_weight": "0" if given["loss"] == "forces_only" else given["energy_weight"],
-        "training.stress_weight": given["stress_weight"]
-        if given["loss"] in _MACE["with_stress"]
-        else None,
-        "training.optimizer": "amsgrad" if adam and amsgrad else given["optimizer"],
+    one_of("--optimizer", optimizer, ("adam", "adamw"))
+    adam, plateau = optimizer == "adam", given["scheduler"] == "ReduceLROnPlateau"
+    epochs, stage, stage_energy = int(given["max_num_epochs"]), "null", None
+    if given.get("swa") == "True" or "start_swa" in given:
+        start = int(given.get("start_swa", max(1, epochs // 4 * 3)))
+        if start < epochs:
+            forces = float(given["forces_weight"]) / float(given["swa_forces_weight"])
+            stage = f"{start / epochs:.4g}"
+            stage_energy = f"{float(given['swa_energy_weight']) * forces:g}"
+    return {
+        "training.loss": _MACE["losses"][loss],
+        "training.energy_weight": "0" if loss == "forces_only" else given["energy_weight"],
+        "training.stress_weight": given["stress_weight"] if loss in _MACE["with_stress"] else None,
+        "training.optimizer": "amsgrad" if adam and given["amsgrad"] == "True" else optimizer,
         "training.weight_decay": None if adam else given.get("weight_decay", "5e-07"),
         "training.schedule": "plateau" if plateau else "exponential",
         "training.factor": given["lr_factor" if plateau else "lr_scheduler_gamma"],
@@ -141,17 +143,6 @@ def _training(given: dict[str, str]) -> dict:
         "training.ema_decay": given["ema_decay"] if given.get("ema") == "True" else "0",
         "training.warmup_steps": "0",
         "training.min_lr": "1e-12",
-        "training.second_stage": "null",
-        "training.second_energy_weight": None,
+        "training.second_stage": stage,
+        "training.second_energy_weight": stage_energy,
     }
-    if given.get("swa") == "True" or "start_swa" in given:
-        start = int(given.get("start_swa", max(1, epochs // 4 * 3)))
-        if start < epochs:
-            forces = float(given["forces_weight"]) / float(given["swa_forces_weight"])
-            ours["training.second_stage"] = f"{start / epochs:.4g}"
-            ours["training.second_energy_weight"] = (
-                f"{float(given['swa_energy_weight']) * forces:g}"
-            )
-    if given.get("wandb") == "True":
-        ours["loggers"] = "wandb"
-    return ours

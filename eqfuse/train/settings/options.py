@@ -26,7 +26,6 @@ SHORTHANDS = {
 
 
 def read_own(name: str) -> dict:
-    """Return a file of this folder."""
     return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
@@ -103,19 +102,16 @@ def seeds_of(arguments: list[str]) -> tuple[list[str], range | None]:
 
 
 def to_yaml(config) -> str:
-    """Return the configuration as YAML."""
     plain = dataclasses.asdict(config)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=float("inf"))
 
 
 def config_file(path) -> Path:
-    """Return the file of settings of that name, or that in the folder of a run."""
     path = Path(path).expanduser()
     return path / "config.yaml" if os.path.isdir(path) else path
 
 
 def read_yaml(path: Path):
-    """Read a YAML file, or raise ConfigError."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -206,7 +202,6 @@ def _of_heads(given: dict, fields: dict) -> dict[str, dict]:
 
 
 def _preset(name: str | None, given: dict, model: str) -> dict:
-    """Return the settings of the preset that is asked for."""
     if name in (None, "null"):
         return {}
     if name not in PRESETS[model]:

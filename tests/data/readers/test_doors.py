@@ -20,14 +20,14 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.geometry import complete_cell
 
 from eqfuse.certify.check import frames_of
-from eqfuse.data import DataError, read_structures
+from eqfuse.data import DataError
 from eqfuse.data.readers import FORMATS
 from eqfuse.export.command import sizes_for
 from eqfuse.inference.commands import read_file
 from eqfuse.md.structures import read_frames
 from eqfuse.train.sources import DataSettings
 from tests.data.readers import test_ase_files, test_hdf5
-from tests.data.readers.test_damaged_files import assert_read_or_refused
+from tests.data.readers.conftest import vasprun
 
 ELEMENTS = ["H", "C", "N", "O", "Na", "Si", "Cl", "Ca", "Cu", "Cd"]
 KINDS = ["molecule", "crystal", "slab"]
@@ -119,33 +119,7 @@ def write_dump(path, frames, rng):
 
 
 def write_vasprun(path, frames, rng):
-    """Write what the readers use of a vasprun.xml; the energy without smearing is another."""
-
-    def rows(name, array):
-        inside = "".join("<v>" + " ".join(f"{x:.12f}" for x in row) + "</v>" for row in array)
-        return f'<varray name="{name}">{inside}</varray>'
-
-    def structure(atoms, tag=""):
-        basis = rows("basis", atoms.cell.array)
-        places = rows("positions", atoms.cell.scaled_positions(atoms.positions))
-        return f"<structure{tag}><crystal>{basis}</crystal>{places}</structure>"
-
-    def energies(value):
-        names = {"e_fr_energy": value, "e_wo_entrp": value + 0.6, "e_0_energy": value + 0.3}
-        inside = "".join(f'<i name="{name}">{x:.12f}</i>' for name, x in names.items())
-        return f"<energy>{inside}</energy>"
-
-    atoms = "".join(f"<rc><c>{s:<2}</c><c>1</c></rc>" for s in frames[0].get_chemical_symbols())
-    text = '<?xml version="1.0"?><modeling><kpoints><varray name="kpointlist"><v>0 0 0</v></varray>'
-    text += '<varray name="weights"><v>1</v></varray></kpoints><parameters><i type="int" '
-    text += f'name="NELM">9</i></parameters><atominfo><array name="atoms"><set>{atoms}</set>'
-    text += "</array></atominfo>" + structure(frames[0], ' name="initialpos"')
-    for frame in frames:
-        energy, stress = frame.get_potential_energy(), frame.get_stress(voigt=False)
-        text += f"<calculation><scstep>{energies(energy)}</scstep>{structure(frame)}"
-        text += rows("forces", frame.get_forces()) + rows("stress", stress / (-0.1 * ase.units.GPa))
-        text += f"{energies(energy)}</calculation>"
-    path.write_text(text + "</modeling>")
+    path.write_text(vasprun(frames))
 
 
 def write_npz(path, frames, rng):
@@ -179,7 +153,7 @@ def write_database(path, frames, rng):
 CRYSTAL = "crystal"
 WRITERS = [
     Writer("frames.xyz", by_ase("extxyz"), labels=True),
-    Writer("frames.extxyz.gz", by_ase("extxyz"), labels=True),
+    *(Writer(f"frames.extxyz.{k}", by_ase("extxyz"), labels=True) for k in ("gz", "bz2", "xz")),
     Writer("frames.traj", by_ase("traj"), labels=True),
     Writer("frames.db", write_database, labels=True),
     Writer("frames.json", write_database, labels=True),
@@ -389,22 +363,3 @@ def test_the_page_lists_the_formats():
     rows = re.findall(r"^\| `([^`]+)` \| (.+?) \| .+ \|$", page.read_text(encoding="utf-8"), re.M)
     listed = {name: tuple(re.findall("`([^`]+)`", names)) for name, names in rows}
     assert listed == {name: known.names for name, known in FORMATS.items()}
-
-
-@pytest.mark.parametrize("seed", [0, pytest.param(None, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name", ["cif", "pdb", "gen", "POSCAR_1", "XDATCAR", "vasprun", "lammpstrj"]
-)
-def test_damaged_files_are_read_or_refused(name, seed, tmp_path):
-    rng = np.random.default_rng(seed)
-    writer = next(writer for writer in WRITERS if name in writer.name)
-    path, frames = tmp_path / f"frames.{name}", made_set(rng, "crystal")[:1]
-    writer.write(path, frames, rng)
-    format = {"POSCAR_1": "vasp", "XDATCAR": "vasp-xdatcar", "vasprun": "vasp-xml"}.get(name, name)
-    how = {"types": "Cu O H"} if name == "lammpstrj" else {}
-    format = "lammps" if how else format
-
-    def read(target):
-        return read_structures(target, format=format, require_labels=False, **how)
-
-    assert_read_or_refused(read, path, rng, least=0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, read_structures
+from eqfuse.data.readers import iterate_atoms
 
 DUMP = """ITEM: TIMESTEP
 {step}
@@ -39,16 +40,9 @@ def test_dump_of_named_types(tmp_path):
         assert (read[1].energy, read[1].forces) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("more", "first", "second"), [("element", "O", "H"), ("mass", "16", "1.0"), ("mass", "16", "2")]
-)
-def test_dump_of_elements_or_masses(tmp_path, more, first, second):
-    path = dump(tmp_path, more, first, second)
-    if second == "2":
-        with pytest.raises(DataError, match="a mass of 2 u is not that of one element; name"):
-            read_structures(path, require_labels=False)
-        return
-    [structure] = read_structures(path, require_labels=False)
+@pytest.mark.parametrize("columns", [("element", "O", "H"), ("mass", "16", "1.0")])
+def test_dump_of_elements_or_masses(tmp_path, columns):
+    [structure] = read_structures(dump(tmp_path, *columns), require_labels=False)
     np.testing.assert_array_equal(structure.numbers, [8, 1, 1])
 
 
@@ -59,6 +53,7 @@ def test_dump_of_elements_or_masses(tmp_path, more, first, second):
         # what LAMMPS writes if nobody named the elements
         ({"more": "element", "first": "C", "second": "C"}, None, "a LAMMPS dump without elements"),
         ({"more": "element", "first": "OW", "second": "H"}, None, "'OW', which is no element"),
+        ({"more": "mass", "first": "16", "second": "2"}, None, "a mass of 2 u is not that of one"),
         ({}, "O", "there are 2 types and 1 elements are named"),
         ({}, "O X", "the type 2 is named 'X', which is no element"),
         ({"bounds": ""}, "O H", "does not say which directions are periodic"),
@@ -69,6 +64,19 @@ def test_dump_of_elements_or_masses(tmp_path, more, first, second):
 def test_dump_without_elements_is_refused(tmp_path, given, types, message):
     with pytest.raises(DataError, match=message):
         read_structures(dump(tmp_path, **given), types=types, require_labels=False)
+
+
+def test_dump_of_scaled_coordinates_and_other_columns(tmp_path):
+    """Places are those in the box, which begins at 1 1 1; a column of words is not read."""
+    path = dump(tmp_path, "label", "OW", "HW")
+    text = path.read_text().replace("0 9\n", "1 9\n").replace("x y z", "xs ys zs")
+    path.write_text(text.replace("4.9 4.2 4.0", "0.5 0.25 0.75"))
+    [structure] = read_structures(path, types="O H", require_labels=False)
+    np.testing.assert_allclose(structure.positions[1], [5.0, 3.0, 7.0], rtol=1e-12)
+    np.testing.assert_array_equal(structure.cell, 8 * np.eye(3))
+    [atoms] = iterate_atoms(path, types="O H")
+    assert not atoms.info
+    assert not atoms.get_celldisp().any()
 
 
 def test_dump_that_was_cut_off_is_refused(tmp_path):

@@ -1,9 +1,6 @@
 """Reading extended XYZ files, good and bad, and what all readers have in common."""
 
-import bz2
 import functools
-import gzip
-import lzma
 
 import numpy as np
 import pytest
@@ -162,13 +159,6 @@ def test_blank_lines_between_frames_lose_nothing(write):
     assert len(read_structures(write(GOOD + "\n\n" + GOOD + "\n"))) == 2
 
 
-@pytest.mark.parametrize(("suffix", "kind"), [("gz", gzip), ("bz2", bz2), ("xz", lzma)])
-def test_compressed(tmp_path, suffix, kind):
-    path = tmp_path / f"data.xyz.{suffix}"
-    path.write_bytes(kind.compress(GOOD.encode()))
-    assert len(read_structures(path)) == 1
-
-
 SLAB = """2
 {lattice} {properties}=species:S:1:pos:R:3:{forces}:R:3 {energy}=-1.5 {pbc}
 Si 0.1 0.2 0.3 0.5 0.0 0.0
@@ -301,11 +291,6 @@ def test_bad_frame_is_named(write, case):
     with pytest.raises(DataError, match=r"data\.xyz, frame 1\b") as error:
         read_structures(path)
     assert message in str(error.value)
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"no such file: .*absent\.xyz"):
-        read_structures(tmp_path / "absent.xyz")
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, read_structures
+from eqfuse.data.readers import iterate_atoms
 
 
 def rmd17_arrays():
@@ -53,6 +54,14 @@ def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
     np.testing.assert_allclose(frame.forces, arrays["forces"][2] * factor, rtol=1e-6)
 
 
+def test_atoms_are_in_angstrom_whatever_the_file_is_in(tmp_path):
+    arrays = save_md22(tmp_path / "m.npz", r_unit=np.array("bohr"))
+    atoms = list(iterate_atoms(tmp_path / "m.npz"))
+    np.testing.assert_allclose(atoms[2].positions, 0.52917721 * arrays["coords"][2], rtol=1e-7)
+    assert atoms[2].calc is None
+    assert not atoms[2].info
+
+
 @pytest.mark.parametrize(("key", "unit"), [("e_unit", "meV"), ("e_unit", ""), ("r_unit", 1)])
 def test_unknown_units_are_refused(tmp_path, key, unit):
     save_md22(tmp_path / "m.npz", **{key: np.array(unit)})
@@ -68,6 +77,7 @@ def test_unknown_units_are_refused(tmp_path, key, unit):
         ({"coords": np.zeros((4, 2, 3))}, "shapes do not fit"),
         ({"energies": np.array([0, 0, np.nan, 0])}, "frame 2: energy has nan"),
         ({"nuclear_charges": np.array([8, 1, 0])}, "frame 0: unknown element: atom 2"),
+        ({"nuclear_charges": np.array([8.0, 1, 1])}, "nuclear_charges must be integers, and is f"),
         ({"forces": np.full((4, 3, 3), 1j)}, "forces must be real numbers, and is complex128"),
         ({"energies": np.full(4, "low")}, "energies must be real numbers, and is <U3"),
     ],

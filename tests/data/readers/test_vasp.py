@@ -2,10 +2,13 @@
 
 import gzip
 
+import ase
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data import DataError, Keys, read_structures
+from tests.data.readers.conftest import vasprun
 
 HEADER = """ vasp.6.4.2 20Jul23 (build ...) complex
  POTCAR:    PAW_PBE Cu 22Jun2005
@@ -87,26 +90,15 @@ def test_outcar_unconverged_steps_are_left_out(tmp_path, capsys, steps, most, ke
     assert capsys.readouterr().err.removeprefix("warning: ") == (said if left else "")
 
 
-XML = """<?xml version="1.0" encoding="ISO-8859-1"?><modeling>
-<kpoints><varray name="kpointlist"><v>0 0 0</v></varray><varray name="weights"><v>1</v></varray>
-</kpoints><parameters><i type="int" name="NELM">3</i></parameters>
-<atominfo><array name="atoms"><set><rc><c>Cu</c><c>1</c></rc></set></array></atominfo>
-<structure name="initialpos">{crystal}</structure>{steps}</modeling>"""
-CRYSTAL = """<crystal><varray name="basis"><v>2 0 0</v><v>0 2 0</v><v>0 0 2</v></varray></crystal>
-<varray name="positions"><v>0 0 0.{k}</v></varray>"""
-ENERGIES = """<energy><i name="e_fr_energy">-{k}.0</i><i name="e_wo_entrp">-{k}.4</i>
-<i name="e_0_energy">-{k}.2</i></energy>"""
-
-
 @pytest.mark.parametrize("name", ["vasprun.xml", "vasprun_2.xml", "vasprun.xml.gz", "other.xml"])
 def test_vasprun_unconverged_steps_are_left_out(tmp_path, capsys, name):
-    steps = ""
-    for k, count in enumerate((2, 3, 1), start=1):
-        energies = ENERGIES.format(k=k)
-        steps += f"<calculation>{count * f'<scstep>{energies}</scstep>'}"
-        steps += f"<structure>{CRYSTAL.format(k=k)}</structure>"
-        steps += f'<varray name="forces"><v>0 0 {k}</v></varray>{energies}</calculation>'
-    data = XML.format(crystal=CRYSTAL.format(k=0), steps=steps).encode()
+    frames = []
+    for k in (1, 2, 3):
+        atoms = ase.Atoms("Cu", [[0, 0, 0.2 * k]], cell=2 * np.eye(3), pbc=True)
+        results = {"energy": -k, "forces": [[0, 0, k]], "stress": np.zeros(6)}
+        atoms.calc = SinglePointCalculator(atoms, **results)
+        frames.append(atoms)
+    data = vasprun(frames, (2, 3, 1), most=3).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     first, third = read_structures(tmp_path / name)
     assert (first.energy, third.energy) == (-1, -3)

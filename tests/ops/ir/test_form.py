@@ -44,12 +44,6 @@ def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0
     return outputs
 
 
-def coefficients(ir1, ir2, ir_out):
-    """Clebsch-Gordan coefficients of e3nn as {(i, j, k): c}, the zeros left out."""
-    cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir_out.l), np.float64)
-    return {i: cg[i] for i in np.ndindex(cg.shape) if abs(cg[i]) > 1e-12}
-
-
 IRREPS = [e3nn.Irrep(l, p) for l in range(4) for p in (1, -1)]
 
 
@@ -58,17 +52,14 @@ def test_coefficients_are_those_of_e3nn(normalization):
     """Every path up to l = 3 has the non-zero coefficients of e3nn, and no other term."""
     for ir1, ir2 in itertools.product(IRREPS, repeat=2):
         for ir_out in ir1 * ir2:
-            scale = {
-                "component": math.sqrt(ir_out.dim),
-                "norm": math.sqrt(ir1.dim * ir2.dim),
-                "none": 1.0,
-            }[normalization]
-            product = products.tensor_product(
-                e3nn.Irreps([ir1]), e3nn.Irreps([ir2]), (ir_out,), normalization
-            )
+            scales = {"component": ir_out.dim, "norm": ir1.dim * ir2.dim, "none": 1}
+            cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir_out.l), np.float64)
+            nonzero = {i: cg[i] for i in np.ndindex(cg.shape) if abs(cg[i]) > 1e-12}
+            irreps = e3nn.Irreps([ir1]), e3nn.Irreps([ir2])
+            product = products.tensor_product(*irreps, (ir_out,), normalization)
             [path] = product.form.paths
-            expected = {i: c * scale for i, c in coefficients(ir1, ir2, ir_out).items()}
-            assert dict(path.terms) == expected
+            scale = math.sqrt(scales[normalization])
+            assert dict(path.terms) == {i: c * scale for i, c in nonzero.items()}
 
 
 @pytest.mark.parametrize(
@@ -156,3 +147,19 @@ def test_forms_that_do_not_fit_are_refused(inputs, output, terms, message):
 def test_products_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"same number of irreps, got 2 \(2x1o\) and 1 \(1x1o\)"):
         products.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")
+
+
+def test_derivatives_of_a_matrix():
+    """The derivatives of z = x w / 2 are dx = dz wT / 2 and dw = xT dz / 2."""
+    x, z = (Operand(n, 3 * m, (Segment.mul_ir(0, m, 3),), True) for n, m in (("x", 2), ("z", 4)))
+    path = Path.of_matrix(SegmentRef(0, 0), 1, SegmentRef(0, 0), 0.5, dim=3)
+    form = Form((x, Operand.of_matrix("w", (2, 4))), (z,), (path,), num_sets=5)
+    backward = derivatives(form)["backward"]
+    assert [p.roles for p in backward.paths] == ["wzx", "xzw"]
+    assert [t.scale for t in backward.terms] == [0.5, 0.5]
+    assert [t.output for t in backward.terms] == [0, 1]
+    assert backward.output_shapes(num_rows=7) == [(7, 6), (5, 2, 4)]
+    turned, transposed = dataclasses.replace(backward, num_sets=0).turned()
+    assert transposed == (1,)
+    assert [p.roles for p in turned.paths] == ["xwz", "xzw"]
+    assert turned.inputs[-1].matrix == (4, 2)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import types
 
 import e3nn_jax as e3nn
 import jax
@@ -27,47 +28,47 @@ CASES = {
 }
 
 
-class Layer:
-    """A product and a Linear as one op, whose parameters are given."""
+@functools.cache
+def layer(name: str, fused: str | None = None):
+    """Return a product and a Linear as one op, whose parameters are given, as a case."""
+    problem = fused_cases.Problem(fused_cases.CASES[name])
+    operands = tuple(map(np.asarray, problem.arrays.values()))
 
-    def __init__(self, name: str, fused: str | None = None):
-        self.case, self.fused = fused_cases.CASES[name], fused
+    def function(backend):
+        own = copy.copy(problem)
+        own.fused = None if backend in ("xla", "e3nn") else fused
 
-    @functools.cached_property
-    def problem(self):
-        return fused_cases.Problem(self.case)
+        def apply(*arrays):
+            arrays = dict(zip(problem.arrays, arrays, strict=True))
+            return own.apply(backend, problem.params, arrays).array
 
-    @property
-    def names(self):
-        return tuple(self.problem.arrays)
+        return apply
 
-    def operands(self):
-        return tuple(map(np.asarray, self.problem.arrays.values()))
-
-    def shapes(self):
-        operands = self.operands()
-        out = jax.eval_shape(self.function("e3nn"), *operands)
+    def shapes():
+        out = jax.eval_shape(function("e3nn"), *operands)
         return *(a.shape for a in operands), out.shape
 
-    def function(self, backend):
-        problem = copy.copy(self.problem)
-        problem.fused = None if backend in ("xla", "e3nn") else self.fused
-
-        def function(*arrays):
-            arrays = dict(zip(self.names, arrays, strict=True))
-            return problem.apply(backend, problem.params, arrays).array
-
-        return function
-
-    def reference(self, *arrays):
-        return self.function("e3nn")(*arrays)
+    return types.SimpleNamespace(
+        names=tuple(problem.arrays),
+        operands=lambda: operands,
+        shapes=shapes,
+        function=function,
+        reference=function("e3nn"),
+    )
 
 
 OTHER = {
     "contraction": Contraction("3x0e+3x1o", "3x0e", 2),
-    "layer of rows": Layer("rows-gate-skip", "always"),
-    "layer": Layer("graph-gate-skip"),
+    "layer of rows": ("rows-gate-skip", "always"),
+    "layer": ("graph-gate-skip",),
 }
+
+
+def case_of(name: str):
+    case = (CASES | OTHER)[name]
+    return layer(*case) if isinstance(case, tuple) else case
+
+
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels_by_default = pytest.mark.parametrize("backend", tiers.KERNELS)
 
@@ -190,7 +191,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transformations(transform, name, backend):
     """Rules of the primitive, which are one for rows and graphs."""
-    case = (CASES | OTHER)[name]
+    case = case_of(name)
     assert_as_e3nn(TRANSFORMS[transform](case), case, backend, *case.operands())
 
 
@@ -207,7 +208,7 @@ VMAPPED = {
 @pytest.mark.parametrize("batched", tiers.slow_unless(["x", "all"], *VMAPPED))
 def test_vmap(name, backend, batched):
     """A batch is one launch of a product, whichever operands have it."""
-    case, launches = (CASES | OTHER)[name], 1 if name in CASES else None
+    case, launches = case_of(name), 1 if name in CASES else None
     axes = VMAPPED[batched][: len(case.names)]
     operands = [
         a if axis is None else np.stack([a, 2 * a, -a], axis)

@@ -8,9 +8,8 @@ import pytest
 
 from eqfuse.ops._backend import has_gpu
 from eqfuse.runs.checkpoint import Checkpoints, read_checkpoint
-from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import RunFolder
-from eqfuse.train import load_run, read_metadata
+from eqfuse.train import read_metadata
 from eqfuse.train.main import main
 from eqfuse.train.settings.options import parse, to_yaml
 from eqfuse.train.step import Compiled
@@ -21,19 +20,15 @@ WATER, COPPER = ["data=water.xyz"], ["data=copper.xyz"]
 NO_VAL = ["data.val=0.1"]  # which may be beside data.val_path
 NO_GPU = pytest.mark.skipif(has_gpu(), reason="it runs here")
 IMPOSSIBLE = [
-    (["data=extxyz", "data.path=none.xyz"], "no such file: "),
     (["data=extxyz", "data.path=."], "is a folder; give a file or a pattern: "),
     ([*WATER, "data.val=0.01"], "data.val=1"),
     ([*WATER, "data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
     ([*WATER, "data.train=18"], "only 20"),
     ([*WATER, "run=file/run"], "cannot be made"),
     ([*WATER, *NO_VAL, "data.val_path=missing.xyz"], "no such file: .*missing.xyz"),
-    ([*WATER, "data.test=missing.xyz"], "no such file: .*missing.xyz"),
     ([*WATER, "data.reference_energies=missing.xyz"], "no such file: .*missing.xyz"),
     # none of these is opened, which would wait for ever; a pattern passes them over
     (["data=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
-    ([*WATER, *NO_VAL, "data.val_path=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
-    ([*WATER, "data.reference_energies=pipe.xyz"], "pipe.xyz is a pipe and not a file"),
     (["data=extxyz", "data.path=p*.xyz"], "no file matches"),
     (["data=extxyz", "data.path=/dev/zero"], "/dev/zero is a device and not a file"),
     ([*COPPER, "cutoff=1e9"], "lower the cutoff"),
@@ -43,14 +38,12 @@ IMPOSSIBLE = [
     ([*COPPER, "freeze=embeding"], "freeze=embeding matches no parameter"),
     (["data=ethanol", "backend=trito"], "trito"),
     pytest.param(["data=ethanol", "backend=triton"], "JAX has no GPU here", marks=NO_GPU),
-    (["data=ethanol", "precision=half"], "auto, highest"),
     (["data=ethanol", "model.skip=nequip"], "skip must be one of species, linear, none"),
     (
         ["data=ethanol", "model.cutoff_function=xplor"],
         "needs a cutoff_onset between 0 and 5.0 Å, got None",
     ),
     ([*WATER, "devices=2"], "devices=2: 1 CPU device found; devices=all uses all"),
-    ([*WATER, "devices=none"], "a number of devices, all, or distributed"),
     ([*WATER, "devices=0"], "a number of devices"),
     ([*WATER, "devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
     (["resume="], "resume= is impossible: it must be the folder of a run"),
@@ -58,21 +51,13 @@ IMPOSSIBLE = [
         (settings, f"{LONG}.*File name too long")
         for settings in (
             ["data=ethanol", f"run={LONG}"],
-            ["data=ethanol", f"data.reference_energies={LONG}"],
             ["data=extxyz", f"data.path={LONG}"],
             [f"resume={LONG}"],
         )
     ),
     *(
         (settings, r"='a\\x00b' is impossible: it must be without NUL characters")
-        for settings in (
-            ["resume=a\0b"],
-            ["start_from=a\0b", *WATER],
-            *(
-                [*WATER, f"{name}=a\0b"]
-                for name in ("run", "data.path", "data.energy_key", "data.reference_energies")
-            ),
-        )
+        for settings in (["resume=a\0b"], [*WATER, "run=a\0b"])
     ),
 ]
 
@@ -93,17 +78,11 @@ def test_what_is_refused_is_one_line_and_makes_no_run(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "part"),
-    [
-        ("\nO ", "\nQq", "frame 0: unknown element or property 'Qq'"),
-        ("energy=", "energy=nan other=", "frame 0: energy has nan"),
-    ],
-)
-def test_bad_data_are_one_line(water, tmp_path, capsys, before, after, part):
+def test_bad_data_are_one_line(water, tmp_path, capsys):
     changed = tmp_path / "changed.xyz"
-    changed.write_text(water.read_text(encoding="utf-8").replace(before, after, 1))
-    assert part in refused([f"data={changed}", *TINY, f"run={tmp_path / 'run'}"], capsys)
+    changed.write_text(water.read_text(encoding="utf-8").replace("\nO ", "\nQq", 1))
+    error = refused([f"data={changed}", *TINY, f"run={tmp_path / 'run'}"], capsys)
+    assert "frame 0: unknown element or property 'Qq'" in error
     assert not (tmp_path / "run").exists()
 
 
@@ -120,25 +99,15 @@ def test_what_failed_leaves_a_free_folder(water, tmp_path, monkeypatch, capsys):
     assert "exists already and is not overwritten; go on with it by" in refused(settings, capsys)
 
 
-def test_a_nul_character_in_the_name_of_a_network():
-    with pytest.raises(CheckpointError, match="NUL character"):
-        load_run("a\0b")
-
-
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
         ("layers: 1", "layers: 1.0", "model.layers=1.0 is impossible: it must be a whole number"),
-        ("channels: 2", "channels: 2.5", "model.channels=2.5 is impossible"),
         ("batch_size: 4", "batch_size: four", "data.batch_size=four is impossible"),
         ("epochs: null", "epochs: six", "epochs=six is impossible: it must be a whole number or"),
-        ("epochs: null", "epochs: -6", "epochs=-6 is impossible"),
-        ("epochs: null", "epochs: [6]", "epochs=[6] is impossible"),
         ("epochs: null", "epoch: 6", "epoch is not a setting of this run; nearest: epochs"),
-        ("lr: 0.01", "lr: fast", "training.lr=fast is impossible: it must be a number"),
         ("run: null", "run: [", "cannot be read"),
         ("run: null", 'run: "a\\0b"', "without NUL characters"),
-        ("name: nequip", "name: nequib", "model=nequib is unknown; nearest: nequip"),
         ("name: nequip", "name: [1]", "model=[1] is unknown"),
     ],
 )

@@ -3,16 +3,6 @@ import pytest
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train import fit
 from eqfuse.train.main import main
-from tests.child import ROOT, run_python
-
-
-def test_a_wrong_setting_exits_with_2_and_one_line(tmp_path):
-    result = run_python(ROOT / "train.py", "layer=3", cwd=tmp_path, check=False)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: layer is not a setting")
-    assert len(result.stderr.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_seeds_are_runs_that_are_checked_before_the_first(tmp_path, monkeypatch, capsys):

@@ -55,17 +55,14 @@ def test_commas_are_between_files_unless_there_is_a_file_of_that_name(tmp_path, 
     assert matching(several) == [f"{tmp_path}/d.xyz", f"{tmp_path}/e.xyz"]
 
 
-def test_files_can_be_given_instead_of_names_and_numbers():
+def test_files_stand_for_names_and_numbers(tmp_path, monkeypatch):
+    """One without a suffix is a file if there is no set of data of its name."""
     config = parse(["data=a.xyz", "data.val=b.xyz"])
     assert (config.data.name, config.data.path) == ("extxyz", os.path.abspath("a.xyz"))
     assert (config.data.val, config.data.val_path) == (DataSettings.val, os.path.abspath("b.xyz"))
     assert parse(["data=a.xyz", "data.val=20"]).data.val == 20
     with pytest.raises(ConfigError, match=r"data.val=0\.0\.1 is impossible"):
         parse(["data=a.xyz", "data.val=0.0.1"])
-
-
-def test_a_file_without_a_suffix(tmp_path, monkeypatch):
-    """It is one if there is no set of data of its name."""
     monkeypatch.chdir(tmp_path)
     for name in ("frames", "ethanol"):
         (tmp_path / name).touch()
@@ -257,11 +254,8 @@ def test_settings_beside_a_preset_win_over_it():
         config = parse(arguments)
         assert (config.model.layers, config.model.channels, config.model.lmax) == (2, 64, 3)
     assert parse(["preset=large", "preset=null"]).model.lmax == parse([]).model.lmax
-
-
-def test_a_preset_goes_with_a_file_to_validate_with():
-    files = ["data.path=a.xyz", "data.val_path=b.xyz"]
-    config = parse(["model=mace", "preset=3bpa", "data=extxyz", *files])
+    files = ["data=extxyz", "data.path=a.xyz", "data.val_path=b.xyz"]  # no part of the first
+    config = parse(["model=mace", "preset=3bpa", *files])
     assert (config.data.val, config.training.energy_weight) == (DataSettings.val, 0.729)
 
 
@@ -269,12 +263,9 @@ def test_a_preset_goes_with_a_file_to_validate_with():
     ("arguments", "parts"),
     [
         (["layer=3"], ["layer ", "nearest", "layers"]),
-        (["model.layer=3"], ["nearest", "model.layers"]),
-        (["num_bessel=4"], ["model.num_bessel"]),
         (["zzzz=1"], ["zzzz", "--help"]),
         (["model=neqip"], ["neqip", "nequip"]),
         (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
-        (["data=extxy"], ["nearest", "extxyz"]),
         (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
         (["data=rmd17"], ["data=rmd17 is unknown", "ethanol, extxyz, lif"]),
         (["data=lif", "data.path=x"], ["data.path=", "left out with data=lif"]),
@@ -283,15 +274,10 @@ def test_a_preset_goes_with_a_file_to_validate_with():
         (["resume=x", "layers=3"], ["layers cannot be given with resume=", "start_from=x trains"]),
         (["start_from=x"], ["data= is missing"]),
         (["layers=-1"], ["model.layers=-1", "greater than zero"]),
-        (["layers=2.5"], ["model.layers", "2.5", "a whole number"]),
-        (["layers=null"], ["model.layers"]),
         (["lr=nan"], ["training.lr=nan"]),
         (["lr=1e-6", *MOLECULE], ["training.min_lr=1e-05", "at most lr=1e-06"]),
         (["seed=4294967296"], ["seed=4294967296", "less than 2^32"]),
-        (["dtype=float16"], ["float32"]),
-        (["training.schedule=cos", *MOLECULE], ["cosine"]),
         (["training.optimizer=sgd", *MOLECULE], ["sgd", "adam"]),
-        (["training.ema_decay=1", *MOLECULE], ["ema_decay=1"]),
         (["data.val=-0.5", *MOLECULE], ["data.val=-0.5"]),
         (["training.forces_weight=0", "training.energy_weight=0", *MOLECULE], ["_weight"]),
         (["training=extxyz"], ["training follows"]),
@@ -303,10 +289,8 @@ def test_a_preset_goes_with_a_file_to_validate_with():
         ),
         (["training.second_stage=1", *MOLECULE], ["second_stage=1", "between 0 and 1"]),
         (["foo"], ["foo", "name=value"]),
-        (["=3"], ["name=value"]),
         (["--layer=3"], ["layer is not a setting", "nearest: layers"]),
         (["-l=3"], ["-l=3 is not a setting", "name=value"]),
-        (["model=[1]"], ["[1]", "nequip"]),
         (["model.parity=maybe"], ["model.parity=maybe", "true or false"]),
         (["model=mace", "model.distance_transform=agnes", *MOLECULE], ["nearest: agnesi"]),
         (["elements=data", *MOLECULE], ["elements=data", "start_from="]),

@@ -7,7 +7,6 @@ of weights is cut into lines of the matrix, whose sums stay in registers over so
 
 import dataclasses
 import functools
-import math
 
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, padded
 from eqfuse.ops.backends.llvm.text import (
@@ -20,8 +19,7 @@ from eqfuse.ops.backends.llvm.text import (
     Module,
     Pass,
 )
-from eqfuse.ops.ir.form import Operand, Segment
-from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.form import Form, Operand, Segment, Term
 
 Lanes = tuple[int, int]
 """A vector of channels: the first, and how many."""
@@ -73,7 +71,7 @@ class Layouts:
 
     def __init__(
         self,
-        linear_form: LinearForm,
+        linear_form: Form,
         dtype: str,
         machine: Machine,
         local=(),
@@ -108,13 +106,13 @@ class Layouts:
                 ("copy", n), ROWS, self.copy_width(block), f"copy {n} of a linear form"
             )
 
-    def _add(self, side: str, n: int, operand: Rows | Weights):
-        rows = ROWS if isinstance(operand, Rows) else NODES
-        self.arguments.add((side, n), rows, width_of(operand), f"{side} {n} of a linear form")
+    def _add(self, side: str, n: int, operand: Operand):
+        rows = NODES if operand.matrix else ROWS
+        self.arguments.add((side, n), rows, operand.size, f"{side} {n} of a linear form")
 
     def _sort(self, term: Term):
-        o = self.linear_form.output_of(term)
-        if isinstance(self.linear_form.outputs[o], Weights):
+        o = term.output
+        if self.linear_form.outputs[o].matrix:
             self.gradients.setdefault(o, []).append(term)
             return
         forward = term.z.operand >= len(self.linear_form.inputs)
@@ -128,7 +126,7 @@ class Layouts:
         blocks.setdefault(self.block(target), []).append(product)
 
     def block(self, slot) -> Segment:
-        return self.linear_form.operands[slot.operand].blocks[slot.segment]
+        return self.linear_form.operands[slot.operand].segments[slot.segment]
 
     def operand(self, f: Function, n: int) -> str:
         """Return the array of an input or an output."""
@@ -161,23 +159,18 @@ class Layouts:
         return Layout(Operand("rows", size, (block,), True), (0,), True, self.widest)
 
 
-def transposed(linear_form: LinearForm) -> tuple[int, ...]:
+def transposed(linear_form: Form) -> tuple[int, ...]:
     """Return the weights that are read transposed: those of terms whose output is x."""
     n = len(linear_form.inputs)
     return tuple(sorted({t.w for t in linear_form.terms if t.x is not None and t.x.operand >= n}))
 
 
-def is_wide(linear_form: LinearForm) -> bool:
+def is_wide(linear_form: Form) -> bool:
     """Return whether XLA's matmuls, which are blocked for every cache, are faster."""
-    dims = {b.dim for o in linear_form.operands if isinstance(o, Rows) for b in o.blocks}
+    dims = {b.dim for o in linear_form.operands if not o.matrix for b in o.segments}
     least = 256 if dims == {1} else 512
-    shapes = [o.shape for o in linear_form.operands if isinstance(o, Weights)]
-    return not linear_form.num_sets and any(len(s) == 2 and min(s) >= least for s in shapes)
-
-
-def width_of(operand: Rows | Weights) -> int:
-    """Return elements of a row, or of the weights of one set."""
-    return operand.size if isinstance(operand, Rows) else math.prod(operand.shape)
+    shapes = [o.matrix for o in linear_form.operands if len(o.matrix) == 2]
+    return not linear_form.num_sets and any(min(s) >= least for s in shapes)
 
 
 def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int:
@@ -207,7 +200,7 @@ def write_rows(
     With an `order`, these are positions in it.
     """
     writer, outputs = _RowsEmitter(layouts, f, order), enumerate(layouts.linear_form.outputs)
-    return sum(writer.write(n, o.size, first, stop) for n, o in outputs if isinstance(o, Rows))
+    return sum(writer.write(n, o.size, first, stop) for n, o in outputs if not o.matrix)
 
 
 def scratch(layouts: Layouts) -> int:
@@ -291,7 +284,7 @@ class _RowsEmitter:
     ) -> dict:
         """Return the sums with a product added, in a loop over the channels of its source."""
         f, (_, n) = self.f, product.weights
-        base, step = self.arrays[product.weights], width_of(self.linear_form.inputs[n]) * f.bytes
+        base, step = self.arrays[product.weights], self.linear_form.inputs[n].size * f.bytes
         matrices = {r: f.at(base, self.sets[r], step) for r, _, _ in sums}
         if product.source is None:
             scale = {v: f.constant(product.scale, v[1]) for v in vectors}
@@ -330,7 +323,7 @@ class _RowsEmitter:
 def write_weights(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
     """Add the sum over rows `%begin` to `%end`, or what `order` has there; what a row costs."""
     weights = layouts.linear_form.outputs[o]
-    num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
+    num_lines = 1 if len(weights.matrix) == 1 else weights.matrix[0]
     writer = _WeightsEmitter(layouts, f, o, order)
     return writer.add("0", str(num_lines), num_lines, ("%begin", "%end"))
 
@@ -338,7 +331,7 @@ def write_weights(layouts: Layouts, o: int, f: Function, order: str | None) -> i
 class _WeightsEmitter:
     def __init__(self, layouts: Layouts, f: Function, o: int, order: str | None = None):
         self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
-        self.mul = layouts.linear_form.outputs[o].shape[-1]
+        self.mul = layouts.linear_form.outputs[o].matrix[-1]
         scales = {t.scale for t in self.terms}
         self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
         self.matrix = self.result = layouts.load(f, "out", o)
@@ -415,19 +408,19 @@ class _WeightsEmitter:
 
 
 @functools.lru_cache(maxsize=256)
-def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
+def generate(linear_form: Form, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a linear form in one dtype, "float32" or "float64"."""
     return write(linear_form, dtype, machine).module(dtype)
 
 
-def write(linear_form: LinearForm, dtype: str, machine: Machine) -> KernelPasses:
+def write(linear_form: Form, dtype: str, machine: Machine) -> KernelPasses:
     """Return the passes that compute a linear form."""
     layouts, passes = Layouts(linear_form, dtype, machine), []
     if layouts.packed:
         f = Function(dtype)
         cost = write_copies(layouts, f)
         passes.append(Pass("linear_copy", f, ROWS, row_cost=cost))
-    if any(isinstance(o, Rows) for o in linear_form.outputs):
+    if not all(o.matrix for o in linear_form.outputs):
         f = Function(dtype)
         stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
         cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
@@ -443,7 +436,7 @@ def _weights_pass(layouts: Layouts, o: int) -> Pass:
     """Return the pass for one output, an array of weights: of some lines of the matrix of a set."""
     name, weights = f"linear_weights_{o}", layouts.linear_form.outputs[o]
     f = Function(layouts.dtype)
-    num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
+    num_lines = 1 if len(weights.matrix) == 1 else weights.matrix[0]
     lines_of_unit = min(MOST_LINES, -(-num_lines // (UNITS * TOGETHER)) * TOGETHER)
     units_of_set = -(-num_lines // lines_of_unit)
     writer = _WeightsEmitter(layouts, f, o)
@@ -451,7 +444,7 @@ def _weights_pass(layouts: Layouts, o: int) -> Pass:
         chosen = f.value(f"sdiv i64 {units.index}, {units_of_set}")
         first = f.times(f.value(f"srem i64 {units.index}, {units_of_set}"), lines_of_unit)
         last = f.minimum(f.plus(first, lines_of_unit), str(num_lines))
-        writer.matrix = f.at(writer.result, chosen, width_of(weights) * f.bytes)
+        writer.matrix = f.at(writer.result, chosen, weights.size * f.bytes)
         start, stop = "0", "%rows"
         if writer.offsets:
             start = f.load_index(writer.offsets, chosen)

@@ -41,7 +41,6 @@ from eqfuse.ops.backends.llvm.text import (
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.fused import Activated
-from eqfuse.ops.ir.linear import LinearForm, Rows
 from eqfuse.ops.ir.program import Array, Copy, Extent, FormStep, Program, Step
 
 LONGEST = 256
@@ -59,9 +58,8 @@ def generate(program: Program, dtype: str, machine: Machine) -> Module:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> KernelPasses:
-    by_kind = {Form: native_form, LinearForm: linear}
-    return by_kind[type(form)].write(form, dtype, machine)
+def _written(form: Form, dtype: str, machine: Machine) -> KernelPasses:
+    return (linear if form.has_matrices else native_form).write(form, dtype, machine)
 
 
 def prepared(program: Program, dtype: str, machine: Machine) -> Program:
@@ -83,8 +81,8 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
             continue
         form, operands = step.form, list(step.operands)
         written = _written(form, dtype, machine)
-        for i in transposed(form) if isinstance(form, LinearForm) else ():
-            rows, columns = form.inputs[i].shape
+        for i in transposed(form) if form.has_matrices else ():
+            rows, columns = form.inputs[i].matrix
             sizes = (max(1, form.num_sets), columns, rows)
             key = step.operands[i], sizes
             if key not in known:
@@ -94,7 +92,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
             operands.append(known[key])
         by_name = dict(step.indices)
         operands += [by_name[name] for name in written.index_arrays]
-        count = step.num_nodes if isinstance(form, Form) else step.num_rows
+        count = step.num_rows if form.has_matrices else step.num_nodes
         writes = (*step.writes, *(new(count * width) for width in written.copies))
         result.append(
             dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes)
@@ -111,7 +109,7 @@ class _ProgramEmitter:
         self.widest = machine.vector_bytes // BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
-        self.kernels: dict[Form | LinearForm, str] = {}
+        self.kernels: dict[Form, str] = {}
         self.passes: list[Pass] = []
         self.places, self.scratch = self.program.places()
         self.arguments = self._arguments()
@@ -234,8 +232,8 @@ def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
 
 def transposed_weights(program: Program) -> tuple[int, ...]:
     """Return the inputs, weights, that some step reads transposed."""
-    linear_forms = (s for s in program.form_steps if isinstance(s.form, LinearForm))
-    return tuple(sorted({s.operands[i] for s in linear_forms for i in transposed(s.form)}))
+    steps = [s for s in program.form_steps if isinstance(s.form, Form) and s.form.has_matrices]
+    return tuple(sorted({s.operands[i] for s in steps for i in transposed(s.form)}))
 
 
 @functools.lru_cache(maxsize=256)
@@ -297,8 +295,10 @@ class _RowProgramEmitter:
 
     def module(self) -> Module:
         for s, step in enumerate(self.program.steps):
-            writers = {Form: self._form, LinearForm: self._linear_form, Activated: self._activate}
-            writers[type(step.form)](s, step)
+            if isinstance(step.form, Activated):
+                self._activate(s, step)
+            else:
+                (self._linear_form if step.form.has_matrices else self._form)(s, step)
         parts = self.copies.functions | self.texts, [self._main()], self.index_arrays, ()
         return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
 
@@ -345,8 +345,8 @@ class _RowProgramEmitter:
             for k, n in enumerate(numbers):
                 if n in self.program.local:
                     local.append((side.removesuffix("puts"), k))
-                    if isinstance(self.program.operands[n], Rows):
-                        operands[k] = side_by_side(operands[k], self.program.operands[n])
+                    if n in self.program.mixed:
+                        operands[k] = side_by_side(operands[k], self.program.mixed[n])
             sides.append(tuple(operands))
         return Form(*sides, step.form.paths), local
 
@@ -378,7 +378,7 @@ class _RowProgramEmitter:
             f = Function(self.dtype)
             cost = linear.write_copies(layouts, f, self._order(f))
             self._add_function(f, f"copy_{s}", 0, cost)
-        if any(isinstance(o, Rows) for o in step.form.outputs):
+        if not all(o.matrix for o in step.form.outputs):
             f = Function(self.dtype)
             cost = linear.write_rows(layouts, f, "%begin", "%end", self._order(f))
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
@@ -484,11 +484,11 @@ class _RowProgramEmitter:
         f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
 
 
-def side_by_side(operand: Operand, rows: Rows) -> Operand:
+def side_by_side(operand: Operand, rows: Operand) -> Operand:
     """Return the operand with each component's channels side by side, by block of a linear form."""
     segments = []
     for s in operand.segments:
-        [block] = [b for b in rows.blocks if b.holds(s)] or [None]
+        [block] = [b for b in rows.segments if b.holds(s)] or [None]
         if block is None:
             segments.append(s)
             continue

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import SLICE, WARPS, DenseEmitter, power_of_two
-from eqfuse.ops.ir.form import SegmentRef
-from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.form import Form, Operand, SegmentRef, Term
 
 TILE = 32
 WIDE_TILE = 64
@@ -30,16 +29,16 @@ class Job(NamedTuple):
     terms: list[Term]
 
 
-def jobs(linear_form: LinearForm) -> list[Job]:
+def jobs(linear_form: Form) -> list[Job]:
     """Return the jobs of the programs of a kernel, also for blocks that no term adds to."""
     result: dict[tuple[int, int], list[Term]] = {}
     for o, operand in enumerate(linear_form.outputs):
-        for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
+        for b in range(1 if operand.matrix else len(operand.segments)):
             result[o, b] = []
     for term in linear_form.terms:
         slots = (s for s in (term.x, term.z) if s and s.operand >= len(linear_form.inputs))
         block = next((slot.segment for slot in slots), 0)
-        result[linear_form.output_of(term), block].append(term)
+        result[term.output, block].append(term)
     return [Job(o, b, terms) for (o, b), terms in result.items()]
 
 
@@ -48,7 +47,7 @@ def side(size: int, widest: int) -> int:
     return min(max(power_of_two(size), SLICE), widest)
 
 
-def tile(linear_form: LinearForm, dtype: str, num_rows: int, num_parts: int) -> int:
+def tile(linear_form: Form, dtype: str, num_rows: int, num_parts: int) -> int:
     """Return the rows and columns of a tile, at most: a wide one reads its factors less often."""
     if dtype == "float64" or linear_form.num_sets:  # two registers for a value; few rows for a set
         return TILE
@@ -57,29 +56,29 @@ def tile(linear_form: LinearForm, dtype: str, num_rows: int, num_parts: int) -> 
     return WIDE_TILE if wide >= (DEEP_PROGRAMS if deep else MANY_PROGRAMS) else TILE
 
 
-def operations(linear_form: LinearForm, num_rows: int) -> int:
+def operations(linear_form: Form, num_rows: int) -> int:
     """Return the additions and multiplications of a linear form."""
     total = 0
     for term in linear_form.terms:
-        z = linear_form.operands[term.z.operand].blocks[term.z.segment]
-        x = linear_form.operands[term.x.operand].blocks[term.x.segment].mul if term.x else 1
+        z = linear_form.operands[term.z.operand].segments[term.z.segment]
+        x = linear_form.operands[term.x.operand].segments[term.x.segment].mul if term.x else 1
         total += 2 * num_rows * z.dim * z.mul * x
     return total
 
 
-def programs(linear_form: LinearForm, num_rows: int, num_parts: int, tile: int) -> int:
+def programs(linear_form: Form, num_rows: int, num_parts: int, tile: int) -> int:
     """Return the number of programs of the kernel."""
     return sum(_programs(linear_form, job, num_rows, num_parts, tile) for job in jobs(linear_form))
 
 
-def _programs(linear_form: LinearForm, job: Job, num_rows: int, num_parts: int, tile: int) -> int:
+def _programs(linear_form: Form, job: Job, num_rows: int, num_parts: int, tile: int) -> int:
     operand = linear_form.outputs[job.output]
-    if isinstance(operand, Weights):
-        tiles = -(-operand.shape[-1] // side(operand.shape[-1], tile))
-        if len(operand.shape) == 2:
-            tiles *= -(-operand.shape[0] // side(operand.shape[0], tile))
+    if shape := operand.matrix:
+        tiles = -(-shape[-1] // side(shape[-1], tile))
+        if len(shape) == 2:
+            tiles *= -(-shape[0] // side(shape[0], tile))
         return tiles * max(linear_form.num_sets, 1) * num_parts
-    block = operand.blocks[job.block]
+    block = operand.segments[job.block]
     if linear_form.num_sets:
         return num_rows * -(-block.mul // side(block.mul, WIDE_TILE))
     return -(-num_rows * block.dim // tile) * -(-block.mul // side(block.mul, tile))
@@ -96,7 +95,7 @@ AT_ONCE = 8  # parts that are on the way at the same time
 
 
 @functools.lru_cache(maxsize=512)
-def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TILE) -> KernelSpec:
+def generate(linear_form: Form, dtype: str, partial: bool, tile: int = TILE) -> KernelSpec:
     """Return the kernel of a linear form, with tiles of at most so many rows and columns.
 
     It reads the inputs and the index of sets, if there are several; with `partial`, weights are
@@ -108,11 +107,11 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
     for job in jobs(linear_form):
         writer = JobEmitter(linear_form, job, text, tile)
         operand = linear_form.outputs[job.output]
-        (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
+        (writer.weights if operand.matrix else writer.rows)(operand)
     inputs = [f"a{n}" for n in range(len(linear_form.inputs))]
     integers = ["set_index"] if linear_form.num_sets else []
     outputs = {
-        f"o{n}": text.wide if partial and isinstance(o, Weights) else dtype
+        f"o{n}": text.wide if partial and o.matrix else dtype
         for n, o in enumerate(linear_form.outputs)
     }
     note = f"{len(linear_form.terms)} matrices of a linear form"
@@ -126,7 +125,7 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
 class JobEmitter:
     """Writes one job."""
 
-    def __init__(self, linear_form: LinearForm, job: Job, text: DenseEmitter, tile: int):
+    def __init__(self, linear_form: Form, job: Job, text: DenseEmitter, tile: int):
         self.linear_form, self.job, self.text, self.tile = linear_form, job, text, tile
 
     def together(self, size: int, most: int) -> int:
@@ -142,8 +141,8 @@ class JobEmitter:
         self.text.emit("first += count")
         return self.text.block("if (number >= 0) & (number < count):")
 
-    def rows(self, operand: Rows):
-        linear_form, t, block = self.linear_form, self.text, operand.blocks[self.job.block]
+    def rows(self, operand: Operand):
+        linear_form, t, block = self.linear_form, self.text, operand.segments[self.job.block]
         indexed = bool(linear_form.num_sets)
         width = side(block.mul, WIDE_TILE if indexed else self.tile)
         across = -(-block.mul // width)
@@ -174,7 +173,7 @@ class JobEmitter:
         """Add x w, or z times w transposed, to `total`."""
         linear_form, t = self.linear_form, self.text
         w = f"a{term.w}_ptr"
-        shape = linear_form.inputs[term.w].shape
+        shape = linear_form.inputs[term.w].matrix
         if linear_form.num_sets:
             w += f" + set * {math.prod(shape)}"
         if term.x is None:
@@ -184,7 +183,7 @@ class JobEmitter:
         forward = term.z.operand >= len(linear_form.inputs)
         source = term.x if forward else term.z
         rows = linear_form.inputs[source.operand]
-        block = rows.blocks[source.segment]
+        block = rows.segments[source.segment]
         x = f"a{source.operand}_ptr + row * {rows.size} + {block.offset} + k"
         count = self.together(block.mul, TOGETHER if forward else TURNED)
         with t.slices(block.mul, count):
@@ -219,9 +218,9 @@ class JobEmitter:
         for pair in zip(t.parts(left, count), t.parts(right, count), strict=True):
             t.emit(f"total += {t.dot(*pair, term.scale)}")
 
-    def weights(self, operand: Weights):
+    def weights(self, operand: Operand):
         linear_form, t = self.linear_form, self.text
-        shape, sets = operand.shape, max(linear_form.num_sets, 1)
+        shape, sets = operand.matrix, max(linear_form.num_sets, 1)
         width = side(shape[-1], self.tile)
         across = -(-shape[-1] // width)
         height = side(shape[0], self.tile) if len(shape) == 2 else 1
@@ -248,7 +247,7 @@ class JobEmitter:
     def _add_rows(self, term: Term, shape):
         """Add the product of x and z, summed over rows and components, to `total`."""
         linear_form, t = self.linear_form, self.text
-        dim = linear_form.inputs[term.z.operand].blocks[term.z.segment].dim
+        dim = linear_form.inputs[term.z.operand].segments[term.z.segment].dim
         size = self.together(2 * SLICE, TOGETHER) * SLICE
         t.emit(f"at = begin.to(tl.int64) * {dim}")
         with t.block(f"while at < end * {dim}:"):
@@ -273,7 +272,7 @@ class JobEmitter:
     def _factor(self, slot: SegmentRef, channel: str, mul: int) -> str:
         """Return rows and components by channels [1, ...], of a slice of rows."""
         rows = self.linear_form.inputs[slot.operand]
-        block = rows.blocks[slot.segment]
+        block = rows.segments[slot.segment]
         place = f"{block.offset} + {channel} * {block.dim} + k[:, None]"
         address = f"a{slot.operand}_ptr + row[:, None] * {rows.size} + {place}"
         return self.text.factor(address, f"inside[:, None] & ({channel} < {mul})")

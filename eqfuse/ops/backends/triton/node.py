@@ -18,9 +18,8 @@ from eqfuse.ops.backends.triton.epilogue import (
 )
 from eqfuse.ops.backends.triton.form import ADDED, THREADS, WARP, TaskEmitter
 from eqfuse.ops.backends.triton.text import power_of_two
-from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.form import Form, Term
 from eqfuse.ops.ir.fused import Fused, Part
-from eqfuse.ops.ir.linear import Term
 
 COLUMNS = WARP  # of a tile of a matrix: those that a warp loads at once
 MOST_ROWS = 16  # of a tile for each warp: loads that a thread has on the way

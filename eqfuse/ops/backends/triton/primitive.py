@@ -12,7 +12,6 @@ from eqfuse.ops.backends.triton import linear
 from eqfuse.ops.backends.triton.runtime import lower_gpu
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear import LinearForm, Weights
 
 launch_p = Primitive("eqfuse_launch")
 launch_p.multiple_results = True
@@ -69,7 +68,7 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int):
         aliases = tuple(
             (len(arrays) + n, kernel.outputs.index(o)) for n, o in enumerate(kernel.continued)
         )
-        shapes = (form.outputs[o].shape(num_rows, num_nodes) for o in kernel.outputs)
+        shapes = (form.shape(form.outputs[o], num_rows, num_nodes) for o in kernel.outputs)
         written = launch(
             kernel.spec,
             [*arrays, *(results[o] for o in kernel.continued)],
@@ -91,22 +90,22 @@ ROWS_OF_A_PART = 128  # the fewest that a program walks for its sum of a gradien
 MOST_PARTS = 256  # such sums; fewer where they would take more memory than the linear form reads
 
 
-def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
+def num_parts(linear_form: Form, arrays, num_rows: int) -> int:
     """Return the number of programs that share the rows of a gradient of weights."""
-    shapes = [linear_form.shape(o, num_rows) for o in linear_form.outputs if isinstance(o, Weights)]
+    shapes = [linear_form.shape(o, num_rows) for o in linear_form.outputs if o.matrix]
     if not shapes:
         return 1
     most = sum(a.size for a in arrays) // max(1, sum(map(math.prod, shapes)))
     return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
 
 
-def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
+def run_linear_form(linear_form: Form, arrays, index, num_rows: int):
     """Return the outputs of a linear form, from one kernel; another adds up parts of gradients."""
     dtype = arrays[0].dtype.name
     parts = num_parts(linear_form, arrays, num_rows)
     shapes = [
         (parts, *linear_form.shape(o, num_rows))
-        if parts > 1 and isinstance(o, Weights)
+        if parts > 1 and o.matrix
         else linear_form.shape(o, num_rows)
         for o in linear_form.outputs
     ]
@@ -128,7 +127,7 @@ def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
 
 def reduced(operands, results, dtype: str):
     """Return the results, those of weights summed over their first axis by one kernel."""
-    places = [n for n, o in enumerate(operands) if isinstance(o, Weights)]
+    places = [n for n, o in enumerate(operands) if o.matrix]
     sizes = tuple(math.prod(results[n].shape[1:]) for n in places)
     sums = launch(
         linear.reduction(sizes, dtype),

@@ -18,9 +18,8 @@ from eqfuse.ops.backends.triton.epilogue import (
     write_gated,
 )
 from eqfuse.ops.backends.triton.text import SLICE, ArithmeticEmitter, component_names, power_of_two
-from eqfuse.ops.ir.form import Form, Index, backward_form
+from eqfuse.ops.ir.form import Form, Index, Term, backward_form
 from eqfuse.ops.ir.fused import Fused, Part, Tile
-from eqfuse.ops.ir.linear import Term
 
 ROWS = 16  # of a tile: those of one instruction of the matrix unit
 WIDTHS = 32, 64  # columns of a tile that is a matmul's result, of few channels and of many

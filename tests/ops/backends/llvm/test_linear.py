@@ -8,8 +8,7 @@ import pytest
 from eqfuse.ops.backends import xla as definition
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.ir.form import Segment, SegmentRef, derivatives
-from eqfuse.ops.ir.linear import LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef, derivatives
 from eqfuse.ops.primitives import forms
 from tests.ops.backends.llvm.test_llvm import assert_same_for_any_threads
 from tests.ops.parity import along_random_directions, only
@@ -17,39 +16,39 @@ from tests.ops.parity import along_random_directions, only
 SETS = 3
 
 
-def random_rows(rng, count: int) -> Rows:
+def random_rows(rng, name: str, count: int) -> Operand:
     """Blocks of all kinds of multiplicities and dimensions, with gaps."""
     blocks, stop = [], int(rng.integers(3))
     for _ in range(count):
         mul, dim = int(rng.choice([1, 2, 5, 17, 33])), int(rng.choice([1, 3, 5]))
         blocks.append(Segment.mul_ir(stop, mul, dim))
         stop += mul * dim + int(rng.integers(2))
-    return Rows(stop, tuple(blocks))
+    return Operand(name, stop, tuple(blocks), True)
 
 
-def random_mixing(rng, num_sets: int) -> LinearForm:
+def random_mixing(rng, num_sets: int) -> Form:
     """From two arrays of rows to one: several terms for a block, others with none, a bias."""
-    x, y, z = (random_rows(rng, 2) for _ in range(3))
+    x, y, z = (random_rows(rng, name, 2) for name in "xyz")
     inputs, pairs = [x, y], []
-    for b, target in enumerate(z.blocks):
+    for b, target in enumerate(z.segments):
         for i, operand in enumerate((x, y)):
-            for a, source in enumerate(operand.blocks):
+            for a, source in enumerate(operand.segments):
                 if source.dim == target.dim:
                     pairs.append((SegmentRef(i, a), b, (source.mul, target.mul)))
-    inputs += [Weights(shape) for _, _, shape in pairs]
-    scalars = [b for b, block in enumerate(z.blocks) if block.dim == 1][:1]
-    inputs += [Weights((z.blocks[b].mul,)) for b in scalars]
+    inputs += [Operand.of_matrix(f"w{n}", shape) for n, (*_, shape) in enumerate(pairs)]
+    scalars = [b for b, block in enumerate(z.segments) if block.dim == 1][:1]
+    inputs += [Operand.of_matrix("b", (z.segments[b].mul,)) for b in scalars]
     terms = [
-        Term(source, 2 + n, SegmentRef(len(inputs), b), float(rng.normal()))
+        Path.of_matrix(source, 2 + n, SegmentRef(0, b), float(rng.normal()), z.segments[b].dim)
         for n, (source, b, _) in enumerate(pairs)
     ]
-    terms += [Term(None, len(inputs) - 1, SegmentRef(len(inputs), b), 1.5) for b in scalars]
+    terms += [Path.of_matrix(None, len(inputs) - 1, SegmentRef(0, b), 1.5, 1) for b in scalars]
     if not terms:
         return random_mixing(rng, num_sets)
-    return LinearForm(tuple(inputs), (z,), tuple(terms), num_sets)
+    return Form(tuple(inputs), (z,), tuple(terms), num_sets)
 
 
-def with_derivatives(linear_form: LinearForm, arrays, index, rows: int, backend: str):
+def with_derivatives(linear_form: Form, arrays, index, rows: int, backend: str):
     """Return the value, the gradients of all inputs, and those of these."""
 
     def value(*arrays):
@@ -81,10 +80,10 @@ def test_random_mixings_and_their_derivatives(rows, num_sets, vector_bytes, monk
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-13 * max(1.0, np.abs(a).max()))
 
 
-def linear(mul: int, dim: int, num_sets: int = 0) -> LinearForm:
-    rows = Rows(mul * dim, (Segment.mul_ir(0, mul, dim),))
-    term = Term(SegmentRef(0, 0), 1, SegmentRef(2, 0), 1.0)
-    return LinearForm((rows, Weights((mul, mul))), (rows,), (term,), num_sets)
+def linear(mul: int, dim: int, num_sets: int = 0) -> Form:
+    x, z = (Operand(name, mul * dim, (Segment.mul_ir(0, mul, dim),), True) for name in "xz")
+    path = Path.of_matrix(SegmentRef(0, 0), 1, SegmentRef(0, 0), 1.0, dim)
+    return Form((x, Operand.of_matrix("w", (mul, mul))), (z,), (path,), num_sets)
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_a_missing_compiler_is_named(monkeypatch):
 
 
 def test_where_it_cannot_run_none_says_so_once(monkeypatch):
-    if "llvm" not in _backend.PREFERRED:
+    if "llvm" not in _backend.BACKENDS:
         pytest.skip("None does not mean llvm")
     monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")

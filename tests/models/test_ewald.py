@@ -1,0 +1,169 @@
+"""Sums of latent charges against sums that are written out, and what physics demands of them."""
+
+import itertools
+import math
+
+import ase.build
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from scipy.special import erf
+
+from eqfuse.models.ewald import CONSTANT, LatentEwald, Reach
+
+E2 = 14.399645
+"""e^2 / (4 pi epsilon_0), eV Å."""
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def energies(ewald, charges, positions, cell=None, index=None, reach=None):
+    count = len(positions)
+    cells = np.zeros((1, 3, 3)) if cell is None else np.reshape(cell, (-1, 3, 3))
+    index = np.zeros(count, np.int32) if index is None else index
+    pbc = np.abs(np.linalg.det(cells)) > 0
+    counts = np.bincount(index, minlength=len(cells))
+    reach = reach or ewald.reach(cells, np.repeat(pbc[:, None], 3, axis=1), counts)
+    charges = np.reshape(charges, (count, -1))
+    return ewald.energies(jnp.asarray(charges), positions, cells, jnp.asarray(index), reach)
+
+
+def molecule(count=7, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, 1)), rng.normal(size=(count, 3)) * 2
+
+
+def written_out(charges, positions, cell, sigma, largest) -> float:
+    """Return the energy as the sum over waves of the paper."""
+    reciprocal = 2 * np.pi * np.linalg.inv(cell).T
+    most = np.ceil(largest * np.linalg.norm(cell, axis=1) / (2 * np.pi)).astype(int) + 1
+    total = 0.0
+    for m in itertools.product(*(range(-n, n + 1) for n in most)):
+        k = m @ reciprocal
+        if 0 < k @ k < largest**2:
+            s = np.sum(charges * np.exp(1j * positions @ k))
+            total += math.exp(-(sigma**2) * (k @ k) / 2) / (k @ k) * abs(s) ** 2
+    return 90.4756 / abs(np.linalg.det(cell)) * total
+
+
+def test_constant_is_that_of_the_paper():
+    assert pytest.approx(90.4756, rel=1e-6) == CONSTANT
+    assert pytest.approx(E2 * 2 * math.pi, rel=1e-6) == CONSTANT
+
+
+@pytest.mark.parametrize("remove_self", [True, False])
+def test_direct_sum_is_that_written_out(remove_self):
+    charges, positions = molecule()
+    ewald = LatentEwald(sigma=0.8, remove_self=remove_self)
+    expected = 0.0
+    for i, j in itertools.product(range(7), repeat=2):
+        r = np.linalg.norm(positions[i] - positions[j])
+        if i != j:
+            expected += E2 / 2 * charges[i, 0] * charges[j, 0] * erf(r / (0.8 * math.sqrt(2))) / r
+        elif not remove_self:
+            expected += E2 / 2 * charges[i, 0] ** 2 * math.sqrt(2 / math.pi) / 0.8
+    assert float(energies(ewald, charges, positions).sum()) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_periodic_sum_is_that_written_out(hard):
+    charges, positions = molecule()
+    cell = np.array([[5.0, 0, 0], [1.0, 6.0, 0], [0.5, -0.7, 7.0]])
+    ewald = LatentEwald(cutoff=math.pi if hard else None, hard=hard, remove_self=False)
+    found = float(energies(ewald, charges, positions, cell).sum())
+    largest = math.pi if hard else 6.5
+    expected = written_out(charges[:, 0], positions, cell, 1.0, largest)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_rock_salt_has_its_madelung_constant():
+    """Far from the width of the Gaussians, point charges: -1.747565 e^2 / d for each pair."""
+    salt = ase.build.bulk("NaCl", "rocksalt", a=60.0, cubic=True)
+    charges = np.where(salt.numbers == 11, 1.0, -1.0)
+    found = float(energies(LatentEwald(sigma=2.0), charges, salt.positions, salt.cell.array).sum())
+    assert found == pytest.approx(-4 * 1.7475646 * E2 / 30.0, rel=1e-6)
+
+
+def test_far_ions_attract_as_1_over_r():
+    for r in (20.0, 40.0):
+        found = float(energies(LatentEwald(), [1.0, -1.0], np.array([[0, 0, 0], [r, 0, 0]])).sum())
+        assert found == pytest.approx(-E2 / r, rel=1e-6)
+
+
+def test_wrapping_an_atom_changes_nothing():
+    charges, positions = molecule()
+    cell = np.diag([5.0, 6.0, 7.0])
+    before = energies(LatentEwald(), charges, positions, cell)
+    positions[2] += [10.0, -6.0, 7.0]
+    after = energies(LatentEwald(), charges, positions, cell)
+    np.testing.assert_allclose(after, before, rtol=1e-11)
+
+
+def test_energy_is_smooth_where_waves_enter():
+    """The second derivative by the length of a cell has no jump, which a hard cutoff has."""
+    charges, positions = molecule()
+
+    def energy(length, hard):
+        ewald = LatentEwald(cutoff=3.0, hard=hard)
+        cell = length * jnp.eye(3)
+        reach = Reach((6, 6, 6), 7)
+        scaled = jnp.asarray(positions) / 7.0 * length
+        index = jnp.zeros(7, jnp.int32)
+        return ewald.energies(jnp.asarray(charges), scaled, cell[None], index, reach).sum()
+
+    lengths = np.linspace(8.0, 8.8, 41)
+    jumps = [
+        np.abs(np.diff(jax.vmap(lambda x: energy(x, hard))(lengths), n=2)).max()  # noqa: B023
+        for hard in (False, True)
+    ]
+    assert jumps[0] < 0.05 * jumps[1]
+
+
+def test_structures_side_by_side_are_those_alone():
+    """Two cells and a molecule, padded; several charges of an atom."""
+    rng = np.random.default_rng(3)
+    counts, cells = [4, 7, 3], np.stack([5.0 * np.eye(3), np.zeros((3, 3)), np.diag([4.0, 6, 9])])
+    charges, positions = rng.normal(size=(16, 2)), rng.normal(size=(16, 3)) * 2
+    charges[14:] = 0
+    index = np.repeat([0, 1, 2, 3], [*counts, 2]).astype(np.int32)
+    ewald = LatentEwald()
+    pbc = np.array([[True] * 3, [False] * 3, [True] * 3])
+    reach = ewald.reach(cells, pbc, counts).grown(Reach((0, 0, 0), 9))
+    found = energies(
+        ewald, charges, positions, np.append(cells, np.zeros((1, 3, 3)), 0), index, reach
+    )
+    alone = [
+        energies(ewald, charges[index == g][:, [c]], positions[index == g], cells[g])
+        for g in range(3)
+        for c in range(2)
+    ]
+    expected = np.concatenate([alone[2 * g] + alone[2 * g + 1] for g in range(3)])
+    np.testing.assert_allclose(found[:14], expected, rtol=1e-12)
+    np.testing.assert_array_equal(found[14:], 0)
+
+
+@pytest.mark.parametrize("cell", [None, np.array([[5.0, 0, 0], [1, 6, 0], [0.5, -0.7, 7]])])
+def test_derivatives_are_those_of_differences(cell):
+    charges, positions = molecule(4)
+    ewald, index = LatentEwald(), jnp.zeros(4, jnp.int32)
+    cells = np.zeros((1, 3, 3)) if cell is None else cell[None]
+    reach = ewald.reach(cells, [[cell is not None] * 3], [4]).grown(Reach((8, 8, 8), 4))
+    reach = reach if cell is not None else ewald.reach(cells, [[False] * 3], [4])
+
+    def energy(q, x, strain):
+        deform = jnp.eye(3) + strain
+        return ewald.energies(q, x @ deform, jnp.asarray(cells) @ deform, index, reach).sum()
+
+    arguments = jnp.asarray(charges), jnp.asarray(positions), jnp.zeros((3, 3))
+    check_grads(energy, arguments, order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
+
+
+def test_slabs_are_refused():
+    with pytest.raises(ValueError, match="give a slab or a wire a cell with vacuum and pbc=True"):
+        LatentEwald().reach(np.eye(3)[None], [[True, True, False]], [1])

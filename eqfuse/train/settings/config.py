@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import itertools
 import os
 import re
 from pathlib import Path
@@ -57,25 +58,30 @@ class PotentialSettings:
 def _settings_of_network(name: str) -> type:
     """Return the settings of a network as a dataclass, with those of every potential.
 
-    They are the fields of its class that are numbers, texts, true or false, with literal defaults,
-    and the docstring is their help. The source is read and not imported: that would import JAX,
-    which takes seconds, and for which `--help` does not wait.
+    They are the fields of its class, and of that of all networks, that are numbers, texts, true or
+    false, with literal defaults, and the docstring is their help. The source is read and not
+    imported: that would import JAX, which takes seconds, and for which `--help` does not wait.
     """
-    tree = ast.parse((_MODELS / f"{name}.py").read_text(encoding="utf-8"))
-    [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == NETWORKS[name])
-    doc = ast.get_docstring(node)
-    helps = _helps_of_attributes(doc)
-    fields = [("name", str, name)]
-    for item in filter(_is_setting, node.body):
+    nodes = [_class_of("network", "Network"), _class_of(name, NETWORKS[name])]
+    docs, found = [ast.get_docstring(node) for node in nodes], {}
+    helps = _helps_of_attributes(docs[0]) | _helps_of_attributes(docs[1])
+    for item in filter(_is_setting, itertools.chain(*(node.body for node in nodes))):
         kind = eval(ast.unparse(item.annotation), {"Literal": Literal})  # such as "float | None"
         key, within = item.target.id, None
         if kind in (int, float):
             within = NOT_NEGATIVE if key in _MAY_BE_ZERO else POSITIVE
         default = ast.literal_eval(item.value)
-        fields.append((key, kind, setting(default, helps[key], within)))
+        found[key] = key, kind, setting(default, helps[key], within)
+    fields = [("name", str, name), *found.values()]
     made = dataclasses.make_dataclass(NETWORKS[name], fields, bases=(PotentialSettings,))
-    made.__doc__ = doc.splitlines()[0]
+    made.__doc__ = docs[1].splitlines()[0]
     return made
+
+
+def _class_of(module: str, name: str) -> ast.ClassDef:
+    tree = ast.parse((_MODELS / f"{module}.py").read_text(encoding="utf-8"))
+    [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    return node
 
 
 def _is_setting(item: ast.stmt) -> bool:

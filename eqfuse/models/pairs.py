@@ -10,7 +10,6 @@ from ase.data import covalent_radii
 
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
 from eqfuse.models.radial_table import ALONE, SpeciesPairs
-from eqfuse.models.species import take
 
 
 def radii_of(atomic_numbers) -> tuple[float, ...]:
@@ -127,8 +126,9 @@ class ZBL:
 
     def narrow(self, keep) -> "ZBL":
         """Return the potential between some of its species, `keep` [n]."""
-        numbers, radii = take(self.atomic_numbers, keep), take(self.covalent_radii, keep)
-        return dataclasses.replace(self, atomic_numbers=numbers, covalent_radii=radii)
+        names = ("atomic_numbers", "covalent_radii")
+        chosen = {name: tuple(getattr(self, name)[k] for k in keep) for name in names}
+        return dataclasses.replace(self, **chosen)
 
     @jax.named_scope("zbl")
     def __call__(self, vectors: jax.Array, species: jax.Array, edges) -> jax.Array:

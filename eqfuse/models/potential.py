@@ -14,7 +14,6 @@ from eqfuse.graph import Graph
 from eqfuse.models.heads import node_energies
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
-from eqfuse.models.species import take
 
 
 class Potential(nn.Module):
@@ -60,8 +59,8 @@ class Potential(nn.Module):
         model, of_model = self.model.narrow(params["model"], keep)
         smaller = self.clone(
             model=model,
-            scale=take(self.scale, keep),
-            shift=take(self.shift, keep),
+            scale=tuple(self.scale[k] for k in keep),
+            shift=tuple(self.shift[k] for k in keep),
             repulsion=None if self.repulsion is None else self.repulsion.narrow(keep),
         )
         own = {name: params[name][keep] for name in ("scale", "shift")}

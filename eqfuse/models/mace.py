@@ -158,7 +158,7 @@ class MACE(Network):
         sh, basis, envelope, _ = self.edge_functions(vectors, species, edges, pairs, transform)
         if not (self.density_normalization or self.nonlinear):
             sh = sh / math.sqrt(self.avg_num_neighbors)
-        h = embed_species(self, species, basis.dtype)
+        h = embed_species(self, edges.of_receivers(species), basis.dtype)
         features = [h.irreps, *(irreps for _, irreps in all_irreps)]
         sent = self._edge_irreps(features[:-1])
         factor = None if self.apply_cutoff else envelope

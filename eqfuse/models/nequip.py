@@ -240,6 +240,7 @@ class NequIP(Network):
         else:
             counts = jnp.asarray(self.species_neighbors, sh.dtype)[species[edges.senders]]
             sh = sh / jnp.sqrt(counts)[:, None]
+        species = edges.of_receivers(species)
         h = embed_species(self, species, basis.dtype, irreps_in.dim)
         layers = zip([irreps_in, *hidden[:-1]], map(gated, hidden), strict=True)
         radial = radial_networks(self, basis, sh, layers)  # [n_edges, width] for each layer

@@ -147,4 +147,5 @@ class ZBL:
         ) * polynomial_cutoff(lengths / within, 1.0, self.power)
         energies = self.coulomb / 2 * math.prod(charges[end] for end in ends) * phi / lengths
         energies = jnp.where(real, energies, 0)
-        return jax.ops.segment_sum(energies, edges.receivers, edges.num_nodes)
+        sums = jax.ops.segment_sum(energies, edges.receivers, edges.num_nodes)
+        return edges.of_receivers(sums)

@@ -245,8 +245,8 @@ def fuse(
       report: print, whenever the function is traced, a table of what was replaced, by what, and
         what was not, why, and what to do about it; and, where the arguments are numbers, the
         differences that `check` looks for.
-      patch: trace the function within `ops.patched()`: code that calls e3nn_jax.tensor_product and
-        e3nn-jax's Linears by these names needs no change.
+      patch: trace the function within `ops.patched()`, so that code which calls e3nn-jax's products
+        and Linears needs no change.
       check: compute the function as it is written too, on the arguments of each call, and compare
         values, and gradients by all floating arguments. The call must not be within `jit`, `vmap`
         or `grad`, where arguments have no numbers; a warning says so there.

@@ -119,7 +119,7 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
         for k, (i, n) in enumerate(mixed, start=1):
             z, dim = SegmentRef(0, outs.index(i.i_out)), self.irreps_out[i.i_out].ir.dim
             paths.append(Path.of_matrix(SegmentRef(0, n), k, z, float(i.path_weight), dim))
-        [z] = _linear_of_row(rows.array, weights, rows.irreps, irreps_out, paths, backend)
+        z = _linear_of_row(rows.array, weights, rows.irreps, irreps_out, paths, backend)
         chunks = [None] * len(self.irreps_out)
         for n, chunk in zip(outs, e3nn.IrrepsArray(irreps_out, z).chunks, strict=True):
             chunks[n] = chunk
@@ -167,19 +167,19 @@ class FunctionalLinear(e3nn.FunctionalLinear):
             dim = self.irreps_out[i.i_out].ir.dim
             paths.append(Path.of_matrix(x_in, k, SegmentRef(0, i.i_out), float(i.path_weight), dim))
             arrays.append(part.array.reshape(i.path_shape))
-        [z] = _linear_of_row(row.array, arrays, x.irreps, self.irreps_out, paths, backend)
+        z = _linear_of_row(row.array, arrays, x.irreps, self.irreps_out, paths, backend)
         reached = {i.i_out for i, _ in used}
         flags = tuple(n not in reached for n in range(len(self.irreps_out)))
         return e3nn.IrrepsArray(self.irreps_out, z, zero_flags=flags)
 
 
 def _linear_of_row(row, weights, irreps_in, irreps_out, paths, backend: str):
-    """Return [1, irreps_out.dim] of the Linear of one row that has these paths."""
+    """Return [irreps_out.dim], the Linear of one row that has these paths."""
     rows_in = Operand("x", irreps_in.dim, blocks(irreps_in), True)
     rows_out = Operand("z", irreps_out.dim, blocks(irreps_out), True)
     form = Form((rows_in, *matrices(weights)), (rows_out,), tuple(paths))
     [z] = forms.evaluate_linear(form, [row[None], *weights], None, 1, backend)
-    return z
+    return z[0]
 
 
 def FunctionalFullyConnectedTensorProduct(
@@ -202,8 +202,9 @@ def FunctionalFullyConnectedTensorProduct(
     References: e3nn-jax 0.21.
 
     Example:
-      >>> ops.FunctionalFullyConnectedTensorProduct("1o", "1o", "4x0e+1e").instructions[0].path_shape
-      (1, 1, 4)
+      >>> product = ops.FunctionalFullyConnectedTensorProduct("1o", "1o", "4x0e+1e")
+      >>> [i.path_shape for i in product.instructions]
+      [(1, 1, 4), (1, 1, 1)]
     """
     irreps = [e3nn.Irreps(i) for i in (irreps_in1, irreps_in2, irreps_out)]
     paths = [

@@ -164,10 +164,10 @@ class Layer:
     """Keeps e3nn's names where no attribute of a module holds them."""
 
     product: Callable = tensor_product
-    linear: Callable = functools.partial(Linear, "3x0e+2x1o")
+    linear: Callable = Linear
 
     def __call__(self, x, y):
-        return self.linear().apply(PARAMETERS, self.product(x, y, filter_ir_out="0e+1o"))
+        return self.linear("3x0e+2x1o").apply(PARAMETERS, self.product(x, y, filter_ir_out="0e+1o"))
 
 
 class Subclass(Linear):
@@ -191,7 +191,9 @@ CLOSED_OVER = (lambda product: lambda x, y: product(x, y))(tensor_product)
 
 
 def of_vmapped_class(x, y):
-    linear = nn.vmap(Linear, in_axes=0, variable_axes={"params": None}, split_rngs={"params": False})
+    linear = nn.vmap(
+        Linear, in_axes=0, variable_axes={"params": None}, split_rngs={"params": False}
+    )
     return linear("3x0e+2x1o").apply(PARAMETERS, tensor_product(x, y, filter_ir_out="0e+1o"))
 
 

@@ -30,8 +30,8 @@ REPLACED = {
 
 What is made of them is replaced with them, such as `e3nn_jax.haiku.FullyConnectedTensorProduct`.
 """
-OF_FUSE = ("FunctionalTensorProduct",)
-"""Those whose rows e3nn-jax writes as fast, unless `ops.fuse` leaves them out."""
+OF_FUSE = ("FunctionalLinear", "FunctionalTensorProduct")
+"""Those of one row, which are as fast by e3nn-jax unless `ops.fuse` matches what is around them."""
 BETWEEN = ("jax", "e3nn_jax", "flax", "haiku", "equinox", "functools", "contextlib")
 BETWEEN += ("eqfuse.fuse", "eqfuse.ops.transforms")
 """Modules whose frames lie between a call and the code that asks for it."""

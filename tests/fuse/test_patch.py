@@ -231,12 +231,12 @@ def test_a_name_is_replaced_however_it_was_kept(way):
     with jax.enable_x64(True):
         x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,), dtype=jnp.float64)
         y = e3nn.normal("0e+1o", jax.random.key(1), (4,), dtype=jnp.float64)
-        expected = WAYS[way](x, y)
+        expected, fused = WAYS[way](x, y), ops.fuse(WAYS[way], patch=True)
+        assert is_ours(fused, x, y)
         with ops.patched():
-            assert is_ours(WAYS[way], x, y)
             assert WAYS[way](x, y).zero_flags == expected.zero_flags
         assert not is_ours(WAYS[way], x, y)
-        found = jax.jit(ops.fuse(WAYS[way], patch=True))(x, y)
+        found = jax.jit(fused)(x, y)
     assert found.irreps == expected.irreps
     np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-14)
 
@@ -248,6 +248,20 @@ def test_a_linear_of_equinox_that_was_made_before_is_replaced():
     with ops.patched():
         assert is_ours(linear, x)
     np.testing.assert_allclose(ops.fuse(linear, patch=True)(x).array, linear(x).array, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["functional_linear", "legacy"])
+def test_rows_that_are_not_fused_are_e3nns(way):
+    """Without `ops.fuse`, e3nn-jax writes the rows of one row at a time faster."""
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
+    tp = e3nn.legacy.FunctionalTensorProduct(x.irreps, "1o", "2x0e", [(1, 0, 0, "uvu", False)])
+    function = {
+        "functional_linear": of_functional_linear,
+        "legacy": lambda x, y: e3nn.utils.vmap(tp.left_right)(x, y),
+    }[way]
+    with ops.patched():
+        assert not is_ours(function, x, x.filter("1o").slice_by_mul[:1])
+    assert is_ours(ops.fuse(function, patch=True), x, x.filter("1o").slice_by_mul[:1])
 
 
 def test_a_weighting_by_scalars_stays_arithmetic():

@@ -61,6 +61,8 @@ def main(options: Export):
             raise ConfigError(f"target={target} is none of platform={options.platform}")
         kinds |= {n: getattr(options, n) for n in ("backend", "types", "exchange", "lammps")}
         kinds |= {"engine": options.for_, "target": target, "sizes": sizes}
+        if sizes is None:
+            print("programs of all sizes are written, which takes about a minute", flush=True)
         export_folder(options.run, options.file, **kinds)
         size = sum(f.stat().st_size for f in options.file.iterdir()) / 1e6
         print(f"{options.file} is written ({size:.1f} MB): README.txt in it says how to run it")
@@ -82,6 +84,8 @@ def _print_lines(folder: Path):
     """Print the lines of a LAMMPS input that run a folder."""
     text = (folder / MANIFEST).read_text().splitlines()
     elements = " ".join(line.split()[1] for line in text if line.startswith("element "))
+    atoms = [line.split()[1] for line in text if line.startswith("program ")]
+    print(f"{len(atoms)} programs, of ranks of at most {atoms[0]} to {atoms[-1]} atoms")
     if not (folder / PLUGIN).exists():
         print(f"no C++ compiler was found; sh {folder / SCRIPT} compiles the plug-in where one is")
     if not any(line.startswith("plugin ") for line in text):

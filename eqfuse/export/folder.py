@@ -173,12 +173,12 @@ def _hops(network: Network, engine: str, exchange: bool) -> int:
     return max(hops, 2) if engine == "jax-kk" else hops  # lammps-jax gives half lists for one
 
 
-def ladder(network: Network, edges_per_atom: float | None = None) -> list[tuple[int, int]]:
+def ladder(network: Network) -> list[tuple[int, int]]:
     """Return atoms and edges of programs for ranks of 100 to 200,000 atoms, in steps of a quarter.
 
     Edges are a tenth more than those of as many atoms of the training data.
     """
-    mean = edges_per_atom or getattr(network.module.potential.model, "avg_num_neighbors", 1.0)
+    mean = network.module.potential.model.avg_num_neighbors
     if mean <= 1:
         raise ConfigError(
             "the network does not say how many neighbours atoms have: give a structure=, or atoms= "

@@ -115,6 +115,11 @@ def export_folder(
         known = " ".join(chemical_symbols[z] for z in network.species)
         raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
     exchange = exchange or (engine == "lammps" and _layers(network) > 1)
+    if exchange and target != "cpu":
+        raise ConfigError(
+            "layers exchange features of ghosts on CPUs only: on a GPU, for=lammps takes an Allegro, "
+            "or a network of one layer"
+        )
     hops = _hops(network, engine, exchange)
     sizes = ladder(network) if sizes is None else sorted(sizes)
     headers = find_headers(lammps) if engine == "lammps" else None

@@ -215,6 +215,12 @@ def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
         lmp(text, tmp_path)
 
 
+def test_export_refuses_layers_that_would_exchange_on_a_gpu(tmp_path):
+    run = untrained_run(tmp_path, "nequip")
+    with pytest.raises(ConfigError, match="exchange features of ghosts on CPUs only"):
+        export_folder(run, tmp_path / "a", engine="lammps", sizes=SIZES, target="sm_90")
+
+
 def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path):
     _, folder = folders("nequip")
     copy = shutil.copytree(folder, tmp_path / "copy")

@@ -117,8 +117,8 @@ def export_folder(
     exchange = exchange or (engine == "lammps" and _layers(network) > 1)
     if exchange and target != "cpu":
         raise ConfigError(
-            "layers exchange features of ghosts on CPUs only: on a GPU, for=lammps takes an Allegro, "
-            "or a network of one layer"
+            "layers exchange features of ghosts on CPUs only: on a GPU, for=lammps takes "
+            "an Allegro, or a network of one layer"
         )
     hops = _hops(network, engine, exchange)
     sizes = ladder(network) if sizes is None else sorted(sizes)

@@ -121,7 +121,9 @@ def export_folder(
             "an Allegro, or a network of one layer"
         )
     hops = _hops(network, engine, exchange)
-    sizes = ladder(network) if sizes is None else sorted(sizes)
+    if sizes is None:
+        sizes = ladder(network.module.potential.model.avg_num_neighbors)
+    sizes = sorted(sizes)
     headers = find_headers(lammps) if engine == "lammps" else None
     if engine == "jax-kk":
         write = functools.partial(_write_bundle, hops=hops, species=species)
@@ -178,20 +180,20 @@ def _hops(network: Network, engine: str, exchange: bool) -> int:
     return max(hops, 2) if engine == "jax-kk" else hops  # lammps-jax gives half lists for one
 
 
-def ladder(network: Network) -> list[tuple[int, int]]:
-    """Return atoms and edges of programs for ranks of 100 to 200,000 atoms, in steps of a quarter.
+def ladder(neighbors: float, largest: int | None = None) -> list[tuple[int, int]]:
+    """Return atoms and edges of programs for ranks of `SMALLEST` to `largest` atoms.
 
-    Edges are a tenth more than those of as many atoms of the training data.
+    They grow by a quarter. Atoms have a mean number of neighbours, and edges a tenth more.
     """
-    mean = network.module.potential.model.avg_num_neighbors
-    if mean <= 1:
+    largest = LARGEST if largest is None else largest
+    if neighbors <= 1:
         raise ConfigError(
             "the network does not say how many neighbours atoms have: give a structure=, or atoms= "
             "and edges="
         )
-    count = math.ceil(math.log(LARGEST / SMALLEST) / math.log(1.25)) + 1
-    atoms = [round(SMALLEST * 1.25**k) for k in range(count)]
-    return [(n, room_for_pairs(math.ceil(n * mean))) for n in atoms]
+    steps = max(0, math.ceil(math.log(largest / SMALLEST) / math.log(1.25)))
+    atoms = [round(SMALLEST * 1.25**k) for k in range(steps + 1)]
+    return [(n, room_for_pairs(math.ceil(n * neighbors))) for n in atoms]
 
 
 def ghosts_of(atoms: int, edges: int) -> int:

@@ -241,9 +241,13 @@ def test_export_prints_the_lines_of_an_input_that_runs(tmp_path, capsys, monkeyp
     monkeypatch.setattr(folder_module, "LARGEST", 24)
     run = untrained_run(tmp_path, "allegro")
     folder = tmp_path / "folder"
+    ase.io.write(tmp_path / "start.xyz", ase.Atoms("AlCu", [[0, 0, 0], [2.5, 0, 0]]))
+    start = f"structure={tmp_path / 'start.xyz'}"
+    main(["export", str(run), str(tmp_path / "small"), "for=lammps", "types=Al,Cu", start])
+    assert "1 program, for ranks of at most 12 atoms" in capsys.readouterr().out
     main(["export", str(run), str(folder), "for=lammps", "types=Al,Cu"])
     printed = capsys.readouterr().out
-    assert "5 programs, of ranks of at most 12 to 29 atoms" in printed
+    assert "5 programs, for ranks of at most 12 to 29 atoms" in printed
     programs = re.findall(r"^program (\d+) \d+ (\d+)", (folder / "manifest.txt").read_text(), re.M)
     assert [int(atoms) for atoms, _ in programs] == [12, 15, 19, 23, 29]
     assert all(int(edges) >= 12 * int(atoms) for atoms, edges in programs)

@@ -318,7 +318,6 @@ class Engine {
       auto *in = reinterpret_cast<char *>(from[3]), *out = reinterpret_cast<char *>(to[3]);
       const size_t places = engine->running->atoms, size = engine->num_ghosts * rows.bytes;
       if (out != in) std::memcpy(out, in, std::min(dims[0], dims_out[0]) * rows.bytes);
-      if (!reverse) std::memset(out + places * rows.bytes, 0, (dims_out[0] - places) * rows.bytes);
       std::vector<char> received(reverse ? size : 0);  // a host may add to rows of ghosts, which are on their way
       if (reverse) std::memcpy(received.data(), in + places * rows.bytes, size);
       rows.owned = out, rows.ghosts = reverse ? received.data() : out + places * rows.bytes;

@@ -197,9 +197,9 @@ def ladder(neighbors: float, largest: int | None = None) -> list[tuple[int, int]
 
 
 def ghosts_of(atoms: int, edges: int) -> int:
-    """Return places for ghosts: twice those of a cube of the atoms, 1.25 cutoffs wide."""
+    """Return places for ghosts: a quarter more than 1.25 cutoffs around a cube of the atoms have."""
     reach = (3 * edges / (4 * math.pi * atoms**2)) ** (1 / 3)  # cutoff, of the edge of the cube
-    return math.ceil(2 * atoms * ((1 + 2.5 * reach) ** 3 - 1))
+    return math.ceil(1.25 * atoms * ((1 + 2.5 * reach) ** 3 - 1))
 
 
 def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str, exchange: bool):

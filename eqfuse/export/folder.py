@@ -197,7 +197,7 @@ def ladder(neighbors: float, largest: int | None = None) -> list[tuple[int, int]
 
 
 def ghosts_of(atoms: int, edges: int) -> int:
-    """Return places for ghosts: a quarter more than 1.25 cutoffs around a cube of the atoms have."""
+    """Return places for ghosts, a quarter more than within 1.25 cutoffs of a cube of atoms."""
     reach = (3 * edges / (4 * math.pi * atoms**2)) ** (1 / 3)  # cutoff, of the edge of the cube
     return math.ceil(1.25 * atoms * ((1 + 2.5 * reach) ** 3 - 1))
 

@@ -25,6 +25,7 @@ from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
 from eqfuse.runs.log import warn
+from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.terminal import duration
@@ -130,7 +131,7 @@ class _Simulation:
             ops.resolve_here(settings.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._settings, self._path = settings, str(Path(network).resolve())
+        self._settings, self._path = settings, absolute_run(str(network))
         how = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
         network = Network(network, **how)
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))

@@ -232,21 +232,21 @@ def test_unknown_or_impossible_arguments_are_refused_by_name(run, argument, erro
 
 def test_arguments_of_other_programs(run):
     """What users of mace and sevenn type gives the calculator that they mean."""
-    calculator = eqfuse.Calculator(model_paths=[str(run)], device="cpu", default_dtype="float64")
-    assert calculator.network.dtype == "float64"
+    calculator = eqfuse.Calculator(model_paths=[str(run)], device="cpu", default_dtype="float32")
+    assert calculator.network.dtype == "float32"
     assert calculator.dispersion is None
     asked = {"dispersion": True, "damping": "zero", "dispersion_xc": "pbe", "default_dtype": ""}
     calculator = eqfuse.Calculator(model=run, modal=None, device="auto", **asked)
     assert str(calculator.dispersion) == "d3(zero,pbe)"
-    assert calculator.network.dtype == "float32"
+    assert calculator.network.dtype == "float64"
     assert eqfuse.Calculator(run, dispersion=False).dispersion is None
 
 
 def test_calculator_says_what_it_is(run):
-    text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float32, backend llvm>"
+    text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float64, backend llvm>"
     assert repr(eqfuse.Calculator(run, backend="llvm")) == text
-    text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float64, backend xla, d3(bj,pbe)>"
-    assert repr(eqfuse.Calculator(run, backend="xla", dtype="float64", dispersion=True)) == text
+    text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float32, backend xla, d3(bj,pbe)>"
+    assert repr(eqfuse.Calculator(run, backend="xla", dtype="float32", dispersion=True)) == text
     assert "Name used for all files" not in pydoc.render_doc(eqfuse.Calculator)  # ASE's
 
 

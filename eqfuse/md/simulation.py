@@ -285,11 +285,16 @@ class _Simulation:
         return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
-        """Write the last good frames and raise the error."""
+        """Write the last good frames and raise the error.
+
+        The checkpoint is of before: the trajectory of a resumed run has no frame off its grid.
+        """
+        self._checkpoint()
         if self._step % self._settings.save_every:  # else they are there
             for member, state in self._states():
                 member.add_frame(state)
-        self._finish()
+        for member in self._members:
+            member.draw()
         raise TrainingFailed(
             f"stopped after step {self._step}: {why}; {self._folder} ends with the last good "
             "frame. Take a shorter timestep, or look at the structure"

@@ -35,7 +35,9 @@ FILES = {
 `stable` is that from which a run with `training.schedule=wsd` is made longer.
 """
 
-_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "replay.traj"}
+FRAMES = "frames.traj"
+"""In the folder of a run: the frames that `eqfuse.train.fit` was given."""
+_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "replay.traj", FRAMES}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4

@@ -17,6 +17,7 @@ from ase.data import chemical_symbols
 from eqfuse import models, ops
 from eqfuse.data import Dataset
 from eqfuse.data.error_table import UNITS
+from eqfuse.data.readers.rmd17 import units_named
 from eqfuse.data.structures import TRAINED, counted
 from eqfuse.runs.files import RunFolder
 from eqfuse.runs.log import printable, say, warn
@@ -100,6 +101,9 @@ def parameters(module, params) -> str:
 
 def _files(path: str) -> str:
     files = matching(path)
+    if npz := [file for file in files if file.endswith(".npz")]:
+        path += f" (from {units_named(npz[0])} to eV and Å)"
+        files = [path] if len(files) == 1 else files
     return path if files == [path] else f"{path}: {len(files)} files"
 
 

@@ -21,6 +21,7 @@ from eqfuse.models import Potential
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import digest_of, head_file
+from eqfuse.runs.names import named
 from eqfuse.runs.process import keep_memory, keep_programs
 from eqfuse.train import load_run, read_metadata
 from eqfuse.train.dispersion import Dispersion
@@ -55,7 +56,8 @@ class Network:
     are the reference energies.
 
     Args:
-      run: the folder of the run, or a file of its network (.safetensors).
+      run: the folder of the run, or a file of its network (.safetensors); or what
+        `eqfuse.runs.names.named` takes: the name of a published network, another program's file.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
@@ -79,7 +81,8 @@ class Network:
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         keep_programs()
         keep_memory()
-        run = head_file(run, head)
+        self.name = str(run if head is None else f"{run}, head {head}")
+        run = head_file(named(run), head)
         self.metadata = metadata = read_metadata(run, which=which)
         self.dispersion = Dispersion.of_run(metadata, dispersion)
         self.dtype = dtype or metadata["config"]["dtype"]

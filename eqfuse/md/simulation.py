@@ -20,6 +20,7 @@ from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
+from eqfuse.models.ewald import Reach
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
@@ -140,7 +141,7 @@ class _Simulation:
         for number, atoms in enumerate(frames):
             with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
-        for text in unlike_training(self._network, as_structures(frames)):
+        for text in unlike_training(self._network, as_structures(frames, self._network.charge_key)):
             warn(text)
         pbc = frames[0].pbc
         for number, atoms in enumerate(frames):
@@ -150,7 +151,8 @@ class _Simulation:
                     "one batch must be: simulate them apart"
                 )
         species, masses = zip(*((m.species, m.masses) for m in self._members), strict=True)
-        self._stepper = Stepper(self._network, species, masses, pbc, settings)
+        charges = [self._network.charge_of(atoms) for atoms in frames]
+        self._stepper = Stepper(self._network, species, masses, pbc, settings, charges)
         self.state = None
 
     def _first_forces(self) -> Advanced:
@@ -219,7 +221,11 @@ class _Simulation:
         """Take up the state of a checkpoint."""
         grid = Grid(*(tuple(v) if isinstance(v, list) else v for v in metadata["grid"]))
         grid = grid._replace(axes=tuple(map(tuple, grid.axes)))
-        room = Room(grid, Sizes(pairs=metadata["pairs"], edges=metadata["edges"]))
+        sizes = Sizes(pairs=metadata["pairs"], edges=metadata["edges"])
+        if metadata.get("reach"):
+            waves, *rest = metadata["reach"]
+            sizes = sizes._replace(reach=Reach(tuple(waves), *rest))
+        room = Room(grid, sizes)
         self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
         self._folder = Path(self._settings.run)
@@ -321,6 +327,7 @@ class _Simulation:
             "grid": room.grid,
             "pairs": room.sizes.pairs,
             "edges": room.sizes.edges,
+            "reach": dataclasses.astuple(room.sizes.reach),
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         write_whole(self._folder / _CHECKPOINT, encode(arrays, metadata))

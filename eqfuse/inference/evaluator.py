@@ -456,7 +456,7 @@ class Evaluator:
             listed.sizes = self._sizes(sizes._replace(edges=listed.num_edges), sizes)
 
     def _reach(self, structures, pbc, room: float = ROOM) -> Reach:
-        """Return what sums of charges need for (positions, cell) of structures, if there are any."""
+        """Return what sums of charges need for (positions, cell) of structures, see `Network`."""
         cells, counts = [cell for _, cell in structures], [len(at) for at, _ in structures]
         return self.network.reach(cells, pbc, counts, room)
 

@@ -20,9 +20,9 @@ from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
-from eqfuse.models.ewald import Reach
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
+from eqfuse.models.ewald import Reach
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
 from eqfuse.runs.log import warn

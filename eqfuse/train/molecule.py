@@ -30,7 +30,10 @@ from eqfuse.train.tuning import Tuning, training_of
 
 
 def build_potential(
-    settings: PotentialSettings, dataset: Dataset, backend: str | None, charge_key: str | None = None
+    settings: PotentialSettings,
+    dataset: Dataset,
+    backend: str | None,
+    charge_key: str | None = None,
 ) -> tuple[models.Potential, dict]:
     """Return the potential for a dataset, and the fields of its model as plain values."""
     fields = settings.model_fields(dataset.avg_num_neighbors)

@@ -86,7 +86,7 @@ def export_folder(
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       radial: "network" or "table", see `export`; "auto" for tables wherever they are within
-        `eqfuse.inference.tables.BOUND` of the networks, with backend="llvm" only.
+        `eqfuse.inference.tables.BOUNDS` of the networks, with backend="llvm" only.
       backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
       exchange: with domains, whether ghosts reach one cutoff only, and have their features from
         their owners between layers, on CPUs; if not, they reach a cutoff for each layer. "lammps"

@@ -66,7 +66,7 @@ class Network:
       backend: see `eqfuse.ops`.
       radial: how functions of lengths are computed: "network"; "table", with the knots of the run;
         or "auto", which has tables for a run that was trained with them, and wherever they are
-        within `eqfuse.inference.tables.BOUND` of the networks. None for that of the run, which is
+        within `eqfuse.inference.tables.BOUNDS` of the networks. None for that of the run, which is
         auto unless it says otherwise. `radial` is then a text of what was chosen.
       head: which head of a network with several; None where there is one.
       dispersion: see `eqfuse.Calculator`; `dispersion` is then a `Dispersion`, or None. Whoever
@@ -105,7 +105,7 @@ class Network:
         if radial == "auto":  # not by the number of edges, which differs from call to call
             radial = "table"
             if "radial" not in self.metadata:
-                found = tables_of(potential, params)
+                found = tables_of(potential, params, self.dtype)
                 radial = "table" if found.tree else "network"
                 fields = {"radial_knots": found.knots} if found.tree else {}
         potential = potential.clone(model=potential.model.clone(radial=radial, **fields))

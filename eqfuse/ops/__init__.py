@@ -36,6 +36,7 @@ __all__ = [
     "TF32X3",
     "Edges",
     "FunctionalFullyConnectedTensorProduct",
+    "FunctionalLinear",
     "FunctionalTensorProduct",
     "Linear",
     "LinearSum",
@@ -67,6 +68,7 @@ _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
 _LATE = {  # e3nn-jax does not import what the first three are made of either
     "FullyConnectedTensorProduct": "eqfuse.ops.haiku",  # of Haiku, as e3nn's
     "FunctionalFullyConnectedTensorProduct": "eqfuse.ops._legacy",
+    "FunctionalLinear": "eqfuse.ops._legacy",
     "FunctionalTensorProduct": "eqfuse.ops._legacy",
     "fuse": "eqfuse.fuse.rewrite",  # which is above the ops
     "patched": "eqfuse.fuse.patch",

@@ -16,7 +16,6 @@ COMMANDS = {
     "select": "eqfuse.inference.commands:run_select",
     "uncertainty": "eqfuse.inference.uncertainty",
     "md": "eqfuse.md.command",
-    "lammps": "eqfuse.lammps.command",
     "relax": "eqfuse.md.command:relax_main",
     "check": "eqfuse.certify.check",
     "compare": "eqfuse.certify.compare",

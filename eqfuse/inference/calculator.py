@@ -16,7 +16,7 @@ from eqfuse.data import DataError
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.arguments import understood
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
+from eqfuse.inference.evaluator import Evaluator, Placed, Results, energies_of, near_edges
 from eqfuse.inference.network import Network, find_runs, unlike_training
 from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import Spread, SpreadOf, with_spread
@@ -39,10 +39,11 @@ def skin_of(num_atoms: int) -> float:
     return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN
 
 
-def _state_of(atoms) -> tuple[bytes, ...]:
+def _state_of(atoms, charge_key: str | None) -> tuple[bytes, ...]:
     """Return what results depend on, in bytes, which are compared quickly; positions first."""
     arrays = atoms.arrays["positions"], atoms.arrays["numbers"], atoms.cell.array, atoms.pbc
-    return tuple([array.tobytes() for array in arrays])
+    charge = atoms.info.get(charge_key) if charge_key else None
+    return (*[array.tobytes() for array in arrays], repr(charge).encode())
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -123,7 +124,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         self.spread = bool(spread)
         if spread:
             with_spread(self.network)  # refused where none was fitted
-        if self.dispersion is not None:
+        if self.dispersion is not None or self.network.module.potential.long_range is not None:
             names = self.implemented_properties
             self.implemented_properties = tuple(n for n in names if n != "stresses")
         self._state: tuple[bytes, ...] | None = None
@@ -235,7 +236,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def _take(self, atoms):
         """Take atoms as those that results are of, and forget those of others."""
-        state = _state_of(atoms)
+        state = _state_of(atoms, self.network.charge_key)
         if state == self._state:
             return
         if self._state is not None and state[1:] == self._state[1:]:
@@ -261,14 +262,15 @@ class Calculator(ase.calculators.calculator.Calculator):
     @property
     def _placed(self) -> Placed:
         atoms = self.atoms
-        return Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
+        place = atoms.numbers, atoms.positions, self._cell, atoms.pbc
+        return Placed(*place, self.network.charge_of(atoms))
 
     def _compute(self, *, of_atoms: bool) -> Results:
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
             raise DataError(f"positions are not finite: {_DIVERGED}")
         if self._cell is None:
-            [checked] = as_structures(atoms)
+            [checked] = as_structures(atoms, self.network.charge_key)
             self._cell, self._volume = checked.cell, checked.volume
             for text in unlike_training(self.network, [checked]):
                 if text not in self._said:
@@ -367,13 +369,14 @@ def _columns(module, params, pairs, geometry, size, *, count: int):
     near = near_edges(module.cutoff, pairs, geometry, size)
     edges = near.edges
 
+    zero, strain = jnp.zeros_like(geometry.positions), jnp.zeros_like(geometry.cells)
+
     def energy(moves):
         vectors = near.vectors + moves[edges.senders] - moves[edges.receivers]
         vectors = jnp.where(near.real, vectors, 0).astype(module.dtype)
-        energies = module.potential.apply(params, vectors, geometry.species, edges)
-        return jnp.sum(energies[:count])
+        at = vectors, geometry.positions + moves, strain
+        return jnp.sum(energies_of(module, params, *at, geometry, edges))
 
-    zero = jnp.zeros_like(geometry.positions)
     gradient = jax.grad(energy)
 
     def column(number):

@@ -106,7 +106,7 @@ def fit(run, train=None, validation=None) -> Fitted:
     dispersion, network.dispersion, network.uncertainty = network.dispersion, None, None
     own = _data_of(folder) if train is None or validation is None else (None, None)
     given = network.metadata["config"]["data"]
-    keys = Keys(*(given.get(f"{name}_key", name) for name in Keys._fields))
+    keys = Keys(*(given.get(f"{n}_key", usual) for n, usual in Keys()._asdict().items()))
     # the network's own frames are less the dispersion already
     train = own[0] if train is None else _read(train, keys, dispersion)
     validation = own[1] if validation is None else _read(validation, keys, dispersion)

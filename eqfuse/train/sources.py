@@ -53,6 +53,7 @@ class DataSettings:
     energy_key: str = value("energy")
     forces_key: str = value("forces")
     stress_key: str = value("stress")
+    charge_key: str | None = value(None)
     types: str | None = value(None)
 
     def __post_init__(self):
@@ -80,7 +81,7 @@ class DataSettings:
     def keys(self):
         from eqfuse.data import Keys
 
-        return Keys(energy=self.energy_key, forces=self.forces_key, stress=self.stress_key)
+        return Keys(self.energy_key, self.forces_key, self.stress_key, self.charge_key)
 
     def subtracted(self):
         """Return the `Dispersion` that labels are less, or None; or refuse the setting."""

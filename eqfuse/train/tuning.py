@@ -109,7 +109,8 @@ class Tuning:
         return prepare_samples(structures, cutoff, self.past.species, references)
 
     def _batcher(self, samples: Samples, size: int = _FROM) -> Batcher:
-        return Batcher(samples, size, dtype=self.config.dtype, max_shapes=1)  # one program
+        how = {"dtype": self.config.dtype, "long_range": self.past.potential.long_range}
+        return Batcher(samples, size, max_shapes=1, **how)  # one program
 
     def predicted(self, samples: Samples, params) -> list[Predicted]:
         """Return what the network predicts for each sample with these variables."""

@@ -160,6 +160,7 @@ def test_simulations_of_other_numbers_share_their_program(run, crystal, tmp_path
         md.run(run, crystal, steps=1, max_force=1e-9, run=str(tmp_path / "stopped"))
     first, second = steppers
     assert first._advance is second._advance
+    assert len(first._advance) == 1
 
 
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):

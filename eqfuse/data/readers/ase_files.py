@@ -26,7 +26,7 @@ from eqfuse.data.readers.format import (
     refused_as,
     require_file,
 )
-from eqfuse.data.remarks import remarks_of
+from eqfuse.data.remarks import remarks_of, total_charge
 from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
 
@@ -155,6 +155,7 @@ def of_atoms(
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
         unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
         remarks=remarks_of(atoms),
+        charge=total_charge(per_frame, keys.charge),
     )
 
 

@@ -22,6 +22,7 @@ from eqfuse.models.ewald import Reach
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import digest_of, head_file
+from eqfuse.runs.names import named
 from eqfuse.runs.process import keep_memory, keep_programs
 from eqfuse.train import load_run, read_metadata
 from eqfuse.train.dispersion import Dispersion
@@ -58,13 +59,14 @@ class Network:
     are the reference energies.
 
     Args:
-      run: the folder of the run, or a file of its network (.safetensors).
+      run: the folder of the run, or a file of its network (.safetensors); or what
+        `eqfuse.runs.names.named` takes: the name of a published network, another program's file.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
       radial: how functions of lengths are computed: "network"; "table", with the knots of the run;
         or "auto", which has tables for a run that was trained with them, and wherever they are
-        within `eqfuse.inference.tables.BOUND` of the networks. None for that of the run, which is
+        within `eqfuse.inference.tables.BOUNDS` of the networks. None for that of the run, which is
         auto unless it says otherwise. `radial` is then a text of what was chosen.
       head: which head of a network with several; None where there is one.
       dispersion: see `eqfuse.Calculator`; `dispersion` is then a `Dispersion`, or None. Whoever
@@ -82,7 +84,8 @@ class Network:
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         keep_programs()
         keep_memory()
-        run = head_file(run, head)
+        self.name = str(run if head is None else f"{run}, head {head}")
+        run = head_file(named(run), head)
         self.metadata = metadata = read_metadata(run, which=which)
         self.dispersion = Dispersion.of_run(metadata, dispersion)
         self.dtype = dtype or metadata["config"]["dtype"]
@@ -102,7 +105,7 @@ class Network:
         if radial == "auto":  # not by the number of edges, which differs from call to call
             radial = "table"
             if "radial" not in self.metadata:
-                found = tables_of(potential, params)
+                found = tables_of(potential, params, self.dtype)
                 radial = "table" if found.tree else "network"
                 fields = {"radial_knots": found.knots} if found.tree else {}
         potential = potential.clone(model=potential.model.clone(radial=radial, **fields))

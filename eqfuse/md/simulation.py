@@ -26,6 +26,7 @@ from eqfuse.models.ewald import Reach
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
 from eqfuse.runs.log import warn
+from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.terminal import duration
@@ -131,7 +132,7 @@ class _Simulation:
             ops.resolve_here(settings.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._settings, self._path = settings, str(Path(network).resolve())
+        self._settings, self._path = settings, absolute_run(str(network))
         how = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
         network = Network(network, **how)
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
@@ -290,11 +291,16 @@ class _Simulation:
         return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
-        """Write the last good frames and raise the error."""
+        """Write the last good frames and raise the error.
+
+        The checkpoint is of before: the trajectory of a resumed run has no frame off its grid.
+        """
+        self._checkpoint()
         if self._step % self._settings.save_every:  # else they are there
             for member, state in self._states():
                 member.add_frame(state)
-        self._finish()
+        for member in self._members:
+            member.draw()
         raise TrainingFailed(
             f"stopped after step {self._step}: {why}; {self._folder} ends with the last good "
             "frame. Take a shorter timestep, or look at the structure"

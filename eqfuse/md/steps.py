@@ -18,9 +18,12 @@ from eqfuse.inference.lists import (
     grid_of,
     list_side_by_side,
     make_pairs,
+    most_pairs,
+    padded_pairs,
     room_in_boxes,
 )
 from eqfuse.inference.network import Module, Network
+from eqfuse.inference.programs import Kept
 from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
@@ -102,11 +105,11 @@ class Advanced(NamedTuple):
 
 def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
     """Return a listing which means that a list has to be made."""
-    positions, cells = np.zeros((structures, atoms, 3)), np.zeros((structures, 3, 3))
-    arrays = positions, cells, np.ones((structures, atoms), bool)
-    shapes = jax.eval_shape(lambda *a: make_pairs(room.grid, room.sizes.pairs, *a)[0], *arrays)
-    pairs = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    return Listing(pairs, np.full_like(positions, np.inf), cells + np.eye(3))
+    size = structures * min(room.sizes.pairs, most_pairs(room.grid, atoms))
+    none = np.zeros((0, 3), np.int32)
+    pairs = padded_pairs(none[:, 0], none[:, 1], none, structures * atoms, size)
+    positions = np.full((structures, atoms, 3), np.inf)
+    return Listing(pairs, positions, np.tile(np.eye(3), (structures, 1, 1)))
 
 
 class Dispersed(NamedTuple):
@@ -175,7 +178,12 @@ def _compile_steps(
         state, listing, _, reason, rows, most = jax.lax.while_loop(goes_on, body, start)
         return Advanced(state, listing, reason, rows, most)
 
-    return jax.jit(advance, donate_argnums=(3, 4))
+    def like(params, numbers, structures, state, listing, *_):
+        return Advanced(state, listing, 0, 0, Most(_NOTHING, 0, 0))
+
+    made_of = f"steps {module.settings, module.cutoff, module.dtype, room, ensemble, has_spread}"
+    # what calls back to this process cannot be kept
+    return Kept(advance, None if added else made_of, result=like, donated=(3, 4))
 
 
 def _take(module: Module, room: Room, settings, added, params, structures, before, listing, step):
@@ -275,7 +283,7 @@ class Stepper:
         self._network, self._settings, self._pbc = network, settings, pbc
         self._numbers = tuple(tuple(network.species[k] for k in one) for one in species)
         values = {name: getattr(settings, name) for name in NUMBERS}
-        self._values = {n: float(value) for n, value in values.items() if value is not None}
+        self._values = {n: np.float64(value) for n, value in values.items() if value is not None}
         self._sizes = np.array([len(one) for one in species])
         # noise acts on the total momentum too; without it the momentum is conserved
         conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)

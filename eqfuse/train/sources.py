@@ -59,6 +59,10 @@ class DataSettings:
     def __post_init__(self):
         need = f"left out with data={self.name}, which is embedded"
         require(self.name == "extxyz" or self.path is None, "data.path", self.path, need)
+        share = os.path.basename(self.test or "")
+        if re.fullmatch(r"[\d.]+", share) and not os.path.exists(self.test):
+            need = f"a file; data.val={share} validates with a share of the frames"
+            require(False, "data.test", share, need)
         need = "left out: all frames of data.val_path validate"
         unset = self.val == DataSettings.val
         require(self.val_path is None or unset, "data.val", self.val, need)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import eqfuse
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import heads_of
+from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -114,7 +115,7 @@ class Config:
     devices: str = value("1")
     epochs: int | None = value(None, POSITIVE)
     max_minutes: float | None = value(None, POSITIVE)
-    start_from: str | None = value(None, convert=absolute)
+    start_from: str | None = value(None, convert=absolute_run)
     head: str | None = value(None)
     elements: Literal["data"] | None = value(None)
     replay: str | None = value(

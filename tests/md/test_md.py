@@ -191,6 +191,27 @@ def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch
         md.resume(tmp_path / "parts", 60)
 
 
+def test_a_stopped_simulation_is_resumed_on_its_grid(run, crystal, tmp_path, monkeypatch):
+    """The last good frame, which a stop adds off the grid, is not in the resumed trajectory."""
+    record, settings = simulation._Simulation._record, {"steps": 30, "save_every": 8}
+
+    def stopped(self, rows, first, count):
+        record(self, rows, first, count)
+        if self._step % 8:
+            self._stop("by a test")
+
+    md.run(run, crystal, run=str(tmp_path / "whole"), **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Simulation, "_record", stopped)
+        with pytest.raises(TrainingFailed, match="by a test"):
+            md.run(run, crystal, run=str(tmp_path / "parts"), **settings)
+    whole, parts = (tmp_path / name / "trajectory.xyz" for name in ("whole", "parts"))
+    assert len(ase.io.read(parts, ":")) == len(ase.io.read(whole, ":")) + 1
+    md.resume(tmp_path / "parts", 32)
+    md.resume(tmp_path / "whole", 32)
+    assert parts.read_text() == whole.read_text()
+
+
 @pytest.mark.slow
 def test_energy_is_conserved_and_float32_follows(run, crystal, tmp_path):
     """The drift in 400 steps of 1 fs is a small part of what kinetic energy moves."""

@@ -250,7 +250,9 @@ def test_the_report_says_what_the_rest_of_the_time_is(capsys):
     kernels = np.ones((size, 4096)), np.ones((4096, size))
     jax.eval_shape(ops.fuse(layer, report=True), *arrays(), *kernels)
     *_, share = capsys.readouterr().out.splitlines()
-    assert re.search("[0-4]% of the time is in what fused ops replace; the rest: 7[0-9]% matmuls", share)
+    assert re.search(
+        "[0-4]% of the time is in what fused ops replace; the rest: 7[0-9]% matmuls", share
+    )
 
 
 def test_the_report_does_not_advise_what_is_done(capsys):

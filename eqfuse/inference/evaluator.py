@@ -95,6 +95,7 @@ class Evaluated(NamedTuple):
     gradient: jax.Array  # [n_edges, 3] eV/Å, of the energy by the vectors
     near: Near
     strain: jax.Array | None = None  # [n_graphs, 3, 3] eV, of the energy of charges by the strain
+    charges: jax.Array | None = None  # [n_nodes, charges] e, the latent ones
 
 
 def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
@@ -125,16 +126,16 @@ def energies_and_gradient(potential, params, vectors, species, edges, atoms):
 
 
 def energies_of(module: Module, params, vectors, positions, strain, geometry: Geometry, edges):
-    """Return the energies of nodes, [n_nodes] eV, with those of latent charges.
+    """Return the energies of nodes, [n_nodes] eV, and their latent charges, if there are any.
 
-    These depend on positions [n_nodes, 3] and on strain [n_graphs, 3, 3], in float64, besides the
-    vectors.
+    These are [n_nodes, charges], and their energies depend on positions [n_nodes, 3] and on strain
+    [n_graphs, 3, 3], in float64, besides the vectors.
     """
     atoms = jnp.arange(len(geometry.species)) < geometry.num_atoms
     found = module.potential.apply(params, vectors, geometry.species, edges)
     long_range = module.potential.long_range
     if long_range is None:
-        return jnp.where(atoms, found, 0)
+        return jnp.where(atoms, found, 0), None
     energies, scalars = found
     index, count = geometry.index, len(geometry.cells)
     real = atoms if geometry.is_atom is None else geometry.is_atom
@@ -143,7 +144,7 @@ def energies_of(module: Module, params, vectors, positions, strain, geometry: Ge
     positions = positions + jnp.sum(positions[:, :, None] * strain[index], axis=1)
     cells = geometry.cells + geometry.cells @ strain
     far = long_range.energies(charges, positions, cells, index, geometry.reach)
-    return jnp.where(atoms, energies + far, 0)
+    return jnp.where(atoms, energies + far, 0), charges
 
 
 def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
@@ -176,15 +177,15 @@ def _with_charges(module: Module, params, near: Near, geometry: Geometry) -> Eva
     def total(vectors, positions, strain):
         strain = (strain + jnp.swapaxes(strain, 1, 2)) / 2
         args = vectors, positions, strain, geometry, near.edges
-        energies = energies_of(module, params, *args)
-        return jnp.sum(energies), energies
+        energies, charges = energies_of(module, params, *args)
+        return jnp.sum(energies), (energies, charges)
 
     at = near.vectors.astype(module.dtype), geometry.positions, jnp.zeros_like(geometry.cells)
-    derivatives, energies = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*at)
+    derivatives, (energies, charges) = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*at)
     gradient, by_positions, strain = derivatives
     gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
     forces = add_forces(gradient, near.edges, -by_positions, are_sorted=True)
-    return Evaluated(energies.astype(jnp.float64), forces, gradient, near, strain)
+    return Evaluated(energies.astype(jnp.float64), forces, gradient, near, strain, charges)
 
 
 def strain_derivatives(evaluated: Evaluated, geometry: Geometry):
@@ -271,12 +272,14 @@ class Results(NamedTuple):
     forces: np.ndarray  # [n_atoms, 3] eV/Å
     strain: np.ndarray  # [n_structures, 3, 3] eV; or the parts of the atoms, [n_atoms, 3, 3]
     references: np.ndarray  # [n_atoms] eV, the reference energies
+    charges: np.ndarray | None = None  # [n_atoms, charges] e, the latent ones, if there are any
 
 
 def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
     done = evaluate(module, params, pairs, geometry, size=size)
     strain = atom_strain_derivatives(done) if of_atoms else strain_derivatives(done, geometry)
     parts = [done.node_energy, done.forces.ravel(), strain.ravel()]
+    parts += [] if done.charges is None else [done.charges.ravel()]
     return jnp.concatenate(parts), done.near.num_edges
 
 
@@ -397,14 +400,18 @@ class Evaluator:
         """
         array = self._apply(_results, listed, structures, of_atoms=of_atoms)
         nodes, number = listed.sizes.nodes, listed.number
-        strain = array[4 * nodes :].reshape(-1, 3, 3)
+        end = 4 * nodes + 9 * (nodes if of_atoms else listed.sizes.graphs)
+        strain, charges = array[4 * nodes : end].reshape(-1, 3, 3), None
+        if len(array) > end:
+            charges = array[end:].reshape(nodes, -1).take(number, axis=0)
         energies = array[:nodes].take(number)
         forces = array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0)
         is_finite = np.isfinite(energies) & np.isfinite(forces).all(axis=1)
         if not is_finite.all():
             self._refuse(listed, structures, int(np.argmin(is_finite)))
         strain = strain.take(number, axis=0) if of_atoms else strain[: len(listed.structures)]
-        return Results(energies, forces, strain, self.network.references[listed.species])
+        references = self.network.references[listed.species]
+        return Results(energies, forces, strain, references, charges)
 
     def _refuse(self, listed: Listed, structures, atom: int):
         """Raise the error of structures in which an atom has a number that is not finite."""

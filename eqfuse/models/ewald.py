@@ -125,8 +125,12 @@ class LatentEwald:
         return self.largest / (2 * math.pi) * (cells**2).sum(axis=2) ** 0.5
 
     def covers(self, cells, reach: Reach):
-        """Check that no wave is missing in cells [n_graphs, 3, 3], which may have grown."""
-        return jnp.all(self._multiples(cells) < jnp.asarray(reach.waves) + 1)
+        """Check that no wave is missing in cells [n_graphs, 3, 3], which may have grown.
+
+        Those that are not finite are nobody's waves.
+        """
+        most = self._multiples(cells)
+        return ~jnp.any((most >= jnp.asarray(reach.waves) + 1) & jnp.isfinite(most))
 
     def charges_of(self, scalars, index, is_atom, num_graphs: int, totals=None):
         """Return the charges of atoms, [n, charges] e; zero in the padding.

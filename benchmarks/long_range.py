@@ -100,6 +100,30 @@ def step_seconds(periodic: bool, turns: int) -> dict[str, float]:
     return {way: float(np.median(seconds)) for way, seconds in times.items()}
 
 
+def sum_seconds(repeats: int, turns: int) -> tuple[int, float]:
+    """Return the number of atoms of a cell, and the median time of its sum with all derivatives."""
+    atoms, les = (
+        ase.build.bulk("NaCl", "rocksalt", a=5.64, cubic=True).repeat(repeats),
+        LatentEwald(),
+    )
+    atoms.rattle(0.1, seed=0)
+    cells, charges = atoms.cell.array[None], np.where(atoms.numbers == 11, 1.0, -1.0)[:, None]
+    reach, times = les.reach(cells, [[True] * 3], [len(atoms)]), []
+    with jax.enable_x64(True):
+        index = jnp.zeros(len(atoms), jnp.int32)
+
+        def total(*operands):
+            return les.energies(*operands, index, reach).sum()
+
+        gradient = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
+        operands = jax.device_put((charges, atoms.positions, cells))
+        for _ in range(turns + 1):
+            start = time.perf_counter()
+            jax.block_until_ready(gradient(*operands))
+            times.append(time.perf_counter() - start)
+    return len(atoms), float(np.median(times[1:]))
+
+
 def main() -> None:
     """Train, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -114,6 +138,11 @@ def main() -> None:
         seconds = step_seconds(periodic, options.turns)
         text = ", ".join(f"{way} {1e3 * value:.0f} ms" for way, value in seconds.items())
         print(f"216 atoms, {'in a cell' if periodic else 'free'}: {text}", flush=True)
+    for repeats in (3, 5, 8):
+        count, seconds = sum_seconds(repeats, 3)
+        print(
+            f"sum of {count} atoms and its derivatives, float64: {1e3 * seconds:.0f} ms", flush=True
+        )
     rng = np.random.default_rng(0)
     data, test = options.out / "frames.xyz", [frame(rng) for _ in range(50)]
     ase.io.write(data, [frame(rng) for _ in range(options.frames)], format="extxyz")

@@ -11,6 +11,7 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 
 import eqfuse
+from eqfuse.certify.subjects import Run
 from eqfuse.cli import main
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Evaluator
@@ -18,6 +19,7 @@ from eqfuse.inference.network import Network
 from eqfuse.inference.predict import as_structures
 from eqfuse.models.ewald import CONSTANT, LatentEwald
 from eqfuse.runs.errors import ConfigError
+from eqfuse.train.dispersion import Dispersion
 from tests.lammps.untrained import FIELDS, untrained_run
 from tests.models.test_ewald import E2, written_out
 
@@ -225,3 +227,21 @@ def test_born_charges_are_derivatives_of_the_dipole(runs, salt):
     np.testing.assert_allclose(eqfuse.born_charges(wide, dielectric=4.0), 2 * born, atol=1e-9)
     with pytest.raises(ConfigError, match="several latent charges of each atom"):
         eqfuse.born_charges(runs(), atoms)
+
+
+def test_check_knows_that_charges_reach_far(runs, salt):
+    """It asks no run with charges whether far fragments are apart, and computes what is neutral."""
+    subject = Run(runs(long_range=LatentEwald(scale=0.5, charge_key="q")))
+    assert not subject.is_local
+    [found], [again] = subject.compute([free(salt)]), subject.in_turn([free(salt)])
+    assert found.error is None
+    assert found.energy == pytest.approx(again.energy)
+
+
+def test_dispersion_is_added_to_charges(runs, salt):
+    pytest.importorskip("dftd3")
+    parts = [Dispersion.parse("d3(bj)").of(salt).energy]
+    for options in ({}, {"dispersion": "d3(bj)"}):
+        salt.calc = eqfuse.Calculator(runs(), **options)
+        parts.append(salt.get_potential_energy())
+    assert parts[2] == pytest.approx(parts[0] + parts[1])

@@ -375,7 +375,7 @@ def _columns(module, params, pairs, geometry, size, *, count: int):
         vectors = near.vectors + moves[edges.senders] - moves[edges.receivers]
         vectors = jnp.where(near.real, vectors, 0).astype(module.dtype)
         at = vectors, geometry.positions + moves, strain
-        return jnp.sum(energies_of(module, params, *at, geometry, edges)[0])
+        return energies_of(module, params, *at, geometry, edges)[0]
 
     gradient = jax.grad(energy)
 

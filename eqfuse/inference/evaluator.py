@@ -126,17 +126,20 @@ def energies_and_gradient(potential, params, vectors, species, edges, atoms):
     return jax.grad(total, argnums=1, has_aux=True)(params, vectors, species, edges, atoms)
 
 
-def energies_of(module: Module, params, vectors, positions, strain, geometry: Geometry, edges):
-    """Return the energies of nodes, [n_nodes] eV, and their latent charges, if there are any.
+def energies_of(
+    module: Module, params, vectors, positions, strain, geometry: Geometry, edges, change=0.0
+):
+    """Return the energy, eV, and the energies of nodes without charges, and the latent charges.
 
-    These are [n_nodes, charges], and their energies depend on positions [n_nodes, 3] and on strain
-    [n_graphs, 3, 3], in float64, besides the vectors.
+    These are [n_nodes, charges], or None. Their energy depends on positions [n_nodes, 3], on strain
+    [n_graphs, 3, 3] and on a `change` of the charges, in float64, besides the vectors.
     """
     atoms = jnp.arange(len(geometry.species)) < geometry.num_atoms
     found = module.potential.apply(params, vectors, geometry.species, edges)
     long_range = module.potential.long_range
     if long_range is None:
-        return jnp.where(atoms, found, 0), None
+        energies = jnp.where(atoms, found, 0)
+        return jnp.sum(energies), energies, None
     energies, scalars = found
     index, count = geometry.index, len(geometry.cells)
     real = atoms if geometry.is_atom is None else geometry.is_atom
@@ -144,8 +147,10 @@ def energies_of(module: Module, params, vectors, positions, strain, geometry: Ge
     charges = long_range.charges_of(scalars, index, real, count, geometry.charges)
     positions = positions + jnp.sum(positions[:, :, None] * strain[index], axis=1)
     cells = geometry.cells + geometry.cells @ strain
-    far = long_range.energies(charges, positions, cells, index, geometry.reach)
-    return jnp.where(atoms, energies + far, 0), charges
+    placed = positions, cells, index, geometry.reach
+    far = long_range.energies(charges + change, *placed, parts=False)
+    energies = jnp.where(atoms, energies, 0).astype(positions.dtype)
+    return jnp.sum(energies) + jnp.sum(far), energies, charges
 
 
 def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
@@ -175,18 +180,20 @@ def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: 
 
 
 def _with_charges(module: Module, params, near: Near, geometry: Geometry) -> Evaluated:
-    def total(vectors, positions, strain):
+    def total(vectors, positions, strain, change):
         strain = (strain + jnp.swapaxes(strain, 1, 2)) / 2
         args = vectors, positions, strain, geometry, near.edges
-        energies, charges = energies_of(module, params, *args)
-        return jnp.sum(energies), (energies, charges)
+        energy, *rest = energies_of(module, params, *args, change)
+        return energy, rest
 
     at = near.vectors.astype(module.dtype), geometry.positions, jnp.zeros_like(geometry.cells)
-    derivatives, (energies, charges) = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*at)
-    gradient, by_positions, strain = derivatives
+    change = jnp.zeros((len(geometry.species), module.potential.long_range.charges))
+    gradient_of = jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True)
+    (gradient, by_positions, strain, potential), (energies, charges) = gradient_of(*at, change)
+    energies += jnp.sum(charges * potential, axis=1) / 2  # the energy of charges is quadratic
     gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
     forces = add_forces(gradient, near.edges, -by_positions, are_sorted=True)
-    return Evaluated(energies.astype(jnp.float64), forces, gradient, near, strain, charges)
+    return Evaluated(energies, forces, gradient, near, strain, charges)
 
 
 def strain_derivatives(evaluated: Evaluated, geometry: Geometry):

@@ -35,6 +35,7 @@ from eqfuse.inference.network import ROOM, Module, Network
 from eqfuse.inference.programs import Kept
 from eqfuse.models.ewald import Reach
 from eqfuse.ops import Edges
+from eqfuse.runs.process import give_back
 
 _MOST_OWN, _MOST_OTHERS = 2, 1.2
 """Limits of the size of a compiled program by what is needed: of one used here, and of others."""
@@ -450,6 +451,7 @@ class Evaluator:
             with jax.enable_x64(True), precise, self.network.described():
                 done = compiled(self.network.params, *arguments, size=listed.sizes.edges)
             done = np.asarray(done)
+            give_back()
             listed.num_edges = int(done[-1])
             if listed.num_edges <= listed.sizes.edges:
                 return done[:-1]

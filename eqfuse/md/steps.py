@@ -28,6 +28,7 @@ from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
 from eqfuse.models.ewald import Reach
+from eqfuse.runs.process import give_back
 from eqfuse.train.dispersion import Dispersion
 
 _SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
@@ -348,6 +349,7 @@ class Stepper:
         done = self._advance(self._network.params, self._values, *arguments)
         self._listing = done.listing
         done = jax.device_get(done._replace(listing=None))
+        give_back()
         self.num_lists += int(done.most.lists)
         if done.reason == OVERFLOW:
             self._enlarge(done)

@@ -10,7 +10,7 @@ from pathlib import Path
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import FRAMES, require_free
 from eqfuse.runs.log import Log
-from eqfuse.runs.process import keep_freed_memory, keep_memory, keep_programs
+from eqfuse.runs.process import give_back, keep_freed_memory, keep_memory, keep_programs
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import exit_code, fail
 from eqfuse.train.resume import resumed_config, started_config
@@ -110,7 +110,10 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
     if seeds_of(arguments)[1] is not None:
         raise ConfigError("fit trains one run; call it for each of seeds=")
     keep_memory()
-    return _run(_config(arguments), callbacks)
+    try:
+        return _run(_config(arguments), callbacks)
+    finally:
+        give_back()
 
 
 def _with_frames_written(given: dict) -> dict:

@@ -215,7 +215,7 @@ def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str
     An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
     """
     found, possible = {}, may_be_labels(per_frame, per_atom, count)
-    for name, key in zip(LABELS, keys, strict=True):
+    for name, key in zip(LABELS, keys, strict=False):
         read = stress_key(per_frame, key) if name == "stress" else key
         if read not in (per_atom if name == "forces" else per_frame):
             like = [k for k in possible[name] if re.search(_WORDS[name], k.lower())]

@@ -11,6 +11,7 @@ import numpy as np
 
 _COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion, which colour-blind readers distinguish
 _MAX_POINTS = 20_000
+_OTHER = 0.25  # of a temperature at the start, by which that of the second half is another one
 
 
 def learning_curves(metrics: Path, target: Path, stage: int | None = None):
@@ -134,10 +135,13 @@ def dynamics(table: Path, distances: Path, target: Path):
     energy.set(ylabel="change of energy (eV)")
     energy.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, fontsize=8)
     kelvin = columns["temperature_k"]
-    title = (
-        f"mean {kelvin.mean():.1f} K, of the second half {kelvin[len(kelvin) // 2 :].mean():.1f} K"
-    )
+    later = kelvin[len(kelvin) // 2 :].mean()
+    title = f"mean {kelvin.mean():.1f} K, of the second half {later:.1f} K"
     temperature.set(ylabel="temperature (K)", title=title)
+    if abs(later - kelvin[0]) > _OTHER * kelvin[0] > 0:
+        note = f"{later:.0f} K where {kelvin[0]:.0f} K were given: a structure out of its minimum "
+        note += "heats up, and\none in it loses half of its kinetic energy at constant energy; "
+        figure.supxlabel(f"{note}relax it, or give equilibrate=", fontsize="small")
     if np.isnan(conserved).all():
         values, pressure = columns["volume_a3"], columns["pressure_gpa"]
         title = f"mean {values.mean():.1f} Å³, {pressure.mean():.3g} GPa"

@@ -18,12 +18,8 @@ ROUNDING = {"float32": 1e-4, "float64": 1e-6}
 """Largest difference that is rounding, relative to forces (1 eV/Å at least), energies (1 eV an
 atom) and stress (0.01 eV/Å³). It is `eqfuse.certify.questions.ROUGHEST` in float32. In float64 it
 is ten times that of constants which a program keeps in float32 (Bessel functions, couplings)."""
-_PROGRAMS = {
-    "MACECalculator": "mace",
-    "SevenNetCalculator": "sevennet",
-    "NequixCalculator": "nequix",
-    "NequIPCalculator": "nequip",
-}
+_PROGRAMS = {"MACECalculator": "mace", "SevenNetCalculator": "sevennet"}
+_PROGRAMS |= {"NequixCalculator": "nequix", "NequIPCalculator": "nequip"}
 _LEAST = {"energy": 1.0, "forces": 1.0, "stress": 0.01}
 _UNITS = {"energy": "eV", "forces": "eV/Å", "stress": "eV/Å³"}
 

@@ -49,11 +49,7 @@ def _one(name: str, value):
         return value[0]
     if isinstance(value, str | os.PathLike):
         return value
-    what = f"{len(value)} of them" if isinstance(value, list | tuple) else type(value).__name__
-    raise TypeError(
-        f"{name} must be one file, folder or name, got {what}; eqfuse.Committee takes several, "
-        "and eqfuse.accelerate a calculator"
-    )
+    raise TypeError(f"{name} must be a file, folder or name; eqfuse.Committee takes several")
 
 
 def _check_device(kind: str):

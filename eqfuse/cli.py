@@ -51,7 +51,9 @@ def _run(arguments: list[str] | None) -> int:
         print(Path(__file__).with_name("help.txt").read_text(encoding="utf-8"), end="")
         return 0
     if name == "--version":
-        print(f"eqfuse {__version__}")
+        commit = Path(__file__).with_name("built_from.txt")  # of a wheel, by hatch_build.py
+        of = f" (of commit {commit.read_text().strip()})" if commit.exists() else ""
+        print(f"eqfuse {__version__}{of}")
         return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)

@@ -83,8 +83,12 @@ def _noise(subject: Subject, structures, rng) -> np.ndarray:
     lines = [subject.compute(asked.line(atoms, rng)) for atoms in structures]
     precision = asked.precision_of(lines)
     pairs = zip(structures, lines, strict=True)
-    rows = [(atoms, asked.without(line, subject.offset(atoms))) for atoms, line in pairs]
-    return np.array([asked.measure(*row, precision) for row in rows])
+
+    def measured(atoms, line):
+        line = [one._replace(energy=one.energy - subject.offset(atoms)) for one in line]
+        return asked.measure(atoms, line, precision)
+
+    return np.array([measured(*pair) for pair in pairs])
 
 
 def _nearest(atoms: ase.Atoms) -> np.ndarray:

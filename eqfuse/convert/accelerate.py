@@ -1,16 +1,16 @@
 """Live calculators of other programs as calculators of this one, compared on the way."""
 
+import importlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from ase.calculators.mixing import SumCalculator
 
 from eqfuse.convert.convert import convert
-from eqfuse.convert.converted import ConvertError, refuse
+from eqfuse.convert.converted import ConvertError
 from eqfuse.inference.calculator import Calculator
 from eqfuse.runs.errors import CheckpointError
 
@@ -18,6 +18,12 @@ ROUNDING = {"float32": 1e-4, "float64": 1e-6}
 """Largest difference that is rounding, relative to forces (1 eV/Å at least), energies (1 eV an
 atom) and stress (0.01 eV/Å³). It is `eqfuse.certify.questions.ROUGHEST` in float32. In float64 it
 is ten times that of constants which a program keeps in float32 (Bessel functions, couplings)."""
+_PROGRAMS = {
+    "MACECalculator": "mace",
+    "SevenNetCalculator": "sevennet",
+    "NequixCalculator": "nequix",
+    "NequIPCalculator": "nequip",
+}
 _LEAST = {"energy": 1.0, "forces": 1.0, "stress": 0.01}
 _UNITS = {"energy": "eV", "forces": "eV/Å", "stress": "eV/Å³"}
 
@@ -46,34 +52,66 @@ def accelerate(calculator, *, file=None):
     Warns:
       UserWarning: it is returned as it was; says why.
     """
-    kind = type(calculator).__name__
+    kind, why = type(calculator).__name__, f"it is none of {', '.join(_PROGRAMS)}"
     if isinstance(calculator, SumCalculator):
-        members = [
-            accelerate(one, file=file) if type(one).__name__ in _WRITERS else one
-            for one in calculator.mixer.calcs
-        ]
-        if any(new is not old for new, old in zip(members, calculator.mixer.calcs, strict=True)):
-            return SumCalculator(members)
-    elif kind in _WRITERS:
+        olds = calculator.mixer.calcs
+        news = [accelerate(c, file=file) if type(c).__name__ in _PROGRAMS else c for c in olds]
+        if any(new is not old for new, old in zip(news, olds, strict=True)):
+            return SumCalculator(news)
+    elif kind in _PROGRAMS:
         try:
             return _converted(calculator, file)
         except (ConvertError, CheckpointError) as error:
-            text = f"{kind} is returned as it was, and is not accelerated: {error}"
-            warnings.warn(text, UserWarning, stacklevel=2)
-    else:
-        known = ", ".join(_WRITERS)
-        text = f"{kind} is returned as it was, and is not accelerated: it is none of {known}"
-        warnings.warn(text, UserWarning, stacklevel=2)
+            why = str(error)
+        except Exception as error:  # of another program's objects, which may be of any version
+            why = repr(error)
+    text = f"{kind} is returned as it was, and is not accelerated: {why}"
+    warnings.warn(text, UserWarning, stacklevel=2)
     return calculator
 
 
 def _converted(calculator, file) -> "Accelerated":
-    program, write = _WRITERS[type(calculator).__name__]
+    program = _PROGRAMS[type(calculator).__name__]
+    for name in ("energy_units_to_eV", "length_units_to_A"):
+        if getattr(calculator, name, 1.0) != 1.0:
+            raise ConvertError(f"it has other units ({name}={getattr(calculator, name)})")
+    several = len(getattr(calculator, "available_heads", ())) > 1
+    choice = calculator.head if several else getattr(calculator, "modal", None)
     with tempfile.TemporaryDirectory() as folder:
-        written, run = Path(folder) / "network", Path(folder) / "run"
-        choice, dtype = write(calculator, written, file)
-        convert(program, written if file is None else file, run, choice=choice)
-        return Accelerated(run, calculator, dtype)
+        if file is None:
+            file = Path(folder) / "network"
+            _write(program, calculator, file)
+        convert(program, file, Path(folder) / "run", choice=choice)
+        dtype = getattr(calculator, "default_dtype", None)
+        return Accelerated(Path(folder) / "run", calculator, dtype)
+
+
+def _write(program: str, calculator, path: Path):
+    """Write the network of a calculator to a file, as its program does."""
+    torch = sys.modules.get("torch")  # which the calculator has imported
+    if program == "mace":
+        if calculator.model_type != "MACE" or len(calculator.models) != 1:
+            count = len(calculator.models)
+            raise ConvertError(f"it has {count} of the kind {calculator.model_type}, not one MACE")
+        if getattr(calculator, "use_compile", False):
+            raise ConvertError("its network is compiled; leave out compile_mode, or give file=")
+        torch.save(calculator.models[0], path)
+    elif program == "sevennet":
+        config, model = calculator.sevennet_config, calculator.model
+        if config is None or isinstance(model, torch.jit.ScriptModule):
+            raise ConvertError("its network is compiled; give the file of its checkpoint by file=")
+        torch.save({"config": config, "model_state_dict": model.state_dict()}, path)
+    elif program == "nequix":
+        model, config = calculator.model, calculator.config
+        if calculator.backend != "jax":
+            utils = importlib.import_module("nequix.torch_impl.utils")
+            model, config = utils.convert_model_torch_to_jax(model, config, False)
+        importlib.import_module("nequix.model").save_model(path, model, config)
+    else:
+        raise ConvertError(
+            "its network is compiled; give the file that it is of by file=: the deployed .pth of "
+            "nequip 0.5 or 0.6, or the .nequip.zip"
+        )
 
 
 class Accelerated(Calculator):
@@ -114,71 +152,3 @@ class Accelerated(Calculator):
                     f"{error:.2g} {_UNITS[name]}, of {allowed:.1g} at most by rounding: compute "
                     "with the former, and please report its version"
                 )
-
-
-def _mace(calculator, path: Path, file) -> tuple[str | None, str]:
-    """Write the network of a calculator to a file; return its head and the dtype."""
-    if calculator.model_type != "MACE":
-        refuse(f"the kind {calculator.model_type}")
-    if len(calculator.models) != 1:
-        raise ConvertError(
-            f"it is a committee of {len(calculator.models)}; eqfuse.Committee takes their files"
-        )
-    _require_units(calculator)
-    if getattr(calculator, "use_compile", False) and file is None:
-        raise ConvertError("its network is compiled; leave out compile_mode, or give file=")
-    if file is None:
-        sys.modules["torch"].save(calculator.models[0], path)
-    heads = getattr(calculator, "available_heads", ())
-    return (calculator.head if len(heads) > 1 else None), calculator.default_dtype
-
-
-def _sevennet(calculator, path: Path, file) -> tuple[str | None, str]:
-    torch, config, model = sys.modules["torch"], calculator.sevennet_config, calculator.model
-    if file is None and (config is None or isinstance(model, torch.jit.ScriptModule)):
-        raise ConvertError("its network is compiled; give the file of its checkpoint by file=")
-    if file is None:
-        torch.save({"config": config, "model_state_dict": model.state_dict()}, path)
-    return getattr(calculator, "modal", None), _torch_dtype(model)
-
-
-def _nequix(calculator, path: Path, file) -> tuple[None, str]:
-    from nequix.model import save_model
-
-    model, config = calculator.model, calculator.config
-    if file is None and calculator.backend != "jax":
-        from nequix.torch_impl.utils import convert_model_torch_to_jax
-
-        model, config = convert_model_torch_to_jax(model, config, False)
-    if file is None:
-        save_model(path, model, config)
-    return None, "float32"
-
-
-def _nequip(calculator, path: Path, file) -> tuple[None, str | None]:
-    _require_units(calculator)
-    if file is None:
-        raise ConvertError(
-            "its network is compiled; give the file that it is of by file=: the deployed .pth of "
-            "nequip 0.5 or 0.6, or the .nequip.zip"
-        )
-    return None, None
-
-
-def _require_units(calculator):
-    for name in ("energy_units_to_eV", "length_units_to_A"):
-        if getattr(calculator, name, 1.0) != 1.0:
-            raise ConvertError(f"it has other units ({name}={getattr(calculator, name)})")
-
-
-def _torch_dtype(model) -> str:
-    return str(next(p.dtype for p in model.parameters())).removeprefix("torch.")
-
-
-_WRITERS: dict[str, tuple[str, Callable]] = {
-    "MACECalculator": ("mace", _mace),
-    "SevenNetCalculator": ("sevennet", _sevennet),
-    "NequixCalculator": ("nequix", _nequix),
-    "NequIPCalculator": ("nequip", _nequip),
-}
-"""By the class of a calculator, its program, and what writes its network to a file."""

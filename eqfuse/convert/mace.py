@@ -202,6 +202,8 @@ def _charges(network: Record) -> LatentEwald | None:
     """Return the sum of latent charges of a MACELES, whose constants are those of its file."""
     les = network.get("les")
     if les is None:
+        if network.name == "MACELES":
+            refuse("a MACELES without its sum of charges (les)")
         return None
     ewald, read = les.get("ewald"), ("les", "les_readouts")
     for name, part in network.submodules().items():

@@ -12,7 +12,9 @@ from eqfuse.convert.registry import published
 from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.names import is_published, named, published_names
+from eqfuse.train.resume import started_config
 from eqfuse.train.settings.options import parse
+from eqfuse.train.start import Start
 
 
 @pytest.fixture
@@ -95,3 +97,10 @@ def test_files_are_converted_once(home, model_file, expected, capfd):
         atoms.calc = eqfuse.Calculator(model_file(name), dtype="float64")
         assert capfd.readouterr().err.count("converted  ") == times
     np.testing.assert_allclose(atoms.get_potential_energy(), arrays["molecule_energy"], rtol=1e-9)
+
+
+def test_names_start_a_training(nequix):
+    started = started_config(["data=ethanol", "start_from=nequix-mp-1"])
+    assert started.start_from == "nequix-mp-1"
+    assert started.model.name == "nequip"
+    assert Start.read(started).metadata["converted"]["program"] == "nequix"

@@ -205,9 +205,9 @@ def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "error", "message"),
     [
-        ({"default_dtype": "float64", "dtype": "float32"}, TypeError, "two words for one thing"),
+        ({"default_dtype": "float64", "dtype": "float32"}, TypeError, "are one thing"),
         ({"device": "cuda"}, ValueError, "device=cuda is not that of JAX, cpu; set JAX_PLATFORMS"),
-        ({"enable_cueq": True}, TypeError, "enable_cueq: the fused ops are always used"),
+        ({"enable_cueq": True}, TypeError, "enable_cueq; the fused ops are always used"),
         ({"damping": "bj"}, TypeError, "damping: with dispersion=True"),
         ({"skinn": 3}, TypeError, "no argument skinn; nearest: skin"),
         ({"run": None, "model_paths": ["a", "b"]}, TypeError, "2 of them; eqfuse.Committee takes"),

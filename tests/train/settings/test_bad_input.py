@@ -21,7 +21,6 @@ NO_VAL = ["data.val=0.1"]  # which may be beside data.val_path
 NO_GPU = pytest.mark.skipif(has_gpu(), reason="it runs here")
 IMPOSSIBLE = [
     (["data=extxyz", "data.path=."], "is a folder; give a file or a pattern: "),
-    ([*WATER, "data.val=0.01"], "data.val=1"),
     ([*WATER, "data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
     ([*WATER, "data.train=18"], "only 20"),
     ([*WATER, "data.test=0.2"], "data.test=0.2 is impossible: it must be a file; data.val=0.2"),

@@ -19,7 +19,7 @@ import importlib
 
 from eqfuse import _startup
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _OF_INFERENCE = ("Calculator", "Committee", "descriptors", "hessian", "predict")
 _PACKAGES = ("convert", "data", "inference", "md", "models", "ops", "train")
 __all__ = [*_OF_INFERENCE, *_PACKAGES]

@@ -16,7 +16,6 @@ COMMANDS = {
     "select": "eqfuse.inference.commands:run_select",
     "uncertainty": "eqfuse.inference.uncertainty",
     "md": "eqfuse.md.command",
-    "lammps": "eqfuse.lammps.command",
     "relax": "eqfuse.md.command:relax_main",
     "check": "eqfuse.certify.check",
     "compare": "eqfuse.certify.compare",
@@ -52,7 +51,9 @@ def _run(arguments: list[str] | None) -> int:
         print(Path(__file__).with_name("help.txt").read_text(encoding="utf-8"), end="")
         return 0
     if name == "--version":
-        print(f"eqfuse {__version__}")
+        commit = Path(__file__).with_name("built_from.txt")  # of a wheel, by hatch_build.py
+        of = f" (of commit {commit.read_text().strip()})" if commit.exists() else ""
+        print(f"eqfuse {__version__}{of}")
         return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -60,6 +61,8 @@ def _run(arguments: list[str] | None) -> int:
         what = f"{name!a} is not a command of eqfuse" if name else "eqfuse needs a command"
         print(f"error: {what}; {hint}", file=sys.stderr)
         return 2
+    # XLA's own messages (slow compilations, constant folding) are no advice to a user
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     module, _, function = COMMANDS[name].partition(":")
     return getattr(importlib.import_module(module), function or "main")(others) or 0
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import ase.io
 import ase.neighborlist
 import flax.linen as nn
 import jax
+import matplotlib.pyplot
 import numpy as np
 import pytest
 
@@ -167,6 +169,28 @@ def test_pages_run(name, tmp_path):
     page = ROOT / "docs" / folder / f"{name}.md"
     module("execute").execute(page, tmp_path)
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pictures")
+def test_notebook_of_the_first_hour_runs(tmp_path, monkeypatch, capsys):
+    try:
+        find_network("7net-0", "sevennet", download=False)
+    except ConvertError as error:
+        pytest.skip(str(error))
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "docs/notebooks/first_hour.ipynb").read_text("utf-8"))["cells"]
+    scope = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    said = capsys.readouterr().out
+    assert "<Calculator 7net-0: 89 elements H to Pu, cutoff 5 Å, float32" in said
+    assert "relaxed: True" in said
+    assert scope["length"] == pytest.approx(4.08, abs=0.05)  # PBE
+    assert "<Calculator tuned: Li F, cutoff 5 Å, float32" in said
+    assert scope["after"].energy != pytest.approx(scope["before"].energy, abs=10)
+    matplotlib.pyplot.close("all")
 
 
 def test_a_tutorial_that_fails_is_seen(tmp_path):

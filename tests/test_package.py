@@ -51,7 +51,7 @@ def source(tmp_path_factory):
     """Return a copy of what the sources of a wheel are."""
     folder = tmp_path_factory.mktemp("beside") / "eqfuse"
     shutil.copytree(ROOT / "eqfuse", folder / "eqfuse", ignore=shutil.ignore_patterns("*.pyc"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -90,6 +90,21 @@ def test_a_wheel_has_them(wheel):
     assert Path("eqfuse/data/readers/embedded/lif.npz") in DATA
     assert {str(path) for path in DATA} <= set(names)
     assert "eqfuse/ops/backends/llvm/machine.py" in names
+
+
+def test_a_wheel_of_a_clone_names_its_commit(source, tmp_path):
+    pytest.importorskip("hatchling", reason="it builds the wheel")
+    clone = shutil.copytree(source, tmp_path / "clone")
+    git = ["git", "-C", str(clone), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "README.md"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    with zipfile.ZipFile(built(clone, "wheel", tmp_path)) as opened:
+        opened.extractall(tmp_path / "site")
+    command = [sys.executable, "-m", "eqfuse.cli", "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.stdout == f"eqfuse {__version__} (of commit {done.stdout.strip()})\n"
 
 
 def test_the_command_of_a_wheel_runs(wheel, tmp_path):

@@ -83,7 +83,12 @@ def _noise(subject: Subject, structures, rng) -> np.ndarray:
     lines = [subject.compute(asked.line(atoms, rng)) for atoms in structures]
     precision = asked.precision_of(lines)
     pairs = zip(structures, lines, strict=True)
-    return np.array([asked.measure(atoms, line, precision) for atoms, line in pairs])
+
+    def measured(atoms, line):
+        line = [one._replace(energy=one.energy - subject.offset(atoms)) for one in line]
+        return asked.measure(atoms, line, precision)
+
+    return np.array([measured(*pair) for pair in pairs])
 
 
 def _nearest(atoms: ase.Atoms) -> np.ndarray:

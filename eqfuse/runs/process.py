@@ -5,6 +5,7 @@ system at once, which clears and maps every page again: a quarter to a half of t
 training step on two cores. Since all of this is for a whole process, no import does it.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -12,8 +13,10 @@ import pathlib
 import stat
 import sys
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8  # of malloc.h
-_NEVER, _MOST = -1, 2**31 - 1  # a large step frees more than _MOST, 2 GB
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
+_NEVER = -1
+_CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
+_limited: list[int] = []  # the most bytes of this process, once it keeps memory up to a limit
 
 
 def keep_freed_memory() -> bool:
@@ -25,14 +28,41 @@ def keep_freed_memory() -> bool:
 
 
 def keep_memory() -> bool:
-    """Keep up to 2 GB of what is freed, unless the environment sets it; return False where not.
+    """Keep what is freed, up to a limit, unless the environment sets it; return False where not.
 
-    Threads share one arena: in their own they get large blocks from the system, whatever the
-    thresholds are. A network calls it when it is loaded, before most threads start.
+    The limit is that of `give_back`, which whoever computes calls after each large computation:
+    glibc's own is at most 2 GB. Threads share one arena: in their own they get large blocks from
+    the system. A network calls this when it is loaded, before most threads start.
     """
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         return False
-    return _set({_ARENA_MAX: 1, _MMAP_THRESHOLD: _MOST, _TRIM_THRESHOLD: _MOST})
+    if done := keep_freed_memory():
+        _limited[:] = [memory() // 2]
+    return done
+
+
+def memory() -> int:
+    """Return the bytes of memory of this machine, or those that the cgroup may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # a cgroup without a limit has "max"
+        total = min(total, int(_CGROUP.read_text()))
+    return total
+
+
+def give_back() -> bool:
+    """Give what is free back to the system if this process has half of the memory; test whether."""
+    if not _limited:
+        return False
+    import resource
+
+    most = _limited[0]
+    if 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= most:  # it never had as much
+        return False
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    if pages * resource.getpagesize() <= most:
+        return False
+    ctypes.CDLL(None).malloc_trim(0)
+    return True
 
 
 def _set(options: dict[int, int]) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from eqfuse.runs import files
 from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs.names import hint, named
 from eqfuse.runs.schema import require
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
@@ -84,9 +85,12 @@ def started_config(arguments: list[str]) -> Config | None:
 
 
 def _metadata(run: Path) -> dict:
-    of_run = [run / "checkpoints" / files.FILES[name][0] for name in ("best", "last")]
-    paths = [run] if os.path.isfile(run) else of_run
     try:
+        run = Path(named(run))
+        of_run = [run / "checkpoints" / files.FILES[name][0] for name in ("best", "last")]
+        paths = [run] if os.path.isfile(run) else of_run
+        if not os.path.lexists(run):
+            raise ConfigError(f"{run} is {hint(run)}")
         path = next(filter(os.path.lexists, paths), paths[0])
         return files.read_file(path, only_metadata=True)[1]
     except CheckpointError as error:

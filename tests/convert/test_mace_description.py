@@ -127,7 +127,7 @@ def test_a_class_that_is_refused_is_named(part, name, network):
 def test_classes_that_are_read_are_those_of_networks_that_are_compared(network):
     found = set().union(*(kinds_of(network(name)) for name in COMPARED))
     read = {name for _, name, verdict in CLASSES if verdict == "read"}
-    assert read - found == {"MACE", "Gate"}
+    assert read - found == {"MACE", "MACELES", "Gate"}  # see test_latent_charges
 
 
 def test_a_network_without_scale_and_shift_is_read(network):

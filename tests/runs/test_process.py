@@ -42,11 +42,41 @@ print(min(faults() for _ in range(3)))
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is of Linux")
 @pytest.mark.parametrize(
     ("keep", "size"),
-    [("keep_freed_memory", 5 << 29), ("keep_memory", 100 << 20), (None, 100 << 20)],
+    [("keep_freed_memory", 5 << 29), ("keep_memory", 5 << 29), (None, 100 << 20)],
 )
 def test_freed_memory_is_used_again(keep, size):
     faults = int(run_python("-c", CODE, size, *([keep] if keep else [])).stdout)
     assert faults < 40 if keep else faults > 40  # of 25 600 pages, or 50 large ones
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is of Linux")
+def test_a_process_that_has_half_of_the_memory_gives_back_what_is_free():
+    code = (
+        CODE
+        + """
+from eqfuse.runs.process import give_back
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+first, before = give_back(), resident()
+process._limited[0] = before - 1
+print(first, give_back(), before - resident() > 90 << 20)
+"""
+    )
+    text = run_python("-c", code, 5 << 29, "keep_memory").stdout
+    assert text.splitlines()[-1] == "False True True"
+
+
+def test_memory_is_the_least_of_the_machines_and_the_cgroups(tmp_path, monkeypatch):
+    whole = process.memory()
+    assert 1 << 28 < whole < 1 << 50
+    file = tmp_path / "memory.max"
+    monkeypatch.setattr(process, "_CGROUP", file)
+    for text, expected in (("max", None), ("1000000", 1_000_000), (str(1 << 60), None)):
+        file.write_text(text)
+        assert (process.memory() < whole) == (expected is not None)
+        assert expected is None or process.memory() == expected
 
 
 def test_other_c_libraries_and_thresholds_of_the_environment_are_left_alone(monkeypatch):

@@ -21,9 +21,11 @@ NO_VAL = ["data.val=0.1"]  # which may be beside data.val_path
 NO_GPU = pytest.mark.skipif(has_gpu(), reason="it runs here")
 IMPOSSIBLE = [
     (["data=extxyz", "data.path=."], "is a folder; give a file or a pattern: "),
-    ([*WATER, "data.val=0.01"], "data.val=1"),
     ([*WATER, "data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
     ([*WATER, "data.train=18"], "only 20"),
+    ([*WATER, "data.test=0.2"], "data.test=0.2 is impossible: it must be a file; data.val=0.2"),
+    ([*WATER, "data.isolated_atoms=a.xyz"], "data.reference_energies="),
+    (["start_from=7net0", *WATER], r"no published network \(nearest: 7net-0"),
     ([*WATER, "run=file/run"], "cannot be made"),
     ([*WATER, *NO_VAL, "data.val_path=missing.xyz"], "no such file: .*missing.xyz"),
     ([*WATER, "data.reference_energies=missing.xyz"], "no such file: .*missing.xyz"),

@@ -1,0 +1,68 @@
+"""Dynamics of networks with latent charges: in cells, of clusters, and under pressure."""
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+
+import eqfuse
+from eqfuse import md
+from eqfuse.models.ewald import LatentEwald
+from tests.lammps.untrained import untrained_run
+from tests.md.conftest import table
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("charged")
+    given = {"numbers": (11, 17), "long_range": LatentEwald(scale=0.3, charge_key="q")}
+    return untrained_run(folder, "nequip", **given)
+
+
+@pytest.fixture
+def frames():
+    """Return cells of 8 and 6 atoms, whose total charges are not the same."""
+    frames = [ase.build.bulk("NaCl", "rocksalt", a=5.6, cubic=True) for _ in range(2)]
+    del frames[1][[1, 4]]
+    for k, atoms in enumerate(frames):
+        atoms.rattle(0.05, seed=k)
+        atoms.info["q"] = k
+    return frames
+
+
+@pytest.mark.parametrize(("periodic", "ensemble"), [(True, "npt"), (False, "nve")])
+def test_dynamics_have_the_forces_of_the_calculator(run, frames, periodic, ensemble, tmp_path):
+    for atoms in frames:
+        atoms.pbc = periodic
+    if not periodic:  # a cell that means nothing
+        frames[0].cell *= 10
+    how = {"ensemble": ensemble, "steps": 4, "save_every": 2, "log_every": 1, "pressure": 10.0}
+    how |= {"compressibility": 0.5, "pressure_time": 50.0} if ensemble == "npt" else {}
+    if ensemble == "nve":
+        how.pop("pressure")
+    last = md.run(run, frames, temperature=300, run=str(tmp_path / "md"), **how)
+    calculator = eqfuse.Calculator(run)
+    for k, end in enumerate(last):
+        for atoms in (*ase.io.read(tmp_path / "md" / str(k) / "trajectory.xyz", ":"), end):
+            again = atoms.copy()
+            again.info["q"] = k
+            if not periodic:
+                again.cell = None
+            again.calc = calculator
+            energy = again.get_potential_energy()
+            assert atoms.get_potential_energy() == pytest.approx(energy, abs=1e-7)
+            np.testing.assert_allclose(atoms.get_forces(), again.get_forces(), atol=1e-7)
+        if ensemble == "nve":
+            rows = table(tmp_path / "md" / str(k))
+            assert np.ptp(rows["conserved_ev"]) < 0.05 * np.ptp(rows["kinetic_ev"])
+
+
+def test_cell_that_grows_in_dynamics_gets_more_waves(run, frames, tmp_path):
+    """Under tension, in one call of many steps."""
+    how = {"ensemble": "npt", "steps": 60, "save_every": 60, "pressure": -60.0}
+    how |= {"compressibility": 1.0, "pressure_time": 20.0, "max_force": 1e3}
+    end = md.run(run, frames[0], temperature=300, run=str(tmp_path / "md"), **how)
+    assert end.get_volume() > 1.3 * frames[0].get_volume()
+    again = end.copy()
+    again.info["q"], again.calc = 0, eqfuse.Calculator(run)
+    assert end.get_potential_energy() == pytest.approx(again.get_potential_energy(), abs=1e-7)

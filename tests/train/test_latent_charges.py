@@ -1,0 +1,120 @@
+"""Training with latent charges, and what the run computes then."""
+
+import ase.io
+import jax
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+
+import eqfuse
+from eqfuse.convert.converted import ConvertError
+from eqfuse.convert.export import export_mace
+from eqfuse.data import Batcher, Keys, read_structures
+from eqfuse.data.samples import prepare_samples
+from eqfuse.models import predict
+from eqfuse.train import load_run
+from eqfuse.train.datasets import load_dataset
+from eqfuse.train.main import _config, main
+from tests.small_runs import TINY, refused, rows_of
+
+LES = ["model.long_range=les", "model.les_sigma=1.2"]
+
+
+@pytest.fixture(scope="module")
+def ions(tmp_path_factory):
+    """Return a file of 12 frames, of cells and of clusters, of point charges with a repulsion."""
+    rng, frames = np.random.default_rng(0), []
+    for k in range(12):
+        numbers = [11, 17] * 3 if k % 3 else [11, 17] * 2 + [11]
+        grid = rng.permutation(8)[: len(numbers)]
+        positions = 2.8 * np.stack(np.unravel_index(grid, (2, 2, 2)), axis=1)
+        positions = positions + rng.normal(size=positions.shape) * 0.2
+        cell = 6.5 * np.eye(3) if k % 2 else None
+        atoms = ase.Atoms(numbers, positions, cell=cell, pbc=cell is not None)
+        d = positions[:, None] - positions
+        r = np.linalg.norm(d, axis=2) + np.eye(len(d))
+        pairs = 1e2 * np.exp(-2 * r) - np.eye(len(d)) * 1e2 * np.exp(-2)
+        forces = np.sum(2 * pairs[..., None] * d / r[..., None], axis=1)
+        atoms.calc = SinglePointCalculator(atoms, energy=pairs.sum() / 2, forces=forces)
+        atoms.info["q"] = int(np.sum(np.where(atoms.numbers == 11, 1, -1)))
+        frames.append(atoms)
+    path = tmp_path_factory.mktemp("data") / "ions.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(ions, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "ions"
+    more = [*LES, "data.charge_key=q", "dtype=float64", "epochs=2", f"data.test={ions}"]
+    arguments = ["model=mace", f"data={ions}", *TINY, "cutoff=3.6", *more, f"run={folder}"]
+    assert main([a for a in arguments if a != "layers=1"]) == 0
+    return folder
+
+
+def test_run_predicts_what_its_training_reported(trained, ions):
+    """Errors of predictions, with lists and sums of their own, are those of the table of errors."""
+    rows = rows_of(trained / "errors.csv")
+    [row] = [r for r in rows if (r["set"], r["group"]) == ("test", "all")]
+    frames, found = read_structures(ions), eqfuse.predict(trained, str(ions))
+    errors = np.concatenate([p.forces - s.forces for p, s in zip(found, frames, strict=True)])
+    assert 1e3 * np.abs(errors).mean() == pytest.approx(float(row["forces_mae_mev_per_angstrom"]))
+
+
+def test_run_has_the_settings_of_its_charges(trained):
+    potential, _, metadata = load_run(trained)
+    les = potential.long_range
+    assert (les.sigma, les.charges, les.charge_key, les.hard) == (1.2, 1, "q", False)
+    assert metadata["model_fields"]["irreps_out"] == "2x0e"
+
+
+def test_charges_are_trained_on_energies(trained, ions):
+    potential, params, _ = load_run(trained)
+    samples = prepare_samples(read_structures(ions, keys=Keys(charge="q")), 3.6, (11, 17), None)
+    batcher = Batcher(samples, 12, dtype="float64", long_range=potential.long_range)
+    [batch] = batcher.batches()
+    assert sorted(set(batch.graph.charges[:12])) == [0, 1]
+
+    def total(params):
+        return predict(potential, params, batch.graph).energy[:12].sum()
+
+    with jax.enable_x64(True):
+        gradient = jax.jit(jax.grad(total))(params)["params"]["model"]["readout_1"]["linear_out"]
+    [of_readout] = gradient.values()
+    assert np.abs(of_readout).min(axis=0).shape == (2,)
+    assert np.abs(of_readout).max(axis=0).min() > 1e-4  # of the energy, and of the charges
+
+
+def test_other_programs_are_not_given_charges(trained, tmp_path):
+    with pytest.raises(ConvertError, match=r"latent charges \(model.long_range\)"):
+        export_mace(trained, tmp_path / "network.npz")
+
+
+def test_start_from_needs_the_same_charges(trained, ions, capsys):
+    start = [f"start_from={trained}", f"data={ions}", "data.val=4", "epochs=1"]
+    text = refused(start, capsys)
+    assert "the network of start_from= reads total charges; give data.charge_key=q" in text
+
+
+def test_settings_without_charges_are_refused(ions, capsys):
+    usual = ["model=nequip", f"data={ions}", *TINY]
+    text = refused([*usual, "model.les_sigma=2"], capsys)
+    assert "model.les_sigma=2.0" in text
+    assert "left out without model.long_range=les" in text
+    text = refused([*usual, "data.charge_key=q"], capsys)
+    assert "no other network reads charges" in text
+    text = refused([*usual, *LES, "model.les_charges=2", "data.charge_key=q"], capsys)
+    assert "1 with data.charge_key" in text
+    text = refused([*usual, *LES, "data.charge_key=other"], capsys)
+    assert "frame 0" in text
+    assert "'other'" in text
+
+
+def test_slab_in_the_data_is_refused(ions, tmp_path):
+    frames = ase.io.read(ions, ":")
+    frames[5].pbc = [True, True, False]
+    path = tmp_path / "slab.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    config = _config(["model=nequip", f"data={path}", *TINY, *LES])
+    with pytest.raises(eqfuse.data.DataError, match=r"frame 5: latent charges are summed over all"):
+        load_dataset(config)

@@ -126,9 +126,8 @@ class Run(Subject):
 
     def offset(self, atoms):
         """Return the sum of the reference energies, eV."""
-        network = self._network
-        numbers = atoms.numbers[np.isin(atoms.numbers, network.species)]
-        return float(network.references[np.searchsorted(network.species, numbers)].sum())
+        references = dict(zip(self.elements, self._network.references, strict=True))
+        return float(sum(references.get(int(z), 0.0) for z in atoms.numbers))
 
     def compute(self, structures):
         """Compute structures in batches; where a batch has an error, one after the other."""

@@ -36,8 +36,8 @@ def page() -> str:
     rows = [(f"`model={model} preset={name}`", text) for model, name, text in help.presets()]
     note = (
         "A preset is a group of settings; a setting that you give overrides it. Numbers of\n"
-        "parameters are for three elements. `eqfuse train model=mace preset=small data=FILE --cfg`\n"
-        "prints all settings."
+        "parameters are for three elements. This prints all settings of one:\n"
+        "`eqfuse train model=mace preset=small data=FILE --cfg`."
     )
     parts.append(_table("Presets", ("preset", "is"), rows, note))
     for title, rows in help.sections():

@@ -32,8 +32,8 @@ What is made of them is replaced with them, such as `e3nn_jax.haiku.FullyConnect
 """
 OF_FUSE = ("FunctionalLinear", "FunctionalTensorProduct")
 """Those of one row, which are as fast by e3nn-jax unless `ops.fuse` matches what is around them."""
-BETWEEN = ("jax", "e3nn_jax", "flax", "haiku", "equinox", "functools", "contextlib")
-BETWEEN += ("eqfuse.fuse", "eqfuse.ops.transforms")
+BETWEEN = ("jax.", "e3nn_jax.", "flax.", "haiku.", "equinox.", "functools.", "contextlib.")
+BETWEEN += ("eqfuse.fuse.", "eqfuse.ops.transforms.")
 """Modules whose frames lie between a call and the code that asks for it."""
 
 _active = jax.make_user_context("")  # of a thread, and in the keys of jit's caches
@@ -44,14 +44,10 @@ def _is_replaced(name: str) -> bool:
     """Return whether this thread is in a block, and the caller is no op that needs e3nn's own."""
     if not _active.value or (name in OF_FUSE and _active.value != "fuse"):
         return False
-    frame = sys._getframe(2)
-    while frame and f"{_module_of(frame)}.".startswith(tuple(f"{b}." for b in BETWEEN)):
-        frame = frame.f_back
-    return frame is None or _module_of(frame).split(".")[0] != "eqfuse"
-
-
-def _module_of(frame) -> str:
-    return frame.f_globals.get("__name__") or ""
+    frame, caller = sys._getframe(2), BETWEEN[0]
+    while frame and f"{caller}.".startswith(BETWEEN):
+        frame, caller = frame.f_back, frame.f_globals.get("__name__") or ""
+    return caller.split(".")[0] != "eqfuse"
 
 
 def _is_weighting(name: str, operands) -> bool:

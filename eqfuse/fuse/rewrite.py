@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqfuse import _jax_compat
-from eqfuse.fuse import layers
+from eqfuse.fuse import layers, shares
 from eqfuse.fuse.check import differences
 from eqfuse.fuse.commute import commuted, marks_left
 from eqfuse.fuse.match import CONVERT
@@ -29,23 +29,25 @@ FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
 """The folder, and packages, whose lines are not those of the user."""
 
 
-def table(entries: list[tuple], closed: ClosedJaxpr) -> str:
+def table(entries: list[tuple], closed: ClosedJaxpr, patch: bool = False) -> str:
+    """Return the report: a row for each match of four cells, then lines of one."""
     if not entries:
-        return _instead(Trace(closed, {}))
+        return _instead(Trace(closed, {}), patch)
+    notes = [note for note, *cells in entries if not cells]
     lines = [("where", "pattern", "computed by", "why not, and what to do")]
-    lines += entries
+    lines += [entry for entry in entries if len(entry) == len(lines[0])]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(row.rstrip(" |") for row in rows)
+    return "\n".join([*(row.rstrip(" |") for row in rows), *notes])
 
 
-def _instead(trace: Trace) -> str:
+def _instead(trace: Trace, patch: bool) -> str:
     """Say what a trace without products of ops has in their place."""
     names = collections.Counter(node.name for node in trace.nodes)
     found = ", ".join(f"{count} {name}" for name, count in names.most_common(4)) or "nothing"
     said = f"nothing to replace: no ops.tensor_product is in the trace, but {found}"
     own = {}
-    for node in trace.nodes:
+    for node in () if patch else trace.nodes:
         frames = list(_jax_compat.user_frames(node.eqn.source_info))
         if any("e3nn_jax" in f.file_name and f.function_name in OF_E3NN for f in frames):
             own[_where(node)] = None
@@ -88,6 +90,8 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
         found[:] = [entry for entry in found if (entry[0], entry[-1]) != (where, FITS)]
         noted(trace.node(value), reason)
 
+    with guarded(lambda reason: None):  # an estimate
+        found += [(note,) for note in shares.lines(trace, ops) if found]
     outputs = outputs_of(trace, arrays, ops, computed, left_out)
     entries += found
     return outputs
@@ -107,9 +111,10 @@ def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
             continue
         found = behind_of[node.outputs[0]] = products_behind(trace, rows, number)
 
-        def unfit(reason: str, found=found, number=number):
-            said = f"{reason}{_between(trace, rows, number)}"
-            reasons.update(dict.fromkeys(found, said))
+        def unfit(reason: str, found=found, number=number, node=node):
+            between = _between(trace, rows, number)
+            if not between or node.name == "scatter-add":  # else others read the rows
+                reasons.update(dict.fromkeys(found, f"{reason}{between}"))
 
         with guarded(unfit):
             ops |= dict(MATCHERS[node.name](trace, rows, number))
@@ -130,7 +135,8 @@ def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
         reason = "its rows are read elsewhere too" if number in fused else reasons.get(number)
         if reason is None:
             names = {n.name for n in readers(trace, rows, value, nodes)[1]}
-            names = ", ".join(sorted(names)) or "the result"
+            names = ", ".join(sorted(names)).replace("eqfuse_linear_form", "a Linear")
+            names = names or "the result"
             reason = f"its rows go to {names}, not to a sum"
         entries.append((_where(node), "product of rows", "as written", reason))
         with guarded(lambda reason: None):
@@ -283,7 +289,7 @@ def fuse(
         outputs = _replaced(closed, entries)(*arrays)
         if report:
             with guarded(print):
-                print(table(entries, closed))
+                print(table(entries, closed, patch))
         if report or check:
             _compare(closed, arrays, report, check)
         return result_of(outputs)

@@ -25,9 +25,7 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
     `ops.fuse` they match as `ops.tensor_product` does. Where there are others, e3nn-jax computes.
 
     Args:
-      irreps_in1, irreps_in2, irreps_out, instructions, in1_var, in2_var, out_var,
-        irrep_normalization, path_normalization, gradient_normalization: as in
-        `e3nn_jax.legacy.FunctionalTensorProduct`.
+      irreps_in1, ..., gradient_normalization: as in `e3nn_jax.legacy.FunctionalTensorProduct`.
     References: e3nn-jax 0.21.
 
     Example:
@@ -196,9 +194,7 @@ def FunctionalFullyConnectedTensorProduct(
     """Return a `FunctionalTensorProduct` of all paths, each with weights "uvw".
 
     Args:
-      irreps_in1, irreps_in2, irreps_out, in1_var, in2_var, out_var, irrep_normalization,
-        path_normalization, gradient_normalization: as in
-        `e3nn_jax.legacy.FunctionalFullyConnectedTensorProduct`.
+      irreps_in1, ..., gradient_normalization: as in e3nn-jax's function of this name.
     References: e3nn-jax 0.21.
 
     Example:
@@ -206,14 +202,10 @@ def FunctionalFullyConnectedTensorProduct(
       >>> [i.path_shape for i in product.instructions]
       [(1, 1, 4), (1, 1, 1)]
     """
-    irreps = [e3nn.Irreps(i) for i in (irreps_in1, irreps_in2, irreps_out)]
-    paths = [
-        (i, j, k, "uvw", True)
-        for i, (_, ir_1) in enumerate(irreps[0])
-        for j, (_, ir_2) in enumerate(irreps[1])
-        for k, (_, ir_out) in enumerate(irreps[2])
-        if ir_out in ir_1 * ir_2
-    ]
-    variances = in1_var, in2_var, out_var
+    irreps, variances = (irreps_in1, irreps_in2, irreps_out), (in1_var, in2_var, out_var)
     normalizations = irrep_normalization, path_normalization, gradient_normalization
-    return FunctionalTensorProduct(*irreps, paths, *variances, *normalizations)
+    product = e3nn.legacy.FunctionalFullyConnectedTensorProduct(
+        *irreps, *variances, *normalizations
+    )
+    product.__class__ = FunctionalTensorProduct
+    return product

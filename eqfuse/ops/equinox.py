@@ -1,5 +1,6 @@
 """The ops with parameters as modules of Equinox, which needs the package equinox."""
 
+import inspect
 from typing import ClassVar
 
 import e3nn_jax as e3nn
@@ -14,14 +15,14 @@ from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGat
 from eqfuse.ops._layer import linear_of
 from eqfuse.ops._linear import computed_by_e3nn, split_operands
 
+OF_LINEAR = list(inspect.signature(e3nn.equinox.Linear).parameters)
+
 
 class Linear(e3nn.equinox.Linear):
     """`e3nn.equinox.Linear`, with its parameters and initial values, as a fused op.
 
     Args:
-      irreps_out, irreps_in, channel_out, channel_in, biases, path_normalization,
-        gradient_normalization, num_indexed_weights, weights_per_channel, force_irreps_out,
-        weights_dim, input_dtype, linear_type, key: as in `e3nn.equinox.Linear`, all by name.
+      irreps_out, ..., key: as in `e3nn.equinox.Linear`, all by name.
       input_precision, backend: as in `eqfuse.ops.Linear`.
     References: e3nn-jax 0.21.
 
@@ -55,22 +56,8 @@ class Linear(e3nn.equinox.Linear):
         input_precision: str | None = None,
         backend: str | None = None,
     ):
-        super().__init__(
-            irreps_out=irreps_out,
-            irreps_in=irreps_in,
-            channel_out=channel_out,
-            channel_in=channel_in,
-            biases=biases,
-            path_normalization=path_normalization,
-            gradient_normalization=gradient_normalization,
-            num_indexed_weights=num_indexed_weights,
-            weights_per_channel=weights_per_channel,
-            force_irreps_out=force_irreps_out,
-            weights_dim=weights_dim,
-            input_dtype=input_dtype,
-            linear_type=linear_type,
-            key=key,
-        )
+        given = dict(locals())
+        super().__init__(**{n: given[n] for n in OF_LINEAR})
         self.input_precision = input_precision
         self.backend = backend
 

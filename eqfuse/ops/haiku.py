@@ -1,6 +1,7 @@
 """The ops with parameters as modules of Haiku, which needs the package dm-haiku."""
 
 import functools
+import inspect
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
@@ -17,14 +18,14 @@ from eqfuse.ops._linear import computed_by_e3nn, split_operands
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops.ir.products import basis
 
+OF_LINEAR = list(inspect.signature(e3nn.haiku.Linear).parameters)
+
 
 class Linear(e3nn.haiku.Linear):
     """`e3nn.haiku.Linear`, with its parameters and initial values, as a fused op.
 
     Args:
-      irreps_out, irreps_in, channel_out, biases, path_normalization, gradient_normalization,
-        parameter_initializer, instructions, num_indexed_weights, weights_per_channel,
-        force_irreps_out, simplify_irreps_internally, name: as in `e3nn.haiku.Linear`.
+      irreps_out, ..., name: as in `e3nn.haiku.Linear`.
       input_precision, backend: as in `eqfuse.ops.Linear`.
     References: e3nn-jax 0.21.
 
@@ -61,21 +62,8 @@ class Linear(e3nn.haiku.Linear):
         input_precision: str | None = None,
         backend: str | None = None,
     ):
-        super().__init__(
-            irreps_out,
-            irreps_in=irreps_in,
-            channel_out=channel_out,
-            biases=biases,
-            path_normalization=path_normalization,
-            gradient_normalization=gradient_normalization,
-            parameter_initializer=parameter_initializer,
-            instructions=instructions,
-            num_indexed_weights=num_indexed_weights,
-            weights_per_channel=weights_per_channel,
-            force_irreps_out=force_irreps_out,
-            simplify_irreps_internally=simplify_irreps_internally,
-            name=name,
-        )
+        given = dict(locals())
+        super().__init__(**{n: given[n] for n in OF_LINEAR})
         self.input_precision, self.backend = input_precision, backend
 
     def __call__(self, weights_or_input, input_or_none=None) -> e3nn.IrrepsArray:

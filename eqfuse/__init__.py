@@ -19,8 +19,8 @@ import importlib
 
 from eqfuse import _startup
 
-__version__ = "0.2.0"
-_OF_INFERENCE = ("Calculator", "Committee", "descriptors", "hessian", "predict")
+__version__ = "0.3.0"
+_OF_INFERENCE = ("Calculator", "Committee", "born_charges", "descriptors", "hessian", "predict")
 _PACKAGES = ("convert", "data", "inference", "md", "models", "ops", "train")
 _WITH_EXTRAS = ("jax_md", "torch_sim")  # which `import *` must not import
 __all__ = [*_OF_INFERENCE, *_PACKAGES, "accelerate"]

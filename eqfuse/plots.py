@@ -11,6 +11,7 @@ import numpy as np
 
 _COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion, which colour-blind readers distinguish
 _MAX_POINTS = 20_000
+_OTHER = 0.25  # of a temperature at the start, by which that of the second half is another one
 
 
 def learning_curves(metrics: Path, target: Path, stage: int | None = None):
@@ -125,16 +126,22 @@ def dynamics(table: Path, distances: Path, target: Path):
     """
     columns, radial = _columns(table), _columns(distances)
     times, conserved = columns["time_fs"] / 1000, columns["conserved_ev"]
-    figure = _figure(4)
+    figure = _figure(2, rows=2)
     energy, temperature, drift, pairs = figure.axes
     for name, colour in zip(("potential", "kinetic"), _COLOURS, strict=True):
         values = columns[f"{name}_ev"]
         change = values - values[0]
         energy.plot(times, change, color=colour, lw=0.8, label=f"{name}, from {values[0]:.4f} eV")
     energy.set(ylabel="change of energy (eV)")
-    energy.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize="small")
+    energy.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, fontsize=8)
     kelvin = columns["temperature_k"]
-    temperature.set(ylabel="temperature (K)", title=f"mean {kelvin.mean():.1f} K")
+    later = kelvin[len(kelvin) // 2 :].mean()
+    title = f"mean {kelvin.mean():.1f} K, of the second half {later:.1f} K"
+    temperature.set(ylabel="temperature (K)", title=title)
+    if abs(later - kelvin[0]) > _OTHER * kelvin[0] > 0:
+        note = f"{later:.0f} K where {kelvin[0]:.0f} K were given: a structure out of its minimum "
+        note += "heats up, and\none in it loses half of its kinetic energy at constant energy; "
+        figure.supxlabel(f"{note}relax it, or give equilibrate=", fontsize="small")
     if np.isnan(conserved).all():
         values, pressure = columns["volume_a3"], columns["pressure_gpa"]
         title = f"mean {values.mean():.1f} Å³, {pressure.mean():.3g} GPa"
@@ -225,10 +232,11 @@ def _columns(table: Path) -> dict[str, np.ndarray]:
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
-def _figure(columns: int) -> matplotlib.figure.Figure:
+def _figure(columns: int, rows: int = 1) -> matplotlib.figure.Figure:
     # Not through pyplot: that would choose a backend for the whole process.
-    figure = matplotlib.figure.Figure(figsize=(4.6 * columns, 4.2), layout="constrained")
-    figure.subplots(1, columns)
+    size = 4.6 * columns, 4.2 * rows
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    figure.subplots(rows, columns)
     for axes in figure.axes:
         axes.grid(alpha=0.3, linewidth=0.5)
     return figure

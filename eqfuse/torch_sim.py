@@ -69,7 +69,7 @@ def model(
             ends = np.searchsorted(index, np.arange(1, len(cells)))
             parts = zip(np.split(numbers, ends), np.split(positions, ends), cells, strict=True)
             structures = [Placed(*part, pbc) for part in parts]
-            energies, forces, strain, references = self._evaluator(structures)
+            energies, forces, strain, references, _ = self._evaluator(structures)
             energies = np.bincount(index, energies + references, len(cells))
             if (dispersion := self._evaluator.network.dispersion) is not None:
                 more = [dispersion.of(one) for one in structures]

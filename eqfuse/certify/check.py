@@ -136,6 +136,7 @@ class Certificate:
         roughest = max(noise.forces for _, noise in self._measured)
         listed.append(("", asked.isolated(self.elements, roughest)))
         wanted = {*names} - ({"inversion"} if has_inversion is False else set())
+        wanted -= set() if self.subject.is_local else {"separated"}
         listed = [(where, question) for where, question in listed if question.name in wanted]
         found = {name: [] for name in names}
         findings = asked.ask(self.subject, [question for _, question in listed])

@@ -43,10 +43,12 @@ class Subject:
       name: for reports.
       elements: atomic numbers that it is known for; None if nothing says which.
       has_inversion: False for networks of SO(3) alone; None where nobody knows.
+      is_local: whether far atoms have no energy with each other, as far as is known.
     """
 
     elements: Sequence[int] | None = None
     has_inversion: bool | None = None
+    is_local: bool = True
 
     def __init__(self, calculator, name: str | None = None, modules: Sequence[str] = ()):
         self._calculator, self._modules = calculator, modules
@@ -56,7 +58,12 @@ class Subject:
         """Return the results of a task of `eqfuse.certify.worker`, or {"error": text}."""
         atoms = ase.Atoms() if atoms is None else atoms
         given = {name: getattr(atoms, name) for name in ("numbers", "positions", "pbc")}
-        return self._reply({"kind": kind, "atoms": given | {"cell": atoms.cell.array}} | options)
+        given |= {"cell": atoms.cell.array, "info": self.info_of(atoms)}
+        return self._reply({"kind": kind, "atoms": given} | options)
+
+    def info_of(self, atoms: ase.Atoms) -> dict:
+        """Return the `info` of atoms that the calculator reads."""
+        return {}
 
     def offset(self, atoms: ase.Atoms) -> float:
         """Return the part of the energy, eV, that is added in float64: it adds no rounding."""
@@ -110,16 +117,25 @@ class Run(Subject):
         super().__init__(calculator, str(run), ("eqfuse",))
         self._network, self.elements = calculator.network, calculator.species
         self.has_inversion = not self._network.metadata["model_fields"].get("so3", False)
+        self.is_local = self._network.module.potential.long_range is None
+
+    def info_of(self, atoms):
+        """Return the total charge, 0 where atoms have none, if the network reads it."""
+        key = self._network.charge_key
+        return {} if key is None else {key: atoms.info.get(key, 0)}
 
     def offset(self, atoms):
         """Return the sum of the reference energies, eV."""
-        network = self._network
-        numbers = atoms.numbers[np.isin(atoms.numbers, network.species)]
-        return float(network.references[np.searchsorted(network.species, numbers)].sum())
+        references = dict(zip(self.elements, self._network.references, strict=True))
+        return float(sum(references.get(int(z), 0.0) for z in atoms.numbers))
 
     def compute(self, structures):
         """Compute structures in batches; where a batch has an error, one after the other."""
         batch = max(1, _ATOMS_AT_ONCE // max(map(len, structures), default=1))
+        if self._network.charge_key is not None:
+            structures = [atoms.copy() for atoms in structures]
+            for atoms in structures:
+                atoms.info = self.info_of(atoms)
         try:
             found = predict(self._network, structures, batch_size=batch)
         except DataError:

@@ -18,12 +18,8 @@ ROUNDING = {"float32": 1e-4, "float64": 1e-6}
 """Largest difference that is rounding, relative to forces (1 eV/Å at least), energies (1 eV an
 atom) and stress (0.01 eV/Å³). It is `eqfuse.certify.questions.ROUGHEST` in float32. In float64 it
 is ten times that of constants which a program keeps in float32 (Bessel functions, couplings)."""
-_PROGRAMS = {
-    "MACECalculator": "mace",
-    "SevenNetCalculator": "sevennet",
-    "NequixCalculator": "nequix",
-    "NequIPCalculator": "nequip",
-}
+_PROGRAMS = {"MACECalculator": "mace", "SevenNetCalculator": "sevennet"}
+_PROGRAMS |= {"NequixCalculator": "nequix", "NequIPCalculator": "nequip"}
 _LEAST = {"energy": 1.0, "forces": 1.0, "stress": 0.01}
 _UNITS = {"energy": "eV", "forces": "eV/Å", "stress": "eV/Å³"}
 
@@ -72,9 +68,9 @@ def accelerate(calculator, *, file=None):
 
 def _converted(calculator, file) -> "Accelerated":
     program = _PROGRAMS[type(calculator).__name__]
-    for name in ("energy_units_to_eV", "length_units_to_A"):
-        if getattr(calculator, name, 1.0) != 1.0:
-            raise ConvertError(f"it has other units ({name}={getattr(calculator, name)})")
+    units = ("energy_units_to_eV", "length_units_to_A")
+    if other := [name for name in units if getattr(calculator, name, 1.0) != 1.0]:
+        raise ConvertError(f"it has other units ({other[0]}={getattr(calculator, other[0])})")
     several = len(getattr(calculator, "available_heads", ())) > 1
     choice = calculator.head if several else getattr(calculator, "modal", None)
     with tempfile.TemporaryDirectory() as folder:
@@ -89,29 +85,24 @@ def _converted(calculator, file) -> "Accelerated":
 def _write(program: str, calculator, path: Path):
     """Write the network of a calculator to a file, as its program does."""
     torch = sys.modules.get("torch")  # which the calculator has imported
-    if program == "mace":
+    if program == "mace" and not getattr(calculator, "use_compile", False):
         if calculator.model_type != "MACE" or len(calculator.models) != 1:
             count = len(calculator.models)
             raise ConvertError(f"it has {count} of the kind {calculator.model_type}, not one MACE")
-        if getattr(calculator, "use_compile", False):
-            raise ConvertError("its network is compiled; leave out compile_mode, or give file=")
-        torch.save(calculator.models[0], path)
-    elif program == "sevennet":
-        config, model = calculator.sevennet_config, calculator.model
-        if config is None or isinstance(model, torch.jit.ScriptModule):
-            raise ConvertError("its network is compiled; give the file of its checkpoint by file=")
-        torch.save({"config": config, "model_state_dict": model.state_dict()}, path)
-    elif program == "nequix":
+        return torch.save(calculator.models[0], path)
+    if program == "sevennet" and calculator.sevennet_config is not None:
+        state = calculator.model.state_dict()
+        return torch.save({"config": calculator.sevennet_config, "model_state_dict": state}, path)
+    if program == "nequix":
         model, config = calculator.model, calculator.config
         if calculator.backend != "jax":
             utils = importlib.import_module("nequix.torch_impl.utils")
             model, config = utils.convert_model_torch_to_jax(model, config, False)
-        importlib.import_module("nequix.model").save_model(path, model, config)
-    else:
-        raise ConvertError(
-            "its network is compiled; give the file that it is of by file=: the deployed .pth of "
-            "nequip 0.5 or 0.6, or the .nequip.zip"
-        )
+        return importlib.import_module("nequix.model").save_model(path, model, config)
+    raise ConvertError(
+        "its network is compiled; give the file that it is of by file= (.model, checkpoint .pth, "
+        "deployed .pth of nequip 0.5 or 0.6, .nequip.zip)"
+    )
 
 
 class Accelerated(Calculator):

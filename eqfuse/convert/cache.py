@@ -1,4 +1,4 @@
-"""Networks of other programs as runs in the user's cache, each converted once."""
+"""Networks of other programs as runs in the user's cache, see `eqfuse.runs.names.named`."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,6 @@ _PROGRAMS = {".model": "mace", ".nqx": "nequix", ".zip": "nequip"}
 
 
 def converted_name(name: str) -> Path:
-    """Return the run of a published network; see `eqfuse.runs.names.named`."""
     network = published()[name]
     digest = (network.sha256 or network.git or "unchecked")[:12]
     return _converted(
@@ -28,7 +27,6 @@ def converted_name(name: str) -> Path:
 
 
 def converted_file(path) -> Path:
-    """Return the run of a file of another program; see `eqfuse.runs.names.named`."""
     path = Path(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     program = _PROGRAMS.get(path.suffix.lower())
@@ -65,7 +63,6 @@ def _convert(program: str, path: Path, folder: Path):
 
 @contextlib.contextmanager
 def _locked(folder: Path):
-    """Return a context that one process at a time is in."""
     import fcntl  # which Windows does not have
 
     folder.parent.mkdir(parents=True, exist_ok=True)

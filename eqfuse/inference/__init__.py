@@ -1,6 +1,7 @@
 """Trained networks at work: predictions, ASE's calculator, errors on a file."""
 
 from eqfuse.inference.calculator import Calculator, Committee, hessian
+from eqfuse.inference.charges import born_charges
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, Spread, predict
@@ -11,6 +12,7 @@ __all__ = [
     "Network",
     "Predicted",
     "Spread",
+    "born_charges",
     "descriptors",
     "hessian",
     "load_networks",

@@ -17,10 +17,8 @@ _NO_EFFECT = dict.fromkeys(
 def understood(given: dict, others: dict, known) -> dict:
     """Return arguments in which those of other programs are translated.
 
-    Args:
-      given: arguments of ours by name, of which None is one that was left out.
-      others: arguments that are none of ours.
-      known: the function whose arguments are listed in errors.
+    Those `given` are ours, of which None was left out; errors list those of the function `known`.
+
     Raises:
       TypeError: an argument that is unknown, or given twice in different words, or no run.
       ValueError: a device other than that of JAX.
@@ -51,11 +49,7 @@ def _one(name: str, value):
         return value[0]
     if isinstance(value, str | os.PathLike):
         return value
-    what = f"{len(value)} of them" if isinstance(value, list | tuple) else type(value).__name__
-    raise TypeError(
-        f"{name} must be one file, folder or name, got {what}; eqfuse.Committee takes several, "
-        "and eqfuse.accelerate a calculator"
-    )
+    raise TypeError(f"{name} must be a file, folder or name; eqfuse.Committee takes several")
 
 
 def _check_device(kind: str):

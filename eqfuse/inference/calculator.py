@@ -203,7 +203,7 @@ class Calculator(ase.calculators.calculator.Calculator):
                 self._added = self.dispersion and self.dispersion.of(self._placed)
                 self._spread = self._spread_of_atoms() if self.spread else {}
                 self._found = found  # all of them are there
-            energies, forces, [strain], references = self._found
+            energies, forces, [strain], references, _ = self._found
             energies = energies + references
             energy, results = float(energies.sum()), {"energies": energies}
             if self._added is not None:
@@ -375,7 +375,7 @@ def _columns(module, params, pairs, geometry, size, *, count: int):
         vectors = near.vectors + moves[edges.senders] - moves[edges.receivers]
         vectors = jnp.where(near.real, vectors, 0).astype(module.dtype)
         at = vectors, geometry.positions + moves, strain
-        return jnp.sum(energies_of(module, params, *at, geometry, edges))
+        return energies_of(module, params, *at, geometry, edges)[0]
 
     gradient = jax.grad(energy)
 

@@ -250,7 +250,8 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     """Return a structure with what is predicted for it, as files have it.
 
     Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread is
-    `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`.
+    `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`. Latent charges are
+    `latent_charges`.
     """
     atoms = as_atoms(structure)
     for name in LABELS:
@@ -266,6 +267,9 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
         for name, value in predicted.spread.results().items():
             kept = atoms.info if name.startswith(("energy_", "stress_")) else atoms.arrays
             kept[name] = value
+    if predicted.charges is not None:
+        one = predicted.charges.shape[1] == 1
+        atoms.arrays["latent_charges"] = predicted.charges[:, 0] if one else predicted.charges
     atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
 

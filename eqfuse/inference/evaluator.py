@@ -96,6 +96,7 @@ class Evaluated(NamedTuple):
     gradient: jax.Array  # [n_edges, 3] eV/Å, of the energy by the vectors
     near: Near
     strain: jax.Array | None = None  # [n_graphs, 3, 3] eV, of the energy of charges by the strain
+    charges: jax.Array | None = None  # [n_nodes, charges] e, the latent ones
 
 
 def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
@@ -125,17 +126,20 @@ def energies_and_gradient(potential, params, vectors, species, edges, atoms):
     return jax.grad(total, argnums=1, has_aux=True)(params, vectors, species, edges, atoms)
 
 
-def energies_of(module: Module, params, vectors, positions, strain, geometry: Geometry, edges):
-    """Return the energies of nodes, [n_nodes] eV, with those of latent charges.
+def energies_of(
+    module: Module, params, vectors, positions, strain, geometry: Geometry, edges, change=0.0
+):
+    """Return the energy, eV, and the energies of nodes without charges, and the latent charges.
 
-    These depend on positions [n_nodes, 3] and on strain [n_graphs, 3, 3], in float64, besides the
-    vectors.
+    These are [n_nodes, charges], or None. Their energy depends on positions [n_nodes, 3], on strain
+    [n_graphs, 3, 3] and on a `change` of the charges, in float64, besides the vectors.
     """
     atoms = jnp.arange(len(geometry.species)) < geometry.num_atoms
     found = module.potential.apply(params, vectors, geometry.species, edges)
     long_range = module.potential.long_range
     if long_range is None:
-        return jnp.where(atoms, found, 0)
+        energies = jnp.where(atoms, found, 0)
+        return jnp.sum(energies), energies, None
     energies, scalars = found
     index, count = geometry.index, len(geometry.cells)
     real = atoms if geometry.is_atom is None else geometry.is_atom
@@ -143,8 +147,10 @@ def energies_of(module: Module, params, vectors, positions, strain, geometry: Ge
     charges = long_range.charges_of(scalars, index, real, count, geometry.charges)
     positions = positions + jnp.sum(positions[:, :, None] * strain[index], axis=1)
     cells = geometry.cells + geometry.cells @ strain
-    far = long_range.energies(charges, positions, cells, index, geometry.reach)
-    return jnp.where(atoms, energies + far, 0)
+    placed = positions, cells, index, geometry.reach
+    far = long_range.energies(charges + change, *placed, parts=False)
+    energies = jnp.where(atoms, energies, 0).astype(positions.dtype)
+    return jnp.sum(energies) + jnp.sum(far), energies, charges
 
 
 def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
@@ -174,18 +180,20 @@ def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: 
 
 
 def _with_charges(module: Module, params, near: Near, geometry: Geometry) -> Evaluated:
-    def total(vectors, positions, strain):
+    def total(vectors, positions, strain, change):
         strain = (strain + jnp.swapaxes(strain, 1, 2)) / 2
         args = vectors, positions, strain, geometry, near.edges
-        energies = energies_of(module, params, *args)
-        return jnp.sum(energies), energies
+        energy, *rest = energies_of(module, params, *args, change)
+        return energy, rest
 
     at = near.vectors.astype(module.dtype), geometry.positions, jnp.zeros_like(geometry.cells)
-    derivatives, energies = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*at)
-    gradient, by_positions, strain = derivatives
+    change = jnp.zeros((len(geometry.species), module.potential.long_range.charges))
+    gradient_of = jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True)
+    (gradient, by_positions, strain, potential), (energies, charges) = gradient_of(*at, change)
+    energies += jnp.sum(charges * potential, axis=1) / 2  # the energy of charges is quadratic
     gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
     forces = add_forces(gradient, near.edges, -by_positions, are_sorted=True)
-    return Evaluated(energies.astype(jnp.float64), forces, gradient, near, strain)
+    return Evaluated(energies, forces, gradient, near, strain, charges)
 
 
 def strain_derivatives(evaluated: Evaluated, geometry: Geometry):
@@ -272,12 +280,14 @@ class Results(NamedTuple):
     forces: np.ndarray  # [n_atoms, 3] eV/Å
     strain: np.ndarray  # [n_structures, 3, 3] eV; or the parts of the atoms, [n_atoms, 3, 3]
     references: np.ndarray  # [n_atoms] eV, the reference energies
+    charges: np.ndarray | None = None  # [n_atoms, charges] e, the latent ones, if there are any
 
 
 def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
     done = evaluate(module, params, pairs, geometry, size=size)
     strain = atom_strain_derivatives(done) if of_atoms else strain_derivatives(done, geometry)
     parts = [done.node_energy, done.forces.ravel(), strain.ravel()]
+    parts += [] if done.charges is None else [done.charges.ravel()]
     return jnp.concatenate(parts), done.near.num_edges
 
 
@@ -398,14 +408,18 @@ class Evaluator:
         """
         array = self._apply(_results, listed, structures, of_atoms=of_atoms)
         nodes, number = listed.sizes.nodes, listed.number
-        strain = array[4 * nodes :].reshape(-1, 3, 3)
+        end = 4 * nodes + 9 * (nodes if of_atoms else listed.sizes.graphs)
+        strain, charges = array[4 * nodes : end].reshape(-1, 3, 3), None
+        if len(array) > end:
+            charges = array[end:].reshape(nodes, -1).take(number, axis=0)
         energies = array[:nodes].take(number)
         forces = array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0)
         is_finite = np.isfinite(energies) & np.isfinite(forces).all(axis=1)
         if not is_finite.all():
             self._refuse(listed, structures, int(np.argmin(is_finite)))
         strain = strain.take(number, axis=0) if of_atoms else strain[: len(listed.structures)]
-        return Results(energies, forces, strain, self.network.references[listed.species])
+        references = self.network.references[listed.species]
+        return Results(energies, forces, strain, references, charges)
 
     def _refuse(self, listed: Listed, structures, atom: int):
         """Raise the error of structures in which an atom has a number that is not finite."""

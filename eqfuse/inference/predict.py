@@ -29,6 +29,7 @@ class Predicted:
     forces: np.ndarray  # [n_atoms, 3] eV/Å
     stress: np.ndarray | None  # [3, 3] eV/Å^3, positive under tension; None without a cell
     spread: Spread | None = None  # None for a single network to which none was fitted
+    charges: np.ndarray | None = None  # [n_atoms, charges] e, the latent ones of a single network
 
     @property
     def energy(self) -> float:
@@ -153,11 +154,14 @@ def _dispersion(dispersion: Dispersion, structures, names) -> tuple[np.ndarray, 
 def _split(structures: list[Structure], results: Results, added) -> list[Predicted]:
     """Return the results of each structure, to which `_dispersion` is added unless it is None."""
     if added is not None:
-        results = Results(*(a + b for a, b in zip(results, added, strict=False)), results[-1])
+        results = Results(*map(np.add, results, added), *results[3:])
     predicted, stop = [], 0
     for structure, strain in zip(structures, results.strain, strict=True):
         own = slice(stop, stop := stop + structure.num_atoms)
         energies, volume = results.energies[own], structure.volume
         totals, stress = energies + results.references[own], strain / volume if volume else None
-        predicted.append(Predicted(totals, float(energies.sum()), results.forces[own], stress))
+        of_atoms = Predicted(totals, float(energies.sum()), results.forces[own], stress)
+        if results.charges is not None:
+            of_atoms = dataclasses.replace(of_atoms, charges=results.charges[own])
+        predicted.append(of_atoms)
     return predicted

@@ -48,7 +48,8 @@ class Kept:
         result: Callable = lambda *_: 0,
         donated: tuple[int, ...] = (),
     ):
-        function.__name__ = "kept_program"  # JAX's cache has programs of another name
+        # kept ones are not in JAX's cache, whose programs have another name
+        function.__name__ = "program" if made_of is None else "kept_program"
         self._function, self._made_of = function, made_of
         self._result, self._donated = result, donated
         self._programs: dict[tuple, Callable] = {}

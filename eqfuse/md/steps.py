@@ -1,6 +1,8 @@
 """Steps of dynamics on the device, with neighbour lists that are made there when they are due."""
 
+import dataclasses
 import functools
+import math
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -32,6 +34,7 @@ from eqfuse.runs.process import give_back
 from eqfuse.train.dispersion import Dispersion
 
 _SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
+_GROWING = 1.2  # of the waves of sums of charges, where a cell has outgrown them
 MOST_STEPS = 100
 """Steps that one call can take."""
 _NOTHING = Needed(np.int32(0), np.int32(0), np.bool_(False))
@@ -364,8 +367,12 @@ class Stepper:
         elif needed.occupancy > grid.occupancy:
             most = room_in_boxes(int(needed.occupancy), int(self._sizes.max()))
             grid = grid._replace(occupancy=most)
-        reach = self._reach_of(done.state.cell)
-        more = Sizes(pairs=int(needed.pairs), edges=int(done.most.edges), reach=reach)
+        more = Sizes(pairs=int(needed.pairs), edges=int(done.most.edges))
+        sizes = self.room.sizes
+        if grid is self.room.grid and sizes.pairs >= more.pairs and sizes.edges >= more.edges:
+            # the cell of the step that was not taken is not known, and always larger
+            waves = tuple(math.ceil(_GROWING * n) + 1 for n in sizes.reach.waves)
+            more = more._replace(reach=dataclasses.replace(sizes.reach, waves=waves))
         self._use(Room(grid, room.sizes.grown(more)))
 
     def _reach_of(self, cells) -> Reach:

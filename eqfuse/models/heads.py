@@ -77,8 +77,9 @@ def node_energies(
     positions, cells = (graph.positions, graph.cells) if positions is None else (positions, cells)
     where = graph.graph_index, graph.node_mask, graph.num_graphs
     charges = potential.long_range.charges_of(scalars, *where, graph.charges)
-    own = charges, positions, cells, graph.graph_index, graph.reach
-    return energies + potential.long_range.energies(*own)
+    # the last graph is padding
+    own = charges, positions, cells[:-1], graph.graph_index, graph.reach
+    return energies + potential.long_range.energies(*own, parts=False)
 
 
 def _own(of_heads, graph: Graph):

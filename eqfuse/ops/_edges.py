@@ -94,7 +94,7 @@ class Edges:
         return cls(senders, receivers, *orders((receivers, senders), num_nodes), num_nodes)
 
     def of_receivers(self, rows):
-        """Return those of the rows of all nodes, [num_nodes, ...], that an output has."""
+        """Return the rows of the receivers, given the rows of all nodes, [num_nodes, ...]."""
         return rows if self.num_receivers is None else rows[: self.num_receivers]
 
     @property

@@ -1,7 +1,4 @@
-"""What may stand in the place of a run: the name of a published network, or another program's file.
-
-Without JAX, which takes seconds: the conversion imports it when it is needed.
-"""
+"""What may stand in the place of a run: the name of a published network, another program's file."""
 
 import difflib
 import functools
@@ -18,7 +15,6 @@ _FILES = (".model", ".pth", ".pt", ".nqx", ".zip")
 
 @functools.cache
 def published_names() -> tuple[str, ...]:
-    """Return the names of the published networks, in small letters."""
     return tuple(yaml.safe_load(_LIST.read_text(encoding="utf-8"))["networks"])
 
 

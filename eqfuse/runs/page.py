@@ -15,7 +15,6 @@ td { padding: 0.15em 0.8em; border-bottom: 1px solid #ddd } img { max-width: 100
 .numbers td:nth-child(n+3) { text-align: right } .bold { font-weight: 600 }
 .FAILED { background: #fbdcd3 } .noted { background: #fdf3cf } .not-checked { color: #777 }
 pre { background: #f5f5f5; padding: 0.8em; overflow-x: auto }
-.columns { columns: 2; column-gap: 3em; font-size: 13px }
 """
 
 
@@ -37,9 +36,9 @@ def items(texts: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{in_html(text)}</li>' for text in texts)}</ul>\n"
 
 
-def lines(text: str, kind: str = "") -> str:
-    """Return a text of several lines, as it is; "columns" is the `kind` of a long one."""
-    return f"<pre class='{kind}'>{html.escape(text)}</pre>\n"
+def lines(text: str) -> str:
+    """Return a text of several lines, as it is."""
+    return f"<pre>{html.escape(text)}</pre>\n"
 
 
 def picture(title: str, png: bytes) -> str:

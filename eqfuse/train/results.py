@@ -175,7 +175,7 @@ def _page(
             f"eqfuse predict {used} FILE.xyz OUT.xyz\neqfuse evaluate {used} FILE.xyz\n"
             f"calculator = eqfuse.Calculator({str(used)!r})  # of ASE"
         ),
-        "Settings": page.lines(settings, "columns"),
+        "Settings": page.lines(settings),
     }
     return page.page(folder.name, f"<p>{page.in_html(what)}</p>\n", sections)
 

@@ -234,6 +234,7 @@ def _fingerprint(samples) -> str:
         numbers = [*known, *sample.weights[: len(LABELS)]]
         numbers += [] if sample.hessian is None else [sample.weights.hessian]
         numbers += [] if sample.head is None else [sample.head]
+        numbers += [sample.charge] if sample.charge else []
         digest.update(np.array(numbers, np.float64).tobytes())
     return digest.hexdigest()
 

@@ -148,6 +148,12 @@ class Tuning:
         if source == _AUTO:
             given = structures_of(past.species, self.data, _FROM * count, self.config.seed)
         else:
+            long_range = past.potential.long_range
+            if long_range is not None and long_range.charge_key is not None:
+                raise DataError(
+                    f"replay={source}: total charges of replayed frames are not read, and the "
+                    "network reads them; give replay=auto or none"
+                )
             read, known = read_structures(source, require_labels=False), {*past.species}
             given = [s for s in read if not s.is_isolated_atom and {*s.numbers.tolist()} <= known]
             given = [*map(past.dispersion.without, given)] if past.dispersion else given

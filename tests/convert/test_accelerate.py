@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 import types
 import warnings
 
@@ -39,6 +40,14 @@ def _home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype():
+    """Keep the default dtype of torch, which mace's networks set."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

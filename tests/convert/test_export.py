@@ -46,7 +46,7 @@ def test_the_file_holds_the_network(run, tmp_path, capsys):
         ({"model": "nequip"}, "is not a potential of model=mace"),
     ],
 )
-def test_what_mace_cannot_represent_is_refused_by_name(
+def test_export_to_mace_refuses_other_networks_by_name(
     change, message, run, tmp_path, capsys, monkeypatch
 ):
     from eqfuse.convert import export

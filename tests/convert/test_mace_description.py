@@ -186,7 +186,7 @@ def test_the_gate_of_older_releases_is_read(network):
         ("pair_repulsion_fn", of_kind("mace.Other"), "of the kind mace.Other|of the kind Other"),
     ],
 )
-def test_what_cannot_be_represented_is_refused_by_name(path, value, message, network):
+def test_mace_parts_without_counterpart_are_refused_by_name(path, value, message, network):
     found = network("medium")
     describe(found)  # as it is, it can be
     put(found, path, value)
@@ -204,7 +204,7 @@ def test_what_cannot_be_represented_is_refused_by_name(path, value, message, net
         ("interactions.0", of_kind("mace.RealAgnosticInteractionBlock"), "linear"),
     ],
 )
-def test_what_nonlinear_interactions_have_and_we_have_not_is_refused(path, value, message, network):
+def test_mace_nonlinear_options_without_counterpart_are_refused(path, value, message, network):
     found = network("nonlinear")
     parameters(found, describe(found, "two"))  # as it is, it can be
     put(found, path, value)

@@ -63,7 +63,7 @@ LINEAR = [shape for shape in SHAPES if shape not in ((7,), (3,), (4,))]  # witho
         ({"optimize_by_reduce": False}, "a layout that sevenn itself reads no more"),
     ],
 )
-def test_what_sevennet_has_and_we_have_not_is_refused_by_name(change, message):
+def test_sevennet_parts_without_counterpart_are_refused_by_name(change, message):
     _check(SEVENNET, {"0_convolution.denominator": 1})
     with pytest.raises(ConvertError, match=message):
         _check(SEVENNET | change, {})
@@ -160,7 +160,7 @@ OF_ALLEGRO = [
     ("kind", "part", "value", "message"),
     [(NequIPPackage, *row) for row in OF_NEQUIP] + [(AllegroPackage, *row) for row in OF_ALLEGRO],
 )
-def test_what_nequip_has_and_we_have_not_is_refused_by_name(
+def test_nequip_parts_without_counterpart_are_refused_by_name(
     kind, part, value, message, package, tmp_path
 ):
     if kind is AllegroPackage:

@@ -49,7 +49,7 @@ def test_a_file_of_another_checksum_is_refused(name, home):
         find_network(name.upper(), network.program)
 
 
-def test_what_no_wheel_has_is_to_be_fetched(home, capsys):
+def test_registry_names_files_that_no_wheel_has(home, capsys):
     assert main(["mace-mp-0-medium", str(home / "run")]) == 2
     said = capsys.readouterr().err
     network = published()["mace-mp-0-medium"]

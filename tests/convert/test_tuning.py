@@ -258,7 +258,7 @@ def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
         ("elastic=-1 start_from=RUN", "elastic=-1.0 is impossible"),
     ],
 )
-def test_what_is_for_another_run_is_refused(run, water, capsys, given, text):
+def test_tuning_for_another_run_is_refused(run, water, capsys, given, text):
     given = given.replace("RUN", str(run("density"))).split()
     assert main([f"data={water}", *given]) == 2
     assert text in capsys.readouterr().err

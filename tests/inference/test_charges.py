@@ -3,6 +3,7 @@
 import math
 
 import ase.build
+import ase.io
 import jax
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 
 import eqfuse
+from eqfuse.certify.subjects import Run
+from eqfuse.cli import main
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Evaluator
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import as_structures
 from eqfuse.models.ewald import CONSTANT, LatentEwald
 from eqfuse.runs.errors import ConfigError
+from eqfuse.train.dispersion import Dispersion
 from tests.lammps.untrained import FIELDS, untrained_run
 from tests.models.test_ewald import E2, written_out
 
@@ -186,3 +190,58 @@ def test_programs_of_near_atoms_refuse_charges(runs):
     network = Network(runs())
     with pytest.raises(ConfigError, match="eqfuse in LAMMPS has no sums of latent charges"):
         network.require_alone("eqfuse in LAMMPS")
+
+
+def test_latent_charges_are_written(runs, salt, tmp_path, capsys):
+    source, out = tmp_path / "in.xyz", tmp_path / "out.xyz"
+    ase.io.write(source, [salt, free(salt)], format="extxyz")
+    assert main(["predict", str(runs()), str(source), str(out)]) == 0
+    capsys.readouterr()
+    for atoms, place in zip(ase.io.read(out, ":"), (salt, free(salt)), strict=True):
+        _, charges = short_and_charges(runs(), place)
+        np.testing.assert_allclose(atoms.arrays["latent_charges"], charges, atol=1e-7)
+
+
+def test_born_charges_are_derivatives_of_the_dipole(runs, salt):
+    """Of a cluster, of which each step gives the dipole; a cell around it changes nothing."""
+    run = runs(long_range=LatentEwald(scale=0.5, charge_key="q"))
+    atoms = free(salt)
+    atoms.info["q"] = 1
+
+    def dipole(k, axis, step):
+        moved = atoms.copy()
+        moved.positions[k, axis] += step
+        [predicted] = eqfuse.predict(run, moved)
+        return predicted.charges[:, 0] @ moved.positions
+
+    born = eqfuse.born_charges(run, atoms)
+    found = (dipole(3, 1, 1e-4) - dipole(3, 1, -1e-4)) / 2e-4
+    np.testing.assert_allclose(born[3, :, 1], found, atol=1e-6)
+    np.testing.assert_allclose(born.sum(axis=0), np.eye(3), atol=1e-9)
+    wide = atoms.copy()
+    wide.info["q"], wide.pbc = 1, True
+    wide.set_cell([[25.0, 0, 0], [3, 26, 0], [0, -2, 27]])
+    wide.positions += 13.0
+    wide.wrap()
+    wide.calc = eqfuse.Calculator(run)
+    np.testing.assert_allclose(eqfuse.born_charges(wide, dielectric=4.0), 2 * born, atol=1e-9)
+    with pytest.raises(ConfigError, match="several latent charges of each atom"):
+        eqfuse.born_charges(runs(), atoms)
+
+
+def test_check_knows_that_charges_reach_far(runs, salt):
+    """It asks no run with charges whether far fragments are apart, and computes what is neutral."""
+    subject = Run(runs(long_range=LatentEwald(scale=0.5, charge_key="q")))
+    assert not subject.is_local
+    [found], [again] = subject.compute([free(salt)]), subject.in_turn([free(salt)])
+    assert found.error is None
+    assert found.energy == pytest.approx(again.energy)
+
+
+def test_dispersion_is_added_to_charges(runs, salt):
+    pytest.importorskip("dftd3")
+    parts = [Dispersion.parse("d3(bj)").of(salt).energy]
+    for options in ({}, {"dispersion": "d3(bj)"}):
+        salt.calc = eqfuse.Calculator(runs(), **options)
+        parts.append(salt.get_potential_energy())
+    assert parts[2] == pytest.approx(parts[0] + parts[1])

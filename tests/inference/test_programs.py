@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from eqfuse.inference.programs import Kept
 from tests.child import run_python
 from tests.lammps.untrained import untrained_run
 
@@ -53,6 +54,12 @@ def test_the_second_process_traces_nothing(answer, task):
     found, traces, programs = answer(task, **EAGER)
     assert (traces > 0, programs) == (True, 1)
     assert answer(task) == (found, 0, 1)
+
+
+def test_only_kept_programs_have_their_name():
+    """XLA cannot store what it read from JAX's cache, where those that are not kept may be."""
+    names = {Kept(lambda x: x, made_of)._function.__name__ for made_of in ("text", None)}
+    assert len(names) == 2
 
 
 @pytest.mark.slow

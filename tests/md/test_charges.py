@@ -58,11 +58,11 @@ def test_dynamics_have_the_forces_of_the_calculator(run, frames, periodic, ensem
 
 
 def test_cell_that_grows_in_dynamics_gets_more_waves(run, frames, tmp_path):
-    """Under tension, in one call of many steps."""
-    how = {"ensemble": "npt", "steps": 60, "save_every": 60, "pressure": -60.0}
-    how |= {"compressibility": 1.0, "pressure_time": 20.0, "max_force": 1e3}
+    """Under tension, by a tenth in three steps."""
+    how = {"ensemble": "npt", "steps": 3, "pressure": -30.0, "timestep": 0.2, "skin": 2.0}
+    how |= {"compressibility": 0.1, "pressure_time": 10.0, "max_force": 1e3}
     end = md.run(run, frames[0], temperature=300, run=str(tmp_path / "md"), **how)
-    assert end.get_volume() > 1.3 * frames[0].get_volume()
+    assert end.get_volume() > 1.15 * frames[0].get_volume()
     again = end.copy()
     again.info["q"], again.calc = 0, eqfuse.Calculator(run)
     assert end.get_potential_energy() == pytest.approx(again.get_potential_energy(), abs=1e-7)

@@ -164,6 +164,25 @@ def test_derivatives_are_those_of_differences(cell):
     check_grads(energy, arguments, order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
 
 
+def test_sums_that_are_shared_have_the_same_derivatives():
+    """Two cells and padding, whose atoms belong to no graph."""
+    charges, positions = molecule(9)
+    charges[7:] = 0
+    index = jnp.asarray([0] * 4 + [1] * 3 + [2] * 2, jnp.int32)
+    cells = jnp.asarray([np.diag([5.0, 6, 7]), np.array([[5.0, 0, 0], [1, 6, 0], [0.5, -1, 7]])])
+    reach = LatentEwald().reach(np.asarray(cells), [[True] * 3] * 2, [4, 3])
+
+    def total(q, x, cells, parts):
+        energies = LatentEwald().energies(q, x, cells, index, reach, parts)
+        return energies[:4].sum() + 2 * energies[4:].sum()
+
+    found, expected = (
+        jax.value_and_grad(total, argnums=(0, 1, 2))(charges, positions, cells, parts)
+        for parts in (False, True)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), found, expected)
+
+
 def test_slabs_are_refused():
     with pytest.raises(ValueError, match="give a slab or a wire a cell with vacuum and pbc=True"):
         LatentEwald().reach(np.eye(3)[None], [[True, True, False]], [1])

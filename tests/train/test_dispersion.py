@@ -134,7 +134,7 @@ def test_dynamics_and_relaxation_add_it(runs, atoms, tmp_path):
     assert outcome.atoms.info["dispersion"] == "d3(bj,pbe)"
 
 
-def test_what_computes_the_network_alone_refuses(runs, tmp_path, capsys):
+def test_dispersion_is_refused_where_the_network_is_alone(runs, tmp_path, capsys):
     less, why = runs[1], r"has no dispersion, and this run was trained on labels less d3\(bj,pbe\)"
     with pytest.raises(ConfigError, match=f"an exported program {why}"):
         export(less, tmp_path / "a.safetensors")
@@ -168,6 +168,6 @@ def test_a_run_that_starts_from_it_has_it(runs, copper, added, capsys):
         ("data.store=on", "data.store=on is impossible"),
     ],
 )
-def test_what_is_impossible_is_refused(setting, message, copper, capsys):
+def test_dispersion_that_is_impossible_is_refused(setting, message, copper, capsys):
     settings = [D3, setting] if "store" in setting else [setting]
     assert message in refused([f"data={copper}", *TINY, "cutoff=3.6", *settings], capsys)

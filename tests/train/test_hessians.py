@@ -65,7 +65,7 @@ def test_hessians_of_a_file(file):
     assert weighted.hessian is None
 
 
-def test_what_is_no_hessian_is_refused(file):
+def test_hessian_of_wrong_form_is_refused(file):
     frame = read_structures(file)[0]
     for given, message in (
         (np.zeros((3, 3)), "hessian must have 81 real numbers for 3 atoms"),

@@ -58,7 +58,7 @@ def test_run_predicts_what_its_training_reported(trained, ions):
     [row] = [r for r in rows if (r["set"], r["group"]) == ("test", "all")]
     frames, found = read_structures(ions), eqfuse.predict(trained, str(ions))
     errors = np.concatenate([p.forces - s.forces for p, s in zip(found, frames, strict=True)])
-    assert 1e3 * np.abs(errors).mean() == pytest.approx(float(row["forces_mae_mev_per_angstrom"]))
+    assert 1e3 * np.abs(errors).mean() == pytest.approx(float(row["forces_mae_mev_per_a"]))
 
 
 def test_run_has_the_settings_of_its_charges(trained):

@@ -90,7 +90,7 @@ def test_steps_without_matrices_are_those_of_optax(name, reference):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def test_what_muon_takes_for_a_matrix():
+def test_muon_takes_matrices():
     assert is_matrix("kernel", (8, 64))
     assert is_matrix("w[0,0] 4x0e,8x0e", (3, 4, 8))
     assert not is_matrix("w[0,0] 16x0e,1x0e", (16, 1))

@@ -172,7 +172,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_fails_in_the_main_process_ends_the_others(settings, tmp_path):
+def test_parallel_failure_of_the_main_process_ends_the_others(settings, tmp_path):
     (tmp_path / "run" / "other").mkdir(parents=True)
     begun = time.monotonic()
     results = ended(processes(2, [*settings, f"run={tmp_path / 'run'}"]))

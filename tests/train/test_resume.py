@@ -291,7 +291,7 @@ def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
 
 
-def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
+def test_resume_of_bad_run_is_refused(whole, water, tmp_path, capsys):
     assert "channels cannot be given" in refused([f"resume={whole}", "channels=3"], capsys)
     assert "config.yaml cannot be read: No such" in refused([f"resume={tmp_path / 'none'}"], capsys)
     locked = shutil.copytree(whole, tmp_path / "locked")

@@ -133,7 +133,7 @@ def test_isolated_atoms_with_images_within_the_cutoff_are_named(
         assert all("xyz, frame " in line and "cutoff of 5.0 Å" in line for line in lines)
 
 
-def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path, capsys):
+def test_start_from_bad_run_is_refused(settings, base, copper, tmp_path, capsys):
     for name in ("channels=3", "model=nequip", "preset=large"):
         error = refused([*settings, name], capsys)
         assert f"{name.partition('=')[0]} cannot be given" in error

@@ -52,7 +52,7 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, monkeypatch, capsys
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_ends_it(capsys, settings, code, parts):
+def test_tetris_bad_settings_are_one_error(capsys, settings, code, parts):
     assert tetris.main(settings) == code
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -290,7 +290,9 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """What is fused. Operands: the form's inputs, the Linear's parameters, the skip if any.
+    """A product, a Linear and a gate as one op.
+
+    Its operands are the form's inputs, the Linear's parameters and, if there is one, the skip.
 
     The pre-activation z may be several arrays (`linear.cut`) if neither gate nor skip follows.
     """

@@ -280,7 +280,7 @@ def _jvp(primals, tangents, *, call: Call):
 
 
 def _epilogue_tangent(operands, tangents, integers, outputs, call: Call) -> list:
-    """Go from the tangent of the sums of nodes, which are kept, to those of what follows them."""
+    """Return the tangents of the outputs, from that of the sums of nodes, which were kept."""
     fused, m = call.fused, outputs[-1]
     [*floats, z] = operands
     inputs, _, _ = fused.operands(floats)

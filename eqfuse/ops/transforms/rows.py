@@ -19,9 +19,10 @@ from eqfuse.ops.transforms.trace import Trace
 
 
 def _over_rows(converter: Converter, inputs, outputs, num_rows: int) -> Program:
-    """Return the program over rows that some steps are, or raise NoStepError.
+    """Return the program over rows that computes the steps of a converter.
 
-    These are forms and sums of rows, of the blocks of a Linear where one reads or writes them.
+    The steps must be forms and sums of rows; other steps raise NoStepError. Rows that a Linear
+    reads or writes have its blocks.
     """
     blocks, steps, arrays = {}, [], {}
     for step in converter.steps:

@@ -85,7 +85,7 @@ class Trace:
         return self._literals[key]
 
     def found(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int] | None:
-        """Return the values that are a function of others; None if any of it is not computed."""
+        """Return the values of a function of `inputs`, or None if the trace lacks a step of it."""
         try:
             return self._inline(closed, inputs, lambda *node: self._known[_key(*node)])
         except KeyError:
@@ -142,7 +142,7 @@ class Trace:
         return self._folded[value]
 
     def first_equal(self, value: int) -> int:
-        """Return the first value that was asked for and is the same constant; itself if none."""
+        """Return the earliest value that is the same constant, or the value itself."""
         known = self.constant(value)
         if known is None:
             return value
@@ -279,7 +279,7 @@ def has_functions(params) -> bool:
 
 
 def bind(eqn, arrays, params: dict | None = None) -> list:
-    """Return the outputs of an equation as where it stands; of other `params`, if given."""
+    """Evaluate an equation in its own context, with its parameters or with `params`."""
     with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
         params = eqn.primitive.get_bind_params(dict(eqn.params if params is None else params))
         results = eqn.primitive.bind(*arrays, **params)
@@ -287,7 +287,7 @@ def bind(eqn, arrays, params: dict | None = None) -> list:
 
 
 def needed(trace: Trace, replaced) -> tuple[set[int], set[int]]:
-    """Return the values and the nodes that the outputs need where ops compute some values."""
+    """Return the values and nodes that the outputs need, if ops compute the replaced values."""
     values, nodes = set(trace.outputs), set()
     for number in reversed(range(len(trace.nodes))):
         node = trace.nodes[number]

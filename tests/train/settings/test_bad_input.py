@@ -65,7 +65,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("settings", "part"), IMPOSSIBLE, ids=lambda value: ascii(value)[:60])
-def test_what_is_refused_is_one_line_and_makes_no_run(
+def test_settings_refused_are_one_line_and_make_no_run(
     settings, part, request, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def test_bad_data_are_one_line(water, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_failed_leaves_a_free_folder(water, tmp_path, monkeypatch, capsys):
+def test_folder_of_a_failed_run_is_free(water, tmp_path, monkeypatch, capsys):
     settings = [f"data={water}", f"run={tmp_path / 'run'}", *TINY, "steps=1"]
     with monkeypatch.context() as patch:
         patch.setattr(Compiled, "initial", lambda self: 1 / 0)

@@ -137,7 +137,7 @@ def test_names_of_mace_and_nequip_are_answered_with_ours():
             parse([f"{name}=1", "model=mace", *MOLECULE])
 
 
-def test_what_names_of_mace_and_nequip_are_called_here_exists():
+def test_options_for_names_of_mace_and_nequip_exist():
     ours = {*SHORTHANDS, "model", "data", "seeds", "config"}
     for model in NETWORKS:
         ours |= known(model).keys()

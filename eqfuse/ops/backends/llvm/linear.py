@@ -195,7 +195,7 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
 def write_rows(
     layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
 ) -> int:
-    """Write the outputs of rows `first` to `stop`; return the vector operations of one row.
+    """Write the outputs of rows `first` to `stop`, and return the vector operations of one row.
 
     With an `order`, these are positions in it.
     """
@@ -321,7 +321,10 @@ class _RowsEmitter:
 
 
 def write_weights(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
-    """Add the sum over rows `%begin` to `%end`, or what `order` has there; what a row costs."""
+    """Add the gradient of weights from rows `%begin` to `%end`; return the operations of a row.
+
+    With an `order`, these are positions in it.
+    """
     weights = layouts.linear_form.outputs[o]
     num_lines = 1 if len(weights.matrix) == 1 else weights.matrix[0]
     writer = _WeightsEmitter(layouts, f, o, order)

@@ -51,9 +51,9 @@ class RowEmitter(FusedEmitter):
     # rows and channels
 
     def begin(self, shares: int):
-        """Find the rows of this program, and its number `share` of those that have the same rows.
+        """Write the rows of a program, and its number `share` among programs of the same rows.
 
-        Where there are fewer rows than in a tile, it reads the last one several times.
+        If fewer rows are left than a tile has, the program reads the last row several times.
         """
         self.emit("program = tl.program_id(0)")
         self.emit(f"share = program % {shares}")
@@ -123,7 +123,7 @@ class RowEmitter(FusedEmitter):
         return f"tl.zeros([{height}, {width}], {self.real})"
 
     def arithmetic(self, form: Form, paths, given=()):
-        """Add what paths compute to the components of outputs; those `given` are variables."""
+        """Write the sums of paths over components of outputs; `given` components are loaded."""
 
         def load(operand, segment, component, name):
             address, mask = self.place(operand, segment, component)

@@ -17,9 +17,9 @@ _HEAD = """\
 
 <!-- written by docs/settings.py -->
 
-Settings are written `name=value`, in any order, after `eqfuse train`. What is misspelt or
-impossible is refused, with the nearest names. `eqfuse train --cfg ...` prints what a run would
-use. `config=FILE` takes the settings of a YAML file, such as `config.yaml` of a run; those of the
+Write settings as `name=value`, in any order, after `eqfuse train`. Unknown names and impossible
+values are refused, with the nearest names. `eqfuse train --cfg ...` prints all settings of a run.
+`config=FILE` reads the settings of a YAML file, such as `config.yaml` of a run; settings on the
 command line override them. `seeds=4` trains four runs, in `RUN/seed=0` and so on.
 
 Some settings have a short name: {shorthands}.
@@ -35,9 +35,9 @@ def page() -> str:
         parts.append(_table(f"Choices of `{group}`", ("setting", "is"), rows))
     rows = [(f"`model={model} preset={name}`", text) for model, name, text in help.presets()]
     note = (
-        "A preset is a group of settings; a setting beside one overrides it. Parameters are those\n"
-        "of a network for three elements. `eqfuse train model=mace preset=small data=FILE --cfg`\n"
-        "prints all settings."
+        "A preset is a group of settings; a setting that you give overrides it. Numbers of\n"
+        "parameters are for three elements. This prints all settings of one:\n"
+        "`eqfuse train model=mace preset=small data=FILE --cfg`."
     )
     parts.append(_table("Presets", ("preset", "is"), rows, note))
     for title, rows in help.sections():
@@ -48,13 +48,13 @@ def page() -> str:
         if ours.startswith("nothing") or ours.rpartition(".")[2] == f"{theirs}=":
             continue
         names.setdefault(ours, []).append(f"`{theirs}`")
-    rows = [(", ".join(theirs), ours) for ours, theirs in names.items()]
+    rows = "\n".join(f"- {', '.join(theirs)}: {ours}" for ours, theirs in names.items())
     note = (
-        "Options of `mace_run_train` (0.3.16) and nequip. Where there is only a name, its values\n"
-        "are the same. Names that differ by their group only (`energy_key`) are left out; `eqfuse\n"
-        "train` answers these, and says why others have no counterpart."
+        "Options of `mace_run_train` (0.3.16) and nequip, and the setting here. Where there is\n"
+        "only a name, its values are the same. `eqfuse train` answers all options, also those\n"
+        "without a counterpart."
     )
-    parts.append(_table("Names of mace and nequip", ("there", "here"), rows, note))
+    parts.append(f"## Names of mace and nequip\n\n{note}\n\n{rows}\n")
     return "\n".join(parts)
 
 

@@ -52,8 +52,8 @@ class Module:
 class Network:
     """A trained potential that is ready to predict. It can be copied and pickled.
 
-    Its process keeps the programs that it compiles, and the memory that it frees until it has half
-    of the machine's, see `eqfuse.runs.process`.
+    Its process keeps the programs that it compiles, and the memory that it frees until memory is
+    short, see `eqfuse.runs.process`.
 
     Its `species` are sorted atomic numbers, `cutoff` is in Å, and `references`, [n_species] eV,
     are the reference energies.

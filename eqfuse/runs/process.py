@@ -15,8 +15,9 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
 _NEVER = -1
-_CGROUP = pathlib.Path("/sys/fs/cgroup/memory.max")
-_limited: list[int] = []  # the most bytes of this process, once it keeps memory up to a limit
+_SMALL = 1 << 31  # bytes that a process always keeps
+_CGROUP, _MEMINFO = pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/proc/meminfo")
+_limited: list[bool] = []  # whether this process keeps memory up to a limit
 
 
 def keep_freed_memory() -> bool:
@@ -37,29 +38,41 @@ def keep_memory() -> bool:
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         return False
     if done := keep_freed_memory():
-        _limited[:] = [memory() // 2]
+        _limited[:] = [True]
     return done
 
 
-def memory() -> int:
-    """Return the bytes of memory of this machine, or those that the cgroup may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory() -> tuple[int, int]:
+    """Return the bytes of memory of this machine, or of its cgroup, and how many are left."""
+    sizes = {}
+    for line in _MEMINFO.read_text().splitlines():
+        name, _, size = line.partition(":")
+        sizes[name] = 1024 * int(size.split()[0])
+    total, left = sizes["MemTotal"], sizes["MemAvailable"]
     with contextlib.suppress(OSError, ValueError):  # a cgroup without a limit has "max"
-        total = min(total, int(_CGROUP.read_text()))
-    return total
+        most, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        total, left = min(total, most), min(left, most - used)
+    return total, left
 
 
 def give_back() -> bool:
-    """Give what is free back to the system if this process has half of the memory; test whether."""
+    """Give what is free back to the system where memory is short, and return whether it was.
+
+    Memory is short where this process has more than 2 GB and half of the memory, or where others
+    have left less than a quarter of it.
+    """
     if not _limited:
         return False
     import resource
 
-    most = _limited[0]
-    if 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= most:  # it never had as much
+    if 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss <= _SMALL:  # it never had as much
         return False
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    if pages * resource.getpagesize() <= most:
+    try:
+        has = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        total, left = memory()
+    except OSError:  # without /proc nothing is known of memory
+        return False
+    if has <= _SMALL or (has <= total / 2 and left >= total / 4):
         return False
     ctypes.CDLL(None).malloc_trim(0)
     return True

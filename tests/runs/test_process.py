@@ -50,33 +50,33 @@ def test_freed_memory_is_used_again(keep, size):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is of Linux")
-def test_a_process_that_has_half_of_the_memory_gives_back_what_is_free():
-    code = (
-        CODE
-        + """
-from eqfuse.runs.process import give_back
-
+@pytest.mark.parametrize(
+    ("total", "left", "given"),
+    [(1 << 40, 1 << 39, False), (1 << 20, 1 << 20, True), (1 << 40, 1 << 37, True)],
+    ids=["memory is left", "half is of this process", "others have most"],
+)
+def test_what_is_free_is_given_back_where_memory_is_short(total, left, given):
+    code = f"""{CODE}
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
-first, before = give_back(), resident()
-process._limited[0] = before - 1
-print(first, give_back(), before - resident() > 90 << 20)
+process.memory = lambda: ({total}, {left})
+first, before = process.give_back(), resident()
+process._SMALL = 1 << 20
+print(first, process.give_back(), before - resident() > 90 << 20)
 """
-    )
     text = run_python("-c", code, 5 << 29, "keep_memory").stdout
-    assert text.splitlines()[-1] == "False True True"
+    assert text.splitlines()[-1] == f"False {given} {given}"
 
 
 def test_memory_is_the_least_of_the_machines_and_the_cgroups(tmp_path, monkeypatch):
-    whole = process.memory()
-    assert 1 << 28 < whole < 1 << 50
-    file = tmp_path / "memory.max"
-    monkeypatch.setattr(process, "_CGROUP", file)
-    for text, expected in (("max", None), ("1000000", 1_000_000), (str(1 << 60), None)):
-        file.write_text(text)
-        assert (process.memory() < whole) == (expected is not None)
-        assert expected is None or process.memory() == expected
+    monkeypatch.setattr(process, "_CGROUP", tmp_path)
+    monkeypatch.setattr(process, "_MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\n")
+    (tmp_path / "memory.current").write_text("300000\n")
+    for text, expected in (("max\n", (1_024_000, 614_400)), ("500000\n", (500_000, 200_000))):
+        (tmp_path / "memory.max").write_text(text)
+        assert process.memory() == expected
 
 
 def test_other_c_libraries_and_thresholds_of_the_environment_are_left_alone(monkeypatch):

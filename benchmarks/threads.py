@@ -69,8 +69,8 @@ def record(run, atoms, **options) -> list[Counted]:
                 nodes = size - (entry.rows == text.NODES_AND_ONE)
         found[module.name] = [
             Counted(
-                one.units.count or one.units.number(rows, nodes),
-                one.row_cost * (rows or 1) + one.node_cost * nodes * (one.units.axis == text.NODES),
+                one.count or one.num_units(rows, nodes),
+                one.row_cost * (rows or 1) + one.node_cost * nodes * (one.axis == text.NODES),
             )
             for one in kernel.passes
         ]

@@ -31,7 +31,7 @@ def counts(form: Form, num_rows: int, num_nodes: int, itemsize: int) -> tuple[in
     for path in form.paths:
         muls = (form.inputs[s.operand].segments[s.segment].mul for s in path.factors)
         operations += max(muls) * len(path.terms) * (len(path.factors) + 1)
-    elements = sum(math.prod(o.shape(num_rows, num_nodes)) for o in form.operands)
+    elements = sum(math.prod(form.shape(o, num_rows, num_nodes)) for o in form.operands)
     return operations * num_rows, elements * itemsize
 
 

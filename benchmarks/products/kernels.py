@@ -85,8 +85,8 @@ def kernels_of(name: str, dtype: str):
     return [(order, forms[order].num_terms, found) for order, found in specs.items()]
 
 
-def measure(names, target: str, processes: int) -> list[Row]:
-    """Compile the cases `names` for one target, all orders, `processes` kernels at a time."""
+def measure(names, target: str, threads: int) -> list[Row]:
+    """Compile the cases `names` for one target, all orders, `threads` kernels at a time."""
     ops = {}
     for name in names:
         for dtype in ("float32", *OTHER_DTYPES.get(name, ())):
@@ -94,7 +94,7 @@ def measure(names, target: str, processes: int) -> list[Row]:
                 ops[name, order, dtype] = terms, specs
     specs = [spec for _, specs in ops.values() for spec in specs]
     with empty_cache():
-        compiled = dict(zip(specs, compile_many(specs, target, processes), strict=True))
+        compiled = dict(zip(specs, compile_many(specs, target, threads), strict=True))
     rows = []
     for (name, order, dtype), (terms, specs) in ops.items():
         found = [compiled[spec] for spec in specs]
@@ -147,16 +147,16 @@ def training_step(num_nodes: int = 12, num_edges: int = 40):
     return step, (params, graph)
 
 
-def measure_network(target: str, processes: int) -> dict:
+def measure_network(target: str, threads: int) -> dict:
     """Wall time of compiling all kernels of NequIP from nothing, in parallel."""
     step, args = training_step()
     with empty_cache():
         start = time.perf_counter()
-        kernels = compile_ahead(step, *args, target=target, processes=processes)
+        kernels = compile_ahead(step, *args, target=target, threads=threads)
         seconds = time.perf_counter() - start
     return {
         "target": target,
-        "processes": processes,
+        "threads": threads,
         "kernels": len(kernels),
         "seconds": round(seconds, 1),
         "seconds_one_by_one": round(sum(kernel.compile_seconds for kernel in kernels), 1),
@@ -205,21 +205,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="sm_90, gfx942, ...")
-    parser.add_argument("--processes", type=int, default=_host.num_processors())
+    parser.add_argument("--threads", type=int, default=_host.num_processors())
     record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
     kept = record.Record(options.json)
-    print(f"{kept.environment['versions']}; {options.processes} kernels at a time\n", flush=True)
+    print(f"{kept.environment['versions']}; {options.threads} kernels at a time\n", flush=True)
     names = compared(options.cases, kept)
     spilling = []
     for target in options.targets:
-        rows = measure(names, target, options.processes)
+        rows = measure(names, target, options.threads)
         print(f"### {target}\n\n{table(rows)}\n", flush=True)
         for row in rows:
             kept.add(dataclasses.asdict(row))
-        network = measure_network(target, options.processes)
+        network = measure_network(target, options.threads)
         print("NequIP, 3 layers, 64 channels, l <= 2, both parities:", network, flush=True)
         kept.add(network)
         if target.startswith("sm_"):

@@ -280,17 +280,14 @@ class AllegroPackage(NequIPPackage):
             if len(inside) > 1 or len(set(*inside)) > 1:
                 refuse(f"networks of scalars with several widths ({name})")
             [inside] = inside
-            widths |= {f"{name}_layers": len(inside) + 1}
-            widths |= {f"{name}_hidden": inside[0] if inside else 1}
+            widths[f"{name}_layers"] = len(inside) + 1
+            widths[f"{name}_hidden"] = inside[0] if inside else 1
         return widths | {
             "layers": len(self.paths),
             "channels": self.channels,
             "lmax": self.sh.lmax,
             "parity": self.parity,
             "latent_dim": self.width,
-            "latent_activation": True,
-            "readout_activation": True,
-            "dense": True,
         }
 
     def _with_environment(self, matrices: list[np.ndarray], k: int) -> list[np.ndarray]:

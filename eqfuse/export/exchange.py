@@ -4,14 +4,14 @@ Ghosts then reach one cutoff, however many layers a network has.
 """
 
 import contextlib
+import functools
 
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 import numpy as np
 
-from eqfuse.models.mace_layers import MACELayer
-from eqfuse.models.nequip import Interaction
+from eqfuse import ops
 
 FORWARD, REVERSE = "eqfuse_forward", "eqfuse_reverse"
 """The calls of a program that its host answers, see `Engine::exchange` of `eqfuse_engine.hpp`."""
@@ -19,44 +19,48 @@ FORWARD, REVERSE = "eqfuse_forward", "eqfuse_reverse"
 
 @contextlib.contextmanager
 def exchanging(fetch):
-    """Let each layer after the first read `fetch(h)` in the place of h, [n_nodes, irreps]."""
+    """Let each product on a graph read `fetch(x)` in the place of x, [n_receivers, irreps].
+
+    Where all nodes have rows, those of the first layer are known everywhere, and are not fetched.
+    """
 
     def intercept(layer, arguments, named, context):
-        module = context.module
-        is_layer = isinstance(module, (Interaction, MACELayer)) and module.name != "layer_0"
-        if is_layer and context.method_name == "__call__":
-            h, *rest = arguments
-            arguments = (e3nn.IrrepsArray(h.irreps, fetch(h.array)), *rest)
+        is_product = isinstance(context.module, ops.TensorProductLinear)
+        if is_product and context.method_name == "__call__":
+            x, *rest = arguments
+            if rest[2].num_receivers is None and "layer_0" in context.module.path:
+                return layer(*arguments, **named)
+            arguments = (e3nn.IrrepsArray(x.irreps, fetch(x.array)), *rest)
         return layer(*arguments, **named)
 
     with nn.intercept_methods(intercept):
         yield
 
 
-@jax.custom_vjp
-def fetch(rows, host):
-    """Return rows [n_nodes, width] with those of ghosts as their owners have them.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def fetch(rows, host, num_nodes: int):
+    """Return rows [n_owned, width], and behind them those of ghosts as their owners have them.
 
-    Backwards, owned rows gain the gradients of their ghosts, which become zero. `host`, int32 [2],
-    is the address of the engine that exchanges them.
+    Backwards, owned rows gain the gradients of their ghosts. `host`, int32 [2], is the address of
+    the engine that exchanges them.
     """
-    return _ask(FORWARD, rows, host)
+    return _ask(FORWARD, num_nodes, rows, host)
 
 
-def _ask(name: str, rows, *others):
-    shape = jax.ShapeDtypeStruct(rows.shape, rows.dtype)
-    return jax.ffi.ffi_call(name, shape, input_output_aliases={0: 0})(rows, *others)
+def _ask(name: str, count: int, rows, *others):
+    shape = jax.ShapeDtypeStruct((count, rows.shape[1]), rows.dtype)
+    return jax.ffi.ffi_call(name, shape)(rows, *others)
 
 
-def _forward(rows, host):
-    rows = fetch(rows, host)
-    return rows, (host, rows[0, 0])
+def _forward(rows, host, num_nodes):
+    all_rows = fetch(rows, host, num_nodes)
+    return all_rows, (host, all_rows[0, 0], len(rows))
 
 
-def _backward(kept, gradient):
+def _backward(num_nodes, kept, gradient):
     # the number is not read: all ranks exchange forwards before they do so backwards
-    host, first = kept
-    return _ask(REVERSE, gradient, host, first), np.zeros(host.shape, jax.dtypes.float0)
+    host, first, count = kept
+    return _ask(REVERSE, count, gradient, host, first), np.zeros(host.shape, jax.dtypes.float0)
 
 
 fetch.defvjp(_forward, _backward)

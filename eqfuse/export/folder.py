@@ -282,16 +282,17 @@ def _write_program(file: Path, network: Network, size, widths, texts, *, engine:
 
     def fetching(rows, host):
         widths.append(rows.shape[1])
-        return fetch(rows, host)
+        return fetch(rows, host, num_atoms)
 
     @functools.partial(jax.jit, keep_unused=True)
     def function(numbers, owned, senders, receivers, vectors, *others):
         host = others[: bool(widths)]
         params = jax.tree.unflatten(structure, others[len(host) :] or leaves)
-        atoms = jnp.arange(num_atoms) < owned
+        num_receivers = num_owned if host else None
+        atoms = jnp.arange(num_receivers or num_atoms) < owned
         with exchanging(lambda rows: fetching(rows, *host)) if host else contextlib.nullcontext():
             energies, forces, strain, gradient = of_vectors(
-                network, params, numbers, vectors, senders, receivers, atoms
+                network, params, numbers, vectors, senders, receivers, atoms, num_receivers
             )
         results = energies[:num_owned], forces, -strain
         return *results, *((gradient,) if engine in HOSTS else ())

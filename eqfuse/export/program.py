@@ -169,21 +169,23 @@ def species_of(network: Network):
     return jnp.asarray(species)
 
 
-def of_vectors(network: Network, params, numbers, vectors, senders, receivers, atoms):
+def of_vectors(
+    network: Network, params, numbers, vectors, senders, receivers, atoms, num_receivers=None
+):
     """Return energies [n] without references, forces [n, 3], and two derivatives of the energy.
 
     They are those by a strain, [3, 3], and by the vectors. Atoms for which `atoms` is false have no
     energy; unknown elements that of NaN. Vectors beyond the cutoff are taken for padding, which is
-    zero.
+    zero. With a number of receivers, energies and `atoms` are those of the first nodes.
     """
     species, count = species_of(network)[numbers], numbers.shape[0]
     near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
     vectors = jnp.where(near, vectors, 0)
-    edges = Edges(senders, receivers, *orders((receivers, senders), count), count)
+    edges = Edges(senders, receivers, *orders((receivers, senders), count), count, num_receivers)
     gradient, energies = energies_and_gradient(
         network.module.potential, params, vectors, jnp.maximum(species, 0), edges, atoms
     )
     forces = add_forces(gradient, edges, jnp.zeros((count, 3), vectors.dtype))
     strain = vectors.T @ gradient
-    energies = jnp.where(atoms & (species < 0), jnp.nan, energies)
+    energies = jnp.where(atoms & (edges.of_receivers(species) < 0), jnp.nan, energies)
     return energies, forces, (strain + strain.T) / 2, gradient

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from eqfuse.models.radial_table import ORDER, breaks_of, choose, grid, tables_program
+from eqfuse.models.radial_table import ORDER, choose, grid, tables_program
 from eqfuse.ops import _host
 
 BOUND = 1e-7
@@ -68,7 +68,7 @@ def measured(potential, variables) -> Tables:
             return Tables(None, 0, f"tables{of} would take {size / 1e9:.1f} GB")
         if exact is None:
             exact, _ = _made(potential, variables, _PROBES, np.inf)
-        cells = (grid(breaks_of(potential.model), n) for n in (knots, _PROBES))
+        cells = (grid(potential.model.breaks(), n) for n in (knots, _PROBES))
         error = slope_error(tree, exact, *cells)
         why = f"tables of {knots} knots, whose slopes are the networks' to {error:.0e}"
         if error <= BOUND:

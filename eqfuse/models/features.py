@@ -54,12 +54,12 @@ def layer_features(
 def readout_features(potential, params, vectors, species, edges):
     """Return the scalars that the energy of each node is read from, times the scale of its species.
 
-    They are those of the last layer; of all layers for MACE, whose energy is a sum over them. Its
-    readouts, but the last, and that of NequIP are linear in them. Arguments and result are those of
-    `layer_features`.
+    They are those of the last layer; of all layers for MACE, whose energy is a sum over them, and
+    for Allegro, whose readout reads them. The readouts of MACE, but the last, and that of NequIP
+    are linear in them. Arguments and result are those of `layer_features`.
     """
     model = potential.model
-    of_all = isinstance(model, MACE) and not model.last_readout_only
+    of_all = isinstance(model, Allegro) or (isinstance(model, MACE) and not model.last_readout_only)
     layers = range(model.layers) if of_all else [model.layers - 1]
     rows = layer_features(potential, params, vectors, species, edges, layers=layers)
     return params["params"]["scale"][species][:, None] * rows

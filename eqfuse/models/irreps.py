@@ -12,13 +12,6 @@ def require_at_least(**ranges: tuple[int, int]):
             raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
-def require_positive(**values: float):
-    """Refuse settings that are not positive."""
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name} must be positive, got {value}")
-
-
 def harmonics(lmax: int, so3: bool = False) -> list[e3nn.Irrep]:
     """Return the irreps of spherical harmonics: of parity (-1)^l, or all even for SO(3) alone."""
     return [e3nn.Irrep(l, 1 if so3 else (-1) ** l) for l in range(lmax + 1)]

@@ -1,6 +1,5 @@
 """MACE: message passing with higher-order equivariant messages (Batatia et al. 2022)."""
 
-import functools
 import math
 from typing import Literal
 
@@ -14,23 +13,15 @@ from eqfuse.models.irreps import (
     harmonics,
     products,
     require_at_least,
-    require_positive,
     unreachable,
 )
 from eqfuse.models.mace_layers import MACELayer, Readout
 from eqfuse.models.message_passing import embed_species, linear, radial_networks
+from eqfuse.models.network import Network
 from eqfuse.models.pairs import length_transform
-from eqfuse.models.radial import (
-    lengths_and_directions,
-    network_basis,
-    polynomial_cutoff,
-    spherical_harmonics,
-)
-from eqfuse.models.radial_table import radial_basis
-from eqfuse.models.species import take, take_species
 
 
-class MACE(nn.Module):
+class MACE(Network):
     """MACE: species embedding, `layers` layers of higher-order messages, a readout of each.
 
     The sum of the readouts is predicted: linear ones, and a small network for the last. Edges of
@@ -49,13 +40,11 @@ class MACE(nn.Module):
       learned (`density_normalization=True`), and transform lengths by the covalent radii of the
       pair before the Bessel functions (`distance_transform="agnesi"`). Their repulsion of near
       atoms is a field of `eqfuse.models.Potential`.
-    - Networks since 2025, such as MACE-MH-1, differ in what `nonlinear` and the settings after
-      `avg_num_neighbors` say.
+    - Networks since 2025, such as MACE-MH-1, differ in what `nonlinear` and the settings from
+      `apply_cutoff` on say.
     - A has natural parity, (-1)^l, in all of them. `parity=True` keeps both parities.
 
     Attributes:
-      irreps_out: what is predicted per node; "0e" for an energy.
-      num_species: number of species.
       layers: number of layers.
       channels: multiplicity of each irrep.
       lmax: largest l of the spherical harmonics and of A.
@@ -70,13 +59,9 @@ class MACE(nn.Module):
       soft_steepness: of soft, see `eqfuse.models.pairs.soft_transform`.
       atomic_numbers: of the species, for a transform.
       covalent_radii: of the species, Å, for a transform; None for those of ASE.
-      cutoff: radius of the neighbourhood, Å.
-      num_bessel: number of Bessel functions of the edge length.
-      poly_power: p of the polynomial cutoff.
       radial_layers: hidden layers of the radial network.
       radial_hidden: width of the radial network.
       readout_hidden: width of the last readout.
-      avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
       apply_cutoff: whether the polynomial cutoff multiplies the radial basis; if not, it multiplies
         the weights of the products and the densities.
       edge_irreps: irreps of what the first Linear of a layer sends along edges, such as
@@ -87,17 +72,10 @@ class MACE(nn.Module):
       readout_biases: the last readout has one more layer, and biases.
       nonlinear: A is that of `eqfuse.models.mace_layers.NonlinearBasis`, in every layer, with a
         skip.
-      radial: how functions of lengths are computed: by networks for each edge, or from a table of
-        them that every step makes anew; auto is a table for many edges.
-      radial_knots: number of knots of a table, whose forces are the networks' to about 1e-7 with
-        128; their errors fall with the fifth power of it.
-      backend: see `eqfuse.ops`; the parameters are the same for all.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batatia et al. 2022, Advances in Neural Information Processing Systems 35.
     """
 
-    irreps_out: str = "0e"
-    num_species: int = 1
+    poly_power: int = 5
     layers: int = 2
     channels: int = 32
     lmax: int = 2
@@ -112,13 +90,9 @@ class MACE(nn.Module):
     soft_steepness: float = 4.0
     atomic_numbers: tuple[int, ...] | None = None
     covalent_radii: tuple[float, ...] | None = None
-    cutoff: float = 5.0
-    num_bessel: int = 8
-    poly_power: int = 5
     radial_layers: int = 2
     radial_hidden: int = 64
     readout_hidden: int = 16
-    avg_num_neighbors: float = 1.0
     apply_cutoff: bool = True
     edge_irreps: str | None = None
     first_edge_irreps: bool = False
@@ -126,10 +100,14 @@ class MACE(nn.Module):
     last_readout_only: bool = False
     readout_biases: bool = False
     nonlinear: bool = False
-    radial: Literal["auto", "network", "table"] = "auto"
-    radial_knots: int = 128
-    backend: str | None = None
-    fused: str | None = None
+
+    positive = ("readout_hidden",)
+
+    @property
+    def of_species(self) -> tuple[str, ...]:
+        """Return the names of parameters, or modules, whose first axis counts the species."""
+        names = ("embedding", "species_linear", "skip", "source", "target")
+        return names if self.agnostic_product else (*names, "contraction")
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
@@ -140,17 +118,6 @@ class MACE(nn.Module):
         """Return the number of pairs of species that have radial functions of their own."""
         count = self.num_species
         return 1 if self.distance_transform is None else count * (count + 1) // 2
-
-    def narrow(self, params: dict, keep) -> tuple["MACE", dict]:
-        """Return this network and its parameters for the species `keep` [n], in their new order."""
-        by_species = ("embedding", "species_linear", "skip", "source", "target")
-        by_species += () if self.agnostic_product else ("contraction",)
-        network = self.clone(
-            num_species=len(keep),
-            atomic_numbers=take(self.atomic_numbers, keep),
-            covalent_radii=take(self.covalent_radii, keep),
-        )
-        return network, take_species(params, keep, by_species)
 
     def basis_and_feature_irreps(self) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
         """Return the irreps of the atomic basis A and of the node features of each layer.
@@ -185,19 +152,13 @@ class MACE(nn.Module):
     @nn.compact
     def __call__(self, vectors, species, edges):
         """Predict `irreps_out` for each node; operands, result and errors are those of `NequIP`."""
-        positive = ("num_species", "readout_hidden", "avg_num_neighbors", "cutoff", "num_bessel")
-        require_positive(**{name: getattr(self, name) for name in (*positive, "poly_power")})
+        self.check()
         all_irreps = self.basis_and_feature_irreps()
         transform, pairs = length_transform(self, species, edges)
-        lengths, directions, real = lengths_and_directions(vectors)
-        envelope = functools.partial(polynomial_cutoff, cutoff=self.cutoff, power=self.poly_power)
-        function = network_basis(self, lengths.dtype, envelope, transform, self.apply_cutoff)
-        # [n_edges, num_bessel] or a table, [n_edges]
-        basis, envelope = radial_basis(self, lengths, real, function, (self.cutoff,), pairs)
-        sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
+        sh, basis, envelope, _ = self.edge_functions(vectors, species, edges, pairs, transform)
         if not (self.density_normalization or self.nonlinear):
             sh = sh / math.sqrt(self.avg_num_neighbors)
-        h = embed_species(self, species, basis.dtype)
+        h = embed_species(self, edges.of_receivers(species), basis.dtype)
         features = [h.irreps, *(irreps for _, irreps in all_irreps)]
         sent = self._edge_irreps(features[:-1])
         factor = None if self.apply_cutoff else envelope

@@ -84,6 +84,7 @@ class NonlinearBasis(nn.Module):
         dense = PairMLP((DENSITY_HIDDEN, 1), name="density")(basis, *tables, *ends)[:, 0]
         dense = jnp.tanh(dense**2) * factor
         density = jax.ops.segment_sum(dense, edges.receivers, edges.num_nodes)
+        density = edges.of_receivers(density)
         alpha = self.param("alpha", nn.initializers.constant(ALPHA), (), basis.dtype)
         beta = self.param("beta", nn.initializers.zeros, (), basis.dtype)
         z = z / (alpha + beta * density)[:, None] + linear(self, irreps_gate, "linear_residual")(x)
@@ -134,6 +135,7 @@ class MACELayer(nn.Module):
             a = NonlinearBasis(self.irreps_basis, *of_species, *kernels, name="interaction")(
                 x, sh, basis, factor, species, edges
             )
+        species = edges.of_receivers(species)
         if self.species_linear:
             a = linear(self, irreps_basis, "species_linear", by_species=True)(species, a)
         b = ops.symmetric_contraction(
@@ -170,7 +172,8 @@ class MACELayer(nn.Module):
             of_edges = density(basis)
         if factor is not None:
             of_edges *= factor
-        return jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
+        sums = jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
+        return edges.of_receivers(sums)
 
     def _contraction_weights(self, irreps_basis, irreps, dtype):
         """Return the weights W of the contraction, [num_species or 1, paths, channels].

@@ -25,7 +25,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Return the network of x [rows, columns], [rows, widths[-1]]."""
-        *hidden, last = kernels(self, x)
+        *hidden, last = kernels((x.shape[1], *self.widths), x.dtype)
         act = normalized(self.act)
         for kernel in hidden:
             x = act(dense(x, kernel, self.backend))
@@ -35,20 +35,17 @@ class MLP(nn.Module):
 class Kernels(nn.Module):
     """The parameters of an `MLP` without its computation."""
 
-    widths: tuple[int, ...]
+    sizes: tuple[int, ...]  # of its input and of the output of each layer
 
     @nn.compact
-    def __call__(self, x):
-        return kernels(self, x)
+    def __call__(self, dtype):
+        return kernels(self.sizes, dtype)
 
 
-def kernels(module: nn.Module, x) -> list[jax.Array]:
-    """Return the matrices of a module's layers, which have its `widths`, for the input x."""
-    sizes = [x.shape[1], *module.widths]
-    return [
-        _Kernel(shape, name=f"Dense_{i}")(x.dtype)
-        for i, shape in enumerate(itertools.pairwise(sizes))
-    ]
+def kernels(sizes, dtype) -> list[jax.Array]:
+    """Return the matrices of the layers of a module between these sizes, its parameters."""
+    pairs = enumerate(itertools.pairwise(sizes))
+    return [_Kernel(shape, name=f"Dense_{i}")(dtype) for i, shape in pairs]
 
 
 def normalized(act: Callable | None) -> Callable:

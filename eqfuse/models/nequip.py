@@ -1,6 +1,5 @@
 """NequIP: an equivariant message-passing potential (Batzner et al. 2022)."""
 
-import functools
 import math
 from typing import Literal
 
@@ -17,7 +16,6 @@ from eqfuse.models.irreps import (
     harmonics,
     products,
     require_at_least,
-    require_positive,
     unreachable,
 )
 from eqfuse.models.message_passing import (
@@ -29,20 +27,8 @@ from eqfuse.models.message_passing import (
     radial_networks,
 )
 from eqfuse.models.mlp import gate
-from eqfuse.models.radial import (
-    lengths_and_directions,
-    network_basis,
-    polynomial_cutoff,
-    spherical_harmonics,
-    xplor_cutoff,
-)
-from eqfuse.models.radial_table import breaks_of, radial_basis
-from eqfuse.models.species import (
-    check_species_settings,
-    narrow_settings,
-    reduced_lengths,
-    take_species,
-)
+from eqfuse.models.network import Network
+from eqfuse.models.radial import lengths_and_directions, xplor_cutoff
 
 CUTOFF_FUNCTIONS = ("polynomial", "xplor")
 SKIPS = ("species", "linear", "none")
@@ -108,27 +94,21 @@ class Interaction(nn.Module):
         return linear(self, irreps_gate, "skip", by_species=True)(species, h)
 
 
-class NequIP(nn.Module):
+class NequIP(Network):
     """NequIP: species embedding, `layers` interactions, a linear readout per node.
 
     Edges of zero length (padding) and edges beyond the cutoff contribute exactly zero.
 
-    The settings after `avg_num_neighbors` are those in which published networks differ (SevenNet,
+    The settings from `hidden` on are those in which published networks differ (SevenNet,
     Nequix, networks of nequip); their defaults are the network of the paper.
 
     Attributes:
-      irreps_out: what is predicted per node; "0e" for an energy.
-      num_species: number of species.
       layers: number of interactions.
       channels: multiplicity of each irrep of the hidden features.
       lmax: largest l of the hidden features and of the spherical harmonics.
       parity: hidden features of both parities, or of natural parity (-1)^l only.
-      cutoff: radius of the neighbourhood, Å.
-      num_bessel: number of Bessel functions of the edge length.
-      poly_power: p of the polynomial cutoff.
       radial_layers: hidden layers of the radial network.
       radial_hidden: width of the radial network.
-      avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
       hidden: irreps of the hidden features with their multiplicities, 128x0e+64x1o+32x2e, or those
         of each layer with commas, instead of `channels` and `parity`; None for these.
       keep_irreps: whether layers keep irreps that no later layer reads.
@@ -150,28 +130,16 @@ class NequIP(nn.Module):
       pair_cutoffs: a cutoff for each species of receiver and sender, at most `cutoff`, Å; None for
         one cutoff.
       solid_harmonics: spherical harmonics of vectors, which grow as d^l, and not of directions.
-      radial: how functions of lengths are computed: by networks for each edge, or from a table of
-        them that every step makes anew; auto is a table for many edges.
-      radial_knots: number of knots of a table, whose forces are the networks' to about 1e-7 with
-        128; their errors fall with the fifth power of it.
-      backend: see `eqfuse.ops`; the parameters are the same for all.
-      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batzner et al. 2022, Nature Communications 13, 2453; Park et al. 2024 (SevenNet);
       Koker et al. 2025 (Nequix).
     """
 
-    irreps_out: str = "0e"
-    num_species: int = 1
     layers: int = 3
     channels: int = 32
     lmax: int = 2
     parity: bool = True
-    cutoff: float = 5.0
-    num_bessel: int = 8
-    poly_power: int = 6
     radial_layers: int = 2
     radial_hidden: int = 64
-    avg_num_neighbors: float = 1.0
     hidden: str | None = None
     keep_irreps: bool = False
     so3: bool = False
@@ -187,10 +155,8 @@ class NequIP(nn.Module):
     species_neighbors: tuple[float, ...] | None = None
     pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
     solid_harmonics: bool = False
-    radial: Literal["auto", "network", "table"] = "auto"
-    radial_knots: int = 128
-    backend: str | None = None
-    fused: str | None = None
+
+    of_species = ("embedding", "skip")
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return the node features from the embedding to the readout, `layers + 2` Irreps.
@@ -252,15 +218,6 @@ class NequIP(nn.Module):
             )
         return parts
 
-    def num_pairs(self) -> int:
-        """Return one: radial functions do not depend on the species."""
-        return 1
-
-    def narrow(self, params: dict, keep) -> tuple["NequIP", dict]:
-        """Return this network and its parameters for the species `keep` [n], in their new order."""
-        params = take_species(params, keep, ("embedding", "skip"))
-        return self.clone(**narrow_settings(self, keep)), params
-
     @nn.compact
     def __call__(self, vectors, species, edges):
         """Predict `irreps_out` for each node.
@@ -283,6 +240,7 @@ class NequIP(nn.Module):
         else:
             counts = jnp.asarray(self.species_neighbors, sh.dtype)[species[edges.senders]]
             sh = sh / jnp.sqrt(counts)[:, None]
+        species = edges.of_receivers(species)
         h = embed_species(self, species, basis.dtype, irreps_in.dim)
         layers = zip([irreps_in, *hidden[:-1]], map(gated, hidden), strict=True)
         radial = radial_networks(self, basis, sh, layers)  # [n_edges, width] for each layer
@@ -303,28 +261,27 @@ class NequIP(nn.Module):
 
     def _edges(self, vectors, species, edges):
         """Return spherical harmonics and the radial basis of each edge, or a table in its place."""
-        lengths, directions, real = lengths_and_directions(vectors)
-        cutoff, onset = self.cutoff, self.cutoff_onset
-        if self.cutoff_function == "xplor":
-            envelope = functools.partial(xplor_cutoff, onset=onset, cutoff=cutoff)
-        else:
-            envelope = functools.partial(polynomial_cutoff, cutoff=cutoff, power=self.poly_power)
-        function = network_basis(self, lengths.dtype, envelope)
-        reduced = reduced_lengths(self, lengths, species, edges)
-        basis, _ = radial_basis(self, reduced, real, function, breaks_of(self))
-        sh = spherical_harmonics(directions, range(self.lmax + 1))
+        sh, basis, _, _ = self.edge_functions(vectors, species, edges)
         if self.solid_harmonics:
+            lengths, _, _ = lengths_and_directions(vectors)
             powers = [lengths[:, None] ** ir.l * jnp.ones(ir.dim, sh.dtype) for _, ir in sh.irreps]
             sh = e3nn.IrrepsArray(sh.irreps, sh.array * jnp.concatenate(powers, axis=1))
         if self.so3:
             sh = e3nn.IrrepsArray([(mul, (ir.l, 1)) for mul, ir in sh.irreps], sh.array)
         return sh, basis
 
+    def breaks(self) -> tuple[float, ...]:
+        onset = (float(self.cutoff_onset),) if self.cutoff_function == "xplor" else ()
+        return onset + super().breaks()
+
+    def envelope(self, lengths):
+        if self.cutoff_function == "xplor":
+            return xplor_cutoff(lengths, self.cutoff_onset, self.cutoff)
+        return super().envelope(lengths)
+
     def check(self):
-        """Refuse settings that are out of range, by their names."""
+        super().check()
         self.skips()
-        positive = ("num_species", "avg_num_neighbors", "cutoff", "num_bessel", "poly_power")
-        require_positive(**{name: getattr(self, name) for name in positive})
         if self.cutoff_function not in CUTOFF_FUNCTIONS:
             known = " or ".join(CUTOFF_FUNCTIONS)
             raise ValueError(f"cutoff_function must be {known}, got {self.cutoff_function!r}")
@@ -334,4 +291,3 @@ class NequIP(nn.Module):
                 "cutoff_function='xplor' needs a cutoff_onset between 0 and "
                 f"{self.cutoff} Å, got {onset}"
             )
-        check_species_settings(self)

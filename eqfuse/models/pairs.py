@@ -10,7 +10,6 @@ from ase.data import covalent_radii
 
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
 from eqfuse.models.radial_table import ALONE, SpeciesPairs
-from eqfuse.models.species import take
 
 
 def radii_of(atomic_numbers) -> tuple[float, ...]:
@@ -127,8 +126,9 @@ class ZBL:
 
     def narrow(self, keep) -> "ZBL":
         """Return the potential between some of its species, `keep` [n]."""
-        numbers, radii = take(self.atomic_numbers, keep), take(self.covalent_radii, keep)
-        return dataclasses.replace(self, atomic_numbers=numbers, covalent_radii=radii)
+        names = ("atomic_numbers", "covalent_radii")
+        chosen = {name: tuple(getattr(self, name)[k] for k in keep) for name in names}
+        return dataclasses.replace(self, **chosen)
 
     @jax.named_scope("zbl")
     def __call__(self, vectors: jax.Array, species: jax.Array, edges) -> jax.Array:
@@ -147,4 +147,5 @@ class ZBL:
         ) * polynomial_cutoff(lengths / within, 1.0, self.power)
         energies = self.coulomb / 2 * math.prod(charges[end] for end in ends) * phi / lengths
         energies = jnp.where(real, energies, 0)
-        return jax.ops.segment_sum(energies, edges.receivers, edges.num_nodes)
+        sums = jax.ops.segment_sum(energies, edges.receivers, edges.num_nodes)
+        return edges.of_receivers(sums)

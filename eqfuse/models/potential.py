@@ -14,7 +14,6 @@ from eqfuse.graph import Graph
 from eqfuse.models.heads import node_energies
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
-from eqfuse.models.species import take
 
 
 class Potential(nn.Module):
@@ -60,8 +59,8 @@ class Potential(nn.Module):
         model, of_model = self.model.narrow(params["model"], keep)
         smaller = self.clone(
             model=model,
-            scale=take(self.scale, keep),
-            shift=take(self.shift, keep),
+            scale=tuple(self.scale[k] for k in keep),
+            shift=tuple(self.shift[k] for k in keep),
             repulsion=None if self.repulsion is None else self.repulsion.narrow(keep),
         )
         own = {name: params[name][keep] for name in ("scale", "shift")}
@@ -107,7 +106,8 @@ class Potential(nn.Module):
         shift = self.param("shift", lambda _: jnp.asarray(self.shift, dtype))
         if not self.trainable_scale_shift:
             scale, shift = jax.lax.stop_gradient((scale, shift))
-        energies = scale[species] * out.array[:, 0] + shift[species]
+        species_of = edges.of_receivers(species)
+        energies = scale[species_of] * out.array[:, 0] + shift[species_of]
         if self.binds_within is not None:
             energies *= _bound(vectors, edges, self.binds_within)
         if self.repulsion is not None:
@@ -120,7 +120,8 @@ def _bound(vectors, edges, cutoff: float):
     """Return the binding of each atom, [n_nodes]: 0 without neighbours, close to 1 with them."""
     lengths, _, real = lengths_and_directions(vectors)
     near = jnp.where(real, polynomial_cutoff(lengths, cutoff, power=6), 0)
-    return 1 - jnp.exp(-4 * jax.ops.segment_sum(near, edges.receivers, edges.num_nodes))
+    count = jax.ops.segment_sum(near, edges.receivers, edges.num_nodes)
+    return 1 - jnp.exp(-4 * edges.of_receivers(count))
 
 
 class Prediction(NamedTuple):

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -18,7 +17,9 @@ TOGETHER = 3
 """Largest number of networks in a kernel, so that kernels do not grow with the layers."""
 
 
-def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Array:
+def bessel_basis(
+    lengths: jax.Array, num_bessel: int, cutoff: float, frequencies: jax.Array | None = None
+) -> jax.Array:
     """Return Bessel functions of the edge length, orthonormal on [0, c] for the measure d^2.
 
         B_n(d) = sqrt(2 / c) sin(n pi d / c) / d,    n = 1 ... num_bessel
@@ -26,49 +27,20 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
     At bond lengths (d of 1 to 1.5 Å, c of 5 Å) this is of the order of 0.5. A basis of unit
     variance over the sphere is ten times that at bonds, and the radial networks of three layers
     multiply it: untrained forces are then of the order of 300 eV/Å instead of 1 eV/Å. Lengths
-    [n_edges] Å are positive, and the result is [n_edges, num_bessel].
+    [n_edges] Å are positive, and the result is [n_edges, num_bessel]. Frequencies that were trained
+    [num_bessel], 1/Å, are in the place of n pi / c.
 
     References: Gasteiger et al. 2020, eq. 7.
     """
-    return _waves(lengths, _frequencies(num_bessel, cutoff, lengths.dtype), cutoff)
-
-
-def network_basis(
-    network,
-    dtype,
-    envelope: Callable[[jax.Array], jax.Array],
-    transform: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
-    apply_cutoff: bool = True,
-) -> Callable:
-    """Return the Bessel functions of a network times an envelope, and that, as a function.
-
-    It maps lengths [n] Å, in any precision, and pairs of species [n] to [n, num_bessel] and [n], as
-    `radial_basis` asks for. Frequencies may be parameters. The transform is of the lengths before
-    the Bessel functions, which are not multiplied by the envelope without `apply_cutoff`.
-    """
-    cutoff, count, trained = network.cutoff, network.num_bessel, None
-    if getattr(network, "trainable_bessel", False):
-        trained = network.param("frequencies", lambda _: _frequencies(count, cutoff, dtype))
-
-    def function(lengths, pairs):
-        factor = envelope(lengths)
-        lengths = lengths if transform is None else transform(lengths, pairs)
-        if trained is None:
-            basis = bessel_basis(lengths, count, cutoff)
-        else:
-            basis = _waves(lengths, trained.astype(lengths.dtype), cutoff)
-        return basis * factor[:, None] if apply_cutoff else basis, factor
-
-    return function
-
-
-def _frequencies(num_bessel: int, cutoff: float, dtype) -> jax.Array:
-    return jnp.arange(1, num_bessel + 1, dtype=dtype) * (math.pi / cutoff)
-
-
-def _waves(lengths, frequencies, cutoff: float) -> jax.Array:
+    if frequencies is None:
+        frequencies = bessel_frequencies(num_bessel, cutoff, lengths.dtype)
     lengths = lengths[:, None]
-    return math.sqrt(2 / cutoff) * jnp.sin(frequencies * lengths) / lengths
+    return math.sqrt(2 / cutoff) * jnp.sin(frequencies.astype(lengths.dtype) * lengths) / lengths
+
+
+def bessel_frequencies(num_bessel: int, cutoff: float, dtype) -> jax.Array:
+    """Return n pi / c of the Bessel functions, 1/Å."""
+    return jnp.arange(1, num_bessel + 1, dtype=dtype) * (math.pi / cutoff)
 
 
 def spline_basis(x: jax.Array, count: int, span: int) -> jax.Array:
@@ -172,7 +144,7 @@ class RadialNetworks(nn.Module):
     def __call__(self, basis):
         """Return each network, [n_edges, width], of a basis [n_edges, num_bessel] or a table."""
         networks = [
-            mlp.Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
+            mlp.Kernels((basis.shape[1], *self.hidden, width), name=f"layer_{k}")(basis.dtype)
             for k, width in enumerate(self.outputs)
         ]
         if isinstance(basis, RadialTable):

@@ -61,7 +61,7 @@ def choose(network: nn.Module, num_edges: int) -> Choice:
         raise ValueError(f"radial must be one of {', '.join(KINDS)}, got {kind!r}")
     if knots < 4:
         raise ValueError(f"radial_knots must be at least 4, got {knots}")
-    if getattr(network, "nonlinear", False):
+    if network.nonlinear:
         if kind == "table":
             raise ValueError(
                 "radial='table' is not for nonlinear=True, whose networks read species"
@@ -108,13 +108,6 @@ def tables_program(potential):
         return whole.apply(params, vectors, species, edges, mutable=[COLLECTION])[1][COLLECTION]
 
     return jax.jit(tables)
-
-
-def breaks_of(network: nn.Module) -> tuple[float, ...]:
-    """Return the lengths at which derivatives of a network jump, Å; the last is the cutoff."""
-    if getattr(network, "cutoff_function", None) == "xplor":
-        return float(network.cutoff_onset), float(network.cutoff)
-    return (float(network.cutoff),)
 
 
 class Grid(NamedTuple):
@@ -171,7 +164,6 @@ class Point(NamedTuple):
     """What a radial function depends on, at n lengths."""
 
     basis: jax.Array  # [n, num_bessel], Bessel functions of the length times the envelope
-    envelope: jax.Array  # [n], the cutoff function
     lengths: jax.Array  # [n] Å
     pairs: jax.Array  # [n] int32, the number of the pair of species
 
@@ -252,7 +244,7 @@ class RadialTable:
         pairs = jnp.repeat(jnp.arange(self.num_pairs, dtype=jnp.int32), len(points))
 
         def at(lengths):
-            return function(Point(*self.function(lengths, pairs), lengths, pairs))
+            return function(Point(self.function(lengths, pairs)[0], lengths, pairs))
 
         def with_slope(lengths):
             return jax.jvp(at, (lengths,), (ones,))
@@ -322,7 +314,7 @@ def kept(module: nn.Module, name: str, make: Callable[[], jax.Array]) -> jax.Arr
 
 
 def radial_basis(
-    network: nn.Module | None,  # whose settings decide, see `choose`; None for no table
+    network: nn.Module,  # whose settings decide, see `choose`
     lengths: jax.Array,  # [n_edges] Å, positive
     real: jax.Array,  # [n_edges] bool, False for padding
     function: Callable,  # (lengths [n], pairs [n]) to the basis [n, num_bessel], envelope [n]
@@ -333,7 +325,7 @@ def radial_basis(
     basis, envelope = function(lengths, pairs.index)
     envelope = jnp.where(real, envelope, 0)
     count = lengths.shape[0]
-    if network is None or not (choose(network, count).table or network.variables.get(COLLECTION)):
+    if not (choose(network, count).table or network.variables.get(COLLECTION)):
         return jnp.where(real[:, None], basis, 0), envelope
     cells = grid(tuple(float(b) for b in breaks), network.radial_knots)
     interval, powers = places(cells, lengths, real & (lengths < breaks[-1]))

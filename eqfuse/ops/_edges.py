@@ -31,6 +31,8 @@ class Edges:
       receiver_order, sender_order: [n_edges] int32, permutations of the edges.
       receiver_ptr, sender_ptr: [num_nodes + 1] int32.
       num_nodes: static.
+      num_receivers: static; the first nodes, which alone are receivers and have rows of an output.
+        Those behind them only send, as ghosts of a domain do. None for all.
 
     Example:
       >>> edges = ops.Edges.from_arrays(senders=[0, 1, 2], receivers=[1, 2, 1], num_nodes=3)
@@ -45,6 +47,7 @@ class Edges:
     sender_order: jax.Array
     sender_ptr: jax.Array
     num_nodes: int = dataclasses.field(metadata={"static": True})
+    num_receivers: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @classmethod
     def from_arrays(cls, senders, receivers, num_nodes: int) -> "Edges":
@@ -89,6 +92,10 @@ class Edges:
                 )
         senders, receivers = (as_int32(index) for index in ends.values())
         return cls(senders, receivers, *orders((receivers, senders), num_nodes), num_nodes)
+
+    def of_receivers(self, rows):
+        """Return those of the rows of all nodes, [num_nodes, ...], that an output has."""
+        return rows if self.num_receivers is None else rows[: self.num_receivers]
 
     @property
     def num_edges(self) -> int:

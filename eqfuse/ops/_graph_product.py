@@ -100,8 +100,10 @@ def graph_tensor_product(
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:
             messages = elementwise_tensor_product(messages, weights, backend=backend)
-        return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+        out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+        return edges.of_receivers(out)
     arrays = [x.array, y.array] + ([] if weights is None else [weights])
     form = sharing(product.form, arrays, edges.num_edges)
     [out] = forms.evaluate(form, arrays, edges, backend=backend)
+    out = edges.of_receivers(out)
     return e3nn.IrrepsArray(product.irreps_out, out)  # e3nn's sum knows of no zeros

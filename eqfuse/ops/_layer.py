@@ -36,7 +36,7 @@ from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.primitives import layer
+from eqfuse.ops.primitives import forms, layer
 from eqfuse.ops.primitives.choice import choose, refuse, resolve_fused
 from eqfuse.ops.primitives.rules import BatchAxes
 
@@ -140,10 +140,11 @@ class TensorProductLinear(nn.Module):
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
-        if product.repeated and edges is not None:  # channels on both sides: no one kernel
+        if edges is not None and (product.repeated or edges.num_receivers is not None):
             if any(t.x is not None for t in linear.linear_form.terms):
-                refuse(mode, "x and y both have several channels, and their products are summed")
-            x, y = self._summed(x, y, weights, edges, options, backend)
+                several = "x and y both have several channels, and their products are summed"
+                refuse(mode, several if product.repeated else "some nodes only send")
+            x, y = self._summed(product, x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
         fused_gate = make_gate and _fused_gate(make_gate, linear, zero_flags, mode)
@@ -244,13 +245,19 @@ class TensorProductLinear(nn.Module):
             **more,
         )
 
-    def _summed(self, x, y, weights, edges, options, backend):
+    def _summed(self, product, x, y, weights, edges, options, backend):
         """Return the products summed over a node's edges, and a scalar one to multiply by."""
-        x = x[edges.senders]
-        messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
-        if weights is not None:
-            messages = elementwise_tensor_product(messages, weights, backend=backend)
-        out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+        if product.repeated:  # channels on both sides: no one kernel
+            x = x[edges.senders]
+            messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
+            if weights is not None:
+                messages = elementwise_tensor_product(messages, weights, backend=backend)
+            out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+        else:
+            arrays = [x.array, y.array, *([] if weights is None else [weights])]
+            [out] = forms.evaluate(product.form, arrays, edges, backend=backend)
+            out = e3nn.IrrepsArray(product.irreps_out, out)
+        out = edges.of_receivers(out)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
     def _linear_irreps_in(self, x, y, edges) -> e3nn.Irreps:

@@ -20,7 +20,8 @@ def graph_tensor_product(x, y, weights, edges, **options):
     messages = tensor_product(x[edges.senders], y, **options)  # [n_edges, irreps_out]
     if weights is not None:
         messages = messages * weights
-    return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+    out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+    return edges.of_receivers(out)
 
 
 def channelwise_tensor_product(x, y, edges, weights=None, *, filter_ir_out, irrep_normalization):

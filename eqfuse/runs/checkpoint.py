@@ -13,7 +13,7 @@ import numpy as np
 from eqfuse import models
 from eqfuse.models.heads import head_of
 from eqfuse.runs import files
-from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.errors import OLD_ALLEGRO, CheckpointError
 
 
 class DamagedCheckpointWarning(UserWarning):
@@ -140,6 +140,8 @@ def _check(run, metadata: dict, num_arrays: int | None = None):
     for name, kind in _TYPES.items():
         require(isinstance(metadata.get(name), kind), name, metadata.get(name))
     fields, species = metadata["model_fields"], metadata["species"]
+    if "latent_activation" in fields:
+        raise CheckpointError(f"{run} {OLD_ALLEGRO}")
     for name, value in fields.items():
         if isinstance(value, float):
             require(math.isfinite(value), name, value)

@@ -1,5 +1,11 @@
 """The errors of commands; each message is for the user. Without JAX, which takes seconds."""
 
+OLD_ALLEGRO = (
+    "is of the Allegro of eqfuse 0.2.0 and before, which that version reads: pip install "
+    "eqfuse==0.2.0. The network of model=allegro is now another one; train it in a new run"
+)
+"""What is said of a run whose network has the setting `latent_activation`, after its name."""
+
 
 class ConfigError(ValueError):
     """A setting that is unknown, ill-typed or impossible; the message is for the user."""

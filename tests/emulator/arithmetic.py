@@ -33,14 +33,6 @@ def _fma_single(a, b, c):
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
-def _min(a, b):
-    return np.fmin(a, b)
-
-
-def _max(a, b):
-    return np.fmax(a, b)
-
-
 _FLOAT = {
     "add": np.add,
     "sub": np.subtract,
@@ -48,8 +40,8 @@ _FLOAT = {
     "div": np.divide,
     "neg": np.negative,
     "abs": np.abs,
-    "min": _min,
-    "max": _max,
+    "min": np.fmin,
+    "max": np.fmax,
     "fma": lambda a, b, c: a * b + c,
     "sqrt": np.sqrt,
     "rcp": lambda a: (1 / a).astype(a.dtype),

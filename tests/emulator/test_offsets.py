@@ -16,6 +16,7 @@ from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Index, derivatives
 from eqfuse.ops.primitives import forms
 from tests.emulator.machine import Machine
+from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
@@ -147,7 +148,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiers.slow_unless([*CASES][:7], *CASES))
 def test_the_last_programs_stay_in_arrays_of_more_than_two_thousand_million(name, monkeypatch):
     # a program for few rows of a gradient of weights, and more than 2 ** 31 elements of such sums
     monkeypatch.setattr(linear_launches, "ROWS_OF_A_PART", 1)

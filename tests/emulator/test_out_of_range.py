@@ -11,6 +11,7 @@ from eqfuse import ops
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
 from tests.emulator.functions import emulate
+from tests.ops import tiers
 
 NODES = 3
 SENDERS = np.array([0, 2, NODES, 1, -1, 10**6, 1])
@@ -66,7 +67,7 @@ def results(name, senders, receivers, backend, wanted=(0, 1), batch=False):
 
 @pytest.mark.parametrize("wanted", [(0, 1), (1,)])
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", tiers.slow_unless(["product", "of nodes"], *OPS))
 def test_edges_out_of_range_add_nothing(name, batch, wanted, monkeypatch):
     """Nor to gradients; their own are zeros. As by XLA, and as if there were the others alone."""
     ends = SENDERS, RECEIVERS

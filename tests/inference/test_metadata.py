@@ -14,7 +14,8 @@ from eqfuse.data import neighbor_list
 from eqfuse.inference import commands
 from eqfuse.runs import files
 from eqfuse.runs.checkpoint import read_checkpoint
-from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.train.settings.options import from_plain
 from tests.lammps.untrained import untrained_run
 
 
@@ -85,6 +86,21 @@ def test_metadata_of_wrong_types_or_sizes_are_one_sentence(network, tmp_path, ca
     assert "\n" not in str(error.value)
     assert cli.main(["info", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_allegro_of_old_versions_is_refused_by_the_version_that_reads_it(network, tmp_path):
+    """As a network, and as the start of a training, which reads the settings of the run first."""
+    arrays, metadata = network[0], copy.deepcopy(network[1])
+    metadata["model"] = "allegro"
+    metadata["model_fields"]["latent_activation"] = True
+    metadata["config"]["model"] |= {"name": "allegro", "latent_activation": True}
+    path = tmp_path / "network.safetensors"
+    path.write_bytes(files.encode(arrays, metadata))
+    text = "is of the Allegro of eqfuse 0.2.0 and before, which that version reads"
+    with pytest.raises(CheckpointError, match=re.escape(f"{path} {text}")):
+        eqfuse.Calculator(path)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: it {text}")):
+        from_plain(metadata["config"], path)
 
 
 def _transposed(array):

@@ -5,13 +5,16 @@ from tests.models.networks import small
 
 HIDDEN = "4x0e+3x1o+2x1e+2x2e"
 PAIRS = ((3.0, 2.5, 2.0), (2.2, 3.0, 2.1), (2.4, 2.6, 2.8))
-DENSE = {"dense": True, "readout_activation": True, "readout_layers": 3, "latent_hidden": 5}
+DEEP = {"readout_layers": 3, "latent_hidden": 5}
 ALLEGRO = {
-    "product": DENSE | {"two_body": "product", "embedding_dim": 6, "trainable_bessel": True},
-    "spline": DENSE | {"two_body": "spline", "num_splines": 5, "spline_span": 3, "parity": False},
-    "dense": DENSE | {"layers": 3, "latent_layers": 1, "pair_cutoffs": PAIRS},
-    "mixed": {"two_body": "product", "latent_hidden": 5, "two_body_hidden": 3},
-    "species": {"species_neighbors": (2.0, 3.0, 5.0), "pair_cutoffs": PAIRS},
+    "product": DEEP | {"embedding_dim": 6, "trainable_bessel": True},
+    "spline": DEEP | {"two_body": "spline", "num_splines": 5, "spline_span": 3, "parity": False},
+    "shallow": {"layers": 3, "two_body_layers": 1, "latent_layers": 1},
+    "species": {
+        "species_neighbors": (2.0, 3.0, 5.0),
+        "pair_cutoffs": PAIRS,
+        "two_body_hidden": 3,
+    },
 }
 MACES = {
     "species": {

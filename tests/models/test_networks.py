@@ -51,8 +51,8 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
         (NequIP, {"hidden": "4x0e,4x0e,4x0e"}, "for each of the 2 layers with commas"),
         (NequIP, {"radial": "tables"}, "radial must be one of auto, network, table, got 'tables'"),
         (NequIP, {"radial_knots": 3}, "radial_knots must be at least 4, got 3"),
-        (Allegro, {"two_body": "sum"}, "two_body must be one of concatenate, product, spline"),
-        (Allegro, {"two_body": "product", "embedding_dim": 5}, "an even embedding_dim, got 5"),
+        (Allegro, {"two_body": "sum"}, "two_body must be product or spline"),
+        (Allegro, {"embedding_dim": 5}, "an even embedding_dim, got 5"),
         (Allegro, {"two_body": "spline", "spline_span": 17}, "0 and num_splines, 16, got 17"),
         (Allegro, {"pair_cutoffs": ((3.0,),)}, "pair_cutoffs must be 3 rows of as many cutoffs"),
         (Allegro, {"species_neighbors": (2.0, 3)}, "species_neighbors must be 3 positive numbers"),
@@ -85,8 +85,11 @@ def test_unknown_models_are_refused(name, message):
     ("name", "kinds"),
     [
         ("nequip", ["7 linear", "3 tensor_product_linear_gate"]),
-        # two layers, and the readout of the pseudoscalar
-        ("allegro", ["3 graph_tensor_product", "3 tensor_product_linear"]),
+        # of two layers; and of both kinds that of the readout of the pseudoscalar
+        (
+            "allegro",
+            ["3 graph_tensor_product", "2 channelwise_tensor_product", "1 tensor_product_linear"],
+        ),
         ("mace", ["8 linear", "2 tensor_product_linear", "2 symmetric_contraction"]),
     ],
 )
@@ -120,7 +123,7 @@ def test_summary_tells_layers_and_parameters(name):
     model, args, variables = built(name)
     text = models.summary(model, variables)
     assert "output   1x0o+7x0e" in text
-    counts = {"nequip": "119,584", "allegro": "181,888", "mace": "77,984"}
+    counts = {"nequip": "119,584", "allegro": "81,728", "mace": "77,984"}
     assert f"{counts[name]} parameters" in text
     assert text.count("layer ") == len(model.layer_irreps()) - 2
     # What the summary says of the layers is what the modules give.
@@ -130,7 +133,7 @@ def test_summary_tells_layers_and_parameters(name):
     for k, irreps in enumerate(model.layer_irreps()[1:-1]):
         out = state["intermediates"][f"layer_{k}"]["__call__"][0]
         if name == "allegro":
-            x, v = out
+            x, _, v = out
             assert e3nn.Irreps([(x.shape[-1], "0e")]) + v.irreps == irreps
         else:
             assert out.irreps == irreps

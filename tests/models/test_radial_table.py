@@ -145,7 +145,7 @@ def radial_functions(onset, knots=64):
 
     def of(radial):
         network = types.SimpleNamespace(
-            radial=radial, radial_knots=knots, backend="xla", variables={}, num_pairs=lambda: 1
+            radial=radial, radial_knots=knots, backend="xla", variables={}, nonlinear=False
         )
         breaks = (CUTOFF,) if onset is None else (onset, CUTOFF)
 

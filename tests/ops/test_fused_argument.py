@@ -11,11 +11,11 @@ import pytest
 from eqfuse import models, ops
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
-from tests.ops.fused_cases import CASES, NODES, Problem, bare, rows
+from tests.ops.fused_cases import CASES, NODES, Problem, bare
 
 NAMED, FLOAT32 = CASES["rows-linear"], np.float32
 ERF = dataclasses.replace(CASES["rows-gate"], options=(("even_act", jax.scipy.special.erf),))
-MANY, FACTORS = bare("257x0e", "0e", "2x0e"), rows("65x0e+65x3o", "0e+3o", "65x0e+65x3o")
+MANY = bare("257x0e", "0e", "2x0e")
 REFUSED = {
     "xla": (NAMED, "xla", FLOAT32, "computes op by op"),
     "e3nn": (NAMED, "e3nn", FLOAT32, "computes op by op"),
@@ -23,7 +23,6 @@ REFUSED = {
     "indexed": (CASES["rows-indexed-bias"], "llvm", FLOAT32, "by an index"),
     "a sum by node": (CASES["graph-small"], "llvm", FLOAT32, "this product is summed by node"),
     "channels": (MANY, "triton", FLOAT32, "at most 256 channels, and these are 257"),
-    "factors": (FACTORS, "triton", FLOAT32, "would hold 224 factors of matmuls"),
     "an activation": (ERF, "llvm", FLOAT32, "kernels cannot compute an activation"),
 }
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
 from eqfuse.ops.backends.triton import functions
-from eqfuse.ops.backends.triton import rows as tiles
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
@@ -94,8 +93,6 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(Kernels.APART, "apart: no path of the product leads to the Linear's output")
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
-        if not reason and backend == "triton" and not fused.summed:
-            reason = tiles.unsupported_reason(fused, dtype.name)
         refuse(mode, reason)
         whole = Kernels.NODES if fused.summed else Kernels.ROWS
         whole = Kernels.NATIVE if backend == "llvm" else whole

@@ -30,11 +30,17 @@ def _launch_over(count: int, call: Call, kernel, named: dict, sizes) -> list:
     return _launch(call, kernel, named, shapes, -(-count // kernel.rows))
 
 
-def rows_forward(*arrays, call: Call):
+def forward(*arrays, call: Call):
+    """Return the outputs, and the sums of nodes if they are kept, from one kernel."""
     floats, _, integers = call.split(arrays)
-    kernel = row_kernels.forward(call.fused, floats[0].dtype.name)
-    named = call.fused.named(floats, integers)
-    return _launch_over(call.num_rows, call, kernel, named, call.fused.sizes)
+    fused, dtype = call.fused, floats[0].dtype.name
+    if fused.summed:
+        lanes = form.edge_lanes(fused.form, dtype, call.num_rows, call.num_nodes)
+        kernel = node.forward(fused, dtype, lanes)
+    else:
+        kernel = row_kernels.forward(fused, dtype)
+    named = fused.named(floats, integers)
+    return _launch_over(call.num_output_rows, call, kernel, named, call.sizes)
 
 
 def _operands_of_backward(call: Call, arrays):
@@ -86,15 +92,6 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     return results if parts == 1 else primitive.reduced(weights, results, dtype)
 
 
-def node_forward(*arrays, call: Call):
-    floats, _, integers = call.split(arrays)
-    dtype = floats[0].dtype.name
-    lanes = form.edge_lanes(call.fused.form, dtype, call.num_rows, call.num_nodes)
-    kernel = node.forward(call.fused, dtype, lanes)
-    named = call.fused.named(floats, integers)
-    return _launch_over(call.num_nodes, call, kernel, named, call.sizes)
-
-
 def node_backward(*arrays, call: Call):
     """Return cotangents of the wanted operands of what follows the sums; see `Fused.epilogue`.
 
@@ -120,10 +117,8 @@ def node_backward(*arrays, call: Call):
 
 
 KERNELS = {
-    (Kernels.ROWS, 0): rows_forward,
+    **{(whole, 0): forward for whole in (Kernels.ROWS, Kernels.NODES, Kernels.VALUE)},
     (Kernels.ROWS, 2): rows_backward,
-    (Kernels.NODES, 0): node_forward,
-    (Kernels.VALUE, 0): node_forward,
     (Kernels.EPILOGUE, 2): node_backward,
 }
 """By what computes an op and how often it is derived: tangents and transposes."""

@@ -26,8 +26,8 @@ for _primitive, _function in lowerings.items():
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))
 
 
-def compile_ahead(function, *args, target: str | None = None, processes: int | None = None):
-    """Compile all Triton kernels of `function` that are not in the cache, in parallel processes.
+def compile_ahead(function, *args, target: str | None = None, threads: int | None = None):
+    """Compile all Triton kernels of `function` that are not in the cache, in parallel.
 
     A jitted function compiles its kernels one after the other when it is called first; after this,
     it finds them. Ops on other backends than "triton" have no kernels and are passed over.
@@ -36,7 +36,7 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
       function: of JAX arrays, jitted or not, such as a training step.
       args: its arguments, arrays or jax.ShapeDtypeStructs in any pytree.
       target: "sm_90", "gfx942" or their like; that of JAX's devices if None.
-      processes: how many; as many as there are processors if None.
+      threads: how many; as many as there are processors if None.
     Returns:
       A compiled kernel for each distinct kernel of the function, in the order of their use.
     Raises:
@@ -55,7 +55,7 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
     target = target or common_target(jax.devices())
     if target is None:
         raise ValueError("JAX has no GPU here; give what to compile for, as in target='sm_90'")
-    return compile_many(specs, target, processes)
+    return compile_many(specs, target, threads)
 
 
 def _specs(jaxpr: Jaxpr):

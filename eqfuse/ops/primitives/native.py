@@ -6,8 +6,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.llvm import layer, machine
 from eqfuse.ops.backends.llvm import linear as native_linear
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed
 from eqfuse.ops.ir.form import Form
@@ -62,12 +63,12 @@ def _computed(module, inputs, indices, shapes, copies) -> list[jax.Array]:
 
 def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
     """Return the outputs of a program, block by block of rows."""
-    parts = layer.num_parts(program, num_rows, num_nodes)
-    module = layer.generate(program, machine.machine(), parts)
+    parts = native_program.num_parts(program, num_rows, num_nodes)
+    module = native_program.generate_rows(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
     shapes = [(counts[array.extent], array.size) for array in program.arrays]
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
-    inputs += [arrays[n].T.reshape(1, -1) for n in layer.transposed_weights(program)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in native_program.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
     matrices = [n in program.mixed and program.mixed[n].matrix for n in program.outputs]
     results = [

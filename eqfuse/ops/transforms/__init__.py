@@ -1,1 +1,1 @@
-"""Transformations of traces: `fuse` finds ops in them, `sequence` makes them one call."""
+"""Transformations of traces: `sequence` makes a function one native call, `rows` a fused op."""

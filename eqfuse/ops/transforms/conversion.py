@@ -132,7 +132,7 @@ class Converter:
             self._form_step(node)
         elif node.name == ACTIVATION:
             self._activation(node)
-        elif name == "convert" and (number := _number(self.trace, *node.outputs)) is not None:
+        elif name == "convert" and (number := self._converted(*node.outputs)) is not None:
             self.numbers[node.outputs[0]] = Number(number)
         elif name in program.FUNCTIONS:
             self._elementwise(node, name)
@@ -187,6 +187,10 @@ class Converter:
             else:
                 self.numbers[value] = self.inputs[value] = self.new(aval.size, dtype)
         return self.numbers[value]
+
+    def _converted(self, value: int):
+        dtype_of(self.aval(value))  # or no step
+        return _number(self.trace, value)
 
     def array(self, value: int) -> int:
         """Return the array of a value, filled if it is a number."""

@@ -57,19 +57,21 @@ class PotentialSettings:
 def _settings_of_network(name: str) -> type:
     """Return the settings of a network as a dataclass, with those of every potential.
 
-    They are the fields of its class that are numbers, texts, true or false, and the docstring is
-    their help. The statements of the fields are run alone, and the module is not imported: that
-    would import JAX, which takes seconds, and for which `--help` does not wait.
+    They are the fields of its class, and of that of all networks, that are numbers, texts, true or
+    false, and the docstrings are their help. The statements of the fields are run alone, and the
+    modules are not imported: that would import JAX, which takes seconds, and for which `--help`
+    does not wait.
     """
-    tree = ast.parse((_MODELS / f"{name}.py").read_text(encoding="utf-8"))
-    [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == NETWORKS[name])
-    statements = ast.Module([item for item in node.body if isinstance(item, ast.AnnAssign)], [])
-    found = {"Literal": Literal}
-    exec(compile(statements, name, "exec"), found)
-    title, _, attributes = ast.get_docstring(node).partition("Attributes:\n")
-    helps = {}
-    for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", attributes, re.M):
-        helps |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
+    found, helps, title = {"Literal": Literal}, {}, ""
+    for module, of in (("network", "Network"), (name, NETWORKS[name])):
+        tree = ast.parse((_MODELS / f"{module}.py").read_text(encoding="utf-8"))
+        [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == of)
+        statements = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+        exec(compile(ast.Module(statements, []), module, "exec"), found)
+        title, _, attributes = ast.get_docstring(node).partition("Attributes:\n")
+        section = re.split(r"\n\n|\n(?=\w)", attributes)[0]
+        for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", section, re.M):
+            helps |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
     fields = [("name", str, name)]
     for key, kind in found["__annotations__"].items():
         if key in _NO_SETTINGS or "tuple" in str(kind):

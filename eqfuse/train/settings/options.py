@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from eqfuse.runs.command import undashed
-from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.errors import OLD_ALLEGRO, ConfigError
 from eqfuse.runs.schema import nearest, one_of, require, split, typed
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config, known
@@ -123,7 +123,9 @@ def flat(plain, path) -> dict:
     """Return the settings of a YAML file by full name, as they are written there."""
     if not isinstance(plain, dict):
         raise ConfigError(f"{path}: it is not the configuration of a run")
-    values = {}
+    values, model = {}, plain.get("model")
+    if isinstance(model, dict) and "latent_activation" in model:
+        raise ConfigError(f"{path}: it {OLD_ALLEGRO}")
     for key, value in plain.items():
         if key == "heads" and isinstance(value, dict):
             heads = value.items()

@@ -142,7 +142,7 @@ def rounding_of_one(name: str):
     return change
 
 
-@pytest.mark.parametrize("backend", tiers.KERNELS)
+@pytest.mark.parametrize("backend", tiers.NATIVELY)
 @pytest.mark.parametrize(
     ("dtype", "normalize"),
     [

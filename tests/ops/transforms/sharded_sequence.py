@@ -6,13 +6,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eqfuse import ops
-from tests.ops.transforms.test_places import (
-    NATIVE,
-    arrays,
-    close,
-    gradients,
-    layer,
-)
+from tests.ops.transforms.test_places import NATIVE, arrays, close, gradients, layer
 
 SEVERAL = "as written: on several devices"
 MESH = "as written: inside shard_map, or on a mesh of explicit axes"

@@ -95,13 +95,14 @@ def potential(name: str, backend: str, layers: int = 2, dtype=jnp.float32):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nequip", "mace", "allegro"])
-def test_potentials_are_one_native_call_with_the_gradients_of_e3nn(name):
+@pytest.mark.parametrize(("name", "calls"), [("nequip", 1), ("mace", 1), ("allegro", 10)])
+def test_potentials_are_few_native_calls_with_the_gradients_of_e3nn(name, calls):
+    """XLA sums the gradients of Allegro's path weights over edges, between native calls."""
     with jax.enable_x64(True):
         step, args = potential(name, "llvm", dtype=jnp.float64)
         reference, _ = potential(name, "e3nn", dtype=jnp.float64)
         sequenced = ops.sequence(step, most=np.inf)
-        assert native_calls(sequenced, args) == 1
+        assert native_calls(sequenced, args) == calls
         # gradients of forces through two layers, in float64
         assert difference(sequenced(*args), jax.jit(reference)(*args)) <= 1e-10
 

@@ -30,18 +30,21 @@ def drawn(dtype: str, seed: int, dims: int = 3):
     return rng.choice(np.asarray(CORNERS[dtype], dtype), tuple(rng.integers(1, 10, dims)))
 
 
+def beside(function):
+    """Return a function with a Linear beside it: without one there is no kernel to be part of."""
+    return lambda z, *a: (function(*a), ops.grouped_dense(z, [z], scale=1.0, backend="llvm"))
+
+
+def reasons_of(function, *args, dtype=np.float32) -> set[str]:
+    """Return why parts of a function are XLA's, "" for those that are not."""
+    closed = jax.make_jaxpr(beside(function))(np.eye(4, dtype=dtype), *args)
+    return set(Sequence(closed, 1e9).reasons.values())
+
+
 def traced(function, *args, dtype=np.float32):
-    """Return `function(*args)` by a sequence, and why parts of it are XLA's.
-
-    A Linear stands beside it: without one there is no kernel to be part of.
-    """
-
-    def beside(z, *args):
-        return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend="llvm")
-
-    z = np.eye(4, dtype=dtype)
-    reasons = Sequence(jax.make_jaxpr(beside)(z, *args), 1e9).reasons
-    return ops.sequence(beside, most=1e9)(z, *args)[0], set(reasons.values())
+    """Return `function(*args)` by a sequence, and why parts of it are XLA's."""
+    found, _ = ops.sequence(beside(function), most=1e9)(np.eye(4, dtype=dtype), *args)
+    return found, reasons_of(function, *args, dtype=dtype)
 
 
 def computed(function, *args, **keywords):
@@ -54,12 +57,13 @@ def computed(function, *args, **keywords):
 def check(function, *args):
     """Compare the bits with JAX's, and find nothing left to XLA."""
     found, expected = computed(function, *args), jax.jit(function)(*args)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        np.testing.assert_array_equal(a, b)
+    pairs = zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True)
+    for (path, a), b in pairs:
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), path
+        np.testing.assert_array_equal(a, b, err_msg=str(path))
         if a.dtype.kind == "f":
             known = ~np.isnan(a)
-            np.testing.assert_array_equal(np.signbit(a)[known], np.signbit(b)[known])
+            np.testing.assert_array_equal(np.signbit(a)[known], np.signbit(b)[known], str(path))
 
 
 def pairs(x):
@@ -146,10 +150,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "dtype"), [(n, d) for n in CASES for d in CASES[n][0].split()])
-def test_steps(name, dtype, seed):
+@pytest.mark.parametrize("dtype", CORNERS)
+def test_steps_have_the_bits_of_jax(dtype, seed):
+    cases = {name: case for name, (dtypes, case) in CASES.items() if dtype in dtypes.split()}
     with jax.enable_x64(dtype == "float64"):
-        check(CASES[name][1], drawn(dtype, seed))
+        check(lambda x: {name: case(x) for name, case in cases.items()}, drawn(dtype, seed))
 
 
 WIDE = np.random.default_rng(0).normal(size=40) * 10.0 ** np.random.default_rng(1).integers(
@@ -171,17 +176,17 @@ FUNCTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_those_of_float64_to_a_few_units_in_the_last_place(name):
-    found = np.asarray(computed(getattr(lax, name), WIDE), np.float64)
-    exact = FUNCTIONS[name](WIDE.astype(np.float64))
-    exact32 = exact.astype(np.float32)
-    finite = np.isfinite(exact32)
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(exact32))
-    np.testing.assert_array_equal(found[np.isinf(exact32)], exact32[np.isinf(exact32)])
-    # three roundings of a function of a few operations, each half a unit
-    unit = np.spacing(np.abs(exact32[finite]))
-    assert (np.abs(found - exact)[finite] <= 3 * unit).all()
+def test_functions_are_those_of_float64_to_a_few_units_in_the_last_place():
+    results = computed(lambda x: {name: getattr(lax, name)(x) for name in FUNCTIONS}, WIDE)
+    for name, function in FUNCTIONS.items():
+        found, exact = np.asarray(results[name], float), function(WIDE.astype(float))
+        exact32 = exact.astype(np.float32)
+        finite, infinite = np.isfinite(exact32), np.isinf(exact32)
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(exact32), name)
+        np.testing.assert_array_equal(found[infinite], exact32[infinite], name)
+        # three roundings of a function of a few operations, each half a unit
+        unit = np.spacing(np.abs(exact32[finite]))
+        assert (np.abs(found - exact)[finite] <= 3 * unit).all(), name
 
 
 def test_functions_in_float64(x64):
@@ -302,21 +307,27 @@ REFUSED = {
     "columns": (lambda x: x[:, np.asarray([0, 0])], "float32"),
     "the larger of rows": (lambda x: x.at[np.asarray([0, 0])].max(x[:1]), "float32"),
     "short integers": (lambda x: x.astype("int8") + 1, "int32"),
+    "short constants": (lambda x: jnp.full(2, 7).astype("int8"), "int32"),
     "complex": (lambda x: lax.complex(x, x), "float32"),
     "choices of three": (lambda x: lax.select_n(x % 3, *[x * n for n in (1, 2, 3)]), "int32"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_what_jax_computes(name):
-    function, dtype = REFUSED[name]
+@pytest.mark.parametrize("dtype", ["int32", "bool", "float32"])
+def test_what_is_refused_is_what_jax_computes(dtype):
+    cases = {name: function for name, (function, of) in REFUSED.items() if of == dtype}
     x = np.resize(np.asarray(CORNERS[dtype], dtype), (2, 3, 2))
-    found, reasons = traced(function, x)
-    expected = jax.jit(function)(x)
-    assert reasons - {""}
-    assert found.dtype == expected.dtype
-    kind = np.complex64 if expected.dtype.kind == "c" else np.float32  # of which NaN compare
-    np.testing.assert_array_equal(np.asarray(found, kind), np.asarray(expected, kind))
+    for name, function in cases.items():
+        assert reasons_of(function, x) - {""}, name
+
+    def all_of_them(x):
+        return {name: function(x) for name, function in cases.items()}
+
+    found, expected = traced(all_of_them, x)[0], jax.jit(all_of_them)(x)
+    for name, b in expected.items():
+        assert found[name].dtype == b.dtype
+        kind = np.complex64 if b.dtype.kind == "c" else np.float32  # of which NaN compare
+        np.testing.assert_array_equal(*(np.asarray(a, kind) for a in (found[name], b)), name)
 
 
 def random_program(seed: int) -> Program:

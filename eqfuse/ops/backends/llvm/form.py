@@ -17,7 +17,6 @@ from eqfuse.ops.backends.llvm.text import (
     KernelPasses,
     Module,
     Pass,
-    Units,
 )
 from eqfuse.ops.ir.form import Form, Index, reductions
 
@@ -47,8 +46,8 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
         groups.write_rows(loop.index, start, stop)
         rows.finish_unit(loop.index)
     rows.finish_pass()
-    units = Units(ROWS, plan.block) if by_row else Units(NODES)
-    return Pass(name, f, units, groups.cost, scratch=plan.scratch)
+    axis, size = (ROWS, plan.block) if by_row else (NODES, 1)
+    return Pass(name, f, axis, size, row_cost=groups.cost, scratch=plan.scratch)
 
 
 @functools.lru_cache(maxsize=256)
@@ -101,7 +100,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
             copies.call("pack", f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
-    return Pass("pass_copy", f, Units(NODES), node_cost=cost)
+    return Pass("pass_copy", f, NODES, node_cost=cost)
 
 
 def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:

@@ -139,14 +139,10 @@ class Copies:
             taken = [[(i, c) for c in range(n)] for i in range(s.dim)]
         else:
             there = [f.at(row, p * n * f.bytes) for p in range(s.dim)]
-            flat = [[c * s.dim + i for c in range(n)] for i in range(s.dim)]
-            if not to_copy:
-                taken = [
-                    [((p * n + c) % s.dim, (p * n + c) // s.dim) for c in range(n)]
-                    for p in range(s.dim)
-                ]
+            if to_copy:
+                taken = [[divmod(c * s.dim + i, n) for c in range(n)] for i in range(s.dim)]
             else:
-                taken = [[divmod(place, n) for place in places] for places in flat]
+                taken = [[divmod(p * n + c, s.dim)[::-1] for c in range(n)] for p in range(s.dim)]
         sources, targets = (there, here) if to_copy else (here, there)
         values = [f.load(pointer, n) for pointer in sources]
         for lanes_of, target in zip(taken, targets, strict=True):
@@ -266,11 +262,8 @@ def split(form, path: Path):
         )
         numbers.setdefault(key, []).append((names, value))
     entries = tuple(sorted((key, tuple(sorted(number))) for key, number in numbers.items()))
-    return (
-        tuple(path.factors[n] for n in vector),
-        tuple(path.factors[n] for n in factor),
-        entries,
-    )
+    vectors, factors = (tuple(path.factors[n] for n in chosen) for chosen in (vector, factor))
+    return vectors, factors, entries
 
 
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
@@ -385,10 +378,7 @@ class Plan:
     def index_arrays(self) -> list[str]:
         """Return the index arrays that this pass reads."""
         used = {self.operand(*key).index for key in self.operands()} - {self.reduce_over}
-        return [
-            *self.reduce_over.edge_arrays,
-            *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used),
-        ]
+        return [*self.reduce_over.edge_arrays, *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used)]
 
     def is_owned(self, key: Key) -> bool:
         """Return whether a unit of the pass is one row of it."""

@@ -18,7 +18,6 @@ from eqfuse.ops.backends.llvm.text import (
     KernelPasses,
     Module,
     Pass,
-    Units,
 )
 from eqfuse.ops.ir.form import Form, Operand, Segment, Term
 
@@ -297,7 +296,11 @@ class _RowsEmitter:
         first = [f.constant(0.0, lanes) for _, _, (_, lanes) in sums]
         kinds = [f.vector(lanes) for _, _, (_, lanes) in sums]
         channel, component = self.layouts.strides(*product.source)
-        rows = self._sources(product, sums)
+        n, source = product.source
+        array, offset = self.arrays["in", n], source.offset * f.bytes
+        rows = {
+            r: f.at(self.layouts.start(f, n, array, self.places[r]), offset) for r, _, _ in sums
+        }
         with f.loop(str(product.source[1].mul), carried=first, kinds=kinds) as channels:
             numbers = {r: f.at(row, channels.index, channel * f.bytes) for r, row in rows.items()}
             weights, loaded, result = {}, {}, []
@@ -314,14 +317,6 @@ class _RowsEmitter:
         return {
             key: f.fma(f.constant(product.scale, key[2][1]), new, total, key[2][1])
             for (key, total), new in zip(sums.items(), channels.carried, strict=True)
-        }
-
-    def _sources(self, product: MatrixProduct, sums: dict) -> dict[int, str]:
-        """Return the address of the block that is mixed, by row."""
-        f, (n, block) = self.f, product.source
-        array, offset = self.arrays["in", n], block.offset * f.bytes
-        return {
-            r: f.at(self.layouts.start(f, n, array, self.places[r]), offset) for r, _, _ in sums
         }
 
 
@@ -424,13 +419,13 @@ def write(linear_form: Form, dtype: str, machine: Machine) -> KernelPasses:
     if layouts.packed:
         f = Function(dtype)
         cost = write_copies(layouts, f)
-        passes.append(Pass("linear_copy", f, Units(ROWS), cost))
+        passes.append(Pass("linear_copy", f, ROWS, row_cost=cost))
     if not all(o.matrix for o in linear_form.outputs):
         f = Function(dtype)
         stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
         cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
-        units, size = Units(ROWS, AT_ONCE), scratch(layouts) * f.bytes
-        passes.append(Pass("linear_rows", f, units, cost, scratch=size))
+        size = scratch(layouts) * f.bytes
+        passes.append(Pass("linear_rows", f, ROWS, AT_ONCE, row_cost=cost, scratch=size))
     passes += [_weights_pass(layouts, o) for o in layouts.gradients]
     widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
     functions = layouts.copies.functions
@@ -460,4 +455,4 @@ def _weights_pass(layouts: Layouts, o: int) -> Pass:
         with f.loop(stop, start=start, step=ROWS_OF_A_PART) as parts:
             rows = parts.index, f.minimum(stop, f.plus(parts.index, ROWS_OF_A_PART))
             cost = writer.add(first, last, num_lines, rows)
-    return Pass(name, f, Units(NODES, units_of_set), cost)
+    return Pass(name, f, NODES, units_of_set, row_cost=cost)

@@ -1,7 +1,15 @@
-"""A program that runs whole as one native kernel: its steps one after the other, on one thread.
+"""Programs as native kernels, in the two ways in which they run.
 
-Arrays between the steps lie in scratch memory, which an array leaves to others after its last use.
-Steps of equal text are one function, so that code does not grow with the number of equal layers.
+Whole: the steps one after the other, on one thread. Arrays between them lie in scratch memory,
+which an array leaves to others after its last use. Steps of equal text are one function, so that
+code does not grow with the number of equal layers.
+
+By rows: all steps for a block of rows, then for the next one. What lies between the steps is in the
+scratch memory of a thread, and so in its cache: rows by position, each component with its channels
+side by side. Every step finds its arrays in a table of pointers; that of a local array points so
+far before it that the first position of the block is its first row. On a graph, positions are those
+of the edges in the order of their receivers. The rows (or nodes) are cut into parts, whose number
+depends on the problem and not on the threads; each part has a row of a gradient of weights.
 """
 
 from __future__ import annotations
@@ -11,227 +19,30 @@ import functools
 import hashlib
 
 from eqfuse.ops.backends.llvm import form as native_form
-from eqfuse.ops.backends.llvm import linear as native_linear
-from eqfuse.ops.backends.llvm.functions import FunctionEmitter
-from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.backends.llvm.linear import transposed
+from eqfuse.ops.backends.llvm import functions, linear
+from eqfuse.ops.backends.llvm.channels import Groups
+from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
+from eqfuse.ops.backends.llvm.linear import Layouts, transposed
+from eqfuse.ops.backends.llvm.rows import RowsEmitter
+from eqfuse.ops.backends.llvm.steps import MEMCPY, WRITERS
 from eqfuse.ops.backends.llvm.text import (
     BYTES,
     DATA,
     DTYPES,
     ENDS_OF,
+    NODES,
     ROWS,
-    STORED,
     Arguments,
     Entry,
     Function,
     KernelPasses,
     Module,
     Pass,
-    Units,
-    kind,
-    literal,
 )
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.program import (
-    Array,
-    Copy,
-    ElementwiseLoop,
-    FormStep,
-    Gather,
-    Number,
-    Program,
-    Reduce,
-    ScatterAdd,
-    Step,
-)
+from eqfuse.ops.ir.form import Form, Index, Operand, Segment
+from eqfuse.ops.ir.fused import Activated
+from eqfuse.ops.ir.program import Array, Copy, Extent, FormStep, Program, Step
 
-MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
-
-
-def write_loop(f: Function, step: ElementwiseLoop, arrays, pointers: dict[int, str]):
-    """Write functions of one size: each array is loaded once, results with a pointer are stored."""
-    for loop, lanes in f.vector_loops(arrays[step.writes[0]].size):
-        emitter, values = FunctionEmitter(f, lanes), {}
-        for one in step.functions:
-            operands, dtypes = [], one.dtypes(arrays)
-            for n, dtype in zip(one.reads, dtypes, strict=True):
-                if isinstance(n, Number):
-                    operands.append(emitter.number(n.value, dtype))
-                    continue
-                if n not in values:
-                    array = arrays[n]
-                    values[n] = emitter.load(pointers[n], array.dtype, array.size, loop.index)
-                operands.append(values[n])
-            out = arrays[one.write].dtype
-            values[one.write] = emitter.apply(one.function, operands, dtypes[-1], out, one.power)
-            if one.write in pointers:
-                emitter.store(values[one.write], pointers[one.write], out, loop.index)
-
-
-UNROLLED = 8
-"""Turns of an inner loop that are written out."""
-
-
-def nested(f: Function, axes, pointers: list[str], widths: list[int], body):
-    """Write loops over axes (size, stride of each pointer) around `body(pointers)`."""
-    if not axes:
-        body(pointers)
-        return
-    (size, *strides), rest = axes[0], axes[1:]
-
-    def moved(index):
-        pairs = zip(pointers, strides, widths, strict=True)
-        return [f.at(p, index, s * w) if s else p for p, s, w in pairs]
-
-    if not rest and size <= UNROLLED:
-        for n in range(size):
-            body(moved(n))
-        return
-    with f.loop(str(size)) as loop:
-        nested(f, rest, moved(loop.index), widths, body)
-
-
-def write_copy(f: Function, step: Copy, arrays, pointers: dict[int, str]):
-    """Write a copy between the first elements that it reads and writes, where `pointers` are."""
-    dtype = arrays[step.write].dtype
-    width, stored = BYTES[dtype], STORED[dtype]
-    axes = step.axes
-    target = pointers[step.write]
-    [read] = step.reads
-    if isinstance(read, Number):
-        value = _stored_literal(read, dtype)
-        axes = [(size, out) for size, _, out in axes]
-        nested(f, axes, [target], [width], lambda p: _store(f, value, stored, p[0], width))
-        return
-    source = pointers[read]
-    block = 0
-    if axes and axes[-1][1:] == (1, 1) and axes[-1][0] * width > 8:
-        block = axes.pop()[0] * width
-
-    def body(places):
-        if block:
-            _memcpy(f, places[1], places[0], block)
-            return
-        value = f.value(f"load {stored}, ptr {places[0]}, align {width}")
-        _store(f, value, stored, places[1], width)
-
-    nested(f, axes, [source, target], [width, width], body)
-
-
-def _stored_literal(number: Number, dtype: str) -> str:
-    """Return a constant as it lies in memory."""
-    return str(int(number.value)) if dtype == "bool" else literal(number.value, dtype)
-
-
-def _store(f: Function, value: str, stored: str, place: str, width: int):
-    f.do(f"store {stored} {value}, ptr {place}, align {width}")
-
-
-def _memcpy(f: Function, target: str, source: str, num_bytes: int):
-    f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {num_bytes}, i1 false)")
-
-
-def write_reduce(f: Function, step: Reduce, arrays, pointers: dict[int, str]):
-    """Write a sum or the like; numbers that lie side by side in vectors where they stay so."""
-    [read], out = step.reads, step.write
-    dtype = arrays[out].dtype
-    width = BYTES[dtype]
-    over, axes = step.over, step.kept
-    inner = axes.pop() if axes and axes[-1][1] == 1 else None
-
-    def total(source: str, target: str, lanes: int):
-        emitter = FunctionEmitter(f, lanes)
-        emitter.store(_reduced(emitter, step, dtype, source, over), target, dtype, "0")
-
-    def body(places):
-        if inner is None:
-            total(*places, 1)
-            return
-        for loop, lanes in f.vector_loops(inner[0]):
-            total(*(f.at(p, loop.index, width) for p in places), lanes)
-
-    nested(f, axes, [pointers[read], pointers[out]], [width, width], body)
-
-
-def _reduced(emitter: FunctionEmitter, step: Reduce, dtype: str, source: str, over) -> str:
-    """Return the sum over some axes, a loop for each, from `lanes` numbers at `source` on."""
-    f = emitter.f
-
-    def added(value: str, place: str) -> str:
-        new = emitter.load(place, dtype, 2, "0")
-        return emitter.apply(step.function, [value, new], dtype, dtype)
-
-    def run(value: str, place: str, axes) -> str:
-        if not axes:
-            return added(value, place)
-        (size, stride), rest = axes[0], axes[1:]
-        width = BYTES[dtype]
-        with f.loop(str(size), carried=[value], kinds=[kind(dtype, emitter.lanes)]) as loop:
-            loop.next = [run(loop.carried[0], f.at(place, loop.index, stride * width), rest)]
-        return loop.carried[0]
-
-    return run(emitter.number(step.initial(dtype), dtype), source, over)
-
-
-def write_gather(f: Function, step: Gather, arrays, pointers: dict[int, str]):
-    source, index = step.reads
-    dtype = arrays[source].dtype
-    row_bytes = step.width * BYTES[dtype]
-    rows = arrays[source].size // step.width
-    with f.loop(str(arrays[index].size)) as loop:
-        chosen = f.load_index(pointers[index], loop.index)
-        nearest = f.maximum(f.minimum(chosen, str(rows - 1)), "0")
-        place = f.at(pointers[source], nearest, row_bytes)
-        target = f.at(pointers[step.write], loop.index, row_bytes)
-        _memcpy(f, target, place, row_bytes)
-        if step.fill is None:
-            return
-        outside = f.value(f"icmp ne i64 {chosen}, {nearest}")
-        turns = f.times(f.value(f"zext i1 {outside} to i64"), step.width)
-        with f.loop(turns) as elements:
-            element = f.at(target, elements.index, BYTES[dtype])
-            value = _stored_literal(step.fill, dtype)
-            _store(f, value, STORED[dtype], element, BYTES[dtype])
-
-
-def write_scatter_add(f: Function, step: ScatterAdd, arrays, pointers: dict[int, str]):
-    start, index, updates = step.reads
-    dtype = arrays[start].dtype
-    width, row_bytes = BYTES[dtype], step.width * BYTES[dtype]
-    rows = arrays[start].size // step.width
-    target = pointers[step.write]
-    _memcpy(f, target, pointers[start], arrays[start].bytes)
-    with f.loop(str(arrays[index].size)) as loop:
-        chosen = f.load_index(pointers[index], loop.index)
-        nearest = f.maximum(f.minimum(chosen, str(rows - 1)), "0")
-        turns = str(step.width)
-        if not step.clipped:
-            inside = f.value(f"icmp eq i64 {chosen}, {nearest}")
-            turns = f.times(f.value(f"zext i1 {inside} to i64"), step.width)
-        row = f.at(target, nearest, row_bytes)
-        update = f.at(pointers[updates], loop.index, row_bytes)
-        with f.loop(turns) as elements:
-            here = f.at(row, elements.index, width)
-            there = f.at(update, elements.index, width)
-            t = STORED[dtype]
-            old = f.value(f"load {t}, ptr {here}, align {width}")
-            new = f.value(f"load {t}, ptr {there}, align {width}")
-            total = f.value(f"{'add' if dtype == 'int32' else 'fadd'} {t} {old}, {new}")
-            _store(f, total, t, here, width)
-
-
-WRITERS = {
-    ElementwiseLoop: write_loop,
-    Copy: write_copy,
-    Reduce: write_reduce,
-    Gather: write_gather,
-    ScatterAdd: write_scatter_add,
-}
-"""By the kind of step that is no form, with pointers to those of its arrays that are in memory."""
-
-
-WHOLE = Units(ROWS, count=1)
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
@@ -248,7 +59,7 @@ def generate(program: Program, dtype: str, machine: Machine) -> Module:
 
 @functools.lru_cache(maxsize=1024)
 def _written(form: Form, dtype: str, machine: Machine) -> KernelPasses:
-    return (native_linear if form.has_matrices else native_form).write(form, dtype, machine)
+    return (linear if form.has_matrices else native_form).write(form, dtype, machine)
 
 
 def prepared(program: Program, dtype: str, machine: Machine) -> Program:
@@ -312,7 +123,7 @@ class _ProgramEmitter:
             self.memory = self.arguments.load(self.main, "scratch", 0)
             for step in self.program.steps[first : first + LONGEST]:
                 (self._form_step if isinstance(step, FormStep) else self._step)(step)
-            self.passes.append(Pass(name, self.main, WHOLE, 0, scratch=self.most))
+            self.passes.append(Pass(name, self.main, ROWS, count=1, scratch=self.most))
         # its scratch memory is that of all threads, and so a result
         elements = max(1, self.scratch // BYTES[self.dtype])
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
@@ -396,8 +207,292 @@ class _ProgramEmitter:
             main.do(f"store ptr {self._pointer(n)}, ptr {main.at(table, 8 * k)}, align 8")
         for p in written.passes:
             name = f"{self.kernels[form]}_{p.name}"
-            units = p.units.number(step.num_rows, step.num_nodes)
+            units = p.num_units(step.num_rows, step.num_nodes)
             self.most = max(self.most, p.scratch)
             table = main.at(self.memory, place)
             values = f"i64 0, i64 {units}, i64 {step.num_rows}"
             main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
+
+
+NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
+"""The index arrays that cut the receivers into parts."""
+
+FIRST, LAST = ("word", "first"), ("word", "last")
+"""Words of the table of pointers: the positions of the block."""
+
+MOST_ROWS, FEWEST_TOGETHER = 32, 8
+"""Rows that go through a program together, at most and at least."""
+
+
+def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
+    """Return the number of parts of the rows or nodes."""
+    parts = 16 if num_rows < 8192 else 64
+    return min(parts, num_nodes) if program.on_graph else parts
+
+
+def transposed_weights(program: Program) -> tuple[int, ...]:
+    """Return the inputs, weights, that some step reads transposed."""
+    steps = [s for s in program.form_steps if isinstance(s.form, Form) and s.form.has_matrices]
+    return tuple(sorted({s.operands[i] for s in steps for i in transposed(s.form)}))
+
+
+@functools.lru_cache(maxsize=256)
+def generate_rows(program: Program, machine: Machine, parts: int) -> Module:
+    """Return the module that computes a program over rows, which are cut into `parts`.
+
+    Arguments: the inputs, weights as [1, elements]; `transposed_weights`; index arrays. Results:
+    the outputs, of which those that are weights are sums of each part, [parts, elements].
+    """
+    return _RowProgramEmitter(program, machine, parts).module()
+
+
+class _RowProgramEmitter:
+    """Writes the module of a program; its arrays are arguments, results, or in scratch memory.
+
+    `local` maps an array of a block of rows to its place in scratch memory and the bytes of a row.
+    `calls` lists the functions of the steps: name, place of scratch memory, and whether the units
+    are nodes.
+    """
+
+    def __init__(self, program: Program, machine: Machine, parts: int):
+        self.program, self.machine, self.parts, self.scratch = program, machine, parts, 0
+        self.dtype, self.on_graph = program.arrays[0].dtype, program.on_graph
+        self.copies = Copies(self.dtype, machine.vector_bytes // BYTES[self.dtype])
+        row_bytes = sum(program.arrays[n].bytes for n in program.local)
+        # what lies between the steps takes half of the cache
+        fitting = machine.level2 // 2 // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
+        self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
+        self.sums = [n for n in program.outputs if program.arrays[n].extent is Extent.WHOLE]
+        self.index_arrays = (NODE, ORDER, PTR) if self.on_graph else ()
+        self.arguments, self.local = Arguments(self.dtype), {}
+        self._add("array", program.inputs)
+        self._add("transposed", transposed_weights(program))
+        self.arguments.add_indices(self.index_arrays)
+        self.arguments.end()
+        self._add("array", program.outputs, self.parts)
+        for n in program.local:
+            self._add_local(("array", n), program.arrays[n].bytes)
+        for key in (FIRST, LAST) if self.on_graph else ():
+            self.arguments.add_word(key)
+        self.texts: dict[str, str] = {}
+        self.calls: list[tuple[str, int, bool]] = []
+        self.declared: set[str] = set()
+        self.cost = 0
+
+    def _add(self, side: str, numbers, num_weights: int = 1):
+        for n in numbers:
+            array = self.program.arrays[n]
+            rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, -num_weights)
+            self.arguments.add((side, n), rows, array.size, f"{side} {n} of a sequence")
+
+    def _add_local(self, key: tuple, row_bytes: int):
+        self.arguments.add_word(key)
+        self.local[key] = (self._allocate(self.block * row_bytes), row_bytes)
+
+    def _allocate(self, size: int) -> int:
+        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
+        return place
+
+    def module(self) -> Module:
+        for s, step in enumerate(self.program.steps):
+            if isinstance(step.form, Activated):
+                self._activate(s, step)
+            else:
+                (self._linear_form if step.form.has_matrices else self._form)(s, step)
+        parts = self.copies.functions | self.texts, [self._main()], self.index_arrays, ()
+        return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
+
+    def _word(self, f: Function, key) -> str:
+        return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
+
+    def _add_function(self, f: Function, name: str, scratch: int, cost: int, of_nodes=False):
+        self.texts[name] = f.text(name)
+        self.calls.append((name, self._allocate(scratch), of_nodes))
+        self.cost += cost
+
+    def _form(self, s: int, step):
+        """Write the function of a form: of rows, or of nodes and of their rows in the block."""
+        form, local = self._with_channels_side_by_side(step)
+        reduce_over = Index.RECEIVER if self.on_graph else Index.ROW
+        outputs = range(len(form.outputs))
+        plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
+        name = f"step_{s}"
+        f = Function(self.dtype)
+        numbers, load = {"in": step.operands, "out": step.writes}, self.arguments.load
+        base = {(side, n): load(f, "array", numbers[side][n]) for side, n in plan.operands()}
+        arrays = {n: load(f, "index", n) for n in plan.index_arrays()}
+        rows = RowsEmitter(plan, f, self.copies, base, arrays)
+        groups = Groups(rows)
+        if reduce_over is Index.ROW:
+            groups.write_rows("0", "%begin", "%end")
+        else:
+            block = self._word(f, FIRST), self._word(f, LAST)
+            with f.loop("%end", start="%begin") as nodes:
+                start = f.load_index(arrays[PTR], nodes.index)
+                stop = f.load_index(arrays[PTR], f.plus(nodes.index, 1))
+                is_first = f.value(f"icmp sge i64 {start}, {block[0]}")
+                rows.begin_unit(nodes.index, f.value(f"zext i1 {is_first} to i64"))
+                start, stop = f.maximum(start, block[0]), f.minimum(stop, block[1])
+                groups.write_rows(nodes.index, start, stop)
+                rows.finish_unit(nodes.index)
+        self._add_function(f, name, plan.scratch, groups.cost, reduce_over is not Index.ROW)
+
+    def _with_channels_side_by_side(self, step) -> tuple[Form, list]:
+        """Return the form of a step with its local operands as they lie there, and their keys."""
+        sides, local = [], []
+        for side, numbers in (("inputs", step.operands), ("outputs", step.writes)):
+            operands = list(getattr(step.form, side))
+            for k, n in enumerate(numbers):
+                if n in self.program.local:
+                    local.append((side.removesuffix("puts"), k))
+                    if n in self.program.mixed:
+                        operands[k] = side_by_side(operands[k], self.program.mixed[n])
+            sides.append(tuple(operands))
+        return Form(*sides, step.form.paths), local
+
+    def _activate(self, s: int, step: FormStep):
+        """Write the function of activations; the rows of local arrays are by position."""
+        name = f"activate_{s}"
+        f = Function(self.dtype, self.copies.widest)
+        order = self._order(f)
+        arrays = {n: self.arguments.load(f, "array", n) for n in (*step.operands, *step.writes)}
+        with f.loop("%end", start="%begin") as rows:
+            row = f.load_index(order, rows.index) if order else rows.index
+            places = []
+            for n, array in arrays.items():
+                index = rows.index if n in self.program.local else row
+                places.append(f.at(array, index, self.program.arrays[n].bytes))
+            cost = functions.write_row(f, step.form, places[0], places[1:])
+        self.declared |= f.declared
+        self._add_function(f, name, 0, cost)
+
+    def _linear_form(self, s: int, step):
+        """Write the functions of a linear form: copies of operands, results by row, gradients."""
+        numbers = (*step.operands, *step.writes)
+        local = [k for k, n in enumerate(numbers) if n in self.program.local]
+        load = functools.partial(self._load, s, step)
+        layouts = Layouts(step.form, self.dtype, self.machine, local, self.copies, load)
+        for n, (_, block) in enumerate(layouts.packed):
+            self._add_local((f"copy of step {s}", n), layouts.copy_width(block) * BYTES[self.dtype])
+        if layouts.packed:
+            f = Function(self.dtype)
+            cost = linear.write_copies(layouts, f, self._order(f))
+            self._add_function(f, f"copy_{s}", 0, cost)
+        if not all(o.matrix for o in step.form.outputs):
+            f = Function(self.dtype)
+            cost = linear.write_rows(layouts, f, "%begin", "%end", self._order(f))
+            self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
+        for o in layouts.gradients:
+            f = Function(self.dtype)
+            cost = linear.write_weights(layouts, o, f, self._order(f))
+            self._add_function(f, f"weights_{s}_{o}", 0, cost)
+
+    def _load(self, s: int, step, f: Function, side: str, n: int) -> str:
+        """Return an array of a linear form."""
+        if side == "copy":
+            return self.arguments.load(f, f"copy of step {s}", n)
+        if side == "transposed":
+            return self.arguments.load(f, "transposed", step.operands[n])
+        return self.arguments.load(f, "array", (step.operands if side == "in" else step.writes)[n])
+
+    def _order(self, f: Function) -> str | None:
+        return self.arguments.load(f, "index", ORDER) if self.on_graph else None
+
+    def _main(self) -> Pass:
+        """Return the pass that takes every part through all steps, block by block."""
+        f = Function(self.dtype)
+        table = self._allocate(8 * len(self.arguments.numbers))
+        self.table = f.at("%scratch", table)
+        for n in range(len(self.arguments.entries)):
+            self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
+        sums = {n: self.arguments.load(f, "array", n) for n in self.sums}
+        with f.loop("%end", start="%begin") as units:
+            first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
+            for n, array in sums.items():
+                size = self.program.arrays[n].bytes
+                part = f.at(array, units.index, size)
+                f.zero(part, size)
+                address = f.value(f"ptrtoint ptr {part} to i64")
+                self._set(f, self.arguments.numbers["array", n], address)
+            if self.on_graph:
+                self._part_of_nodes(f, first, last)
+            else:
+                with f.loop(last, start=first, step=self.block) as blocks:
+                    stop = f.minimum(f.plus(blocks.index, self.block), last)
+                    self._block(f, blocks.index, stop, None)
+        axis, work = NODES if self.on_graph else ROWS, {"count": self.parts, "row_cost": self.cost}
+        return Pass("sequence", f, axis, **work, scratch=self.scratch)
+
+    def _boundary(self, f: Function, unit: str) -> str:
+        """Return the row, or on a graph the node, that a part starts at.
+
+        The first half of the parts are twice as long as the others: no thread is left with a long
+        one at the end. On a graph their lengths are those of the edges, which nodes differ in, and
+        `%rows` counts the nodes.
+        """
+        pointers = {n: self.arguments.load(f, "index", n) for n in self.index_arrays}
+        half = self.parts // 2
+        share = f.minimum(f.times(unit, 2), f.plus(unit, half))
+        rows = f.load_index(pointers[PTR], "%rows") if self.on_graph else "%rows"
+        row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
+        if not self.on_graph:
+            return row
+        within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
+        node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
+        is_first = f.value(f"icmp eq i64 {unit}, 0")
+        is_end = f.value(f"icmp eq i64 {unit}, {self.parts}")
+        node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
+        return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
+
+    def _part_of_nodes(self, f: Function, first: str, last: str):
+        """Write the loop over the edges of nodes `first` to `last`.
+
+        There is one block without edges where the nodes have none.
+        """
+        ptr = self.arguments.load(f, "index", PTR)
+        start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
+        at_least_one = f.maximum(stop, f.plus(start, 1))
+        with f.loop(
+            at_least_one, start=start, step=self.block, carried=[first], kinds=["i64"]
+        ) as blocks:
+            end_of_block = f.minimum(f.plus(blocks.index, self.block), stop)
+            is_last = f.value(f"icmp eq i64 {end_of_block}, {stop}")
+            position = f.maximum(f.plus(end_of_block, -1), "0")
+            row = f.load_index(self.arguments.load(f, "index", ORDER), position)
+            end = f.plus(f.load_index(self.arguments.load(f, "index", NODE), row), 1)
+            end = f.value(f"select i1 {is_last}, i64 {last}, i64 {end}")
+            self._block(f, blocks.index, end_of_block, (blocks.carried[0], end))
+            is_cut = f.value(f"icmp sgt i64 {f.load_index(ptr, end)}, {end_of_block}")
+            blocks.next = [f.value(f"sub nsw i64 {end}, {f.value(f'zext i1 {is_cut} to i64')}")]
+
+    def _block(self, f: Function, first: str, stop: str, nodes: tuple[str, str] | None):
+        """Write all steps for the positions `first` to `stop`, which are edges of these nodes."""
+        for key, (place, row_bytes) in self.local.items():
+            array = f.at("%scratch", place)
+            array = f.at(array, f.value(f"sub nsw i64 0, {first}"), row_bytes)
+            address = f.value(f"ptrtoint ptr {array} to i64")
+            self._set(f, self.arguments.numbers[key], address)
+        if nodes:
+            self._set(f, self.arguments.numbers[FIRST], first)
+            self._set(f, self.arguments.numbers[LAST], stop)
+        for name, scratch, of_nodes in self.calls:
+            begin, end = nodes if of_nodes else (first, stop)
+            arguments = f"ptr {self.table}, i64 {begin}, i64 {end}, i64 %rows"
+            f.do(f"call void @{name}({arguments}, ptr {f.at('%scratch', scratch)})")
+
+    def _set(self, f: Function, number: int, word: str):
+        f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
+
+
+def side_by_side(operand: Operand, rows: Operand) -> Operand:
+    """Return the operand with each component's channels side by side, by block of a linear form."""
+    segments = []
+    for s in operand.segments:
+        [block] = [b for b in rows.segments if b.holds(s)] or [None]
+        if block is None:
+            segments.append(s)
+            continue
+        channel = (s.offset - block.offset) // block.dim
+        stride = s.channel_stride // block.dim
+        segments.append(Segment(block.offset + channel, s.mul, s.dim, stride, block.mul))
+    return dataclasses.replace(operand, segments=tuple(segments))

@@ -65,11 +65,8 @@ class Function:
 
     def text(self, name: str) -> str:
         """Return the function under a name."""
-        header, statements = (
-            f"define internal void @{name}({self.parameters})",
-            "\n  ".join(self._lines),
-        )
-        return f"{header} {{\n{statements}\n  ret void\n}}\n"
+        statements = "\n  ".join(self._lines)
+        return f"define internal void @{name}({self.parameters}) {{\n{statements}\n  ret void\n}}\n"
 
     def do(self, statement: str):
         self._lines.append(statement)
@@ -338,38 +335,25 @@ VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Units:
-    """The units of work of a pass, of `ROWS` or `NODES`; a set of weights counts as a node.
-
-    A function is given how many rows or nodes there are for `rows` if `count` is known.
-    """
-
-    axis: int
-    size: int = 1  # rows of a unit, or units of a node
-    count: int = 0  # how many there are, if the call does not decide it
-
-    def number(self, num_rows: int, num_nodes: int) -> int:
-        """Return the number of units in a call, as the runtime counts them."""
-        if self.axis == ROWS:
-            return -(-num_rows // self.size)
-        return num_nodes * self.size
-
-    @property
-    def words(self) -> tuple[int, int]:
-        """Return the two words that the runtime reads."""
-        return (self.size if self.axis == ROWS else -self.size), self.count
-
-
-@dataclasses.dataclass(frozen=True)
 class Pass:
-    """One function of a kernel, which computes units `begin` to `end`."""
+    """One function of a kernel, which computes units `begin` to `end` of its work.
+
+    A set of weights counts as a node. The function is given how many rows, or nodes, there are for
+    `rows` if `count` is known.
+    """
 
     name: str
     function: Function
-    units: Units
+    axis: int  # ROWS or NODES
+    size: int = 1  # rows of a unit, or units of a node
+    count: int = 0  # units, if the call does not decide how many there are
     row_cost: int = 0  # vector operations
     node_cost: int = 0
     scratch: int = 0  # bytes of memory that a thread needs
+
+    def num_units(self, num_rows: int, num_nodes: int) -> int:
+        """Return the number of units in a call, as the runtime counts them."""
+        return num_nodes * self.size if self.axis == NODES else -(-num_rows // self.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,13 +391,11 @@ class KernelPasses:
         for n, entry in enumerate(entries):
             size = len(entry.name.encode()) + 1
             texts.append(f'@name{n} = internal constant [{size} x i8] c"{entry.name}\\00"')
-        checks = [
-            (e.dtype, e.rank, e.rows, e.width, e.role, f"@name{n}") for n, e in enumerate(entries)
-        ]
+        checks = [(*dataclasses.astuple(e)[:-1], f"@name{n}") for n, e in enumerate(entries)]
         runs = []
-        for p in self.passes:
-            size, count = p.units.words
-            runs.append((f"@{p.name}", size, p.row_cost, p.node_cost, p.scratch, count))
+        for p in self.passes:  # the runtime takes the units of nodes as negative sizes
+            size = p.size if p.axis == ROWS else -p.size
+            runs.append((f"@{p.name}", size, p.row_cost, p.node_cost, p.scratch, p.count))
         inputs = self.arguments.num_arguments
         counts = inputs, len(entries) - inputs, len(self.passes)
         orders = self.orders

@@ -10,11 +10,9 @@ import functools
 import importlib.metadata
 import linecache
 import math
-import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -267,31 +265,40 @@ class CompiledKernel:
 
 MOST_WARPS = 8  # of a program up to which more are tried where fewer spill
 
-_LOCK = threading.RLock()
+_LOCK = threading.Lock()
+_LOCKS: dict[tuple[KernelSpec, str], threading.Lock] = {}
 _KERNELS: dict[tuple[KernelSpec, str], CompiledKernel] = {}
 COUNTS: collections.Counter[str] = collections.Counter()
-"""How often a kernel was "compiled" (by workers too), and found "in_memory" and "on_disk"."""
+"""How often a kernel was "compiled", and found "in_memory" and "on_disk"."""
 
 
 def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
-    """Return the kernel for `target` ("sm_80", "gfx942", ...), compiled if it is not yet."""
+    """Return the kernel for `target` ("sm_80", "gfx942", ...), compiled if it is not yet.
+
+    Threads compile different kernels beside each other, and one kernel once.
+    """
     with _LOCK:
+        lock = _LOCKS.setdefault((spec, target), threading.Lock())
+    with lock:
         return find(spec, target) or _compile(spec, target)
 
 
-def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
-    """Return the kernel from memory or disk, or None; a worker's kernel is `compiled_elsewhere`."""
+def find(spec: KernelSpec, target: str) -> CompiledKernel | None:
+    """Return the kernel from memory or disk, or None."""
+    if result := _KERNELS.get((spec, target)):
+        _count("in_memory")
+        return result
+    value = _host.read_entry(*_place(spec, target))
+    if value is None:
+        return None
+    _count("on_disk")
+    value |= {"binary": base64.b64decode(value["binary"]), "from_disk": True}
+    return _keep(spec, CompiledKernel(**value))
+
+
+def _count(what: str) -> None:
     with _LOCK:
-        if result := _KERNELS.get((spec, target)):
-            COUNTS["in_memory"] += 1
-            return result
-        value = _host.read_entry(*_place(spec, target))
-        if value is None:
-            return None
-        COUNTS["compiled" if compiled_elsewhere else "on_disk"] += 1
-        binary = base64.b64decode(value["binary"])
-        value |= {"binary": binary, "from_disk": not compiled_elsewhere}
-        return _keep(spec, CompiledKernel(**value))
+        COUNTS[what] += 1
 
 
 def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
@@ -307,7 +314,7 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
     _host.write_entry(path, key, _to_json(kernel))
     _host.remove_old(path.parent, "*.json")
     _host.remove_old(_host.cache_folder("source"), "*.py")
-    COUNTS["compiled"] += 1
+    _count("compiled")
     return _keep(spec, kernel)
 
 
@@ -363,41 +370,18 @@ def _to_json(kernel: CompiledKernel) -> dict:
     return {**vars(kernel), "binary": base64.b64encode(kernel.binary).decode()}
 
 
-_WORKER = pathlib.Path(__file__).with_name("worker.py")
-
-
-def compile_many(specs, target: str, processes: int | None = None) -> list[CompiledKernel]:
-    """Return the compiled kernels; those that are neither in memory nor on disk, in parallel.
-
-    The workers are fresh interpreters that import neither JAX nor the caller's script, so this may
-    be called from anywhere, a script without `if __name__ == "__main__"` included.
-    """
+def compile_many(specs, target: str, threads: int | None = None) -> list[CompiledKernel]:
+    """Return the compiled kernels, several at a time: LLVM and ptxas run beside each other."""
     specs = list(specs)
-    missing = [spec for spec in dict.fromkeys(specs) if find(spec, target) is None]
-    missing.sort(key=lambda spec: len(spec.source), reverse=True)
-    count = min(len(missing), processes or _host.num_processors())
-    if count > 1:
-        with concurrent.futures.ThreadPoolExecutor(count) as pool:
-            parts = (missing[n::count] for n in range(count))
-            errors = list(pool.map(lambda part: _run_worker(part, target), parts))
-        if any(errors):
-            raise RuntimeError("\n".join(filter(None, errors)))
-    for spec in missing:
-        find(spec, target, compiled_elsewhere=True)
-    return [compile_kernel(spec, target) for spec in specs]
 
+    def compiled(spec: KernelSpec) -> CompiledKernel:
+        try:
+            return compile_kernel(spec, target)
+        except Exception as error:
+            message = f"kernel {spec.name} did not compile for {target}:\n{error}"
+            raise RuntimeError(message) from error
 
-def _run_worker(specs: list[KernelSpec], target: str) -> str:
-    """Compile kernels in another process, and return what went wrong, or ""."""
-    run = subprocess.run(
-        [sys.executable, str(_WORKER), str(pathlib.Path(eqfuse.__file__).parent), target],
-        input="\n".join(spec.to_json() for spec in specs),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "EQFUSE_CACHE_DIR": str(_host.cache_folder("compiled").parent)},
-    )
-    if not run.returncode:
-        return ""
-    failed = next((s for s in specs if not _place(s, target)[0].exists()), specs[-1])
-    return f"kernel {failed.name} did not compile for {target}:\n{run.stdout[-4000:]}"
+    longest_first = sorted(dict.fromkeys(specs), key=lambda spec: -len(spec.source))
+    with concurrent.futures.ThreadPoolExecutor(threads or _host.num_processors()) as pool:
+        kernels = dict(zip(longest_first, pool.map(compiled, longest_first), strict=True))
+    return [kernels[spec] for spec in specs]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
@@ -11,8 +13,7 @@ from eqfuse.ops.ir.form import Segment
 from eqfuse.ops.ir.fused import IDENTITY, Fused, Part, Tile
 
 
-@dataclasses.dataclass(frozen=True)
-class FusedKernel:
+class FusedKernel(NamedTuple):
     """A kernel of a fused op and what it is called with."""
 
     spec: KernelSpec
@@ -22,24 +23,14 @@ class FusedKernel:
 
 
 class FusedEmitter(DenseEmitter):
-    """Writes a fused kernel.
+    """Writes a fused kernel, of one node or of several rows; `columns` of the gate at a time."""
 
-    An emitter has the methods `column(start)`, which returns the numbers of the columns of a tile
-    of the gate, and `mask_of(v, mul)`: which elements of it a part of so many columns has.
-    """
+    row = "node"  # the variable of what a program has
 
-    def __init__(
-        self,
-        fused: Fused,
-        dtype: str,
-        row: str,  # the variable of the rows that a program has
-        columns: int,  # of the gate, at a time
-        warps: int,
-    ):
+    def __init__(self, fused: Fused, dtype: str, columns: int, warps: int):
         super().__init__(dtype, fused.linear.linear_form.input_precision)
         self.fused, self.form, self.linear = fused, fused.form, fused.linear
-        self.row, self.columns, self.warps = row, columns, warps
-        self.sums: set[int] = set()  # see `text.program`
+        self.columns, self.warps = columns, warps
         self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
         self.set_index = ["set_index"] if fused.num_sets else []
 
@@ -47,8 +38,17 @@ class FusedEmitter(DenseEmitter):
         self, stem, note, inputs, integers, outputs: dict, scalars=(), shares=1, rows=1
     ) -> FusedKernel:
         """Return the kernel of the lines so far; `outputs` are dtypes by name."""
-        spec = self.spec(stem, note, inputs, integers, scalars, outputs, self.warps, self.sums)
-        return FusedKernel(spec, tuple(inputs), shares, rows)
+        types = dict.fromkeys(inputs, self.dtype) | dict.fromkeys(integers, "int32")
+        spec = self.spec(stem, note, types, scalars, outputs, self.warps)
+        return FusedKernel(spec, tuple(types), shares, rows)
+
+    def column(self, start: int) -> str:
+        """Return the numbers of the columns of a tile of the gate."""
+        return self.name(f"column + {start} + tl.arange(0, {self.columns})")
+
+    def mask_of(self, v: str, mul: int) -> str:
+        """Return which elements of a tile a part of so many columns has."""
+        return f"{v} < {mul}"
 
     def array_of(self, block: int) -> tuple[str, int]:
         """Return name and row's size of the array that has a block of the pre-activation."""
@@ -76,15 +76,17 @@ class Place:
         """Return the address in an array of the pre-activation or of its cotangents."""
         name, size = self.t.array_of(self.part.block)
         pointer = {"": name, "ct_": f"ct_{name}"}.get(prefix, prefix)
-        offset = self.block.offset + self.part.first * self.block.dim
-        return (
-            f"{pointer}_ptr + {self.t.row} * {size} + {offset} + {self.v} * {self.block.dim} + {k}"
-        )
+        place = f"{self.block.offset + self.part.first * self.block.dim} + {self.v}"
+        return f"{pointer}_ptr + {self.t.row} * {size} + {place} * {self.block.dim} + {k}"
 
     def of_out(self, pointer: str, tile: Tile, k: int) -> str:
         """Return the address in the gated row or in its cotangent."""
         place = f"{tile.offset} + {self.v} * {self.block.dim} + {k}"
         return f"{pointer}_ptr + {self.t.row} * {self.t.fused.sizes[0]} + {place}"
+
+    def z(self, prefix: str = "") -> list[str]:
+        """Return the components of the pre-activation or of a cotangent of it."""
+        return [self.load(self.of_z(prefix, k)) for k in range(self.block.dim)]
 
     def load(self, address: str) -> str:
         return self.t.load(address, self.mask)
@@ -93,19 +95,20 @@ class Place:
         self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")
 
 
+@contextlib.contextmanager
 def _columns(t: FusedEmitter, tile: Tile):
-    return t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):")
+    """Write a loop over the columns of a tile; give the places of its part and of its gate."""
+    with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
+        v = t.column(0)
+        yield Place(t, tile.part, v), Place(t, tile.gate, v) if tile.gate else None
 
 
 def write_gated(t: FusedEmitter, tile: Tile):
     """Write a tile of the output, from the pre-activation in memory."""
-    with _columns(t, tile):
-        v = t.column(0)
-        place = Place(t, tile.part, v)
-        values = [place.load(place.of_z("", k)) for k in range(place.block.dim)]
-        if tile.gate:
-            gate = Place(t, tile.gate, v)
-            act = activated(t, tile.act, gate.load(gate.of_z("", 0)))
+    with _columns(t, tile) as (place, gate):
+        values = place.z()
+        if gate:
+            act = activated(t, tile.act, *gate.z())
             values = [f"{act} * {value}" for value in values]
         else:
             values = [activated(t, tile.act, value) for value in values]
@@ -115,26 +118,18 @@ def write_gated(t: FusedEmitter, tile: Tile):
 
 def write_cotangent(t: FusedEmitter, tile: Tile, has_ct_z: bool):
     """Write the cotangent of the parts of the pre-activation that a tile is made of."""
-    with _columns(t, tile):
-        v = t.column(0)
-        place = Place(t, tile.part, v)
-        components = range(place.block.dim)
-        cts = [place.load(place.of_out("ct_out", tile, k)) for k in components]
-        if tile.act == IDENTITY and tile.gate is None:
+    with _columns(t, tile) as (place, gate):
+        cts = [place.load(place.of_out("ct_out", tile, k)) for k in range(place.block.dim)]
+        if tile.act == IDENTITY and gate is None:
             results = [(place, cts)]
+        elif gate is None:
+            slopes = [activated(t, tile.act, x, 1) for x in place.z("z")]
+            results = [(place, list(map(" * ".join, zip(cts, slopes, strict=True))))]
         else:
-            z = [place.load(place.of_z("z", k)) for k in components]
-            if tile.gate is None:
-                slopes = [activated(t, tile.act, x, 1) for x in z]
-                pairs = zip(cts, slopes, strict=True)
-                results = [(place, [f"{ct} * {slope}" for ct, slope in pairs])]
-            else:
-                gate = Place(t, tile.gate, v)
-                x = gate.load(gate.of_z("z", 0))
-                act, slope = (activated(t, tile.act, x, order) for order in (0, 1))
-                total = " + ".join(f"{ct} * {value}" for ct, value in zip(cts, z, strict=True))
-                results = [(place, [f"{ct} * {act}" for ct in cts])]
-                results.append((gate, [f"({total}) * {slope}"]))
+            z, [x] = place.z("z"), gate.z("z")
+            act, slope = (activated(t, tile.act, x, order) for order in (0, 1))
+            total = " + ".join(map(" * ".join, zip(cts, z, strict=True)))
+            results = [(place, [f"{ct} * {act}" for ct in cts]), (gate, [f"({total}) * {slope}"])]
         for at, values in results:
             for k, value in enumerate(values):
                 more = f" + {at.load(at.of_z('ct_', k))}" if has_ct_z else ""

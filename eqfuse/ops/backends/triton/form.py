@@ -8,13 +8,12 @@ import dataclasses
 import functools
 import math
 
-from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
+from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import (
     ArithmeticEmitter,
     Emitter,
     component_names,
     power_of_two,
-    program,
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, ordered_groups, reductions
 
@@ -101,7 +100,6 @@ class TaskEmitter(Emitter):
         self.two_axes = self.over_rows or self.edges > 1
         self.shape = f"[{self.leading}, {self.lanes}]" if self.two_axes else f"[{self.lanes}]"
         self.inputs = tuple(sorted({s.operand for g in task.groups for p in g for s in p.factors}))
-        self.adders: set[int] = set()
 
     def index_arrays(self) -> tuple[str, ...]:
         """Return the index arrays from an edge to rows of operands, and the edge order."""
@@ -136,16 +134,6 @@ class TaskEmitter(Emitter):
 
     def _components(self, o: int, segment: int) -> list[str]:
         return component_names(self.form.outputs[o], segment)
-
-    def _reduce(self, names: list[str], axis: int, keep_dims: bool = False):
-        """Sum variables over an axis."""
-        keep = ", keep_dims=True" if keep_dims else ""
-        if len(names) == 1:
-            self.emit(f"{names[0]} = tl.sum({names[0]}, {axis}{keep})")
-        elif names:
-            self.adders.add(len(names))
-            every = ", ".join(names)
-            self.emit(f"{every} = tl.reduce(({every}), {axis}, add_{len(names)}{keep})")
 
     def _row_of(self, operand: Operand, output: int | None = None):
         # zero for each row: masks and values have that shape
@@ -186,17 +174,8 @@ class TaskEmitter(Emitter):
             self.emit("tl.debug_barrier()")
         for component, name in enumerate(self._components(o, number)):
             place, mask = self._place(operand, segment, component)
-            if not has_value:
-                rows = 1 if self._owned(operand) else self.leading
-                shape = f"[{rows}, {self.lanes if operand.channels else 1}]"
-                if not self.two_axes:
-                    shape = self.shape if operand.channels else "[]"
-                elif self._owned(operand) and not operand.channels:
-                    shape = "[]"
-                value = "0.0" if shape == "[]" else f"tl.zeros({shape}, {self.real})"
-            else:
-                by_lane = self.edges > 1 and self._owned(operand) and operand.channels
-                value = f"{name}[None, :]" if by_lane else name
+            by_lane = self.edges > 1 and self._owned(operand) and operand.channels
+            value = "0.0" if not has_value else f"{name}[None, :]" if by_lane else name
             if is_continued:
                 value = f"before_{component} + {value}"
             mask = f", mask={mask}" if mask else ""
@@ -212,24 +191,19 @@ class TaskEmitter(Emitter):
         scalars = ["num_rows"] * of_rows
         of_nodes = not self.over_rows and (of_rows or indices)
         scalars += ["num_nodes"] * bool(self.ends() or of_nodes)
-        before = [form.outputs[o].name for o in self.continued]
-        names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
-        names += [f"{name}_before_ptr" for name in before] + list(scalars)
-        names += [f"{form.outputs[o].name}_ptr" for o in self.outputs]
-        real = pointer_type(self.task.dtype)
-        sums = pointer_type(self.real.removeprefix("tl."))
+        sums = self.real.removeprefix("tl.")
         unfinished = {*self.partial, *self.task.shared}
+        inputs = {form.inputs[i].name: self.task.dtype for i in self.inputs}
+        inputs |= dict.fromkeys(arrays, "int32")
+        inputs |= {f"{form.outputs[o].name}_before": sums for o in self.continued}
+        outputs = {
+            form.outputs[o].name: sums if o in unfinished else self.task.dtype for o in self.outputs
+        }
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
-        source = program(note, names, self.lines, self.adders)
         reduce_over = self.task.reduce_over
-        spec = KernelSpec.build(
-            "_".join([*(form.outputs[o].name for o in self.outputs), reduce_over.value]),
-            source,
-            [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
-            [sums if o in unfinished else real for o in self.outputs],
-            scalars,
-            max(1, self.leading * self.lanes // WARP),
-        )
+        stem = "_".join([*outputs, reduce_over.value])
+        warps = max(1, self.leading * self.lanes // WARP)
+        spec = self.spec(stem, note, inputs, scalars, outputs, warps)
         operands = self.inputs, arrays, self.continued, self.outputs, self.partial
         return FormKernel(spec, *operands, reduce_over, self.rows, self.channel_blocks)
 
@@ -240,9 +214,9 @@ class TaskEmitter(Emitter):
         else:
             self._graph_prologue()
             owned = self.task.reduce_over
-            self._fetch_first()
+            self._fetch_edge(0)
             with self.block("while position < stop:"):
-                self._fetch_ahead()
+                self._fetched()
                 self._edge(lambda operand: operand.index is not owned)
                 self.emit(f"position += {self.edges}")
             self._finish_node()
@@ -255,9 +229,9 @@ class TaskEmitter(Emitter):
         if self.edges > 1:
             names = [name for s in summed for name in self._components(*s)]
             for first in range(0, len(names), ADDED):
-                self._reduce(names[first : first + ADDED], 0)
+                self.reduce(names[first : first + ADDED], 0)
         whole = [s for s in summed if not self.form.outputs[s[0]].channels]
-        self._reduce([name for s in whole for name in self._components(*s)], 0)
+        self.reduce([name for s in whole for name in self._components(*s)], 0)
         for o, number in segments:
             self._store(o, number, (o, number) not in zeros)
 
@@ -338,31 +312,25 @@ class TaskEmitter(Emitter):
         load = f"tl.load({name}_ptr + {at or here + ahead}, mask={here}{ahead} < stop, other=0)"
         return self.node_index(load) if name in self.ends() else load
 
-    def _fetch_first(self):
-        """Load the indices of the first edge, and the row of the second."""
-        order = self.task.reduce_over.edge_arrays[0]
-        self.emit(f"next_row = {self._fetch(order, '', 0)}")
-        for name in self.ends():
-            self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 0)}")
-        if self.ends():
-            self.emit(f"later_row = {self._fetch(order, '', 1)}")
-
-    def _fetch_ahead(self):
-        """Load the indices of the next edge, and the row of the one after, during this one.
+    def _fetch_edge(self, turn: int):
+        """Load the indices of an edge, this or the next, and the row of the one after.
 
         What an edge reads waits for its indices, and those of nodes wait for its row.
         """
-        order = self.task.reduce_over.edge_arrays[0]
+        order, ends = self.task.reduce_over.edge_arrays[0], self.ends()
+        self.emit(f"next_row = {'later_row' if turn and ends else self._fetch(order, '', turn)}")
+        for name in ends:
+            self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', turn)}")
+        if ends:
+            self.emit(f"later_row = {self._fetch(order, '', turn + 1)}")
+
+    def _fetched(self):
+        """Take the indices that are loaded, and load those of the next edge during this one."""
         if self.two_axes:
             self.emit("present = position + edge < stop")
-        self.emit("row = next_row.to(tl.int64)")
-        for name in self.ends():
+        for name in ("rows", *self.ends()):
             self.emit(f"{name[:-1]} = next_{name[:-1]}.to(tl.int64)")
-        self.emit(f"next_row = {'later_row' if self.ends() else self._fetch(order, '', 1)}")
-        for name in self.ends():
-            self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 1)}")
-        if self.ends():
-            self.emit(f"later_row = {self._fetch(order, '', 2)}")
+        self._fetch_edge(1)
 
     def _accumulators(self, o: int):
         for number in range(len(self.form.outputs[o].segments)):
@@ -443,7 +411,7 @@ class TaskEmitter(Emitter):
         if self.edges > 1:  # what no factor of an edge is in has one row
             for name in names:
                 self.emit(f"{name} = tl.broadcast_to({name}, {self.shape})")
-        self._reduce(names, *((1, True) if self.two_axes else (0,)))
+        self.reduce(names, int(self.two_axes), keep_dims=self.two_axes)
 
 
 # of a thread at most, by our estimate: no kernel of `benchmarks.products` spills then. It leaves

@@ -108,8 +108,8 @@ def generate(linear_form: Form, dtype: str, partial: bool, tile: int = TILE) -> 
         writer = JobEmitter(linear_form, job, text, tile)
         operand = linear_form.outputs[job.output]
         (writer.weights if operand.matrix else writer.rows)(operand)
-    inputs = [f"a{n}" for n in range(len(linear_form.inputs))]
-    integers = ["set_index"] if linear_form.num_sets else []
+    inputs = {f"a{n}": dtype for n in range(len(linear_form.inputs))}
+    inputs |= {"set_index": "int32"} if linear_form.num_sets else {}
     outputs = {
         f"o{n}": text.wide if partial and o.matrix else dtype
         for n, o in enumerate(linear_form.outputs)
@@ -118,7 +118,7 @@ def generate(linear_form: Form, dtype: str, partial: bool, tile: int = TILE) -> 
     scalars = ("num_rows", "num_parts")
     ieee = text.input_precision == "ieee" and dtype == text.wide
     warps = WARPS if tile == WIDE_TILE and ieee else FEW_WARPS
-    spec = text.spec("linear_form", note, inputs + integers, integers, scalars, outputs, warps)
+    spec = text.spec("linear_form", note, inputs, scalars, outputs, warps)
     return dataclasses.replace(spec, coalesce=True)
 
 
@@ -307,9 +307,9 @@ def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
                 text.emit(f"address += {AT_ONCE * size}")
                 text.emit(f"part += {AT_ONCE}")
             text.emit(f"tl.store(o{n}_ptr + place, total, mask=inside)")
-    inputs = [f"a{n}" for n in range(len(sizes))]
+    inputs = {f"a{n}": text.dtype for n in range(len(sizes))}
     outputs = {f"o{n}": dtype for n in range(len(sizes))}
-    return text.spec("reduction", "sums of parts", inputs, [], ("num_parts",), outputs)
+    return text.spec("reduction", "sums of parts", inputs, ("num_parts",), outputs)
 
 
 def reduction_programs(sizes: tuple[int, ...]) -> int:

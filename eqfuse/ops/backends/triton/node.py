@@ -32,7 +32,7 @@ class NodeEmitter(FusedEmitter):
     def __init__(self, fused: Fused, dtype: str, threads: int):
         blocks = (*fused.linear.blocks_in, *fused.linear.blocks_out)
         columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
-        super().__init__(fused, dtype, "node", columns, max(1, threads // WARP))
+        super().__init__(fused, dtype, columns, max(1, threads // WARP))
 
     def read_set(self):
         if self.fused.num_sets:
@@ -48,12 +48,6 @@ class NodeEmitter(FusedEmitter):
         starts = range(0, mul, self.columns)[: 4 if dim == 1 else 2]
         step = len(starts) * self.columns
         return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", list(starts)
-
-    def column(self, start: int) -> str:
-        return self.name(f"column + {start} + tl.arange(0, {self.columns})")
-
-    def mask_of(self, v: str, mul: int) -> str:
-        return f"{v} < {mul}"
 
     def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
         """Return scale * row times a matrix of `size` rows, [columns] for each tile and component.
@@ -79,13 +73,7 @@ class NodeEmitter(FusedEmitter):
                     self.emit(f"{total} += {value} * {tile}")
         names = [name for sums in totals for name in sums]
         for first in range(0, len(names), ADDED):
-            some = names[first : first + ADDED]
-            every, reduced = ", ".join(some), ", ".join(f"{name}_sum" for name in some)
-            if len(some) == 1:
-                self.emit(f"{reduced} = tl.sum({every}, 0)")
-            else:
-                self.sums.add(len(some))
-                self.emit(f"{reduced} = tl.reduce(({every}), 0, add_{len(some)})")
+            self.reduce(names[first : first + ADDED], 0, "_sum")
         scaled = "" if scale == 1.0 else f"{scale!r} * "
         return [[self.name(f"{scaled}{name}_sum") for name in sums] for sums in totals]
 
@@ -124,11 +112,11 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     read = [fused.form.inputs[i].name for i in walk.inputs]
     inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
     note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
-    t.sums |= walk.adders
+    t.sums |= walk.sums
     integers = [*walk.index_arrays(), *t.set_index]
     outputs = dict.fromkeys([*fused.outputs, "m"], dtype)
     scalars = ["num_nodes"] * bool(walk.ends())
-    return t.kernel("fused_node", note, [*inputs, *integers], integers, outputs, scalars)
+    return t.kernel("fused_node", note, inputs, integers, outputs, scalars)
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,11 +139,11 @@ def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> FusedKerne
     end = 0
     for n, block in sorted(enumerate(fused.linear.blocks_in), key=lambda pair: pair[1].offset):
         _write_zeros(t, source.size, end, block.offset)
-        _write_cotangent_of_sums(t, n, "dz" if gated else "")
+        _write_cotangent_of_sums(t, n, "dz" if gated else "ct_")
         end = block.offset + block.mul * block.dim
     _write_zeros(t, source.size, end, source.size)
     note = f"backward of a row mixed to {fused.linear.irreps_out}"
-    inputs = [*t.parameters, *(["z"] if gated else []), *names, *t.set_index]
+    inputs = [*t.parameters, *(["z"] if gated else []), *names]
     outputs = dict.fromkeys(["dm", *["dz"] * gated], dtype)
     return t.kernel("fused_node_backward", note, inputs, t.set_index, outputs)
 
@@ -175,57 +163,44 @@ def _write_mixed(t: NodeEmitter, part: Part):
                 for k, more in enumerate(terms):
                     more.append(place.load(place.of_z("skip", k)))
             added.append(terms)
-        for place, values, terms in zip(places, _mixed(t, part, starts), added, strict=True):
+        results = [_times_matrix(t, term, starts, dim) for term in t.linear.into(part.block)]
+        found = t.added(results, starts, dim)
+        for place, values, terms in zip(places, found, added, strict=True):
             for k, (value, more) in enumerate(zip(values, terms, strict=True)):
                 place.store(place.of_z("", k), " + ".join([value, *more]))
 
 
-def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
-    """Return the columns of a block of the Linear of the sums."""
-    [out] = t.fused.form.outputs
-    dim, results = t.linear.blocks_out[part.block].dim, []
-    for term in t.linear.into(part.block):
-        block = t.linear.blocks_in[term.x.segment]
+def _times_matrix(t: NodeEmitter, term: Term, starts: list[int], dim: int, dz: str | None = None):
+    """Return columns of a term of the Linear of the sums, or of its transpose of `dz`."""
+    source, whole = t.linear.blocks_in[term.x.segment], t.linear.block_of(term)
+    width, size = t.linear.blocks_out[whole].mul, t.fused.form.outputs[0].size
 
-        def row(u: str, k: int, block=block) -> str:
-            return f"m_ptr + node * {out.size} + {block.offset} + {u} * {block.dim} + {k}"
+    def row(n: str, k: int) -> str:
+        if dz is not None:
+            return Place(t, Part(whole, 0, width), n).of_z(dz, k)
+        return f"m_ptr + node * {size} + {source.offset} + {n} * {source.dim} + {k}"
 
-        def matrix(u: str, start: int, term=term, block=block) -> str:
-            v = t.column(start)
-            mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {part.mul})"
-            return t.load(f"{t.weights(term)} + {u}[:, None] * {part.mul} + {v}[None, :]", mask)
+    def matrix(n: str, start: int) -> str:
+        u, v = (n, t.column(start)) if dz is None else (t.column(start), n)
+        mask = f"({u}[:, None] < {source.mul}) & ({v}[None, :] < {width})"
+        place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
+        tile = t.load(f"{t.weights(term)} + {place}", mask)
+        return tile if dz is None else t.name(f"tl.trans({tile})")
 
-        results.append(t.times(row, matrix, starts, dim, block.mul, term.scale))
-    return t.added(results, starts, dim)
+    return t.times(row, matrix, starts, dim, source.mul if dz is None else width, term.scale)
 
 
 def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
     """Write the cotangent of a block of the sums, from that of the pre-activation in memory."""
-    block = t.linear.blocks_in[number]
-    [source] = t.fused.form.inputs
+    block, size = t.linear.blocks_in[number], t.fused.form.inputs[0].size
+    terms = [x for x in t.linear.linear_form.terms if x.x is not None and x.x.segment == number]
     loop, starts = t.column_groups(block.mul, block.dim)
     with t.block(loop):
-        results = []
-        for term in t.linear.linear_form.terms:
-            if term.x is None or term.x.segment != number:
-                continue
-            whole = t.linear.block_of(term)
-            width = t.linear.blocks_out[whole].mul
-
-            def row(v: str, k: int, whole=whole, width=width) -> str:
-                return Place(t, Part(whole, 0, width), v).of_z(dz or "ct_", k)
-
-            def matrix(v: str, start: int, term=term, width=width) -> str:
-                u = t.column(start)
-                mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {width})"
-                place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
-                return t.name(f"tl.trans({t.load(f'{t.weights(term)} + {place}', mask)})")
-
-            results.append(t.times(row, matrix, starts, block.dim, width, term.scale))
+        results = [_times_matrix(t, term, starts, block.dim, dz) for term in terms]
         found = t.added(results, starts, block.dim)
         for start, values in zip(starts, found, strict=True):
             u = t.column(start)
-            place = f"dm_ptr + node * {source.size} + {block.offset} + {u} * {block.dim}"
+            place = f"dm_ptr + node * {size} + {block.offset} + {u} * {block.dim}"
             for k, value in enumerate(values):
                 t.emit(f"tl.store({place} + {k}, {value}, mask={u} < {block.mul})")
 

@@ -5,7 +5,6 @@ matmul is of one component: nothing is stacked or taken apart. A tile has more c
 since Triton gives warps other channels of such tiles, and of others other rows, which are too few.
 """
 
-import contextlib
 import functools
 import itertools
 import math
@@ -28,16 +27,15 @@ COLUMNS_OF_A_WARP = 8
 
 
 class RowEmitter(FusedEmitter):
-    """Writes a fused kernel over rows."""
+    """Writes a fused kernel over rows: so many `channels` of the product at a time.
 
-    def __init__(
-        self,
-        fused: Fused,
-        dtype: str,
-        channels: int,  # of the product, at a time
-        width: int,  # columns of a matmul's result
-    ):
-        super().__init__(fused, dtype, "row", WIDTHS[0], width // COLUMNS_OF_A_WARP)
+    A matmul's result has `width` columns.
+    """
+
+    row = "row"
+
+    def __init__(self, fused: Fused, dtype: str, channels: int, width: int):
+        super().__init__(fused, dtype, WIDTHS[0], width // COLUMNS_OF_A_WARP)
         self.channels, self.width = channels, width
         self.chunks = -(-self.form.max_mul // channels)
         [self.out] = self.form.outputs
@@ -46,7 +44,7 @@ class RowEmitter(FusedEmitter):
     def finished(self, stem, note, inputs, outputs: dict, shares, *scalars: str) -> FusedKernel:
         """Return the kernel of the lines so far, which reads the product's inputs and `inputs`."""
         note = f"{note}\n{self.form!r}\nmixed to {self.linear.irreps_out}"
-        inputs = [*(o.name for o in self.form.inputs), *inputs, *self.integers]
+        inputs = [*(o.name for o in self.form.inputs), *inputs]
         scalars = "num_rows", *["num_nodes"] * self.form.on_graph, *scalars
         return self.kernel(stem, note, inputs, self.integers, outputs, scalars, shares, ROWS)
 
@@ -86,7 +84,7 @@ class RowEmitter(FusedEmitter):
         if self.chunks > 1:
             return self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):")
         self.emit("chunk = 0")
-        return contextlib.nullcontext()
+        return self.block("")
 
     def lanes(self, operands):
         """Write the channels of a chunk, [1, CHANNELS], and the mask `in_40` of segments of 40."""
@@ -180,9 +178,8 @@ class RowEmitter(FusedEmitter):
 
     def sets(self):
         """Return a loop over the sets of weights, if there are several."""
-        if not self.fused.num_sets:
-            return contextlib.nullcontext()
-        return self.block(f"for which in tl.range(0, {self.fused.num_sets}, num_stages=1):")
+        count = self.fused.num_sets
+        return self.block(f"for which in tl.range(0, {count}, num_stages=1):" if count else "")
 
     def of_set(self, left: str) -> str:
         """Return a factor of the rows that have the set `which` of weights, zero for others."""
@@ -226,20 +223,6 @@ def packed(units, sizes, most: int) -> list[list]:
 
 
 SUMS = 96  # of the pre-activation or of gradients that a thread has, at most; float64 counts twice
-# that a thread may hold beside them: with 160 it spills 640 bytes at most, with 224 up to 16 kB
-# for an H100
-FACTORS = 160
-
-
-def unsupported_reason(fused: Fused, dtype: str) -> str:
-    """Return why a forward kernel would spill most of what it holds, or ""."""
-    held = _Forward(fused, dtype).factors_held()
-    if held <= FACTORS:
-        return ""
-    return (
-        f"in {dtype}, a thread of the forward kernel would hold {held} factors of matmuls beside "
-        f"its sums, and about {FACTORS} fit into its registers; input_precision='tf32x3' needs none"
-    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -257,8 +240,7 @@ class _Forward(RowEmitter):
         self.begin(len(shares))
         self.row_pointers(self.form.inputs)
         for n, (parts, tiles) in enumerate(shares):
-            alone = len(shares) == 1
-            with contextlib.nullcontext() if alone else self.block(f"if share == {n}:"):
+            with self.block(f"if share == {n}:" if len(shares) > 1 else ""):
                 self._write(parts)
                 if tiles:
                     self.emit("tl.debug_barrier()")
@@ -283,21 +265,6 @@ class _Forward(RowEmitter):
             ([p for parts, _ in share for p in parts], [t for _, tiles in share for t in tiles])
             for share in packed(units, sizes, SUMS)
         ]
-
-    def factors_held(self) -> int:
-        """Return the number of factors that a thread holds for matmuls outside the matrix unit.
-
-        Of each component of a segment that several matrices read, it holds two rows of a tile.
-        """
-        if self.dtype != "float32" or self.input_precision != "ieee":
-            return 0
-        components = [
-            self.out.segments[segment].dim * len({term.scale for _, term in pairs})
-            for parts, _ in self._shares()
-            for segment in self.segments()
-            if len(pairs := self._pairs(segment, parts)) > 1
-        ]
-        return max(components, default=0) * 2 * SLICE
 
     def _pairs(self, segment: int, parts: list[Part]) -> list[tuple[Part, Term]]:
         """Return the parts of the pre-activation that read a segment, each with its matrix."""
@@ -397,9 +364,7 @@ class _Backward(RowEmitter):
             # those of nodes are summed by another kernel
             self.row_pointers(replace(o, index=Index.ROW) for o in form.outputs)
         for n, group in enumerate(groups):
-            alone = len(groups) == 1
-            owned = self.block(f"if share // {chunks} == {n}:")
-            with contextlib.nullcontext() if alone else owned:
+            with self.block(f"if share // {chunks} == {n}:" if len(groups) > 1 else ""):
                 self._write(group, chunks > 1)
         names = [o.name for o in form.outputs] if form else []
         outputs = dict.fromkeys([*names, *["dz"] * self.gated], self.dtype)
@@ -422,7 +387,7 @@ class _Backward(RowEmitter):
             self.clear(*pair)
         if one_chunk:
             self.emit(f"chunk = share % {self.chunks}")
-        with contextlib.nullcontext() if one_chunk else self.all_channels():
+        with self.block("") if one_chunk else self.all_channels():
             self.lanes([*form.inputs, *form.outputs])
             for pair in with_channels:
                 self.clear(*pair)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 
 # numpy names of the array types that kernels read and write, and what triton calls them
 TRITON_TYPES = {
@@ -49,15 +48,6 @@ class KernelSpec:
         digest = hashlib.sha256(repr((source, types)).encode()).hexdigest()[:16]
         name = f"{stem}_{digest}"
         return cls(name, source.replace("def KERNEL(", f"def {name}("), *types)
-
-    def to_json(self) -> str:
-        return json.dumps(vars(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> KernelSpec:
-        """Return the spec that `to_json` wrote."""
-        fields = json.loads(text)
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
     @property
     def output_dtypes(self) -> tuple[str, ...]:

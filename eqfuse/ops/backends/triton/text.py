@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
@@ -28,27 +27,6 @@ def component_names(operand: Operand, segment: int) -> list[str]:
     return [component_name(operand, segment, k) for k in range(operand.segments[segment].dim)]
 
 
-def program(note: str, names: list[str], lines: list[str], sums: Iterable[int] = ()) -> str:
-    """Return the source of a kernel of the parameters `names`, after `add_N` for each N of `sums`.
-
-    `add_N` adds N values to N others, for reductions.
-    """
-    return "\n".join(
-        [
-            *(f"# {line}" for line in note.splitlines()),
-            "import triton",
-            "import triton.language as tl",
-            *(line for number in sorted(sums) for line in _adder(number)),
-            "",
-            "",
-            "@triton.jit",
-            f"def KERNEL({', '.join(names)}):",
-            *lines,
-            "",
-        ]
-    )
-
-
 def _adder(number: int) -> list[str]:
     left, right = ([f"{side}{n}" for n in range(number)] for side in "ab")
     total = ", ".join(f"{a} + {b}" for a, b in zip(left, right, strict=True))
@@ -62,6 +40,7 @@ class Emitter:
     def __init__(self):
         self.lines: list[str] = []
         self.indent = 1
+        self.sums: set[int] = set()  # N of each function `add_N`, of N values and N others
 
     def emit(self, line: str):
         self.lines.append("    " * self.indent + line)
@@ -70,13 +49,39 @@ class Emitter:
         """Return a loaded index of nodes; one that is out of range becomes the nearest."""
         return f"tl.minimum(tl.maximum({load}, 0), num_nodes - 1)"
 
+    def reduce(self, names: list[str], axis: int, suffix: str = "", keep_dims: bool = False):
+        """Sum variables over an axis, all in one reduction; add a suffix to their names."""
+        keep = ", keep_dims=True" if keep_dims else ""
+        every, results = ", ".join(names), ", ".join(name + suffix for name in names)
+        if len(names) == 1:
+            self.emit(f"{results} = tl.sum({every}, {axis}{keep})")
+        elif names:
+            self.sums.add(len(names))
+            self.emit(f"{results} = tl.reduce(({every}), {axis}, add_{len(names)}{keep})")
+
+    def spec(
+        self, stem: str, note: str, inputs: dict, scalars, outputs: dict, warps: int = WARPS
+    ) -> KernelSpec:
+        """Return the kernel of the lines so far; inputs and outputs are dtypes by name.
+
+        The pointer of an array `a` is called `a_ptr`.
+        """
+        names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
+        notes = [f"# {line}" for line in note.splitlines()]
+        adders = [line for number in sorted(self.sums) for line in _adder(number)]
+        head = ["import triton", "import triton.language as tl", *adders, "", "", "@triton.jit"]
+        lines = [*notes, *head, f"def KERNEL({', '.join(names)}):", *self.lines, ""]
+        types = (list(map(pointer_type, arrays.values())) for arrays in (inputs, outputs))
+        return KernelSpec.build(stem, "\n".join(lines), *types, scalars, warps)
+
     @contextlib.contextmanager
     def block(self, head: str):
-        """Indent lines inside an `if`, a `for` or a `while`."""
-        self.emit(head)
-        self.indent += 1
+        """Indent lines inside an `if`, a `for` or a `while`; no head is no block."""
+        if head:
+            self.emit(head)
+        self.indent += bool(head)
         yield
-        self.indent -= 1
+        self.indent -= bool(head)
 
 
 class DenseEmitter(Emitter):
@@ -140,19 +145,6 @@ class DenseEmitter(Emitter):
             f"out_dtype={self.real})"
         )
         return product if scale == 1.0 else f"{scale!r} * {product}"
-
-    def spec(
-        self, stem: str, note: str, inputs, integers, scalars, outputs, warps: int = WARPS, sums=()
-    ) -> KernelSpec:
-        """Return the kernel of the lines so far; `outputs` are dtypes by name.
-
-        The pointer of an input or output `a` is called `a_ptr`; `integers` are the int32 inputs.
-        """
-        names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
-        source = program(note, names, self.lines, sums)
-        types = [pointer_type("int32" if n in integers else self.dtype) for n in inputs]
-        results = [pointer_type(dtype) for dtype in outputs.values()]
-        return KernelSpec.build(stem, source, types, results, scalars, warps)
 
 
 class _Sum(NamedTuple):

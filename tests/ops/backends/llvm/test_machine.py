@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _backend
+from eqfuse.ops import _backend, _host
 from eqfuse.ops.backends.llvm import machine
 from tests.child import run_python
 
@@ -272,10 +272,13 @@ def test_a_kernel_that_does_not_compile_is_an_error():
     assert "eqfuse_broken" not in machine._registered
 
 
-def test_the_cache_is_apart_from_that_of_other_processors(tmp_path, monkeypatch):
+def test_cache_of_other_processors_and_of_other_caches_is_apart(tmp_path, monkeypatch):
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     text = "define i64 @f() {\n  ret i64 1\n}\n"
     machine.compiled(text)
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "another")
     machine.compiled(text)
-    assert len(objects(tmp_path)) == 2
+    monkeypatch.setattr(_host, "caches", lambda: (1 << 20, 1 << 24))
+    for _ in range(2):
+        machine.compiled(text)
+    assert len(objects(tmp_path)) == 3

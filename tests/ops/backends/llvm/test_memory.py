@@ -193,18 +193,6 @@ def test_outputs_are_streamed_that_the_caches_do_not_hold(made_up, num_bytes):
     assert f"icmp sge i64 %rows, {least}\n" in text
 
 
-def test_kernels_are_kept_apart_by_caches(tmp_path, monkeypatch):
-    """By their text, where they differ, and by the processor where they do not."""
-    form = product_form(LONG, on_graph=False)
-    assert len({codegen.generate(form, "float32", m).name for m in (LARGE, SMALL)}) == 2
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
-    text = "define void @nothing() {\n  ret void\n}\n"
-    for caches in ((LARGE.level2, LARGE.level3), (SMALL.level2, SMALL.level3)) * 2:
-        monkeypatch.setattr(_host, "caches", lambda caches=caches: caches)
-        machine.compiled(text)
-    assert len(list((tmp_path / "cpu").glob("*.o"))) == 2
-
-
 def test_results_are_the_same_for_any_caches(monkeypatch):
     found = []
     for level2 in (2 * MIB, MIB // 64):

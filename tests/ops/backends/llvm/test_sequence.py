@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.layer import MOST_ROWS
+from eqfuse.ops.backends.llvm.program import MOST_ROWS
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers

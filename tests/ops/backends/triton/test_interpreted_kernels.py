@@ -1,4 +1,4 @@
-"""Generated kernels called directly in the interpreter: they write all, and the same twice."""
+"""Generated kernels called directly in the interpreter: they write all of their outputs."""
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -81,7 +81,7 @@ def run(form: Form, inputs, edge_lanes: int = 1) -> list[np.ndarray]:
         ["graph", "graph, channels in blocks", "rows, channels of y", "elementwise"], *CASES
     ),
 )
-def test_every_element_is_written_and_the_same_twice(name, order):
+def test_every_element_is_written(name, order):
     """A program that has 4 edges of its node at a time differs from one that has 1 by rounding."""
     form = derivatives(product(CASES[name]))[order]
     rng = np.random.default_rng(0)
@@ -89,11 +89,10 @@ def test_every_element_is_written_and_the_same_twice(name, order):
     inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]
     results = {}
     for lanes in (1, 4) if CASES[name].on_graph else (1,):
-        results[lanes], second = run(form, inputs, lanes), run(form, inputs, lanes)
-        for operand, a, b in zip(form.outputs, results[lanes], second, strict=True):
+        results[lanes] = run(form, inputs, lanes)
+        for operand, a in zip(form.outputs, results[lanes], strict=True):
             assert np.isfinite(a).all(), operand
             assert a.any(), operand
-            assert a.tobytes() == b.tobytes(), operand
     for a, b in zip(results[1], results.get(4, results[1]), strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=33 * np.finfo(np.float32).eps * abs(a).max())
 

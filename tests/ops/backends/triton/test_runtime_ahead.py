@@ -50,7 +50,7 @@ def test_lowering_finds_every_kernel_compiled(monkeypatch):
     from jaxlib import gpu_triton
 
     function, args = force_matching("triton")
-    kernels = compile_ahead(function, *args, target="sm_90", processes=2)
+    kernels = compile_ahead(function, *args, target="sm_90", threads=2)
     assert len(kernels) == len({k.entry for k in kernels}) == compile.COUNTS["compiled"] > 3
     if not hasattr(gpu_triton, "TritonKernel"):
         pytest.skip("jaxlib's GPU plug-in, which the lowering needs, is not installed")

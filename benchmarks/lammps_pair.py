@@ -1,0 +1,124 @@
+"""Time steps of silicon in LAMMPS by `pair_style eqfuse`, `eqfuse lammps` and ASE, in turns.
+
+python -m benchmarks.lammps_pair RUN [--symbol Si] [--cells 4 8] [--ranks 1 2] [--steps 20] [--turns 3]
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ase.build
+import numpy as np
+from ase import units
+from ase.io.lammpsdata import write_lammps_data
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.verlet import VelocityVerlet
+
+import eqfuse
+from eqfuse.export import export_folder
+from eqfuse.export.command import sizes_for
+
+INPUT = """
+units metal
+read_data atoms.data
+{pair}
+neighbor 1.0 bin
+fix move all nve
+thermo 1000000
+run 3
+run {steps} pre no
+"""
+PAIR = "plugin load folder/eqfuseplugin.so\npair_style eqfuse folder\npair_coeff * * {symbol}"
+
+
+def run_lammps(place: Path, pair: str, ranks: int, steps: int, *python) -> dict:
+    """Return milliseconds of a step, of the clock and of the processor, and what a rank had."""
+    text = INPUT.format(pair=pair, steps=steps)
+    if python:  # which sets the skin itself
+        text = text.replace("neighbor 1.0 bin\n", "")
+    (place / "in.lammps").write_text(text)
+    tools = Path(sys.executable).parent
+    what = [sys.executable, "-m", "eqfuse.cli", "lammps", *python] if python else [tools / "lmp"]
+    given = ["in.lammps"] if python else ["-in", "in.lammps"]
+    given += [f"types={python[1]}"] if python else []
+    what = [w for w in map(str, what) if not python or w != python[1]]
+    command = [str(tools / "mpirun"), "-n", str(ranks), *what, *given]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    loops = re.findall(r"Loop time of (\S+) on .* for (\d+) steps", done.stdout)
+    shares = re.findall(r"([\d.]+)% CPU use", done.stdout)
+    seconds, count = float(loops[-1][0]), int(loops[-1][1])
+    found = {"clock": 1e3 * seconds / count, "processor": 10 * seconds / count * float(shares[-1])}
+    if last := re.findall(
+        r"\(([\d.e+]+) MB sent\); at most (\d+) atoms and (\d+) ghosts", done.stdout
+    ):
+        found |= dict(zip(("MB", "atoms", "ghosts"), map(float, last[-1]), strict=True))
+    return found
+
+
+def run_ase(run, atoms, steps: int) -> dict:
+    atoms = atoms.copy()
+    atoms.calc = eqfuse.Calculator(run, skin=1.0)
+    dynamics = VelocityVerlet(atoms, 1 * units.fs)
+    dynamics.run(3)
+    clock, processor = time.perf_counter(), time.process_time()
+    dynamics.run(steps)
+    clock, processor = time.perf_counter() - clock, time.process_time() - processor
+    return {"clock": 1e3 * clock / steps, "processor": 1e3 * processor / steps}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run")
+    parser.add_argument("--symbol", default="Si")
+    parser.add_argument("--cells", type=int, nargs="+", default=[4, 8], help="along a side")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=3)
+    options = parser.parse_args()
+    print("| atoms | by | ms a step, processor of a rank | clock | atoms, ghosts | MB a step |")
+    print("|---:|---|---:|---:|---:|---:|")
+    for cells in options.cells:
+        atoms = ase.build.bulk(options.symbol, cubic=True) * (cells, cells, cells)
+        atoms.rattle(0.05, seed=1)
+        MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(1))
+        with tempfile.TemporaryDirectory() as name:
+            place, run = Path(name), Path(options.run).resolve()
+            ase.io.write(place / "start.xyz", atoms)
+            data = {"velocities": True, "masses": True, "units": "metal"}
+            write_lammps_data(place / "atoms.data", atoms, **data)
+            whole = sizes_for(place / "start.xyz", eqfuse.Calculator(run).cutoff)[-1]
+            sizes = [tuple(int(1.05 * n / ranks) for n in whole) for ranks in options.ranks]
+            export_folder(
+                run, place / "folder", engine="lammps", types=[options.symbol], sizes=sizes
+            )
+            pair = PAIR.format(symbol=options.symbol)
+            ways = {"ASE": lambda run=run, atoms=atoms: run_ase(run, atoms, options.steps)}
+            for n in options.ranks:
+                ways[f"pair style, {n} ranks"] = lambda n=n, p=place, s=pair: run_lammps(
+                    p, s, n, options.steps
+                )
+                fix = "fix network all external pf/callback 1 1"
+                ways[f"fix external, {n} ranks"] = lambda n=n, p=place, f=fix, r=run: run_lammps(
+                    p, f, n, options.steps, str(r), options.symbol
+                )
+            found = {way: [] for way in ways}
+            for _ in range(options.turns):
+                for way, measure in ways.items():
+                    found[way].append(measure())
+        for way, rows in found.items():
+            times = [
+                np.percentile([r[k] for r in rows], [50, 0, 100]) for k in ("processor", "clock")
+            ]
+            cells_of = " | ".join("{:.1f} ({:.1f} to {:.1f})".format(*t) for t in times)
+            last = rows[-1]
+            halo = f"{last['atoms']:.0f}, {last['ghosts']:.0f}" if "MB" in last else ""
+            sent = f"{last['MB'] / (options.steps + 1):.2f}" if "MB" in last else ""
+            print(f"| {len(atoms):,} | {way} | {cells_of} | {halo} | {sent} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Time steps of silicon in LAMMPS by `pair_style eqfuse`, `eqfuse lammps` and ASE, in turns.
 
-python -m benchmarks.lammps_pair RUN [--symbol Si] [--cells 4 8] [--ranks 1 2] [--steps 20] [--turns 3]
+python -m benchmarks.lammps_pair RUN [--symbol Si] [--cells 4 8] [--ranks 1 2] [--turns 3]
 """
 
 import argparse
@@ -15,7 +15,7 @@ import ase.build
 import numpy as np
 from ase import units
 from ase.io.lammpsdata import write_lammps_data
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
@@ -84,7 +84,7 @@ def main():
     for cells in options.cells:
         atoms = ase.build.bulk(options.symbol, cubic=True) * (cells, cells, cells)
         atoms.rattle(0.05, seed=1)
-        MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(1))
+        thermalize_momenta(atoms, 300, rng=np.random.default_rng(1))
         with tempfile.TemporaryDirectory() as name:
             place, run = Path(name), Path(options.run).resolve()
             ase.io.write(place / "start.xyz", atoms)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from eqfuse.data import neighbor_list, read_structures
-from eqfuse.export.folder import ENGINES, MANIFEST, export_folder
+from eqfuse.data.readers import has_types
+from eqfuse.data.structures import counted
+from eqfuse.export.folder import ENGINES, MANIFEST, export_folder, ladder
 from eqfuse.export.plugin import PLUGIN, SCRIPT
 from eqfuse.export.program import RADIAL, export
 from eqfuse.inference.lists import room_for_pairs
@@ -61,13 +63,16 @@ def main(options: Export):
             raise ConfigError(f"target={target} is none of platform={options.platform}")
         kinds |= {n: getattr(options, n) for n in ("backend", "types", "exchange", "lammps")}
         kinds |= {"engine": options.for_, "target": target, "sizes": sizes}
+        if sizes is None:
+            print("programs of all sizes are written, which takes about a minute", flush=True)
         export_folder(options.run, options.file, **kinds)
         size = sum(f.stat().st_size for f in options.file.iterdir()) / 1e6
         print(f"{options.file} is written ({size:.1f} MB): README.txt in it says how to run it")
-        for atoms, edges in sizes or ():
-            print(f"at most {atoms} atoms and {edges} edges")
         if options.for_ == "lammps":
             _print_lines(options.file)
+            return
+        for atoms, edges in sizes:
+            print(f"at most {atoms} atoms and {edges} edges")
         return
     names = "atoms", "edges", "structure", "types", "exchange", "lammps"
     if any(getattr(options, name) for name in names):
@@ -82,6 +87,9 @@ def _print_lines(folder: Path):
     """Print the lines of a LAMMPS input that run a folder."""
     text = (folder / MANIFEST).read_text().splitlines()
     elements = " ".join(line.split()[1] for line in text if line.startswith("element "))
+    atoms = [line.split()[1] for line in text if line.startswith("program ")]
+    most = " to ".join(dict.fromkeys((atoms[0], atoms[-1])))
+    print(f"{counted(len(atoms), 'program')}, for ranks of at most {most} atoms")
     if not (folder / PLUGIN).exists():
         print(f"no C++ compiler was found; sh {folder / SCRIPT} compiles the plug-in where one is")
     if not any(line.startswith("plugin ") for line in text):
@@ -108,15 +116,18 @@ def _sizes(options: Export) -> list[tuple[int, int]] | None:
     if options.atoms or options.edges:
         raise ConfigError("structure= is in the place of atoms= and edges=; leave one out")
     cutoff = read_metadata(options.run)["model_fields"]["cutoff"]
-    return sizes_for(options.structure, cutoff, options.types)
+    sizes = sizes_for(options.structure, cutoff, options.types)
+    if options.for_ == "lammps":  # ranks have parts of it
+        return ladder(max(edges / atoms for atoms, edges in sizes), sizes[-1][0])
+    return sizes
 
 
 def sizes_for(file, cutoff: float, types=None) -> list[tuple[int, int]]:
     """Return atoms and edges of programs for the frames of a file, from the largest in halves.
 
-    `types` are the elements of LAMMPS's types, which only its files have.
+    `types` are the elements of LAMMPS's types, which only its files need.
     """
-    counts = []
+    counts, types = [], types if has_types(file) else None
     for s in read_structures(file, types=types, require_labels=False):
         pairs = neighbor_list(s.positions, s.cell, s.pbc, cutoff)
         counts.append((s.num_atoms, room_for_pairs(len(pairs[0]))))

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -318,7 +319,6 @@ class Engine {
       auto *in = reinterpret_cast<char *>(from[3]), *out = reinterpret_cast<char *>(to[3]);
       const size_t places = engine->running->atoms, size = engine->num_ghosts * rows.bytes;
       if (out != in) std::memcpy(out, in, std::min(dims[0], dims_out[0]) * rows.bytes);
-      if (!reverse) std::memset(out + places * rows.bytes, 0, (dims_out[0] - places) * rows.bytes);
       std::vector<char> received(reverse ? size : 0);  // a host may add to rows of ghosts, which are on their way
       if (reverse) std::memcpy(received.data(), in + places * rows.bytes, size);
       rows.owned = out, rows.ghosts = reverse ? received.data() : out + places * rows.bytes;
@@ -378,8 +378,10 @@ class Engine {
       }
     auto &most = programs.back();
     auto counts = [](size_t a, size_t g, size_t e) { return std::to_string(a) + " atoms, " + std::to_string(g) + " ghosts and " + std::to_string(e) + " edges"; };
+    const double more_ghosts = std::pow(double(more) / std::max<size_t>(most.ghosts, 1), 1.5);  // they grow as a surface
+    const double scale = 1.25 * std::max({double(atoms) / most.atoms, double(edges) / most.edges, more ? more_ghosts : 0.0});
     fail("there are " + counts(atoms, more, edges) + ", and the largest program holds " + counts(most.atoms, most.ghosts, most.edges) +
-         "; export one with atoms=" + std::to_string(std::max(atoms + atoms / 4, most.atoms)) + " edges=" + std::to_string(std::max(edges + edges / 4, most.edges)));
+         "; export one with atoms=" + std::to_string(size_t(scale * most.atoms)) + " edges=" + std::to_string(size_t(scale * most.edges)));
   }
 
   void compile(Program &program) {

@@ -115,8 +115,15 @@ def export_folder(
         known = " ".join(chemical_symbols[z] for z in network.species)
         raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
     exchange = exchange or (engine == "lammps" and _layers(network) > 1)
+    if exchange and target != "cpu":
+        raise ConfigError(
+            "layers exchange features of ghosts on CPUs only: on a GPU, for=lammps takes "
+            "an Allegro, or a network of one layer"
+        )
     hops = _hops(network, engine, exchange)
-    sizes = ladder(network) if sizes is None else sorted(sizes)
+    if sizes is None:
+        sizes = ladder(network.module.potential.model.avg_num_neighbors)
+    sizes = sorted(sizes)
     headers = find_headers(lammps) if engine == "lammps" else None
     if engine == "jax-kk":
         write = functools.partial(_write_bundle, hops=hops, species=species)
@@ -173,26 +180,26 @@ def _hops(network: Network, engine: str, exchange: bool) -> int:
     return max(hops, 2) if engine == "jax-kk" else hops  # lammps-jax gives half lists for one
 
 
-def ladder(network: Network, edges_per_atom: float | None = None) -> list[tuple[int, int]]:
-    """Return atoms and edges of programs for ranks of 100 to 200,000 atoms, in steps of a quarter.
+def ladder(neighbors: float, largest: int | None = None) -> list[tuple[int, int]]:
+    """Return atoms and edges of programs for ranks of `SMALLEST` to `largest` atoms.
 
-    Edges are a tenth more than those of as many atoms of the training data.
+    They grow by a quarter. Atoms have a mean number of neighbours, and edges a tenth more.
     """
-    mean = edges_per_atom or getattr(network.module.potential.model, "avg_num_neighbors", 1.0)
-    if mean <= 1:
+    largest = LARGEST if largest is None else largest
+    if neighbors <= 1:
         raise ConfigError(
             "the network does not say how many neighbours atoms have: give a structure=, or atoms= "
             "and edges="
         )
-    count = math.ceil(math.log(LARGEST / SMALLEST) / math.log(1.25)) + 1
-    atoms = [round(SMALLEST * 1.25**k) for k in range(count)]
-    return [(n, room_for_pairs(math.ceil(n * mean))) for n in atoms]
+    steps = max(0, math.ceil(math.log(largest / SMALLEST) / math.log(1.25)))
+    atoms = [round(SMALLEST * 1.25**k) for k in range(steps + 1)]
+    return [(n, room_for_pairs(math.ceil(n * neighbors))) for n in atoms]
 
 
 def ghosts_of(atoms: int, edges: int) -> int:
-    """Return places for ghosts: twice those of a cube of the atoms, 1.25 cutoffs wide."""
+    """Return places for ghosts, a quarter more than within 1.25 cutoffs of a cube of atoms."""
     reach = (3 * edges / (4 * math.pi * atoms**2)) ** (1 / 3)  # cutoff, of the edge of the cube
-    return math.ceil(2 * atoms * ((1 + 2.5 * reach) ** 3 - 1))
+    return math.ceil(1.25 * atoms * ((1 + 2.5 * reach) ** 3 - 1))
 
 
 def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str, exchange: bool):

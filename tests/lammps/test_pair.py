@@ -19,7 +19,10 @@ import pytest
 import eqfuse
 from eqfuse.cli import main
 from eqfuse.export import export_folder
+from eqfuse.export import folder as folder_module
 from eqfuse.export.folder import with_checksum
+from eqfuse.export.plugin import find_headers, write_plugin
+from eqfuse.runs.errors import ConfigError
 from tests.lammps.program import ALLOY, CLUSTERS
 from tests.lammps.test_lammps import NKTV2P
 from tests.lammps.untrained import untrained_run
@@ -212,6 +215,12 @@ def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
         lmp(text, tmp_path)
 
 
+def test_export_refuses_layers_that_would_exchange_on_a_gpu(tmp_path):
+    run = untrained_run(tmp_path, "nequip")
+    with pytest.raises(ConfigError, match="exchange features of ghosts on CPUs only"):
+        export_folder(run, tmp_path / "a", engine="lammps", sizes=SIZES, target="sm_90")
+
+
 def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path):
     _, folder = folders("nequip")
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -226,11 +235,40 @@ def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path
         lmp(ALLOY + PAIR.format(folder=copy), tmp_path)
 
 
-def test_export_prints_the_lines_of_an_input_that_runs(tmp_path, capsys):
+def test_export_prints_the_lines_of_an_input_that_runs(tmp_path, capsys, monkeypatch):
+    """With programs of all sizes, which grow by a quarter, and what `structure=` is for."""
+    monkeypatch.setattr(folder_module, "SMALLEST", 12)
+    monkeypatch.setattr(folder_module, "LARGEST", 24)
     run = untrained_run(tmp_path, "allegro")
     folder = tmp_path / "folder"
-    sizes = "atoms=60", "edges=2500"
-    main(["export", str(run), str(folder), "for=lammps", "types=Al,Cu", *sizes])
+    ase.io.write(tmp_path / "start.xyz", ase.Atoms("AlCu", [[0, 0, 0], [2.5, 0, 0]]))
+    start = f"structure={tmp_path / 'start.xyz'}"
+    main(["export", str(run), str(tmp_path / "small"), "for=lammps", "types=Al,Cu", start])
+    assert "1 program, for ranks of at most 12 atoms" in capsys.readouterr().out
+    main(["export", str(run), str(folder), "for=lammps", "types=Al,Cu"])
     printed = capsys.readouterr().out
+    assert "5 programs, for ranks of at most 12 to 29 atoms" in printed
+    programs = re.findall(r"^program (\d+) \d+ (\d+)", (folder / "manifest.txt").read_text(), re.M)
+    assert [int(atoms) for atoms, _ in programs] == [12, 15, 19, 23, 29]
+    assert all(int(edges) >= 12 * int(atoms) for atoms, edges in programs)
     lines = printed[printed.index("plugin load") :]
     assert_agreement(lmp(ALLOY + lines + OUTPUT, tmp_path), tmp_path, run, 1e-8)
+
+
+def test_plugin_is_compiled_for_a_lammps_whose_source_is_named(folders, tmp_path):
+    """By the compiler of its MPI, and with its version; a folder without a source is refused."""
+    _, folder = folders("nequip")
+    source, part = tmp_path / "lammps" / "src", tmp_path / "part"
+    with pytest.raises(ConfigError, match="is no source of LAMMPS: it has no src"):
+        find_headers(tmp_path / "lammps")
+    shutil.copytree(find_headers().folders[0], source)
+    (source / "version.h").write_text('#define LAMMPS_VERSION "22 Jul 2025"\n')
+    (source / "STUBS").mkdir()
+    (source / "STUBS" / "mpi.h").symlink_to(find_headers().folders[1] / "mpi.h")
+    headers = find_headers(tmp_path / "lammps")
+    assert headers.version == "22 Jul 2025"
+    shutil.copytree(folder, part)
+    (part / "eqfuseplugin.so").unlink()
+    assert write_plugin(part, part, headers)
+    assert str(source) in (part / "compile.sh").read_text()
+    assert thermo(lmp(ALLOY + PAIR.format(folder=part) + OUTPUT, tmp_path)).shape == (1, 10)

@@ -96,6 +96,11 @@ def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> Iter
     return frames(path, **{needs: {"keys": keys, "types": types}[needs]} if needs else {})
 
 
+def has_types(path: str | os.PathLike) -> bool:
+    """Return whether a file is one of LAMMPS, whose types have no elements."""
+    return FORMATS[_format(path)].needs == "types"
+
+
 def read_structures(
     path: str | os.PathLike,
     *,

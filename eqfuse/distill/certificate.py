@@ -145,7 +145,7 @@ def certify(of, run: Path) -> dict:
     say("certificate: errors on new trajectories")
     known["errors"] = errors_by_group(new, predicted)
     slow, fast = of.speeds()
-    known["speed"] = {"atoms": len(of.cells[0]), "teacher_s": slow, "student_s": fast}
+    known["speed"] = {"atoms": len(of.timed), "teacher_s": slow, "student_s": fast}
     known["speed"]["factor"] = slow / fast
     say("certificate: properties of teacher and student")
     known["properties"] = compared(of.starts[0], calculators, settings.properties)
@@ -169,7 +169,9 @@ def _pictures(new, predicted, found: dict) -> dict[str, bytes]:
         pictures[title] = content.getvalue()
 
     structures = [of_atoms(atoms) for atoms in new]
-    drawn("Predictions for new trajectories", plots.parity, [*zip(structures, predicted, strict=True)])
+    drawn(
+        "Predictions for new trajectories", plots.parity, [*zip(structures, predicted, strict=True)]
+    )
     spreads = np.concatenate([p.spread.forces for p in predicted])
     pairs = zip(new, predicted, strict=True)
     errors = [np.linalg.norm(p.forces - a.get_forces(), axis=1) for a, p in pairs]

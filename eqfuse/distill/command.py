@@ -151,7 +151,7 @@ def _distill(arguments: list[str]):
             raise ConfigError(f"{missing} is missing: eqfuse distill TEACHER START; see --help")
         if Path(settings.teacher).expanduser().exists():
             settings.teacher = absolute(settings.teacher)
-        folder = _begin(settings)
+        folder = begin(settings)
     from eqfuse.distill.rounds import Distillation  # with JAX, which takes seconds
 
     try:
@@ -164,7 +164,7 @@ def _distill(arguments: list[str]):
     distillation.run()
 
 
-def _begin(settings: Distill) -> Path:
+def begin(settings: Distill) -> Path:
     """Make the folder, with the structures, after everything that can be refused was read."""
     import ase.io
 

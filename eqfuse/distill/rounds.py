@@ -41,6 +41,7 @@ from eqfuse.runs.log import Log, say, warn
 _SPREAD = 3.0
 """Of the largest spread of a force of labels: beyond it, a trajectory is stopped."""
 _OF_LABELS = 50  # frames, of which the spread is computed
+_TIMED = 256  # atoms of a crystal whose steps are timed
 _FINAL = 3  # times the steps of a round
 _STRAINED = 2  # strained and rattled candidates for each label of a round
 
@@ -107,6 +108,7 @@ class Distillation:
         starts = ase.io.read(self.work / "start.traj", ":")
         self.starts = cells_of(starts, 0)
         self.cells = cells_of(starts, settings.atoms, settings.defects or (), settings.seed)
+        self.timed = cells_of(starts, _TIMED)[0]
         self._began = time.monotonic()
         rows = self.rows()
         self._before = float(rows[-1]["minutes"]) if rows else 0.0
@@ -285,7 +287,7 @@ class Distillation:
             return path.read_text(encoding="utf-8").strip()
         chosen = settings.student
         if chosen is None:
-            chosen, factor = fast_enough(settings.speed, self.teacher, self.cells[0])
+            chosen, factor = fast_enough(settings.speed, self.teacher, self.timed)
             say(f"student    {chosen}: {factor:.1f} times as fast as its teacher")
             if factor < settings.speed:
                 warn(f"no student is {settings.speed:g} times as fast as its teacher: the fastest")
@@ -301,7 +303,7 @@ class Distillation:
     def speeds(self) -> tuple[float, float]:
         """Return the time of a step of teacher and student, s."""
         student = eqfuse.Calculator(self.folder)
-        return tuple(seconds([self.teacher, student], self.cells[0]))
+        return tuple(seconds([self.teacher, student], self.timed))
 
 
 class _Sampler:

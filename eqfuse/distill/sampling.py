@@ -7,18 +7,15 @@ import ase
 import numpy as np
 from ase import units
 from ase.data import covalent_radii
-from ase.md.langevin import Langevin
-from ase.md.nptberendsen import NPTBerendsen
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.langevinbaoab import LangevinBAOAB
+from ase.md.velocitydistribution import thermalize_momenta
 
 from eqfuse.data import DataError, neighbor_list
 from eqfuse.distill.teacher import labelled
 
 DEFECTS = ("vacancy", "surface")
 _VACUUM = 10.0  # Å, of a surface
-_FRICTION = 0.01  # 1/fs
-_COMPRESSIBILITY = 0.01  # 1/GPa, roughly; it sets how fast the volume follows, not where it goes
-_PRESSURE_TIME = 500.0  # fs
+_THERMOSTAT_TIME, _PRESSURE_TIME = 100.0, 500.0  # fs
 
 
 def closeness(atoms: ase.Atoms) -> float:
@@ -128,19 +125,13 @@ def trajectory(atoms: ase.Atoms, calculator, at: Conditions, rng, limits: Limits
     atoms, frames = atoms.copy(), []
     atoms.calc = calculator
     step, kelvin = at.timestep * units.fs, {"temperature_K": at.temperature}
-    MaxwellBoltzmannDistribution(atoms, rng=rng, **kelvin)
-    if at.pressure is None:
-        dynamics = Langevin(atoms, step, friction=_FRICTION / units.fs, rng=rng, **kelvin)
-    else:
-        dynamics = NPTBerendsen(
-            atoms,
-            step,
-            pressure_au=at.pressure * units.GPa,
-            compressibility_au=_COMPRESSIBILITY / units.GPa,
-            taut=100 * units.fs,
-            taup=_PRESSURE_TIME * units.fs,
-            **kelvin,
-        )
+    thermalize_momenta(atoms, rng=rng, **kelvin)
+    constant = {"T_tau": _THERMOSTAT_TIME * units.fs, "rng": rng, **kelvin}
+    if at.pressure is not None:
+        constant |= {"externalstress": -at.pressure * units.GPa, "hydrostatic": True}
+        constant["P_tau"] = _PRESSURE_TIME * units.fs
+        constant["P_mass"] = (_PRESSURE_TIME / 6.64 * len(atoms) ** (1 / 6)) ** 2  # ASE's rule
+    dynamics = LangevinBAOAB(atoms, step, **constant)
     while len(frames) < at.steps // at.every:
         try:
             dynamics.run(at.every)

@@ -17,8 +17,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.neighbors import require_apart
-from eqfuse.data.readers import as_atoms
-from eqfuse.data.readers.ase_files import of_atoms
+from eqfuse.data.readers.ase_files import as_atoms, of_atoms
 from eqfuse.runs.files import whole
 
 _LEAST_ATOMS = 5  # of a cell

@@ -143,7 +143,7 @@ def _distill(arguments: list[str]):
                 f"{others[0]}: resume= goes on with the settings of its folder, and takes only "
                 f"{', '.join(CHANGEABLE)}"
             )
-        settings = dataclasses.replace(_read(folder), **given)
+        settings = dataclasses.replace(read(folder), **given)
     else:
         settings = command.parse(Distill, arguments)
         missing = "TEACHER" if settings.teacher is None else "START"
@@ -185,7 +185,7 @@ def _write(settings: Distill, folder: Path):
     write_whole(folder / _SETTINGS, text + "\n")
 
 
-def _read(folder: Path) -> Distill:
+def read(folder: Path) -> Distill:
     """Return the settings of a folder."""
     try:
         plain = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))

@@ -13,60 +13,22 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import ase
 import ase.io
 import numpy as np
 
 import eqfuse
-from eqfuse.distill.sampling import (
-    Conditions,
-    Limits,
-    cells_of,
-    closeness,
-    rattled,
-    timestep_of,
-    trajectory,
-)
-from eqfuse.distill.selection import choose
-from eqfuse.distill.student import fast_enough, publish, seconds, split, train
+from eqfuse.distill.sampling import Conditions, Sampler, cells_of, timestep_of
+from eqfuse.distill.student import Errors, fast_enough, publish, seconds, train
 from eqfuse.distill.teacher import labelled, open_teacher
-from eqfuse.inference.network import UNCERTAINTY, Network
-from eqfuse.inference.predict import predict
+from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.errors import Interrupted, TrainingFailed
 from eqfuse.runs.files import whole, write_table, write_whole
 from eqfuse.runs.log import Log, say, warn
 
-_SPREAD = 3.0
-"""Of the largest spread of a force of labels: beyond it, a trajectory is stopped."""
-_OF_LABELS = 50  # frames, of which the spread is computed
 _TIMED = 256  # atoms of a crystal whose steps are timed
-_FINAL = 3  # times the steps of a round
-_STRAINED = 2  # strained and rattled candidates for each label of a round
-
-
-class Errors(NamedTuple):
-    """The errors of a student on frames that its teacher labelled."""
-
-    forces: float  # RMSE, eV/Å
-    energy: float  # RMSE, eV/atom
-    spread: float  # RMS of the forces, eV/Å
-    relative: float  # RMSE of the forces over their RMS
-
-    @classmethod
-    def of(cls, run, frames) -> "Errors":
-        """Return those of a run."""
-        predicted = predict(run, frames)
-        pairs = [*zip(frames, predicted, strict=True)]
-        forces = np.concatenate([a.get_forces() for a in frames])
-        errors = np.concatenate([p.forces - a.get_forces() for a, p in pairs])
-        energies = [(p.energy - a.get_potential_energy()) / len(a) for a, p in pairs]
-        spreads = np.concatenate([p.spread.forces for p in predicted])
-        rms = [float(np.sqrt(np.mean(np.square(x)))) for x in (errors, energies, forces)]
-        # the spread of an atom is that of a vector, and the others are of components
-        spread = float(np.sqrt(np.mean(spreads**2) / 3))
-        return cls(rms[0], rms[1], spread, rms[0] / max(rms[2], 1e-12))
+FINAL = 3  # times the steps of a round
 
 
 def kept(path: Path) -> list[ase.Atoms]:
@@ -176,7 +138,7 @@ class Distillation:
         final.mkdir(exist_ok=True)
         given = (final, self.frames("labels"), self.frames("atoms"), chosen)
         how = {"seed": settings.seed, "start": student}
-        student = train(*given, _FINAL * settings.training_steps, **how)
+        student = train(*given, FINAL * settings.training_steps, **how)
         publish(student, self.folder)
         return self.folder
 
@@ -184,7 +146,7 @@ class Distillation:
         """Do a round; return its student, and why the rounds end, or None."""
         settings, folder = self.settings, self.work / f"round-{number}"
         folder.mkdir(exist_ok=True)
-        sampler, errors = _Sampler(self, number, student), None
+        sampler, errors = Sampler(self, number, student), None
         if student is not None:
             new = self._labelled("new", number, sampler.new)
             if not new:
@@ -304,92 +266,3 @@ class Distillation:
         """Return the time of a step of teacher and student, s."""
         student = eqfuse.Calculator(self.folder)
         return tuple(seconds([self.teacher, student], self.timed))
-
-
-class _Sampler:
-    """Makes the candidates of a round."""
-
-    def __init__(self, of: Distillation, number: int, student: Path | None):
-        self._of, self._number, self._student = of, number, student
-        settings = of.settings
-        drives = student is not None and settings.driver != "teacher"
-        if drives and settings.driver == "auto":
-            known = of.frames("new", number)[-settings.new :]
-            known = known or split(of.frames("labels", number))[1]
-            drives = Errors.of(student, known).relative <= settings.driver_error
-        self._drives = drives
-        self.driver = "student" if drives else "teacher"
-        if student is None and settings.driver == "student":
-            self.driver = "nobody"  # a teacher that is too slow for dynamics
-
-    def _limits(self) -> Limits:
-        labels = self._of.frames("labels")
-        if not labels:
-            return Limits()
-        chosen = labels[:: -(-len(labels) // _OF_LABELS)]
-        largest = max(p.spread.forces.max() for p in predict(self._student, chosen))
-        return Limits.of(labels, _SPREAD * float(largest))
-
-    def _trajectories(self, part: int, count: int, drives: bool) -> list[ase.Atoms]:
-        """Return the frames of trajectories, with random numbers of this part of the round.
-
-        Those that the teacher drives have its labels.
-        """
-        of, settings, number = self._of, self._of.settings, self._number
-        calculator = eqfuse.Calculator(self._student) if drives else of.teacher
-        spread_of, found = None, []
-        if drives:
-            watch = eqfuse.Calculator(self._student, spread=True)
-
-            def spread_of(frame):
-                watch.get_property("energy", frame)
-                return float(watch.results["forces_spread"].max())
-
-        limits = self._limits()
-        temperatures = np.linspace(*settings.temperatures(), count)
-        pressures = np.linspace(*settings.pressures(), count)
-        for k in range(count):
-            rng = np.random.default_rng([settings.seed, number, part, k])
-            cell = of.cells[(k + number) % len(of.cells)]
-            crystal = cell.pbc.all() and cell.info["config_type"] != "surface"
-            npt = crystal and (k // len(of.cells) + number) % 2 == 1 and of.has_stress
-            pressure = float(pressures[rng.integers(count)]) if npt else None
-            at = of.conditions(float(temperatures[k]), pressure, cell)
-            start = rattled(cell, rng, settings.strain, settings.rattle)
-            frames, _ = trajectory(start, calculator, at, rng, limits, spread_of)
-            found += [frame.copy() for frame in frames] if drives else frames
-        return found
-
-    def new(self) -> list[ase.Atoms]:
-        """Return frames of new trajectories, evenly spaced."""
-        settings = self._of.settings
-        given = 1, min(settings.trajectories, settings.new)
-        frames = self._trajectories(*given, self._drives)
-        if not frames and settings.driver != "student":  # it is driven away at once
-            frames = self._trajectories(*given, False)
-        places = np.linspace(0, len(frames) - 1, min(settings.new, len(frames)))
-        return [frames[k] for k in sorted({int(place) for place in places.round()})]
-
-    def chosen(self) -> list[ase.Atoms]:
-        """Return the frames to label: of dynamics, and strained and rattled ones."""
-        of, settings = self._of, self._of.settings
-        frames = []
-        if self.driver != "nobody":
-            frames = self._trajectories(0, settings.trajectories, self._drives)
-        rng = np.random.default_rng([settings.seed, self._number, 2])
-        for k in range(_STRAINED * settings.batch):
-            cell = of.cells[k % len(of.cells)]
-            made = rattled(cell, rng, settings.strain, settings.rattle * rng.uniform(0.5, 4))
-            if made.info["config_type"] == "dynamics":
-                made.info["config_type"] = "strained"
-            if closeness(made) >= Limits().closeness:
-                frames.append(made)
-        bare = [frame.copy() for frame in frames]
-        known = of.frames("labels")
-        if self._student is None:
-            picked = choose(bare, known, settings.batch)
-        else:
-            spreads = [p.spread.forces.max() for p in predict(self._student, bare)]
-            how = {"network": Network(self._student), "spreads": spreads}
-            picked = choose(bare, known, settings.batch, **how)
-        return [frames[k] for k in picked]

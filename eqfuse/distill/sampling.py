@@ -1,6 +1,7 @@
 """Frames of a material: strained and rattled cells, defects, and dynamics within limits."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import ase
@@ -10,10 +11,17 @@ from ase.data import covalent_radii
 from ase.md.langevinbaoab import LangevinBAOAB
 from ase.md.velocitydistribution import thermalize_momenta
 
+import eqfuse
 from eqfuse.data import DataError, neighbor_list
+from eqfuse.distill.selection import choose
+from eqfuse.distill.student import Errors, split
 from eqfuse.distill.teacher import labelled
+from eqfuse.inference.predict import predict
 
-DEFECTS = ("vacancy", "surface")
+_SPREAD = 3.0
+"""Of the largest spread of a force of labels: beyond it, a trajectory is stopped."""
+_OF_LABELS = 50  # frames, of which the spread is computed
+_STRAINED = 2  # strained and rattled candidates for each label of a round
 _VACUUM = 10.0  # Å, of a surface
 _THERMOSTAT_TIME, _PRESSURE_TIME = 100.0, 500.0  # fs
 
@@ -153,3 +161,92 @@ def timestep_of(atoms: ase.Atoms) -> float:
     """Return a usual time step, fs: 0.5 with hydrogen, 1 with elements up to neon, 2 beyond."""
     lightest = atoms.numbers.min()
     return 0.5 if lightest == 1 else 1.0 if lightest <= 10 else 2.0
+
+
+class Sampler:
+    """Makes the candidates of a round of an `eqfuse.distill.rounds.Distillation`."""
+
+    def __init__(self, of, number: int, student: Path | None):
+        self._of, self._number, self._student = of, number, student
+        settings = of.settings
+        drives = student is not None and settings.driver != "teacher"
+        if drives and settings.driver == "auto":
+            known = of.frames("new", number)[-settings.new :]
+            known = known or split(of.frames("labels", number))[1]
+            drives = Errors.of(student, known).relative <= settings.driver_error
+        self._drives = drives
+        self.driver = "student" if drives else "teacher"
+        if student is None and settings.driver == "student":
+            self.driver = "nobody"  # a teacher that is too slow for dynamics
+
+    def _limits(self) -> Limits:
+        if self._student is None:
+            return Limits()
+        labels = self._of.frames("labels")
+        chosen = labels[:: -(-len(labels) // _OF_LABELS)]
+        largest = max(p.spread.forces.max() for p in predict(self._student, chosen))
+        return Limits.of(labels, _SPREAD * float(largest))
+
+    def trajectories(self, part: int, count: int, drives: bool) -> list[ase.Atoms]:
+        """Return the frames of trajectories, with random numbers of this part of the round.
+
+        Those that the teacher drives have its labels.
+        """
+        of, settings, number = self._of, self._of.settings, self._number
+        calculator = eqfuse.Calculator(self._student) if drives else of.teacher
+        spread_of, found = None, []
+        if drives:
+            watch = eqfuse.Calculator(self._student, spread=True)
+
+            def spread_of(frame):
+                watch.get_property("energy", frame)
+                return float(watch.results["forces_spread"].max())
+
+        limits = self._limits()
+        temperatures = np.linspace(*settings.temperatures(), count)
+        pressures = np.linspace(*settings.pressures(), count)
+        for k in range(count):
+            rng = np.random.default_rng([settings.seed, number, part, k])
+            cell = of.cells[(k + number) % len(of.cells)]
+            crystal = cell.pbc.all() and cell.info["config_type"] != "surface"
+            npt = crystal and (k // len(of.cells) + number) % 2 == 1 and of.has_stress
+            pressure = float(pressures[rng.integers(count)]) if npt else None
+            at = of.conditions(float(temperatures[k]), pressure, cell)
+            start = rattled(cell, rng, settings.strain, settings.rattle)
+            frames, _ = trajectory(start, calculator, at, rng, limits, spread_of)
+            found += [frame.copy() for frame in frames] if drives else frames
+        return found
+
+    def new(self) -> list[ase.Atoms]:
+        """Return frames of new trajectories, evenly spaced."""
+        settings = self._of.settings
+        given = 1, min(settings.trajectories, settings.new)
+        frames = self.trajectories(*given, self._drives)
+        if not frames and settings.driver != "student":  # it is driven away at once
+            frames = self.trajectories(*given, False)
+        places = np.linspace(0, len(frames) - 1, min(settings.new, len(frames)))
+        return [frames[k] for k in sorted({int(place) for place in places.round()})]
+
+    def chosen(self) -> list[ase.Atoms]:
+        """Return the frames to label: of dynamics, and strained and rattled ones."""
+        of, settings = self._of, self._of.settings
+        frames = []
+        if self.driver != "nobody":
+            frames = self.trajectories(0, settings.trajectories, self._drives)
+        rng = np.random.default_rng([settings.seed, self._number, 2])
+        for k in range(_STRAINED * settings.batch):
+            cell = of.cells[k % len(of.cells)]
+            made = rattled(cell, rng, settings.strain, settings.rattle * rng.uniform(0.5, 4))
+            if made.info["config_type"] == "dynamics":
+                made.info["config_type"] = "strained"
+            if closeness(made) >= Limits().closeness:
+                frames.append(made)
+        bare = [frame.copy() for frame in frames]
+        known = of.frames("labels")
+        if self._student is None:
+            picked = choose(bare, known, settings.batch)
+        else:
+            spreads = [p.spread.forces.max() for p in predict(self._student, bare)]
+            how = {"network": self._student, "spreads": spreads}
+            picked = choose(bare, known, settings.batch, **how)
+        return [frames[k] for k in picked]

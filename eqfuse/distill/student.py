@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import ase
 import ase.io
@@ -21,6 +22,7 @@ from eqfuse.convert.converted import Converted
 from eqfuse.data import Shape, collate
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
+from eqfuse.inference.predict import predict
 from eqfuse.runs.files import has_checkpoint
 from eqfuse.train.main import fit
 from eqfuse.train.settings.options import parse
@@ -142,3 +144,26 @@ def publish(run: Path, folder: Path):
             shutil.copytree(source, target, dirs_exist_ok=True)
         elif source.exists():
             shutil.copy2(source, target)
+
+
+class Errors(NamedTuple):
+    """The errors of a student on frames that its teacher labelled."""
+
+    forces: float  # RMSE, eV/Å
+    energy: float  # RMSE, eV/atom
+    spread: float  # RMS of the forces, eV/Å
+    relative: float  # RMSE of the forces over their RMS
+
+    @classmethod
+    def of(cls, run, frames) -> "Errors":
+        """Return those of a run."""
+        predicted = predict(run, frames)
+        pairs = [*zip(frames, predicted, strict=True)]
+        forces = np.concatenate([a.get_forces() for a in frames])
+        errors = np.concatenate([p.forces - a.get_forces() for a, p in pairs])
+        energies = [(p.energy - a.get_potential_energy()) / len(a) for a, p in pairs]
+        spreads = np.concatenate([p.spread.forces for p in predicted])
+        rms = [float(np.sqrt(np.mean(np.square(x)))) for x in (errors, energies, forces)]
+        # the spread of an atom is that of a vector, and the others are of components
+        spread = float(np.sqrt(np.mean(spreads**2) / 3))
+        return cls(rms[0], rms[1], spread, rms[0] / max(rms[2], 1e-12))

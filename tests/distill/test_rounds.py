@@ -7,7 +7,9 @@ import pytest
 from ase.calculators.emt import EMT
 
 from eqfuse.distill import rounds
-from eqfuse.distill.rounds import Distillation, Errors, keep, kept
+from eqfuse.distill.rounds import Distillation, keep, kept
+from eqfuse.distill.sampling import Sampler
+from eqfuse.distill.student import Errors
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
 from eqfuse.runs.errors import Interrupted, TrainingFailed
@@ -106,7 +108,7 @@ def test_frames_at_which_the_teacher_fails_are_left_out(begin, capsys):
     distillation._isolated_atoms()
     chosen = distillation._student_settings()
     (distillation.work / "round-0").mkdir()
-    sampler = rounds._Sampler(distillation, 0, None)
+    sampler = Sampler(distillation, 0, None)
     labels = distillation._labelled("labels", 0, sampler.chosen)
     distillation.teacher.close()
     failed = distillation.frames("failed")
@@ -167,7 +169,7 @@ def test_the_folder_is_a_run(begin):
 def test_student_drives_once_its_error_allows(driver, error, expected, begin, student, monkeypatch):
     distillation = begin(driver=driver, driver_error=0.2)
     monkeypatch.setattr(Errors, "of", lambda *_: Errors(0, 0, 0, error))
-    assert rounds._Sampler(distillation, 1, student).driver == expected
+    assert Sampler(distillation, 1, student).driver == expected
     distillation.teacher.close()
 
 

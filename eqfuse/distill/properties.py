@@ -25,7 +25,7 @@ def relaxed(atoms: ase.Atoms, calculator, *, cell: bool) -> ase.Atoms:
     """Return a copy with the calculator, whose atoms, and cell if asked for, are in a minimum."""
     atoms = atoms.copy()
     atoms.calc = calculator
-    FIRE(FrechetCellFilter(atoms) if cell else atoms, logfile=None).run(fmax=0.005, steps=300)
+    FIRE(FrechetCellFilter(atoms) if cell else atoms, logfile=None).run(fmax=0.001, steps=300)
     return atoms
 
 

@@ -44,10 +44,11 @@ def begin(student, tmp_path, monkeypatch):
         return Path(shutil.copytree(student, folder / "run", dirs_exist_ok=True))
 
     monkeypatch.setattr(rounds, "train", train)
-    monkeypatch.setattr("eqfuse.distill.certificate.certify", lambda *_: {})
     ase.io.write(tmp_path / "start.xyz", ase.build.bulk("Cu"))
 
-    def made(teacher=TEACHER, **given):
+    def made(teacher=TEACHER, *, certified=False, **given):
+        if not certified:
+            monkeypatch.setattr("eqfuse.distill.certificate.certify", lambda *_: {})
         start = given.pop("start", tmp_path / "start.xyz")
         run = str(tmp_path / given.pop("run", "run"))
         settings = command.Distill(teacher=teacher, start=start, run=run, **TINY | given)

@@ -99,6 +99,7 @@ class Distill:
             one_of("defects", name, ("vacancy", "surface"))
         self.temperatures()
         self.pressures()
+        require(self.batch <= self.labels, "batch", self.batch, f"at most labels={self.labels}")
         require(self.every <= self.steps, "every", self.every, f"at most steps={self.steps}")
 
     def temperatures(self) -> tuple[float, float]:

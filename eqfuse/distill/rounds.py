@@ -134,7 +134,7 @@ class Distillation:
             student, reason = self._round(number, student, chosen)
             number += 1
         say(f"rounds end: {reason}")
-        final = self.work / "final"
+        final = self.work / f"final-{number}"
         final.mkdir(exist_ok=True)
         given = (final, self.frames("labels"), self.frames("atoms"), chosen)
         how = {"seed": settings.seed, "start": student}

@@ -1,5 +1,7 @@
 """Rounds: what is labelled, when they end, and that an interrupted one goes on to the same."""
 
+import dataclasses
+
 import ase.build
 import ase.io
 import numpy as np
@@ -46,7 +48,7 @@ def test_rounds_end_when_labels_are_used(begin, capsys):
     assert distillation.trained == [
         (12, None, "round-0"),
         (count, "round-0", "round-1"),
-        (count, "round-1", "final"),
+        (count, "round-1", "final-3"),
     ]
     out = capsys.readouterr().out
     assert f"rounds end: {count + 8} of labels=33 are used" in out
@@ -57,7 +59,7 @@ def test_rounds_end_when_labels_are_used(begin, capsys):
 def test_rounds_end_at_the_aims(begin, capsys):
     distillation = begin(forces=1e9, energy=1e9)
     distillation.run()
-    assert [name for *_, name in distillation.trained] == ["round-0", "final"]
+    assert [name for *_, name in distillation.trained] == ["round-0", "final-2"]
     assert "rounds end: the errors of new trajectories are below their aims" in (
         capsys.readouterr().out
     )
@@ -72,7 +74,7 @@ def test_both_aims_must_be_met(missed, begin):
 def test_rounds_end_when_minutes_are_over(begin):
     distillation = begin(minutes=1e-9)
     distillation.run()
-    assert [name for *_, name in distillation.trained] == ["round-0", "final"]
+    assert [name for *_, name in distillation.trained] == ["round-0", "final-2"]
 
 
 def test_labels_are_those_of_the_teacher_and_new_frames_are_not_trained_on(begin):
@@ -148,6 +150,16 @@ def test_interrupted_distillation_goes_on_to_the_same_labels(labels, count, begi
         assert text_of(again, name) == text_of(whole, name)
     names = [f"{row['round']} {row['labels']} {row['new']}" for row in whole.rows()]
     assert [f"{row['round']} {row['labels']} {row['new']}" for row in again.rows()] == names
+
+
+def test_finished_distillation_goes_on_with_more_labels(begin):
+    first = begin(labels=20)
+    first.run()
+    settings = dataclasses.replace(first.settings, labels=33)
+    again = Distillation(settings, first.folder)
+    again.run()
+    assert [name for *_, name in first.trained] == ["round-0", "final-2", "round-1", "final-3"]
+    assert len(again.frames("labels")) > 12
 
 
 def test_the_folder_is_a_run(begin):

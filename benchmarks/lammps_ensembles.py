@@ -10,7 +10,10 @@ barostats and the stochastic one of `eqfuse md`.
 """
 
 import argparse
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import ase.build
 import ase.io
@@ -23,12 +26,25 @@ from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse import md
-from eqfuse.lammps import attach
-from eqfuse.lammps.mpi import import_lammps, load_mpi
+from eqfuse.export import export_folder
 
 COLUMNS = ("energy, eV", "temperature, K", "pressure, GPa", "volume, Å^3")
 EVERY = 10
 """Steps between samples."""
+INPUT = f"""
+units metal
+read_data atoms
+plugin load {{folder}}/eqfuseplugin.so
+pair_style eqfuse {{folder}}
+pair_coeff * * Si
+fix move all {{fix}}
+timestep 0.001
+thermo {EVERY}
+thermo_style custom step etotal temp press vol
+thermo_modify format float %.15g
+run {{steps}}
+write_dump all custom last id xu yu zu modify sort id format float %.15g
+"""
 MASS = 28.0855
 
 
@@ -43,23 +59,19 @@ def silicon() -> ase.Atoms:
 
 def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str):
     """Return samples of `COLUMNS` from step 0 on, and the last positions."""
-    comm = load_mpi().COMM_WORLD
-    lmp = import_lammps().lammps(cmdargs=["-log", "none", "-screen", "none"], comm=comm)
-    with tempfile.NamedTemporaryFile("w", suffix=".data") as file:
-        write_lammps_data(file, atoms, velocities=True, masses=True, units="metal")
-        file.flush()
-        lmp.commands_string(f"units metal\natom_modify map array\nread_data {file.name}")
-    attach(lmp, run, ["Si"], dtype=dtype)
     fix = {"nve": "nve", "npt": "npt temp 300 300 0.1 iso 0 0 1.0"}[ensemble]
-    lmp.commands_string(f"fix move all {fix}\ntimestep 0.001\nthermo {steps}\nrun 0")
-    samples = []
-    for _ in range(0, steps + 1, EVERY):
-        if samples:
-            lmp.command(f"run {EVERY} pre no post no")
-        samples.append([lmp.get_thermo(name) for name in ("etotal", "temp", "press", "vol")])
-    positions = np.array(lmp.gather_atoms("x", 1, 3)).reshape(-1, 3)
-    lmp.close()
-    samples = np.array(samples)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        write_lammps_data(place / "atoms", atoms, velocities=True, masses=True, units="metal")
+        sizes = [(len(atoms), 40 * len(atoms))]
+        folder = export_folder(run, place / "a", engine="lammps", sizes=sizes, dtype=dtype)
+        (place / "in.lammps").write_text(INPUT.format(folder=folder, fix=fix, steps=steps))
+        tools = Path(sys.executable).parent
+        command = [tools / "mpirun", "-n", "1", tools / "lmp", "-in", "in.lammps"]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+        positions = np.loadtxt((place / "last").read_text().splitlines()[9:])[:, 1:]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    samples = np.array([r[1:] for r in rows if len(r) == 5 and r[0].isdigit()], float)
     samples[:, 2] *= 1e-4  # bar
     return samples, positions
 

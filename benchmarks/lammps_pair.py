@@ -1,4 +1,4 @@
-"""Time steps of silicon in LAMMPS by `pair_style eqfuse`, `eqfuse lammps` and ASE, in turns.
+"""Time steps of silicon in LAMMPS by `pair_style eqfuse` and ASE, in turns.
 
 python -m benchmarks.lammps_pair RUN [--symbol Si] [--cells 4 8] [--ranks 1 2] [--turns 3]
 """
@@ -35,18 +35,11 @@ run {steps} pre no
 PAIR = "plugin load folder/eqfuseplugin.so\npair_style eqfuse folder\npair_coeff * * {symbol}"
 
 
-def run_lammps(place: Path, pair: str, ranks: int, steps: int, *python) -> dict:
+def run_lammps(place: Path, pair: str, ranks: int, steps: int) -> dict:
     """Return milliseconds of a step, of the clock and of the processor, and what a rank had."""
-    text = INPUT.format(pair=pair, steps=steps)
-    if python:  # which sets the skin itself
-        text = text.replace("neighbor 1.0 bin\n", "")
-    (place / "in.lammps").write_text(text)
+    (place / "in.lammps").write_text(INPUT.format(pair=pair, steps=steps))
     tools = Path(sys.executable).parent
-    what = [sys.executable, "-m", "eqfuse.cli", "lammps", *python] if python else [tools / "lmp"]
-    given = ["in.lammps"] if python else ["-in", "in.lammps"]
-    given += [f"types={python[1]}"] if python else []
-    what = [w for w in map(str, what) if not python or w != python[1]]
-    command = [str(tools / "mpirun"), "-n", str(ranks), *what, *given]
+    command = [tools / "mpirun", "-n", str(ranks), tools / "lmp", "-in", "in.lammps"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
     loops = re.findall(r"Loop time of (\S+) on .* for (\d+) steps", done.stdout)
     shares = re.findall(r"([\d.]+)% CPU use", done.stdout)
@@ -100,10 +93,6 @@ def main():
             for n in options.ranks:
                 ways[f"pair style, {n} ranks"] = lambda n=n, p=place, s=pair: run_lammps(
                     p, s, n, options.steps
-                )
-                fix = "fix network all external pf/callback 1 1"
-                ways[f"fix external, {n} ranks"] = lambda n=n, p=place, f=fix, r=run: run_lammps(
-                    p, f, n, options.steps, str(r), options.symbol
                 )
             found = {way: [] for way in ways}
             for _ in range(options.turns):

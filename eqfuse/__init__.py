@@ -22,7 +22,8 @@ from eqfuse import _startup
 __version__ = "0.2.0"
 _OF_INFERENCE = ("Calculator", "Committee", "descriptors", "hessian", "predict")
 _PACKAGES = ("convert", "data", "inference", "md", "models", "ops", "train")
-__all__ = [*_OF_INFERENCE, *_PACKAGES]
+_WITH_EXTRAS = ("jax_md", "torch_sim")  # which `import *` must not import
+__all__ = [*_OF_INFERENCE, *_PACKAGES, "accelerate"]
 
 
 _startup.silence_cuda_plugin()
@@ -32,7 +33,9 @@ def __getattr__(name: str):
     # JAX takes seconds to import: not for `--help`.
     if name in _OF_INFERENCE:
         return getattr(importlib.import_module("eqfuse.inference"), name)
-    if name in _PACKAGES:
+    if name == "accelerate":
+        return importlib.import_module("eqfuse.convert.accelerate").accelerate
+    if name in (*_PACKAGES, *_WITH_EXTRAS):
         return importlib.import_module(f"eqfuse.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -17,7 +17,6 @@ COMMANDS = {
     "uncertainty": "eqfuse.inference.uncertainty",
     "distill": "eqfuse.distill.command",
     "md": "eqfuse.md.command",
-    "lammps": "eqfuse.lammps.command",
     "relax": "eqfuse.md.command:relax_main",
     "check": "eqfuse.certify.check",
     "compare": "eqfuse.certify.compare",
@@ -61,6 +60,8 @@ def _run(arguments: list[str] | None) -> int:
         what = f"{name!a} is not a command of eqfuse" if name else "eqfuse needs a command"
         print(f"error: {what}; {hint}", file=sys.stderr)
         return 2
+    # XLA's own messages (slow compilations, constant folding) are no advice to a user
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     module, _, function = COMMANDS[name].partition(":")
     return getattr(importlib.import_module(module), function or "main")(others) or 0
 

@@ -1,6 +1,7 @@
 """A batch of atomic structures as one graph, which `data` makes and `models` read."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -27,6 +28,8 @@ class Graph:
     node_mask: jax.Array  # [n_nodes] bool, False for padding
     graph_mask: jax.Array  # [n_graphs] bool, False for padding
     heads: jax.Array | None = None  # [n_graphs] int32, see `eqfuse.models.heads`
+    reach: Any = None  # what sums of charges need, see `eqfuse.models.ewald.Reach`
+    charges: jax.Array | None = None  # [n_graphs] e, the total charges, if these are read
 
     @property
     def num_graphs(self) -> int:

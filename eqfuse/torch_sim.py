@@ -35,6 +35,7 @@ def model(
     Raises:
       ImportError: torch-sim is not there.
       CheckpointError: no readable network.
+      ConfigError: a network with latent charges.
     """
     try:
         import torch
@@ -49,6 +50,7 @@ def model(
         def __init__(self):
             super().__init__()
             network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
+            network.require_local("eqfuse.torch_sim")
             self._evaluator = Evaluator(network, skin)
             self._device = torch.device("cuda" if jax.default_backend() == "gpu" else "cpu")
             self._dtype = getattr(torch, network.dtype)

@@ -83,7 +83,8 @@ def _noise(subject: Subject, structures, rng) -> np.ndarray:
     lines = [subject.compute(asked.line(atoms, rng)) for atoms in structures]
     precision = asked.precision_of(lines)
     pairs = zip(structures, lines, strict=True)
-    return np.array([asked.measure(atoms, line, precision) for atoms, line in pairs])
+    rows = [(atoms, asked.without(line, subject.offset(atoms))) for atoms, line in pairs]
+    return np.array([asked.measure(*row, precision) for row in rows])
 
 
 def _nearest(atoms: ase.Atoms) -> np.ndarray:

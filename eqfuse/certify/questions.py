@@ -126,6 +126,11 @@ def rounding(answers: list[Answer]) -> Rounding:
     return Rounding(*map(deviation, parts))
 
 
+def without(answers: list[Answer], offset: float) -> list[Answer]:
+    """Return answers whose energies are less by an offset, eV, which has no rounding."""
+    return [answer._replace(energy=answer.energy - offset) for answer in answers]
+
+
 def scales(answer: Answer) -> Rounding:
     """Return what a rounding is relative to: the sizes of an answer, or the least that matter."""
     stress = 0.0 if answer.stress is None else np.abs(answer.stress).max()

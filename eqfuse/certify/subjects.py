@@ -58,6 +58,10 @@ class Subject:
         given = {name: getattr(atoms, name) for name in ("numbers", "positions", "pbc")}
         return self._reply({"kind": kind, "atoms": given | {"cell": atoms.cell.array}} | options)
 
+    def offset(self, atoms: ase.Atoms) -> float:
+        """Return the part of the energy, eV, that is added in float64: it adds no rounding."""
+        return 0.0
+
     def _reply(self, request: dict) -> dict:
         return worker.answer(self._calculator, **request)
 
@@ -107,9 +111,15 @@ class Run(Subject):
         self._network, self.elements = calculator.network, calculator.species
         self.has_inversion = not self._network.metadata["model_fields"].get("so3", False)
 
+    def offset(self, atoms):
+        """Return the sum of the reference energies, eV."""
+        network = self._network
+        numbers = atoms.numbers[np.isin(atoms.numbers, network.species)]
+        return float(network.references[np.searchsorted(network.species, numbers)].sum())
+
     def compute(self, structures):
         """Compute structures in batches; where a batch has an error, one after the other."""
-        batch = max(1, _ATOMS_AT_ONCE // max(map(len, structures)))
+        batch = max(1, _ATOMS_AT_ONCE // max(map(len, structures), default=1))
         try:
             found = predict(self._network, structures, batch_size=batch)
         except DataError:

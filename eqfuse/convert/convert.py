@@ -149,7 +149,8 @@ def potential_and_variables(converted: Converted) -> tuple[models.Potential, dic
     """
     scale, shift = converted.scale, converted.shift
     model = models.build(converted.model, **converted.fields)
-    potential = models.Potential(model, scale, shift, repulsion=converted.repulsion)
+    parts = {"repulsion": converted.repulsion, "long_range": converted.long_range}
+    potential = models.Potential(model, scale, shift, **parts)
     params = {"model": converted.params, "scale": np.array(scale), "shift": np.array(shift)}
     return potential, {"params": jax.tree.map(lambda a: np.asarray(a, np.float64), params)}
 
@@ -184,6 +185,9 @@ def _config(path: Path, run: str, converted: Converted) -> Config:
     settings = MODELS[converted.model]
     names = {f.name for f in dataclasses.fields(settings)}
     fields = {name: v for name, v in converted.fields.items() if name in names}
+    if (les := converted.long_range) is not None:
+        fields |= {"long_range": "les", "les_charges": les.charges, "les_sigma": les.sigma}
+        fields["les_cutoff"] = les.cutoff
     return Config(
         model=settings(**fields, zbl=converted.repulsion is not None),
         data=DataSettings(path=str(path.resolve())),

@@ -4,6 +4,7 @@ import dataclasses
 from typing import NoReturn
 
 from eqfuse.models import ZBL
+from eqfuse.models.ewald import LatentEwald
 
 
 class ConvertError(ValueError):
@@ -35,5 +36,6 @@ class Converted:
     references: dict[int, float]  # energies of the elements, eV by atomic number, sorted
     dtype: str  # of the weights in the file
     repulsion: ZBL | None = None
+    long_range: LatentEwald | None = None
     choice: str | None = None  # the head or fidelity that was chosen
     heads: tuple[str, ...] = ()  # all heads or fidelities that were written, if several

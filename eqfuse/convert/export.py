@@ -46,6 +46,8 @@ def export_mace(run, path) -> None:
     params, metadata, _ = read_checkpoint(run, ("best", "last"))
     if dispersion := Dispersion.of_run(metadata):
         _refuse(run, f"a dispersion beside it, {dispersion} (its labels were less that),")
+    if metadata["potential"].get("long_range"):
+        _refuse(run, "latent charges (model.long_range)")
     _check(metadata, run)  # older runs lack newer settings
     params = jax.tree.map(lambda p: np.asarray(p, np.float64), params["params"])
     scale, shift = params["scale"], params["shift"]

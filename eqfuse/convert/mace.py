@@ -8,12 +8,21 @@ import numpy as np
 
 from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import irreps_of
-from eqfuse.convert.mace_parameters import degrees_of, head_of, layers_of, order_of, parameters
+from eqfuse.convert.mace_parameters import (
+    charge_readouts,
+    degrees_of,
+    head_of,
+    layers_of,
+    order_of,
+    parameters,
+)
 from eqfuse.convert.records import Record, read_module, value
 from eqfuse.models import ZBL
+from eqfuse.models.ewald import LatentEwald
 from eqfuse.models.irreps import SCALAR
+from eqfuse.models.potential import irreps_out
 
-_NETWORKS = ("MACE", "ScaleShiftMACE")
+_NETWORKS = ("MACE", "ScaleShiftMACE", "MACELES")
 PLAIN, RESIDUAL = "RealAgnosticInteractionBlock", "RealAgnosticResidualInteractionBlock"
 DENSITY = "RealAgnosticDensityInteractionBlock"
 DENSITY_RESIDUAL = "RealAgnosticDensityResidualInteractionBlock"
@@ -58,6 +67,7 @@ def describe(network: Record, head: str | None = None) -> Converted:
         references={z: float(energies[k]) for z, k in zip(species, order, strict=True)},
         dtype=str(network.get("node_embedding.linear.weight").dtype),
         repulsion=_repulsion(network, species, scale),
+        long_range=_charges(network),
         choice=head,
     )
 
@@ -88,9 +98,10 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
     widths = _same("radial_MLP", map(_radial_widths, blocks))
     sh = irreps_of(blocks[0].get("conv_tp.irreps_in2"))
     last = network.get("readouts").children()[-1]
-    readout = irreps_of(last.get("linear_1.irreps_out")).dim
+    lasts = [last] if network.get("les") is None else [last, *charge_readouts(network)[-1:]]
+    readout = sum(irreps_of(one.get("linear_1.irreps_out")).dim for one in lasts)
     return {
-        "irreps_out": "0e",
+        "irreps_out": irreps_out(_charges(network)),
         "num_species": len(species),
         "layers": len(blocks),
         "channels": channels,
@@ -187,6 +198,35 @@ def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL |
     )
 
 
+def _charges(network: Record) -> LatentEwald | None:
+    """Return the sum of latent charges of a MACELES, whose constants are those of its file."""
+    les = network.get("les")
+    if les is None:
+        return None
+    ewald, read = les.get("ewald"), ("les", "les_readouts")
+    for name, part in network.submodules().items():
+        if name.startswith("les") and name not in read and part.children():
+            refuse(f"latent dipoles, quadrupoles or polarizabilities ({name})")
+    for owner, names in {
+        network: ("use_dipoles", "use_quads", "use_induced_charges", "use_induced_dipoles"),
+        les: ("use_atomwise", "use_fixed_atomic_charges", "use_epsilon_r_scaling"),
+        ewald: ("use_epsilon_r_scaling",),
+    }.items():
+        for name in names:
+            if owner.get(name):
+                refuse(f"an option of LES that is not known here ({name})")
+    if ewald.name != "Ewald":
+        refuse(f"a sum of charges of the kind {ewald.name}")
+    return LatentEwald(
+        scale=float(network.get("les_output_scale", 1.0)),
+        sigma=float(ewald.get("sigma")),
+        cutoff=2 * math.pi / float(ewald.get("dl")),
+        hard=True,
+        remove_self=bool(ewald.get("remove_self_interaction")),
+        constant=float(ewald.get("norm_factor")),
+    )
+
+
 def _is_silu(activation: Record | None) -> bool:
     function = None if activation is None else activation.get("f")
     return getattr(function, "kind", "").rpartition(".")[2] in ("silu", "SiLU")
@@ -259,8 +299,17 @@ def _check_radial(radial: Record):
 
 
 def _check_readouts(network: Record):
-    *linear, last = network.get("readouts").children()
+    every = [network.get("readouts").children()]
+    every += [charge_readouts(network)] if network.get("les") is not None else []
     layers = len(network.get("interactions").children())
+    for readouts in every:
+        _check_kinds_of_readouts(network, readouts, layers)
+    if len(every) > 1 and every[0][-1].name != "NonLinearReadoutBlock":
+        refuse(f"charges beside a readout of the kind {every[0][-1].name}")
+
+
+def _check_kinds_of_readouts(network: Record, readouts: list[Record], layers: int):
+    *linear, last = readouts
     if len(linear) + 1 != (1 if network.get("use_last_readout_only") else layers):
         refuse("not a readout for each layer")
     for readout in linear:

@@ -9,6 +9,8 @@ Both compute the same functions with other conventions. What differs, and is tak
 - A is divided by n there, and the harmonics by sqrt(n) here.
 - Weights of the tensor product lie by its output there; here by irrep, then by factors. Up to
   version 0.3.8, mace simplifies the irreps that the Linear after it reads: the rows are the same.
+- Readouts of latent charges are columns beside those of energies here: of the last ones, the hidden
+  layers are side by side, and the matrix after them has two blocks.
 - The product basis is another one of the same space. Both are symmetric maps of several factors A
   to one irrep. Those of mace come from trees of couplings and depend on each other (23 of three
   factors to 0e for l <= 3); here they are an orthonormal basis (8). Symmetrised, each of mace's is
@@ -24,6 +26,7 @@ import math
 import e3nn_jax as e3nn
 import jax
 import numpy as np
+import scipy.linalg
 
 from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import (
@@ -94,10 +97,15 @@ def parameters(network: Record, described: Converted) -> dict:
             [dense] = block.get("density_fn").children()
             layer["density"] = np.asarray(dense.get("weight"), np.float64)[:, 0]
     *others, last = network.get("readouts").children()
+    charges = [] if described.long_range is None else charge_readouts(network)
     for k, readout in enumerate(others):
-        w = linear_of(readout.get("linear"))[SCALAR]
-        result[f"readout_{k}"] = _scalars(_of_head(w, head, 1))
-    result[f"readout_{len(layers) - 1}"] = _readout(last, head)
+        both = [readout, *charges[k : k + 1]]
+        w = [_of_head(linear_of(one.get("linear"))[SCALAR], head, 1) for one in both]
+        result[f"readout_{k}"] = _scalars(np.concatenate(w, axis=1))
+    last_name = f"readout_{len(layers) - 1}"
+    result[last_name] = _readout(last, head)
+    if charges:
+        result[last_name] = _readout_of_both(*(_matrices(one, head) for one in (last, charges[-1])))
     if fields["nonlinear"]:
         del result["radial"]
     return result
@@ -132,6 +140,28 @@ def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
 
 def _scalars(w: np.ndarray) -> dict:
     return named({SCALAR: w}, *([(size, SCALAR)] for size in w.shape))
+
+
+def charge_readouts(network: Record) -> list[Record]:
+    """Return the readouts of the latent charges of a MACELES."""
+    return network.get("les_readouts").children()
+
+
+def _matrices(readout: Record, head: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrices of a last readout without biases, for the silu of e3nn-jax."""
+    ratio = constant_of(readout.get("non_linearity.acts.0")) / normalized_by("silu")
+    first, second = (linear_of(readout.get(f"linear_{k}"))[SCALAR] for k in (1, 2))
+    second = _of_head(_of_head(second, head, 1), head, 0)
+    return _of_head(first, head, 1), second * ratio
+
+
+def _readout_of_both(energy, charges) -> dict:
+    """Return the last readout of energy and charges, of the matrices of each."""
+    first, second = zip(energy, charges, strict=True)
+    return {
+        "linear_in": _scalars(np.concatenate(first, axis=1)),
+        "linear_out": _scalars(scipy.linalg.block_diag(*second)),
+    }
 
 
 def _readout(readout: Record, head: tuple[int, int]) -> dict:

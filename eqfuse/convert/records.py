@@ -79,10 +79,14 @@ class Record:
             result.append(item)
         return result
 
+    def submodules(self) -> dict[str, "Record"]:
+        """Return the submodules by their names, in order."""
+        modules = _part(self, "_modules")
+        return {name: m for name, m in modules.items() if isinstance(m, Record)}
+
     def children(self) -> list["Record"]:
         """Return the submodules, in order."""
-        modules = _part(self, "_modules")
-        return [child for child in modules.values() if isinstance(child, Record)]
+        return list(self.submodules().values())
 
 
 _MOST_TEXT = 64 * 2**20

@@ -39,8 +39,7 @@ class Published:
     def copy(self) -> Path:
         """Return the place of our copy of the file."""
         suffix = Path(self.file or self.url).suffix
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(cache) / "eqfuse" / self.program / f"{self.name}{suffix}"
+        return cache_folder() / self.program / f"{self.name}{suffix}"
 
     def places(self) -> list[Path]:
         """Return where the file may be: in its package, in our folder, in that of the program."""
@@ -64,6 +63,11 @@ class Published:
         if self.git is not None:
             return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == self.git
         return None
+
+
+def cache_folder() -> Path:
+    """Return the folder of what this package keeps for later processes."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eqfuse"
 
 
 @functools.cache
@@ -115,8 +119,12 @@ def find_network(name: str, program: str, *, download: bool = True) -> Path:
 
 def identify(path) -> Published | None:
     """Return the published network that a file is, by its checksum; None for others."""
-    data = Path(path).read_bytes()
-    return next((network for network in published().values() if network.matches(data)), None)
+    networks, data = published().values(), Path(path).read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    found = next((network for network in networks if network.sha256 == digest), None)
+    checked = (network for network in networks if network.git and network.matches(data))
+    at_its_place = (network for network in networks if network.copy == Path(path))
+    return found or next(checked, None) or next(at_its_place, None)
 
 
 def _how_to_get(network: Published) -> str:
@@ -128,8 +136,8 @@ def _how_to_get(network: Published) -> str:
     checked = "its checksum is then checked" if network.sha256 or network.git else "no checksum of "
     checked += "" if network.sha256 or network.git else "it is published"
     return (
-        f"the file of {network.name} is not here: fetch {network.url} and put it at {network.copy} "
-        f"({checked}); licence: {network.licence}"
+        f"the file of {network.name} is not here; fetch it by `curl -L --create-dirs -o "
+        f"{network.copy} {network.url}` ({checked}); licence: {network.licence}"
     )
 
 

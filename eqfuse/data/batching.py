@@ -130,6 +130,8 @@ def collate(
     weighted: bool = False,
     heads: bool = False,
     seeds: Sequence[tuple[int, ...]] | None = None,
+    reach=None,
+    charged: bool = False,
 ) -> Batch:
     """Put samples side by side and pad them to a shape.
 
@@ -143,6 +145,8 @@ def collate(
       weighted: whether the labels have weights.
       heads: whether the graph has the head of each sample.
       seeds: of the random row of each sample's Hessian; None for no rows.
+      reach: what sums of latent charges need, see `eqfuse.models.ewald.Reach`; None without them.
+      charged: whether the graph has the total charge of each sample.
     Returns:
       numpy arrays of that shape.
     Raises:
@@ -176,6 +180,8 @@ def collate(
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
         heads=pad.graphs([s.head for s in samples], dtype=np.int32) if heads else None,
+        reach=reach,
+        charges=pad.graphs([s.charge for s in samples]) if charged else None,
     )
     return Batch(graph, _labels(samples, pad, weighted, seeds))
 
@@ -255,6 +261,8 @@ class Batcher:
         more than one, the arrays of a batch have a leading axis, [len(own), ...].
       own: numbers of the parts to make, from 0; None for all.
       hessians: whether batches have random rows of Hessians, others in each epoch.
+      long_range: of the potential, an `eqfuse.models.ewald.LatentEwald`, whose sums have one size
+        for all batches; None for none.
     Raises:
       DataError: no samples, a batch size, number of shapes or of parts below 1, a negative seed.
     """
@@ -270,6 +278,7 @@ class Batcher:
         parts: int = 1,
         own: Sequence[int] | None = None,
         hessians: bool = False,
+        long_range=None,
     ):
         if not samples:
             raise DataError("there are no samples to make batches of")
@@ -292,6 +301,7 @@ class Batcher:
         # decided for all batches: one program is compiled for each shape
         self._weighted = self.samples.weighted
         self._heads = self.samples[0].head is not None
+        self._of_charges = of_charges(self.samples, long_range)
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -309,6 +319,7 @@ class Batcher:
             for numbers in (parts[k] for k in self._own):
                 seeds = [(self.seed, epoch, int(i)) for i in numbers] if self._hessians else None
                 how = {"weighted": self._weighted, "heads": self._heads, "seeds": seeds}
+                how |= self._of_charges
                 some = [self.samples[i] for i in numbers]
                 made.append(collate(some, self.shapes[fit], self.dtype, **how))
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
@@ -329,6 +340,16 @@ class Batcher:
             np.searchsorted(limits[:, 0], n_nodes, "right"),  # one node is padding
             np.searchsorted(limits[:, 1], n_edges, "left"),
         )
+
+
+def of_charges(samples: Sequence[Sample], long_range) -> dict:
+    """Return what `collate` needs of samples for a potential with latent charges; {} without."""
+    if long_range is None:
+        return {}
+    cells = np.stack([sample.cell for sample in samples])
+    counts = [sample.num_atoms for sample in samples]
+    reach = long_range.reach(cells, cells.any(axis=2), counts)
+    return {"reach": reach, "charged": long_range.charge_key is not None}
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:

@@ -211,6 +211,7 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
         return
     species = np.array([z for z in dataset.species if z in dataset.references])
     table, _ = compositions(s.numbers for s in train)
+    species = species[table[:, species].any(axis=0)]  # a network may know more elements
     loose = _loose(table[:, species].astype(np.float64))
     if loose.any():
         values = ", ".join(

@@ -280,6 +280,11 @@ def _sides(
     first, later = copies_of(samples, distances), np.arange(len(samples)) >= start
     if together:
         later = kept_together(first, start)
+        asked, found = len(samples) - start, int(later.sum())
+        if found != asked and duplicates == "warn":
+            frames = counted(found, "frame validates", "frames validate")
+            text = f"{frames}, not {asked}: copies of a frame are all trained on or all validate"
+            warnings.warn(text, UserWarning, stacklevel=3)
     order = np.argsort(later, kind="stable")
     own = order[np.sort(np.unique(first[order], return_index=True)[1])]
     copies = np.setdiff1d(order, own)
@@ -333,7 +338,8 @@ def split_indices(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return random disjoint indices for training and validation, which depend on the seed.
 
-    A size is a number of structures (int), or a fraction of them (float from 0 to 1, rounded down);
+    A size is a number of structures (int), or a fraction of them (float from 0 to 1, rounded down,
+    but one at least);
     `train_size` None takes all that validation leaves, `val_size` None takes none for validation.
     The validation structures depend on the seed and `val_size` only, not on `train_size`.
     """
@@ -362,7 +368,8 @@ def split_indices(
 
 def _split_size(name: str, size: float, count: int) -> int:
     if isinstance(size, float) and 0 <= size <= 1:
-        return int(np.floor(size * count + 1e-9))  # 0.29 * 100 is 28.999999999999996
+        least = 1 if size > 0 and count > 1 else 0  # a tenth of nine frames is one, and not none
+        return max(int(np.floor(size * count + 1e-9)), least)  # 0.29 * 100 is 28.999999999999996
     if size < 0 or size != int(size):
         raise DataError(f"{name} must be a number of structures or a fraction, got {size}")
     return int(size)

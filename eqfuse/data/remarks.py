@@ -1,5 +1,7 @@
 """What atoms or a file say besides positions, and no network reads."""
 
+from collections.abc import Mapping
+
 import ase
 import numpy as np
 from ase.data import covalent_radii
@@ -30,9 +32,29 @@ def remarks_of(atoms: ase.Atoms) -> tuple[str, ...]:
     return (*found, APERIODIC) if _fills_its_lattice(atoms) else tuple(found)
 
 
-def unread(remarks) -> str:
-    """Return a warning of remarks, without `APERIODIC`; "" for none."""
-    names = [name for name in dict.fromkeys(remarks) if name != APERIODIC]
+def total_charge(info: Mapping, key: str | None) -> float:
+    """Return the total charge of atoms of this `info`, e; 0 without a key.
+
+    Raises:
+      DataError: no number under the key.
+    """
+    value = 0.0 if key is None else info.get(key)
+    if isinstance(value, str | bool) or not np.isscalar(value):
+        got = "there is none" if value is None else f"it is {value!r}"
+        raise DataError(
+            f"the total charge is read from {key!r} (of atoms.info, or of the line before the "
+            f"atoms), and {got}: give a number, 0 for what is neutral"
+        )
+    return float(value)
+
+
+def unread(remarks, charge_key: str | None = None) -> str:
+    """Return a warning of remarks, without `APERIODIC`; "" for none.
+
+    With a `charge_key`, charges are read.
+    """
+    known = (APERIODIC,) if charge_key is None else (APERIODIC, "charge")
+    names = [name for name in dict.fromkeys(remarks) if name not in known]
     if not names:
         return ""
     are, them = ("is", "it") if names in (["charge"], ["spin"]) else ("are", "them")

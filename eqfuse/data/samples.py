@@ -34,6 +34,7 @@ class Sample:
       atom_weights: [n_atoms] of the forces of each atom, or None.
       head: number of the head of a network with several, see `eqfuse.models.heads`; None for one.
       hessian: [n_atoms, 3, n_atoms, 3] eV/Å^2, of the atoms in the order of the structure, or None.
+      charge: the total charge, e.
     """
 
     positions: np.ndarray
@@ -52,6 +53,7 @@ class Sample:
     atom_weights: np.ndarray | None = None
     head: int | None = None
     hessian: np.ndarray | None = None
+    charge: float = 0.0
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
@@ -161,7 +163,8 @@ def sample_of(structure: Structure, lists, species, references) -> Sample:
     labels |= {"atom_weights": structure.atom_weights}
     for name in ("forces", "atom_weights"):
         labels[name] = None if labels[name] is None else labels[name][order]
-    others = {name: getattr(structure, name) for name in ("cell", "weights", "config_type")}
+    names = "cell", "weights", "config_type", "charge"
+    others = {name: getattr(structure, name) for name in names}
     return Sample(
         positions, indices, *edges, name=structure.origin, order=order, **others, **labels
     )

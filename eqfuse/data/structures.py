@@ -70,6 +70,7 @@ class Structure:
       hessian: [n_atoms, 3, n_atoms, 3] float64, eV/Å^2, the second derivatives of the energy by the
         positions (of an atom with all its images), or None; rows, [a, i], may be NaN, not all, for
         unknown. It is read from any shape of that many numbers.
+      charge: the total charge, e.
       unread: keys of the file that may hold labels and are not read, by the names of the labels.
       remarks: names of what its file says and no network reads, see `eqfuse.data.remarks`.
     Raises:
@@ -89,6 +90,7 @@ class Structure:
     weights: Weights = UNWEIGHTED
     atom_weights: np.ndarray | None = None
     hessian: np.ndarray | None = None
+    charge: float = 0.0
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -123,6 +125,7 @@ class Structure:
             self._store(stress=stress if self.volume > 0 else None)
         if self.hessian is not None:
             self._store_hessian()
+        self._store(charge=float(_finite("charge", self.charge, ())))
         if self.is_isolated_atom and count > 1:
             raise DataError(
                 f"config_type={self.config_type} is for one atom and its reference energy, but "

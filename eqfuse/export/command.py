@@ -29,7 +29,8 @@ class Export:
     mace-torch, see 'eqfuse convert export'.
 
     Functions of lengths (radial=) are networks; tables, without the networks that compute them; or
-    auto, which is tables with eqfuse's kernels where forces are the network's to 1e-7.
+    auto, which is tables with eqfuse's kernels where slopes are the network's to 1e-7 (1e-5 in
+    float32).
     """
 
     run: str = word("folder of the run, or file of its network")

@@ -50,6 +50,7 @@ HOSTS = ("lammps", "pjrt")
 """Those that `eqfuse_engine.hpp` runs."""
 SMALLEST, LARGEST = 100, 200_000
 """Atoms of the smallest and the largest program of a ladder."""
+FEWEST_GHOSTS = 500
 KERNELS, MANIFEST, LAUNCHER = "eqfuse_kernels.so", "manifest.txt", "eqfuse_gpu_launch"
 WEIGHTS = "weights.bin"
 WITHOUT = "backend=xla writes a folder without kernels"
@@ -85,7 +86,7 @@ def export_folder(
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       radial: "network" or "table", see `export`; "auto" for tables wherever they are within
-        `eqfuse.inference.tables.BOUND` of the networks, with backend="llvm" only.
+        `eqfuse.inference.tables.BOUNDS` of the networks, with backend="llvm" only.
       backend: "llvm" for the kernels of eqfuse, "xla" for those of XLA and no library.
       exchange: with domains, whether ghosts reach one cutoff only, and have their features from
         their owners between layers, on CPUs; if not, they reach a cutoff for each layer. "lammps"
@@ -197,9 +198,9 @@ def ladder(neighbors: float, largest: int | None = None) -> list[tuple[int, int]
 
 
 def ghosts_of(atoms: int, edges: int) -> int:
-    """Return places for ghosts, a quarter more than within 1.25 cutoffs of a cube of atoms."""
+    """Return places for ghosts: half more than within 1.25 cutoffs of a cube of atoms."""
     reach = (3 * edges / (4 * math.pi * atoms**2)) ** (1 / 3)  # cutoff, of the edge of the cube
-    return math.ceil(1.25 * atoms * ((1 + 2.5 * reach) ** 3 - 1))
+    return max(FEWEST_GHOSTS, math.ceil(1.5 * atoms * ((1 + 2.5 * reach) ** 3 - 1)))
 
 
 def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str, exchange: bool):

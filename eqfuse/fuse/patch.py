@@ -1,123 +1,149 @@
-"""`patched`: e3nn-jax's names mean the ops of eqfuse, in one thread, while a function is traced."""
+"""`patched`: e3nn-jax's products and Linears are computed by ours, in one thread, while it traces.
+
+What is replaced is what e3nn-jax's functions and methods call, not the names of its modules: so it
+does not matter how code came by them, as by `from e3nn_jax import`, `functools.partial`, a default
+of a dataclass, or a module that was made before.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
 import threading
-import types
 
 import e3nn_jax as e3nn
 import jax
 
 REPLACED = {
-    "e3nn_jax": {"tensor_product": "eqfuse.ops"},
-    "e3nn_jax.flax": {"Linear": "eqfuse.ops"},
-    "e3nn_jax.haiku": dict.fromkeys(("Linear", "FullyConnectedTensorProduct"), "eqfuse.ops.haiku"),
-    "e3nn_jax.equinox": {"Linear": "eqfuse.ops.equinox"},
-    "e3nn_jax.legacy": dict.fromkeys(
-        ("FunctionalTensorProduct", "FunctionalFullyConnectedTensorProduct"), "eqfuse.ops"
+    "e3nn_jax": dict.fromkeys(
+        ("tensor_product", "elementwise_tensor_product", "FunctionalLinear"), "eqfuse.ops"
     ),
+    "e3nn_jax.flax": {"Linear": "eqfuse.ops"},
+    "e3nn_jax.haiku": dict.fromkeys(("Linear", "SymmetricTensorProduct"), "eqfuse.ops.haiku"),
+    "e3nn_jax.equinox": {"Linear": "eqfuse.ops.equinox"},
+    "e3nn_jax.legacy": {"FunctionalTensorProduct": "eqfuse.ops"},
 }
-"""Names of e3nn-jax's modules, and the modules whose attributes of the same name they become."""
-BETWEEN = ("jax", "flax", "haiku", "equinox", "functools", "contextlib")
-BETWEEN += (
-    "eqfuse.fuse",
-    "eqfuse.ops.transforms",
-    e3nn.utils.vmap.__module__.rpartition(".")[0],
-)
-"""Modules whose frames lie between a call and the function that is called."""
+"""Functions and classes of e3nn-jax's modules, and the modules that have ours, of the same name.
 
-_active = jax.make_user_context(False)  # of a thread, and in the keys of jit's caches
-_lock, _inside, _own_code = threading.Lock(), 0, {}
+What is made of them is replaced with them, such as `e3nn_jax.haiku.FullyConnectedTensorProduct`.
+"""
+OF_FUSE = ("FunctionalLinear", "FunctionalTensorProduct")
+"""Those of one row, which are as fast by e3nn-jax unless `ops.fuse` matches what is around them."""
+BETWEEN = ("jax", "e3nn_jax", "flax", "haiku", "equinox", "functools", "contextlib")
+BETWEEN += ("eqfuse.fuse", "eqfuse.ops.transforms")
+"""Modules whose frames lie between a call and the code that asks for it."""
 
-
-class _Patched(types.ModuleType):
-    """A module of e3nn-jax, some of whose names depend on the thread that reads them.
-
-    e3nn-jax's functions look up its other names here: so one that was called without its name,
-    because it was imported or kept before, is noticed.
-    """
-
-    def __getattribute__(self, name):
-        own = super().__getattribute__
-        if not _active.value:
-            return own(name)
-        frame = sys._getframe(1)
-        if frame.f_code in _own_code and not _is_internal(caller := _caller(frame)):
-            public = _own_code[frame.f_code]
-            module, _, last = public.rpartition(".")
-            raise RuntimeError(
-                f"{caller.f_code.co_filename}:{caller.f_lineno} calls e3nn-jax's own {last}, which "
-                f"was imported by `from {module} import {last}`, or kept or made before ops.patched"
-                f"() began: call it as {public}, or take it from eqfuse.ops; make networks of "
-                "Equinox within ops.patched()"
-            )
-        of = REPLACED.get(own("__name__"), {}).get(name)
-        return own(name) if of is None or _is_internal(frame) else _ours(of, name)
+_active = jax.make_user_context("")  # of a thread, and in the keys of jit's caches
+_lock, _inside = threading.Lock(), 0
 
 
-def _ours(module: str, name: str):
-    return getattr(importlib.import_module(module), name)
-
-
-def _is_internal(frame) -> bool:
-    """Return whether a frame is of a module that needs e3nn-jax's own functions."""
-    return frame.f_globals.get("__name__", "").split(".")[0] in ("e3nn_jax", "eqfuse")
-
-
-def _caller(frame):
-    """Return the frame that calls the function of a frame, without wrappers between."""
-    frame = frame.f_back
-    while f"{frame.f_globals.get('__name__', '')}.".startswith(tuple(f"{b}." for b in BETWEEN)):
+def _is_replaced(name: str) -> bool:
+    """Return whether this thread is in a block, and the caller is no op that needs e3nn's own."""
+    if not _active.value or (name in OF_FUSE and _active.value != "fuse"):
+        return False
+    frame = sys._getframe(2)
+    while frame and f"{_module_of(frame)}.".startswith(tuple(f"{b}." for b in BETWEEN)):
         frame = frame.f_back
-    return frame
+    return frame is None or _module_of(frame).split(".")[0] != "eqfuse"
 
 
-def _modules():
-    """Yield e3nn-jax's modules, and remember the code of what is replaced in them."""
-    for of, names in REPLACED.items():
-        module = importlib.import_module(of)
-        for name in names:
-            if own := vars(module).get(name):  # absent without the framework
-                method = "left_right" if hasattr(own, "left_right") else "__call__"
-                called = getattr(own, method) if inspect.isclass(own) else own
-                _own_code[inspect.unwrap(called).__code__] = f"{of}.{name}"
-        yield module
+def _module_of(frame) -> str:
+    return frame.f_globals.get("__name__") or ""
+
+
+def _is_weighting(name: str, operands) -> bool:
+    """Return whether an elementwise product is one with scalars, which is plain arithmetic."""
+    return name == "elementwise_tensor_product" and any(
+        isinstance(o, e3nn.IrrepsArray) and o.irreps.is_scalar() for o in operands
+    )
+
+
+def _function(own, of: str, name: str):
+    @functools.wraps(own)
+    def called(*args, **options):
+        if not _is_replaced(name) or _is_weighting(name, (*args, *options.values())):
+            return own(*args, **options)
+        return getattr(importlib.import_module(of), name)(*args, **options)
+
+    return called
+
+
+def _method(cls: type, method: str, of: str):
+    """Return a method of a class of e3nn's that is ours, for those of its instances that can be."""
+    own = vars(cls)[method]
+
+    @functools.wraps(own)
+    def called(module, *args, **options):
+        if not _is_replaced(cls.__name__) or not _is_plain(type(module), cls):
+            return own.__get__(module, cls)(*args, **options)
+        ours = getattr(importlib.import_module(of), cls.__name__)
+        view = object.__new__(ours)  # the same attributes, so that parameters are its own
+        vars(view).update(vars(module))
+        return getattr(view, method)(*args, **options)
+
+    return called
+
+
+def _is_plain(cls: type, own: type) -> bool:
+    """Return whether a class is e3nn's, or changes no method of it but how it is called."""
+    classes = cls.__mro__[: cls.__mro__.index(own)]
+    changed = {n for c in classes for n in vars(c) if not n.startswith("__")}
+    return not any(callable(getattr(own, n, None)) for n in changed)
+
+
+@functools.cache
+def _slots() -> list[tuple]:
+    """Return (object, attribute, e3nn's own value, ours) of all that is replaced."""
+    slots = []
+    for of_e3nn, names in REPLACED.items():
+        module = importlib.import_module(of_e3nn)
+        for name, of in names.items():
+            own = vars(module).get(name)  # None without the framework
+            if inspect.isclass(own):
+                method = "left_right" if "left_right" in vars(own) else "__call__"
+                slots.append((own, method, vars(own)[method], _method(own, method, of)))
+            elif own is not None:  # what is called behind e3nn's decorator
+                inner = inspect.unwrap(own)
+                [cell] = (c for c in own.__closure__ if c.cell_contents is inner)
+                slots.append((cell, "cell_contents", inner, _function(inner, of, name)))
+    return slots
+
+
+def patched():
+    """Compute e3nn-jax's products and Linears by the ops of eqfuse, in code that is traced within.
+
+    In a `with` block, `e3nn_jax.tensor_product`, the Linears of flax, Haiku and Equinox, and what
+    else the reference lists, compute what those of `ops` do, however they were imported, and also
+    in modules that were made before: parameters, their names and results stay. Subclasses of them
+    keep the methods that they change. Other threads see e3nn-jax's own, blocks can be nested, and
+    after the block, also by an error, all is as it was. Functions under `jit` are traced again in
+    it.
+
+    Example:
+      >>> x = e3nn.IrrepsArray("1o", jnp.ones((2, 3)))
+      >>> with ops.patched():
+      ...     "eqfuse" in str(jax.make_jaxpr(e3nn.tensor_product)(x, x))
+      True
+    """
+    return patched_for("patched")
 
 
 @contextlib.contextmanager
-def patched():
-    """Put the ops of eqfuse in the place of e3nn-jax's names, for code that is traced within.
-
-    In a `with` block, `e3nn_jax.tensor_product` is `ops.tensor_product`, the `Linear` of
-    `e3nn_jax.flax`, `.haiku` and `.equinox` that of `ops`, `ops.haiku` and `ops.equinox`, and
-    `e3nn_jax.legacy.FunctionalTensorProduct` that of `ops`: parameters, their names and results
-    stay. Other threads see e3nn-jax's own, blocks can be nested, and after the block, also by an
-    error, all is as it was. Functions under `jit` are traced again in it. Modules of Equinox make
-    their Linears when they are made: make them in it.
-
-    Raises:
-      RuntimeError: where code in the block calls what it imported by `from e3nn_jax import`, or
-        kept, before: a name that is no attribute of e3nn-jax's modules cannot be replaced.
-
-    Example:
-      >>> with ops.patched():
-      ...     e3nn.flax.Linear is ops.Linear
-      True
-    """
+def patched_for(mode: str):
+    """Do so in a mode, "patched" or "fuse"; a block of the first in one of the second is of it."""
     global _inside
     with _lock:
-        for module in _modules() if not _inside else ():
-            module.__class__ = _Patched
+        for holder, attribute, _, ours in () if _inside else _slots():
+            setattr(holder, attribute, ours)
         _inside += 1
     try:
-        with _active(True):
+        with _active(mode if _active.value != "fuse" else "fuse"):
             yield
     finally:
         with _lock:
             _inside -= 1
-            for module in _modules() if not _inside else ():
-                module.__class__ = types.ModuleType
+            for holder, attribute, own, _ in () if _inside else _slots():
+                setattr(holder, attribute, own)

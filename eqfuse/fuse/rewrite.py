@@ -19,7 +19,7 @@ from eqfuse.fuse.check import differences
 from eqfuse.fuse.commute import commuted, marks_left
 from eqfuse.fuse.match import CONVERT
 from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
-from eqfuse.fuse.patch import patched
+from eqfuse.fuse.patch import patched_for
 from eqfuse.fuse.reads import columns_read, read_rows, readers
 from eqfuse.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, behind, products_behind
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
@@ -245,8 +245,8 @@ def fuse(
       report: print, whenever the function is traced, a table of what was replaced, by what, and
         what was not, why, and what to do about it; and, where the arguments are numbers, the
         differences that `check` looks for.
-      patch: trace the function within `ops.patched()`: code that calls e3nn_jax.tensor_product and
-        e3nn-jax's Linears by these names needs no change.
+      patch: trace the function within `ops.patched()`, so that code which calls e3nn-jax's products
+        and Linears needs no change.
       check: compute the function as it is written too, on the arguments of each call, and compare
         values, and gradients by all floating arguments. The call must not be within `jit`, `vmap`
         or `grad`, where arguments have no numbers; a warning says so there.
@@ -270,7 +270,7 @@ def fuse(
 
     @functools.wraps(function)
     def fused(*args, **kwargs):
-        with patched() if patch else contextlib.nullcontext():
+        with patched_for("fuse") if patch else contextlib.nullcontext():
             try:
                 closed, arrays, result_of = traced(function, args, kwargs)
             except NEEDS_NUMBERS as error:

@@ -1,7 +1,5 @@
 """A trained run as a calculator of ASE, and the second derivatives that it computes."""
 
-import difflib
-import inspect
 import os
 import threading
 import warnings
@@ -10,13 +8,15 @@ import ase.calculators.calculator
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ase.data import chemical_symbols
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.data.structures import FlownApartError
+from eqfuse.inference.arguments import understood
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.evaluator import Evaluator, Placed, Results, near_edges
+from eqfuse.inference.evaluator import Evaluator, Placed, Results, energies_of, near_edges
 from eqfuse.inference.network import Network, find_runs, unlike_training
 from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import Spread, SpreadOf, with_spread
@@ -27,21 +27,8 @@ _DIVERGED = (
     "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
     "the structures before it look like"
 )
+_LISTED = 12  # elements, in a text
 _FEW_ATOMS, _SKIN_OF_FEW, _SKIN = 32, 1.5, 0.7  # Å
-_OTHER_NAMES = {  # what calculators of mace and nequip call it
-    "default_dtype": "here it is called dtype",
-    "model_path": "here it is called run",
-    "model_paths": "here it is called run, and is one run; eqfuse.Committee takes several",
-    "models": "here it is called run, a file or folder; eqfuse.Committee takes several",
-    "model": "here it is called run, a file or folder",
-    "compile_path": "here it is called run, and nothing is compiled before",
-    "compile_mode": "programs are always compiled",
-    "enable_cueq": "the fused ops are always used, see backend",
-    "damping": "here it is in dispersion, such as d3(bj)",
-    "dispersion_xc": "here it is in dispersion, such as d3(bj,r2scan)",
-    "chemical_symbols": "the run knows its elements",
-    "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
-}
 
 
 def skin_of(num_atoms: int) -> float:
@@ -52,10 +39,11 @@ def skin_of(num_atoms: int) -> float:
     return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN
 
 
-def _state_of(atoms) -> tuple[bytes, ...]:
+def _state_of(atoms, charge_key: str | None) -> tuple[bytes, ...]:
     """Return what results depend on, in bytes, which are compared quickly; positions first."""
     arrays = atoms.arrays["positions"], atoms.arrays["numbers"], atoms.cell.array, atoms.pbc
-    return tuple([array.tobytes() for array in arrays])
+    charge = atoms.info.get(charge_key) if charge_key else None
+    return (*[array.tobytes() for array in arrays], repr(charge).encode())
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -77,29 +65,34 @@ class Calculator(ase.calculators.calculator.Calculator):
     reference energies.
 
     Args:
-      run: the run's folder, or a file of its network (.safetensors).
+      run: the run's folder, or a file of its network (.safetensors); or the name of a published
+        network, such as "7net-0", or a file of mace, sevenn, nequix or nequip, which is converted
+        once.
       skin: Å; None: 1.5 up to 32 atoms, whose lists cost more than their pairs, and 0.7 beyond.
       which, dtype, backend, radial, head: see `eqfuse.inference.Network`.
       dispersion: "d3(bj)", "d3(bj,r2scan)", ..., which `dftd3` computes on the CPU and is added;
-        without a functional it is that of PBE. None is that of the run, which has one if it was
-        trained with `data.dispersion`, and "none" is the network alone. With a dispersion there
-        are no stresses of atoms, and their energies are computed only where they are asked for.
+        without a functional, or True, it is that of PBE. None is that of the run, which has one if
+        it was trained with `data.dispersion`, and "none" or False is the network alone. With a
+        dispersion there are no stresses of atoms, and their energies are computed only where they
+        are asked for.
       spread: whether results have the spread, as those of `eqfuse.Committee`, of a run to which
         `eqfuse uncertainty` fitted it; it costs a derivative for each of its features.
       atoms, label, directory: as in ASE's calculators.
+      others: words of other programs: model_paths, model_path, model, default_dtype, modal (a
+        head), device (which must be that of JAX), damping and dispersion_xc with dispersion=True.
     Raises:
       CheckpointError: no readable checkpoint, or no spread that was fitted.
       ConfigError: another dispersion, or no `dftd3`.
       TypeError: an unknown argument; names the one that was probably meant.
-      ValueError: a skin that is negative or not finite, another `which` or dtype, or a backend that
-        does not run here.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, or a backend or
+        device that does not run here.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "stresses", "free_energy")
 
     def __init__(
         self,
-        run,
+        run=None,
         *,
         skin: float | None = None,
         which=None,
@@ -107,19 +100,21 @@ class Calculator(ase.calculators.calculator.Calculator):
         backend=None,
         radial=None,
         head: str | None = None,
-        dispersion: str | None = None,
+        dispersion: str | bool | None = None,
         spread: bool = False,
         atoms=None,
         label=None,
         directory=".",
-        **unknown,
+        **others,
     ):
-        if unknown:
-            raise TypeError("; ".join(map(_unknown_argument, unknown)))
+        """Read the network of a run; the arguments are described above."""
+        keep_memory()  # before this starts JAX, whose threads have their memory from then on
+        given = {"run": run, "dtype": dtype, "head": head, "dispersion": dispersion}
+        given = understood(given, others, Calculator.__init__)
+        run, dtype, head, dispersion = given.values()
         if not isinstance(run, str | os.PathLike):
             raise TypeError(f"run must be the path of one run, got {run!r}; see eqfuse.Committee")
-        keep_memory()  # before this starts JAX, whose threads have their memory from then on
-        ops.resolve_here(backend)
+        self.backend = ops.resolve_here(backend)
         if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         how = {"which": which, "dtype": dtype, "backend": backend, "head": head}
@@ -129,7 +124,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         self.spread = bool(spread)
         if spread:
             with_spread(self.network)  # refused where none was fitted
-        if self.dispersion is not None:
+        if self.dispersion is not None or self.network.module.potential.long_range is not None:
             names = self.implemented_properties
             self.implemented_properties = tuple(n for n in names if n != "stresses")
         self._state: tuple[bytes, ...] | None = None
@@ -156,6 +151,15 @@ class Calculator(ase.calculators.calculator.Calculator):
     def __setstate__(self, state):
         self.__dict__.update(state)
         self._begin()
+
+    def __repr__(self) -> str:
+        symbols = [chemical_symbols[z] for z in self.species]
+        elements = " ".join(symbols)
+        if len(symbols) > _LISTED:
+            elements = f"{len(symbols)} elements {symbols[0]} to {symbols[-1]}"
+        added = "" if self.dispersion is None else f", {self.dispersion}"
+        how = f"cutoff {self.cutoff:g} Å, {self.network.dtype}, backend {self.backend}"
+        return f"<{type(self).__name__} {self.network.name}: {elements}, {how}{added}>"
 
     @property
     def species(self) -> tuple[int, ...]:
@@ -232,7 +236,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def _take(self, atoms):
         """Take atoms as those that results are of, and forget those of others."""
-        state = _state_of(atoms)
+        state = _state_of(atoms, self.network.charge_key)
         if state == self._state:
             return
         if self._state is not None and state[1:] == self._state[1:]:
@@ -258,14 +262,15 @@ class Calculator(ase.calculators.calculator.Calculator):
     @property
     def _placed(self) -> Placed:
         atoms = self.atoms
-        return Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
+        place = atoms.numbers, atoms.positions, self._cell, atoms.pbc
+        return Placed(*place, self.network.charge_of(atoms))
 
     def _compute(self, *, of_atoms: bool) -> Results:
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
             raise DataError(f"positions are not finite: {_DIVERGED}")
         if self._cell is None:
-            [checked] = as_structures(atoms)
+            [checked] = as_structures(atoms, self.network.charge_key)
             self._cell, self._volume = checked.cell, checked.volume
             for text in unlike_training(self.network, [checked]):
                 if text not in self._said:
@@ -276,15 +281,6 @@ class Calculator(ase.calculators.calculator.Calculator):
             return self._evaluator([self._placed], of_atoms=of_atoms)
         except FlownApartError as error:
             raise FlownApartError(f"{error}; in a simulation: {_DIVERGED}") from error
-
-
-def _unknown_argument(name: str) -> str:
-    if name in _OTHER_NAMES:
-        return f"Calculator has no argument {name}: {_OTHER_NAMES[name]}"
-    arguments = list(inspect.signature(Calculator).parameters)[:-1]
-    near = difflib.get_close_matches(name, arguments, n=1)
-    hint = f"nearest: {near[0]}" if near else f"it has {', '.join(arguments)}"
-    return f"Calculator has no argument {name}; {hint}"
 
 
 class Committee(ase.calculators.calculator.Calculator):
@@ -373,13 +369,14 @@ def _columns(module, params, pairs, geometry, size, *, count: int):
     near = near_edges(module.cutoff, pairs, geometry, size)
     edges = near.edges
 
+    zero, strain = jnp.zeros_like(geometry.positions), jnp.zeros_like(geometry.cells)
+
     def energy(moves):
         vectors = near.vectors + moves[edges.senders] - moves[edges.receivers]
         vectors = jnp.where(near.real, vectors, 0).astype(module.dtype)
-        energies = module.potential.apply(params, vectors, geometry.species, edges)
-        return jnp.sum(energies[:count])
+        at = vectors, geometry.positions + moves, strain
+        return jnp.sum(energies_of(module, params, *at, geometry, edges))
 
-    zero = jnp.zeros_like(geometry.positions)
     gradient = jax.grad(energy)
 
     def column(number):

@@ -182,7 +182,8 @@ def _print_times(network: Network, structure: Structure):
     atoms, began, axis = as_atoms(structure), time.monotonic(), 0
     while True:
         evaluator = Evaluator(network)
-        placed = Placed(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+        place = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
+        placed = Placed(*place, structure.charge)
         listed = evaluator.list([placed])
         evaluator.run(listed)  # compiles
         before, times = _memory(reset=True), []
@@ -238,7 +239,7 @@ def label_keys(options, trained_on: dict) -> data.Keys:
     """Return the names of the labels in a file, by default those of the training."""
     keys = {}
     for name, usual in data.Keys()._asdict().items():
-        given = getattr(options, f"{name}_key")
+        given = getattr(options, f"{name}_key", None)
         keys[name] = given or trained_on.get(f"{name}_key", usual)
         if keys[name] != usual:
             print(f"{name} under the key {keys[name]!r}")

@@ -31,21 +31,28 @@ from eqfuse.inference.lists import (
     room_for_pairs,
     within,
 )
-from eqfuse.inference.network import Module, Network
+from eqfuse.inference.network import ROOM, Module, Network
 from eqfuse.inference.programs import Kept
+from eqfuse.models.ewald import Reach
 from eqfuse.ops import Edges
 
 _MOST_OWN, _MOST_OTHERS = 2, 1.2
 """Limits of the size of a compiled program by what is needed: of one used here, and of others."""
+_MOST_OF_SUMS = 8
+"""Limit of the size of a sum of charges by what is needed."""
 
 
 class Sizes(NamedTuple):
-    """Sizes of the arrays of a program: nodes, pairs, edges within the cutoff, and structures."""
+    """Sizes of the arrays of a program: nodes, pairs, edges within the cutoff, and structures.
+
+    With latent charges also the size of their sums.
+    """
 
     nodes: int = 0
     pairs: int = 0
     edges: int = 0
     graphs: int = 1
+    reach: Reach = Reach()
 
     def grown(self, needed: "Sizes") -> "Sizes":
         """Return sizes that hold what is needed, with headroom where these do not."""
@@ -54,7 +61,8 @@ class Sizes(NamedTuple):
             pairs = room_for_pairs(needed.pairs)
         if max(needed.edges, 1) > edges:
             edges = room_for_edges(needed.edges)
-        return Sizes(max(self.nodes, needed.nodes), pairs, edges, max(self.graphs, needed.graphs))
+        nodes, graphs = max(self.nodes, needed.nodes), max(self.graphs, needed.graphs)
+        return Sizes(nodes, pairs, edges, graphs, self.reach.grown(needed.reach))
 
 
 class Geometry(NamedTuple):
@@ -65,6 +73,9 @@ class Geometry(NamedTuple):
     index: jax.Array  # [n_nodes] int32, the structure of each node; not read if there is one
     species: jax.Array  # [n_nodes] int32
     num_atoms: jax.Array  # nodes from this number on have no energy
+    charges: jax.Array | None = None  # [n_graphs] e, the total charges; None without latent charges
+    reach: Reach | None = None  # of the sums of latent charges
+    is_atom: jax.Array | None = None  # [n_nodes] bool, False for padding between atoms, if any
 
 
 class Near(NamedTuple):
@@ -83,6 +94,7 @@ class Evaluated(NamedTuple):
     forces: jax.Array  # [n_nodes, 3] eV/Å
     gradient: jax.Array  # [n_edges, 3] eV/Å, of the energy by the vectors
     near: Near
+    strain: jax.Array | None = None  # [n_graphs, 3, 3] eV, of the energy of charges by the strain
 
 
 def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
@@ -112,6 +124,28 @@ def energies_and_gradient(potential, params, vectors, species, edges, atoms):
     return jax.grad(total, argnums=1, has_aux=True)(params, vectors, species, edges, atoms)
 
 
+def energies_of(module: Module, params, vectors, positions, strain, geometry: Geometry, edges):
+    """Return the energies of nodes, [n_nodes] eV, with those of latent charges.
+
+    These depend on positions [n_nodes, 3] and on strain [n_graphs, 3, 3], in float64, besides the
+    vectors.
+    """
+    atoms = jnp.arange(len(geometry.species)) < geometry.num_atoms
+    found = module.potential.apply(params, vectors, geometry.species, edges)
+    long_range = module.potential.long_range
+    if long_range is None:
+        return jnp.where(atoms, found, 0)
+    energies, scalars = found
+    index, count = geometry.index, len(geometry.cells)
+    real = atoms if geometry.is_atom is None else geometry.is_atom
+    scalars = scalars.astype(positions.dtype)
+    charges = long_range.charges_of(scalars, index, real, count, geometry.charges)
+    positions = positions + jnp.sum(positions[:, :, None] * strain[index], axis=1)
+    cells = geometry.cells + geometry.cells @ strain
+    far = long_range.energies(charges, positions, cells, index, geometry.reach)
+    return jnp.where(atoms, energies + far, 0)
+
+
 def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
     """Return forces [n_nodes, 3] of the derivative by the vectors of edges, added to zeros."""
     forces = zero.at[edges.senders].add(-gradient)
@@ -121,11 +155,14 @@ def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
 def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: int) -> Evaluated:
     """Compute energies and forces of structures side by side; inside of `jit`.
 
-    One derivative, by the vectors of the edges, gives forces, stress and virials.
+    One derivative, by the vectors of the edges, gives forces, stress and virials; that of charges
+    is by positions and strain, too.
     """
     near = near_edges(module.cutoff, pairs, geometry, size)
     edges, species = near.edges, geometry.species
     atoms = jnp.arange(len(species)) < geometry.num_atoms
+    if module.potential.long_range is not None:
+        return _with_charges(module, params, near, geometry)
     # small networks are one native call on a CPU
     differentiate = ops.sequence(functools.partial(energies_and_gradient, module.potential))
     vectors = near.vectors.astype(module.dtype)
@@ -133,6 +170,21 @@ def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: 
     gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
     forces = add_forces(gradient, edges, jnp.zeros_like(geometry.positions), are_sorted=True)
     return Evaluated(energies.astype(jnp.float64), forces, gradient, near)
+
+
+def _with_charges(module: Module, params, near: Near, geometry: Geometry) -> Evaluated:
+    def total(vectors, positions, strain):
+        strain = (strain + jnp.swapaxes(strain, 1, 2)) / 2
+        args = vectors, positions, strain, geometry, near.edges
+        energies = energies_of(module, params, *args)
+        return jnp.sum(energies), energies
+
+    at = near.vectors.astype(module.dtype), geometry.positions, jnp.zeros_like(geometry.cells)
+    derivatives, energies = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*at)
+    gradient, by_positions, strain = derivatives
+    gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
+    forces = add_forces(gradient, near.edges, -by_positions, are_sorted=True)
+    return Evaluated(energies.astype(jnp.float64), forces, gradient, near, strain)
 
 
 def strain_derivatives(evaluated: Evaluated, geometry: Geometry):
@@ -145,7 +197,8 @@ def strain_derivatives(evaluated: Evaluated, geometry: Geometry):
         products = vectors[:, :, None] * gradient[:, None, :]
         of_edges = geometry.index[evaluated.near.edges.receivers]
         strain = jax.ops.segment_sum(products, of_edges, count)
-    return (strain + jnp.swapaxes(strain, 1, 2)) / 2
+    of_charges = 0 if evaluated.strain is None else evaluated.strain
+    return (strain + jnp.swapaxes(strain, 1, 2)) / 2 + of_charges
 
 
 def atom_strain_derivatives(evaluated: Evaluated):
@@ -208,6 +261,7 @@ class Placed(NamedTuple):
     positions: np.ndarray  # [n_atoms, 3] Å
     cell: np.ndarray  # [3, 3] Å, zeros for directions without a vector
     pbc: np.ndarray  # [3] bool
+    charge: float = 0.0  # e
 
 
 class Results(NamedTuple):
@@ -288,13 +342,24 @@ class Evaluator:
             orders.append(spatial_order(positions, cell, periodic, network.cutoff) + first)
             first += len(positions)
         index = np.repeat(np.arange(len(species), dtype=np.int32), list(map(len, species)))
-        given = {"index": index, "order": np.concatenate(orders)}
+        given = {"index": index, "order": np.concatenate(orders), "pbc": pbc}
+        given["charges"] = [getattr(one, "charge", 0.0) for one in structures]
         listed = self.padded(placed, key, lists, np.concatenate(species), **given)
         listed.pbc, listed.names = pbc, names
         return listed
 
     def padded(
-        self, structures, key: tuple, lists, species, *, index=None, order=None, num_atoms=None
+        self,
+        structures,
+        key: tuple,
+        lists,
+        species,
+        *,
+        index=None,
+        order=None,
+        num_atoms=None,
+        pbc=None,
+        charges=(),
     ) -> Listed:
         """Return known pairs as a list on the device, padded to the sizes of a program.
 
@@ -304,7 +369,8 @@ class Evaluator:
         """
         *pairs, near = lists
         count = len(species)
-        sizes = self._sizes(Sizes(max(count, 1), len(pairs[0]), near, len(structures)))
+        needed = Sizes(max(count, 1), len(pairs[0]), near, len(structures))
+        sizes = self._sizes(needed._replace(reach=self._reach(structures, pbc)))
         order = np.arange(count) if order is None else order
         index = np.zeros(count, np.int32) if index is None else index
         number = np.argsort(order)
@@ -314,10 +380,13 @@ class Evaluator:
         nodes[0] = sizes.graphs - 1
         nodes[:, :count] = index[order], species[order]
         of_nodes = *nodes, np.int32(count if num_atoms is None else num_atoms)
+        if self.network.module.potential.long_range is not None:
+            of_nodes += (np.zeros(sizes.graphs),)
+            of_nodes[-1][: len(charges)] = charges
         with jax.enable_x64(True):
             pairs, of_nodes = jax.device_put((pairs, of_nodes))
         structures = [(positions.copy(), cell) for positions, cell in structures]
-        pbc = np.zeros((len(structures), 3), bool)
+        pbc = np.zeros((len(structures), 3), bool) if pbc is None else pbc
         return Listed(structures, key, sizes, pairs, of_nodes, order, number, species, pbc=pbc)
 
     def run(self, listed: Listed, structures=None, *, of_atoms: bool = False) -> Results:
@@ -365,13 +434,17 @@ class Evaluator:
 
     def _apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
         """Compute a function of structures, with sizes that grow for more edges."""
-        compiled, sizes = self.program.compiled(function, **static), listed.sizes
         structures = listed.structures if structures is None else structures
+        if not listed.sizes.reach.holds(self._reach(structures, listed.pbc, 1.0)):
+            reach = self._reach(structures, listed.pbc).grown(listed.sizes.reach)
+            listed.sizes = listed.sizes._replace(reach=reach)  # cells have grown
+        compiled, sizes = self.program.compiled(function, **static), listed.sizes
         places = np.zeros((sizes.nodes + 3 * sizes.graphs, 3))
         positions, cells = map(np.concatenate, zip(*structures, strict=True))
         places[: len(positions)] = positions.take(listed.order, axis=0)
         places[sizes.nodes : sizes.nodes + len(cells)] = cells
-        arguments = listed.pairs, places, listed.of_nodes
+        charged = len(listed.of_nodes) > 3
+        arguments = listed.pairs, places, (*listed.of_nodes, *[sizes.reach][:charged])
         while True:
             precise = jax.default_matmul_precision("highest")
             with jax.enable_x64(True), precise, self.network.described():
@@ -381,6 +454,11 @@ class Evaluator:
             if listed.num_edges <= listed.sizes.edges:
                 return done[:-1]
             listed.sizes = self._sizes(sizes._replace(edges=listed.num_edges), sizes)
+
+    def _reach(self, structures, pbc, room: float = ROOM) -> Reach:
+        """Return what sums of charges need for (positions, cell) of structures, see `Network`."""
+        cells, counts = [cell for _, cell in structures], [len(at) for at, _ in structures]
+        return self.network.reach(cells, pbc, counts, room)
 
     def _sizes(self, needed: Sizes, now: Sizes | None = None) -> Sizes:
         """Return compiled sizes that hold what is needed, or new ones with less padding.
@@ -396,6 +474,7 @@ class Evaluator:
                 and needed.edges <= sizes.edges <= most * limit
                 and needed.pairs <= sizes.pairs
                 and needed.graphs <= sizes.graphs <= most * needed.graphs
+                and sizes.reach.holds(needed.reach, _MOST_OF_SUMS)
                 and (now is None or now == sizes._replace(edges=now.edges))
             )
 
@@ -415,10 +494,13 @@ class Evaluator:
             return Sizes(nodes, graphs=needed.graphs).grown(needed)
         more = room_for_nodes(nodes)
         pairs, edges = (math.ceil(n * more / nodes) for n in (needed.pairs, needed.edges))
-        return Sizes(more, graphs=needed.graphs).grown(Sizes(0, pairs, edges))
+        atoms = math.ceil(needed.reach.atoms * more / nodes)
+        rest = Sizes(0, pairs, edges, reach=dataclasses.replace(needed.reach, atoms=atoms))
+        return Sizes(more, graphs=needed.graphs).grown(rest)
 
 
 def _places_and_key(structures) -> tuple[list, tuple]:
     """Return (positions, cell) of structures, and what a list depends on besides."""
     placed = [(structure.positions, structure.cell) for structure in structures]
-    return placed, tuple((s.numbers.tobytes(), s.pbc.tobytes()) for s in structures)
+    key = ((s.numbers.tobytes(), s.pbc.tobytes(), getattr(s, "charge", 0)) for s in structures)
+    return placed, tuple(key)

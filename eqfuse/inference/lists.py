@@ -288,7 +288,7 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     apart = (wrapped[:, k][senders] + shifted[:, :, None, k] for k in range(3))
     squares = sum(component**2 for component in apart)
     near = barrier((real & (squares < grid.reach**2)).reshape(-1))
-    room = min(room, near.shape[0])
+    room = min(room, most_pairs(grid, count))
     chosen, found = barrier(select_evenly(near, room))
     kept = barrier(selected(chosen, room))
 
@@ -298,6 +298,11 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     senders, real = senders.reshape(-1)[kept], real.reshape(-1)[kept]
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
     return senders, receivers, away, Needed(found, fullest, _is_narrow(grid, basis))
+
+
+def most_pairs(grid: Grid, num_atoms: int) -> int:
+    """Return the number of candidates of a list: each atom with all places of the boxes around."""
+    return num_atoms * math.prod(2 * n + 1 for n in grid.aside) * grid.occupancy
 
 
 def _boxes_beside(grid: Grid, box):

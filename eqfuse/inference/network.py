@@ -13,20 +13,24 @@ import numpy as np
 from flax.errors import FlaxError
 
 from eqfuse import models
-from eqfuse.data import Structure
+from eqfuse.data import DataError, Structure
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.remarks import APERIODIC, unread
+from eqfuse.data.remarks import APERIODIC, total_charge, unread
 from eqfuse.inference.tables import placed, tables_of
 from eqfuse.models import Potential
+from eqfuse.models.ewald import Reach
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import digest_of, head_file
+from eqfuse.runs.names import named
 from eqfuse.runs.process import keep_memory, keep_programs
 from eqfuse.train import load_run, read_metadata
 from eqfuse.train.dispersion import Dispersion
 
 UNCERTAINTY = "uncertainty.npz"
 """The file in the folder of a run that `eqfuse.inference.uncertainty` writes."""
+ROOM = 1.05
+"""By how much cells may grow before a sum of charges is compiled anew."""
 MANY = 16
 """Elements from which on a network is narrowed to those that it computes."""
 
@@ -55,13 +59,14 @@ class Network:
     are the reference energies.
 
     Args:
-      run: the folder of the run, or a file of its network (.safetensors).
+      run: the folder of the run, or a file of its network (.safetensors); or what
+        `eqfuse.runs.names.named` takes: the name of a published network, another program's file.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
       radial: how functions of lengths are computed: "network"; "table", with the knots of the run;
         or "auto", which has tables for a run that was trained with them, and wherever they are
-        within `eqfuse.inference.tables.BOUND` of the networks. None for that of the run, which is
+        within `eqfuse.inference.tables.BOUNDS` of the networks. None for that of the run, which is
         auto unless it says otherwise. `radial` is then a text of what was chosen.
       head: which head of a network with several; None where there is one.
       dispersion: see `eqfuse.Calculator`; `dispersion` is then a `Dispersion`, or None. Whoever
@@ -79,7 +84,8 @@ class Network:
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         keep_programs()
         keep_memory()
-        run = head_file(run, head)
+        self.name = str(run if head is None else f"{run}, head {head}")
+        run = head_file(named(run), head)
         self.metadata = metadata = read_metadata(run, which=which)
         self.dispersion = Dispersion.of_run(metadata, dispersion)
         self.dtype = dtype or metadata["config"]["dtype"]
@@ -99,7 +105,7 @@ class Network:
         if radial == "auto":  # not by the number of edges, which differs from call to call
             radial = "table"
             if "radial" not in self.metadata:
-                found = tables_of(potential, params)
+                found = tables_of(potential, params, self.dtype)
                 radial = "table" if found.tree else "network"
                 fields = {"radial_knots": found.knots} if found.tree else {}
         potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
@@ -152,8 +158,41 @@ class Network:
         other.dispersion = Dispersion.of_run(self.metadata, given)
         return other
 
+    @property
+    def charge_key(self) -> str | None:
+        """Return the key of `atoms.info` that has the total charge, if the network reads it."""
+        long_range = self.module.potential.long_range
+        return None if long_range is None else long_range.charge_key
+
+    def charge_of(self, atoms) -> float:
+        """Return the total charge of `ase.Atoms`, e; 0 if the network does not read it."""
+        return total_charge(atoms.info, self.charge_key)
+
+    def reach(self, cells, pbc, counts, room: float = ROOM) -> Reach:
+        """Return what sums of latent charges need, see `LatentEwald.reach`; nothing without them.
+
+        Raises:
+          DataError: a structure that is periodic along one or two directions only.
+        """
+        long_range = self.module.potential.long_range
+        if long_range is None:
+            return Reach()
+        try:
+            return long_range.reach(cells, pbc, counts, room)
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+    def require_local(self, what: str):
+        """Refuse a network with latent charges, for `what` computes near atoms alone."""
+        if self.module.potential.long_range is not None:
+            raise ConfigError(
+                f"{what} has no sums of latent charges (model.long_range): use eqfuse.Calculator, "
+                "eqfuse md or eqfuse predict, or a network that was trained without them"
+            )
+
     def require_alone(self, what: str):
-        """Refuse a network with a dispersion, for `what` computes the network alone."""
+        """Refuse a network with a dispersion or charges: `what` computes the network alone."""
+        self.require_local(what)
         if self.dispersion is not None:
             raise ConfigError(
                 f"{what} has no dispersion, and this run was trained on labels less "
@@ -193,7 +232,7 @@ _SURROUNDED = 0.8  # of the neighbours that atoms had in the training
 
 def unlike_training(network: Network, structures: Sequence[Structure]) -> list[str]:
     """Return warnings of what a network does not read, and of crystals without a cell."""
-    texts = [unread(remark for s in structures for remark in s.remarks)]
+    texts = [unread((r for s in structures for r in s.remarks), network.charge_key)]
     known = network.metadata.get("statistics", {})
     # of another network, or one that was converted, it is not known what it was trained on
     periodic = known.get("periodic", False) and "started_from" not in network.metadata

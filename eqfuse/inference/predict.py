@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import ase
 import numpy as np
 
-from eqfuse.data import DataError, Structure, prefetched, read_structures
+from eqfuse.data import DataError, Keys, Structure, prefetched, read_structures
 from eqfuse.data.neighbors import require_apart
-from eqfuse.data.remarks import remarks_of
+from eqfuse.data.remarks import remarks_of, total_charge
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.lists import naming
 from eqfuse.inference.network import load_networks, unlike_training
@@ -74,7 +74,7 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
       ValueError: another `which` or dtype.
     """
     networks = load_networks(run, **options)
-    structures = as_structures(structures)
+    structures = as_structures(structures, networks[0].charge_key)
     if not structures:
         raise DataError("there are no structures to predict")
     for text in unlike_training(networks[0], structures):
@@ -117,10 +117,13 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
     return predicted
 
 
-def as_structures(structures) -> list[Structure]:
-    """Return structures of a file, of `ase.Atoms`, or of a sequence of these or of structures."""
+def as_structures(structures, charge_key: str | None = None) -> list[Structure]:
+    """Return structures of a file, of `ase.Atoms`, or of a sequence of these or of structures.
+
+    With a `charge_key` their total charges are read, too.
+    """
     if isinstance(structures, str | os.PathLike):
-        return read_structures(structures, require_labels=False)
+        return read_structures(structures, keys=Keys(charge=charge_key), require_labels=False)
     several, found = (
         [structures] if isinstance(structures, ase.Atoms | Structure) else structures,
         [],
@@ -128,7 +131,10 @@ def as_structures(structures) -> list[Structure]:
     for k, one in enumerate(several):
         if isinstance(one, ase.Atoms):
             given = one.numbers, one.positions, one.cell.array, one.pbc
-            one = Structure(*given, origin=f"atoms {k}", remarks=remarks_of(one))
+            with naming(f"atoms {k}"):
+                charge = total_charge(one.info, charge_key)
+            about = {"remarks": remarks_of(one), "charge": charge}
+            one = Structure(*given, origin=f"atoms {k}", **about)
         found.append(one)
     return found
 

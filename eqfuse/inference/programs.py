@@ -30,38 +30,53 @@ _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS")
 
 
 class Kept:
-    """A jitted function of arrays and of the static `size`, whose programs are kept on disk.
+    """A jitted function of trees of arrays and of static numbers, whose programs are kept on disk.
 
-    The function returns one array; `made_of` is text on which it depends besides the arguments, or
-    None, to keep nothing.
+    Args:
+      function: it is called with the arrays, and with the static numbers by name.
+      made_of: text on which it depends besides the arguments, or None, to keep nothing.
+      result: a function of the arrays that returns a tree of the structure of the result, without
+        being traced; by default the function returns one array.
+      donated: the numbers of the arguments whose memory the program may use.
     """
 
-    def __init__(self, function: Callable, made_of: str | None):
+    def __init__(
+        self,
+        function: Callable,
+        made_of: str | None,
+        *,
+        result: Callable = lambda *_: 0,
+        donated: tuple[int, ...] = (),
+    ):
         function.__name__ = "kept_program"  # JAX's cache has programs of another name
-        self._jitted, self._made_of = jax.jit(function, static_argnames="size"), made_of
+        self._function, self._made_of = function, made_of
+        self._result, self._donated = result, donated
         self._programs: dict[tuple, Callable] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
 
-    def __call__(self, *arguments, size: int):
+    def __call__(self, *arguments, **static):
         leaves, tree = jax.tree.flatten(arguments)
-        key = size, tree, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        key = tuple(static.items()), tree, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         if key not in self._programs:
             self._programs[key] = self._program(arguments, key)
         return self._programs[key](*arguments)
 
     def _program(self, arguments, key) -> Callable:
-        size, tree, shapes = key
+        static, tree, shapes = key
+        jitted = jax.jit(
+            self._function, static_argnames=tuple(dict(static)), donate_argnums=self._donated
+        )
         if self._made_of is None or (folder := _folder()) is None:
-            return self._jitted.lower(*arguments, size=size).compile()
-        made_of = _made_of_everywhere(), self._made_of, size, str(tree), shapes, _settings()
+            return jitted.lower(*arguments, **dict(static)).compile()
+        made_of = _made_of_everywhere(), self._made_of, static, str(tree), shapes, _settings()
         file = folder / f"eqfuse-{hashlib.sha256(repr(made_of).encode()).hexdigest()}-cache"
-        trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
+        trees = (jax.tree.structure(one) for one in ((arguments, {}), self._result(*arguments)))
         if (found := _load(file, *trees)) is not None:
             return found
         with machine.registered() as kernels, _out_of_jax_cache():
-            program = self._jitted.lower(*arguments, size=size).compile()
+            program = jitted.lower(*arguments, **dict(static)).compile()
         # what cannot be stored is compiled again by the next process
         with contextlib.suppress(ValueError, NotImplementedError, OSError):
             content = serialize_executable.serialize(program)[0]

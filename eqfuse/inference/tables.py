@@ -19,8 +19,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from eqfuse.models.radial_table import ORDER, choose, grid, tables_program
 from eqfuse.ops import _host
 
-BOUND = 1e-7
-"""Largest error of tables that are taken without being asked for."""
+BOUNDS = {"float64": 1e-7, "float32": 1e-5}
+"""Largest error of tables that are taken without being asked for, by the dtype of the network.
+
+By the same measure, rounding lengths to float32 changes slopes of published networks by up to 6e-6.
+"""
 KNOTS = (256, 384, 512, 1024)
 """Numbers of knots: the first that keeps the bound is taken."""
 MOST_BYTES = 1 << 28
@@ -38,26 +41,27 @@ class Tables(NamedTuple):
     why: str
 
 
-def tables_of(potential, variables) -> Tables:
-    """Return tables within `BOUND` of a potential's networks, found in the cache or made now."""
+def tables_of(potential, variables, dtype: str) -> Tables:
+    """Return tables within the bound of a dtype, see `BOUNDS`, from the cache or made now."""
+    bound = BOUNDS[dtype]
     model = potential.model.clone(radial="auto", backend=None, fused=None)
     if getattr(model, "nonlinear", False):
         return Tables(None, 0, choose(model, 0).why)
     potential, variables = potential.clone(model=model), {"params": variables["params"]}
-    key = hashlib.sha256(repr((_FORMAT, BOUND, KNOTS, MOST_BYTES, potential)).encode())
+    key = hashlib.sha256(repr((_FORMAT, bound, KNOTS, MOST_BYTES, potential)).encode())
     for path, leaf in jax.tree.leaves_with_path(variables):
         leaf = np.ascontiguousarray(leaf)
         key.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         key.update(leaf.data)
     file = _host.cache_folder("radial") / f"{key.hexdigest()}.npz"
     if (found := _read(file)) is None:
-        found = measured(potential, variables)
+        found = measured(potential, variables, bound)
         _write(file, found)
     return found
 
 
-def measured(potential, variables) -> Tables:
-    """Make tables with more and more knots until their error is within `BOUND`."""
+def measured(potential, variables, bound: float) -> Tables:
+    """Make tables with more and more knots until their error is within a bound."""
     exact, pairs, least = None, potential.model.num_pairs(), 0.0
     for knots in KNOTS:
         if knots < min(least, KNOTS[-1]):
@@ -71,9 +75,9 @@ def measured(potential, variables) -> Tables:
         cells = (grid(potential.model.breaks(), n) for n in (knots, _PROBES))
         error = slope_error(tree, exact, *cells)
         why = f"tables of {knots} knots, whose slopes are the networks' to {error:.0e}"
-        if error <= BOUND:
+        if error <= bound:
             return Tables(tree, knots, why)
-        least = knots * (error / BOUND) ** 0.2  # errors of slopes fall with the fifth power
+        least = knots * (error / bound) ** 0.2  # errors of slopes fall with the fifth power
     return Tables(None, 0, f"{why} only")
 
 

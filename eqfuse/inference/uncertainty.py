@@ -37,6 +37,7 @@ from eqfuse.inference.spread import SpreadOf, rows_of
 from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import digest_of, write_whole
+from eqfuse.runs.names import named
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.datasets import load_dataset
 from eqfuse.train.resume import resumed_config
@@ -76,6 +77,12 @@ class Fitted(NamedTuple):
     ridge: float  # of the mean eigenvalue
     energy: Agreement
     forces: Agreement
+    atom: float  # eV, the largest spread of an atom's energy in the validation frames
+
+    @property
+    def max_spread(self) -> float:
+        """Return a limit for dynamics, eV: twice the largest spread of the validation frames."""
+        return float(f"{2 * self.atom:.2g}")
 
 
 def fit(run, train=None, validation=None) -> Fitted:
@@ -92,14 +99,14 @@ def fit(run, train=None, validation=None) -> Fitted:
       CheckpointError, ConfigError: no readable run, or one without data of its own.
       DataError: data that cannot be read, or fewer than four frames with an energy in one of them.
     """
-    folder = Path(run).expanduser()
+    folder = Path(named(run)).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"{run} is not the folder of a run, which the uncertainty is kept in")
     network = Network(folder)
     dispersion, network.dispersion, network.uncertainty = network.dispersion, None, None
     own = _data_of(folder) if train is None or validation is None else (None, None)
     given = network.metadata["config"]["data"]
-    keys = Keys(*(given.get(f"{name}_key", name) for name in Keys._fields))
+    keys = Keys(*(given.get(f"{n}_key", usual) for n, usual in Keys()._asdict().items()))
     # the network's own frames are less the dispersion already
     train = own[0] if train is None else _read(train, keys, dispersion)
     validation = own[1] if validation is None else _read(validation, keys, dispersion)
@@ -121,11 +128,12 @@ def fit(run, train=None, validation=None) -> Fitted:
     root, spread = vectors * np.sqrt(variances), np.sqrt(squares @ variances)
 
     network.uncertainty = {"root": root, "forces": 1.0}
-    spreads, pairs = SpreadOf(network), [np.zeros((2, 0))]
+    spreads, pairs, atom = SpreadOf(network), [np.zeros((2, 0))], 0.0
     for k in evenly(range(len(validation)), _FORCES_OF):
+        [of_frame] = spreads(spreads.evaluator.list([validation[k]]), [validation[k]])
+        atom = max(atom, float(of_frame.energies.max()))
         if (known := validation[k].forces) is not None:
             error = np.linalg.norm(predicted[k].forces - known, axis=1)
-            [of_frame] = spreads(spreads.evaluator.list([validation[k]]), [validation[k]])
             pairs.append(np.stack([error, of_frame.forces])[:, ~np.isnan(error)])
     of_forces = np.concatenate(pairs, axis=1)
     factor, (errors_of_forces, spread_of_forces) = 1.0, np.linalg.norm(of_forces, axis=1)
@@ -139,7 +147,8 @@ def fit(run, train=None, validation=None) -> Fitted:
     write_whole(folder / UNCERTAINTY, content.getvalue())
     sizes = np.array([s.num_atoms for s in validation])
     agreement = Agreement.of(errors / sizes, spread / sizes), Agreement.of(*of_forces)
-    return Fitted(folder / UNCERTAINTY, len(train), len(validation), len(root), ridge, *agreement)
+    counts = len(train), len(validation), len(root)
+    return Fitted(folder / UNCERTAINTY, *counts, ridge, *agreement, atom)
 
 
 def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
@@ -201,10 +210,14 @@ def main(options: Uncertainty):
     print(f"on {counted(fitted.validation, 'validation frame')}, RMS:")
     for name, unit, of in (
         ("energy", "meV/atom", fitted.energy),
-        ("forces", "meV/Å", fitted.forces),
+        ("forces (norm of x, y, z)", "meV/Å", fitted.forces),
     ):
         print(
             f"  {name}: errors {1e3 * of.error:.3g} {unit}, spread {1e3 * of.spread:.3g} {unit}, "
             f"rank correlation {of.rank:.2f}"
         )
+    print(
+        f"  energy of an atom: spread of at most {fitted.atom:.2g} eV; dynamics that should stop "
+        f"beyond what was validated: max_spread={fitted.max_spread:g}"
+    )
     print(f"written to {fitted.file}: `eqfuse predict` writes the spread from now on")

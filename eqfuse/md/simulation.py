@@ -22,9 +22,11 @@ from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
+from eqfuse.models.ewald import Reach
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
 from eqfuse.runs.log import warn
+from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.terminal import duration
@@ -130,7 +132,7 @@ class _Simulation:
             ops.resolve_here(settings.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._settings, self._path = settings, str(Path(network).resolve())
+        self._settings, self._path = settings, absolute_run(str(network))
         how = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
         network = Network(network, **how)
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
@@ -140,7 +142,7 @@ class _Simulation:
         for number, atoms in enumerate(frames):
             with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
-        for text in unlike_training(self._network, as_structures(frames)):
+        for text in unlike_training(self._network, as_structures(frames, self._network.charge_key)):
             warn(text)
         pbc = frames[0].pbc
         for number, atoms in enumerate(frames):
@@ -150,7 +152,8 @@ class _Simulation:
                     "one batch must be: simulate them apart"
                 )
         species, masses = zip(*((m.species, m.masses) for m in self._members), strict=True)
-        self._stepper = Stepper(self._network, species, masses, pbc, settings)
+        charges = [self._network.charge_of(atoms) for atoms in frames]
+        self._stepper = Stepper(self._network, species, masses, pbc, settings, charges)
         self.state = None
 
     def _first_forces(self) -> Advanced:
@@ -219,7 +222,11 @@ class _Simulation:
         """Take up the state of a checkpoint."""
         grid = Grid(*(tuple(v) if isinstance(v, list) else v for v in metadata["grid"]))
         grid = grid._replace(axes=tuple(map(tuple, grid.axes)))
-        room = Room(grid, Sizes(pairs=metadata["pairs"], edges=metadata["edges"]))
+        sizes = Sizes(pairs=metadata["pairs"], edges=metadata["edges"])
+        if metadata.get("reach"):
+            waves, *rest = metadata["reach"]
+            sizes = sizes._replace(reach=Reach(tuple(waves), *rest))
+        room = Room(grid, sizes)
         self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
         self._folder = Path(self._settings.run)
@@ -284,11 +291,16 @@ class _Simulation:
         return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
-        """Write the last good frames and raise the error."""
+        """Write the last good frames and raise the error.
+
+        The checkpoint is of before: the trajectory of a resumed run has no frame off its grid.
+        """
+        self._checkpoint()
         if self._step % self._settings.save_every:  # else they are there
             for member, state in self._states():
                 member.add_frame(state)
-        self._finish()
+        for member in self._members:
+            member.draw()
         raise TrainingFailed(
             f"stopped after step {self._step}: {why}; {self._folder} ends with the last good "
             "frame. Take a shorter timestep, or look at the structure"
@@ -321,6 +333,7 @@ class _Simulation:
             "grid": room.grid,
             "pairs": room.sizes.pairs,
             "edges": room.sizes.edges,
+            "reach": dataclasses.astuple(room.sizes.reach),
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         write_whole(self._folder / _CHECKPOINT, encode(arrays, metadata))

@@ -18,12 +18,16 @@ from eqfuse.inference.lists import (
     grid_of,
     list_side_by_side,
     make_pairs,
+    most_pairs,
+    padded_pairs,
     room_in_boxes,
 )
 from eqfuse.inference.network import Module, Network
+from eqfuse.inference.programs import Kept
 from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
+from eqfuse.models.ewald import Reach
 from eqfuse.train.dispersion import Dispersion
 
 _SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
@@ -60,6 +64,7 @@ class Constants(NamedTuple):
     masses: jax.Array  # [n_structures, n_atoms] atomic mass units; zero for padding
     freedoms: jax.Array  # [n_structures] degrees of freedom
     seeds: jax.Array  # [n_structures] of the noise
+    charges: jax.Array  # [n_structures] e, the total charges
 
 
 class Room(NamedTuple):
@@ -100,11 +105,11 @@ class Advanced(NamedTuple):
 
 def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
     """Return a listing which means that a list has to be made."""
-    positions, cells = np.zeros((structures, atoms, 3)), np.zeros((structures, 3, 3))
-    arrays = positions, cells, np.ones((structures, atoms), bool)
-    shapes = jax.eval_shape(lambda *a: make_pairs(room.grid, room.sizes.pairs, *a)[0], *arrays)
-    pairs = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    return Listing(pairs, np.full_like(positions, np.inf), cells + np.eye(3))
+    size = structures * min(room.sizes.pairs, most_pairs(room.grid, atoms))
+    none = np.zeros((0, 3), np.int32)
+    pairs = padded_pairs(none[:, 0], none[:, 1], none, structures * atoms, size)
+    positions = np.full((structures, atoms, 3), np.inf)
+    return Listing(pairs, positions, np.tile(np.eye(3), (structures, 1, 1)))
 
 
 class Dispersed(NamedTuple):
@@ -173,7 +178,12 @@ def _compile_steps(
         state, listing, _, reason, rows, most = jax.lax.while_loop(goes_on, body, start)
         return Advanced(state, listing, reason, rows, most)
 
-    return jax.jit(advance, donate_argnums=(3, 4))
+    def like(params, numbers, structures, state, listing, *_):
+        return Advanced(state, listing, 0, 0, Most(_NOTHING, 0, 0))
+
+    made_of = f"steps {module.settings, module.cutoff, module.dtype, room, ensemble, has_spread}"
+    # what calls back to this process cannot be kept
+    return Kept(advance, None if added else made_of, result=like, donated=(3, 4))
 
 
 def _take(module: Module, room: Room, settings, added, params, structures, before, listing, step):
@@ -197,9 +207,13 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
     listing, needed = jax.lax.cond(valid, lambda: (listing, _NOTHING), made)
     count = is_atom.size
     index = jnp.repeat(jnp.arange(len(is_atom), dtype=jnp.int32), is_atom.shape[1])
-    geometry = Geometry(
-        state.positions.reshape(-1, 3), state.cell, index, structures.species.reshape(-1), count
-    )
+    no_cell = jnp.zeros_like(state.cell)
+    places = state.positions.reshape(-1, 3), state.cell if any(room.grid.pbc) else no_cell
+    geometry = Geometry(*places, index, structures.species.reshape(-1), count)
+    long_range, reach = module.potential.long_range, room.sizes.reach
+    if long_range is not None:
+        of_charges = {"charges": structures.charges, "reach": reach}
+        geometry = geometry._replace(**of_charges, is_atom=is_atom.reshape(-1))
     done = evaluate(module, params, listing.pairs, geometry, size=room.sizes.edges)
     edges, energies = done.near.num_edges, done.node_energy.reshape(is_atom.shape)
     potential = jnp.sum(jnp.where(is_atom, energies, 0), axis=1)
@@ -221,6 +235,8 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
     good &= jnp.all(jnp.isfinite(potential))
     fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
     fits &= ~needed.is_narrow & (edges <= room.sizes.edges)
+    if any(reach.waves):
+        fits &= long_range.covers(state.cell, reach)
     reason = jnp.where(fits, jnp.where(good, RUNNING, LIMIT), OVERFLOW).astype(jnp.int32)
     state = jax.tree.map(lambda new, old: jnp.where(fits & good, new, old), state, before)
     most = Most(needed, edges, (~valid).astype(jnp.int32))
@@ -259,15 +275,15 @@ def side_by_side(arrays, dtype=np.float64) -> np.ndarray:
 class Stepper:
     """Steps of a simulation on the device, of all structures of a batch together.
 
-    Species and masses are lists with an array for each structure; the noise of structure k has the
-    seed `settings.seed + k`. `room` is None before the first step.
+    Species and masses are lists with an array for each structure, and charges (e) are their totals;
+    the noise of structure k has the seed `settings.seed + k`. `room` is None before the first step.
     """
 
-    def __init__(self, network: Network, species, masses, pbc, settings: Settings):
+    def __init__(self, network: Network, species, masses, pbc, settings: Settings, charges):
         self._network, self._settings, self._pbc = network, settings, pbc
         self._numbers = tuple(tuple(network.species[k] for k in one) for one in species)
         values = {name: getattr(settings, name) for name in NUMBERS}
-        self._values = {n: float(value) for n, value in values.items() if value is not None}
+        self._values = {n: np.float64(value) for n, value in values.items() if value is not None}
         self._sizes = np.array([len(one) for one in species])
         # noise acts on the total momentum too; without it the momentum is conserved
         conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)
@@ -276,8 +292,9 @@ class Stepper:
             masses=side_by_side(masses),
             freedoms=3.0 * self._sizes - np.where(conserves, 3, 0),
             seeds=settings.seed + np.arange(len(species), dtype=np.int64),
+            charges=np.array(charges, np.float64),
         )
-        self._reach = network.cutoff + settings.skin
+        self._radius = network.cutoff + settings.skin
         self.room, self._advance, self._listing = None, None, None
         self.num_lists = self.num_programs = 0
 
@@ -288,7 +305,8 @@ class Stepper:
         for structure in structures:
             senders, _, _, near = list_side_by_side([structure], [self._pbc], *reach)
             most, total = max(most, len(senders)), total + near
-        self._use(Room(self._grid(structures), Sizes().grown(Sizes(pairs=most, edges=total))))
+        needed = Sizes(pairs=most, edges=total, reach=self._reach_of(cells))
+        self._use(Room(self._grid(structures), Sizes().grown(needed)))
 
     def go_on(self, room: Room, listed):
         """Take up the sizes of a checkpoint, and the (positions, cells) of its list."""
@@ -344,12 +362,17 @@ class Stepper:
         elif needed.occupancy > grid.occupancy:
             most = room_in_boxes(int(needed.occupancy), int(self._sizes.max()))
             grid = grid._replace(occupancy=most)
-        more = Sizes(pairs=int(needed.pairs), edges=int(done.most.edges))
+        reach = self._reach_of(done.state.cell)
+        more = Sizes(pairs=int(needed.pairs), edges=int(done.most.edges), reach=reach)
         self._use(Room(grid, room.sizes.grown(more)))
+
+    def _reach_of(self, cells) -> Reach:
+        pbc = np.tile(self._pbc, (len(cells), 1))
+        return self._network.reach(cells, pbc, [self._structures.masses.shape[1]])
 
     def _grid(self, structures):
         shrinking = _SHRINKING if self._settings.ensemble == "npt" else 1.0
-        return grid_of(structures, self._pbc, self._reach, shrinking)
+        return grid_of(structures, self._pbc, self._radius, shrinking)
 
     def _use(self, room: Room):
         network, settings = self._network, self._settings

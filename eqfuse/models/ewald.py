@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +15,39 @@ LEFT_OUT = 1e-7
 """Weight of the first wave that a sum leaves out, of the weight at k = 1/sigma."""
 WINDOW = 0.9
 """Share of the cutoff from which on weights fall to zero, so that no wave comes or goes at once."""
+ROUNDING = 1e-9
+"""Of a wave at the cutoff."""
+NO_SLABS = (
+    "latent charges are summed over all three periodic directions, or none: give a slab or a wire "
+    "a cell with vacuum and pbc=True along all three, or none at all"
+)
 ROWS = 512
 """Atoms that a direct sum takes at once."""
 
 
-class Reach(NamedTuple):
-    """What a program of the sum is compiled for; hashable."""
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """What a program of the sum is compiled for; a pytree without arrays, and hashable."""
 
     waves: tuple[int, int, int] = (0, 0, 0)  # most multiples of each reciprocal vector; 0: none
-    atoms: int = 0  # most atoms of a structure; that is not periodic, if `direct`
+    atoms: int = 0  # most atoms of a structure
     direct: bool = False  # whether some structures are not periodic
 
     def grown(self, needed: "Reach") -> "Reach":
         """Return what is enough for both."""
         waves = tuple(map(max, self.waves, needed.waves))
         return Reach(waves, max(self.atoms, needed.atoms), self.direct or needed.direct)
+
+    def holds(self, needed: "Reach", most: float = math.inf) -> bool:
+        """Check that this is enough, and that the grid is at most `most` times what is needed."""
+        is_enough = self.grown(needed) == self
+        return is_enough and self.size <= most * needed.size
+
+    @property
+    def size(self) -> int:
+        """Return the number of waves and pairs of an atom that are summed."""
+        return math.prod(2 * n + 1 for n in self.waves) - 1 + self.direct * self.atoms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +62,13 @@ class LatentEwald:
     charges do not add up to zero has a uniform background of the opposite charge (k = 0 is left
     out). Several charges of an atom are independent of one another, and their energies are added.
 
+    A network predicts the charges of each atom as scalars, after its energy.
+
     Attributes:
+      charges: number of charges of an atom.
+      scale: of a charge, e, for a scalar of the network.
+      charge_key: key of `atoms.info` with the total charge of a structure, e, to which its charges
+        are shifted, all by the same number; None for charges that add up to anything.
       sigma: width, Å.
       cutoff: kc, 1/Å; None for one beyond which weights are below `LEFT_OUT`.
       hard: whether weights end at the cutoff at once, as in published networks; if not, they fall
@@ -55,6 +78,9 @@ class LatentEwald:
     References: Cheng 2025, npj Computational Materials 11, 80, eqs. 4 and 5.
     """
 
+    charges: int = 1
+    scale: float = 0.1
+    charge_key: str | None = None
     sigma: float = 1.0
     cutoff: float | None = None
     hard: bool = False
@@ -66,28 +92,59 @@ class LatentEwald:
         """Return kc, 1/Å."""
         return self.cutoff or math.sqrt(-2 * math.log(LEFT_OUT)) / self.sigma
 
-    def reach(self, cells, pbc, counts) -> Reach:
-        """Return what the sums of structures need.
+    @classmethod
+    def from_plain(cls, plain: dict | None) -> "LatentEwald | None":
+        """Return the sum of a dict by `dataclasses.asdict`, which may have been JSON."""
+        return None if plain is None else cls(**plain)
+
+    def reach(self, cells, pbc, counts, room: float = 1.0) -> Reach:
+        """Return what the sums of structures need, rounded up so that programs serve others.
 
         Args:
           cells: [n_graphs, 3, 3] Å, on the host.
           pbc: [n_graphs, 3] bool.
           counts: [n_graphs], atoms of each.
+          room: by how much cells may grow.
         Raises:
           ValueError: a structure that is periodic along one or two directions only.
         """
         pbc = np.asarray(pbc, bool).reshape(-1, 3)
         if np.any(pbc.any(axis=1) != pbc.all(axis=1)):
-            raise ValueError(
-                "latent charges are summed over all three periodic directions, or none: give a "
-                "slab or a wire a cell with vacuum and pbc=True along all three, or none at all"
-            )
+            raise ValueError(NO_SLABS)
         is_periodic = pbc.all(axis=1)
         waves = (0, 0, 0)
         if is_periodic.any():
-            lengths = np.linalg.norm(np.asarray(cells)[is_periodic], axis=2).max(axis=0)
-            waves = tuple(int(n) for n in np.floor(self.largest * lengths / (2 * np.pi)))
-        return Reach(waves, int(np.max(counts)), bool((~is_periodic).any()))
+            most = self._multiples(np.asarray(cells)[is_periodic]).max(axis=0)
+            most = np.floor(room * most + ROUNDING).astype(int)
+            steps = 1 + most // 8
+            waves = tuple(int(n) for n in -(-most // steps) * steps)
+        return Reach(waves, int(np.max(counts, initial=0)), bool((~is_periodic).any()))
+
+    def _multiples(self, cells):
+        """Return the multiples of reciprocal vectors at the cutoff, [n_graphs, 3]."""
+        return self.largest / (2 * math.pi) * (cells**2).sum(axis=2) ** 0.5
+
+    def covers(self, cells, reach: Reach):
+        """Check that no wave is missing in cells [n_graphs, 3, 3], which may have grown."""
+        return jnp.all(self._multiples(cells) < jnp.asarray(reach.waves) + 1)
+
+    def charges_of(self, scalars, index, is_atom, num_graphs: int, totals=None):
+        """Return the charges of atoms, [n, charges] e; zero in the padding.
+
+        Args:
+          scalars: of the network, [n, charges].
+          index: [n] int32, the structure of each atom.
+          is_atom: [n] bool, False for padding.
+          num_graphs: number of structures.
+          totals: [n_graphs] e, the total charges; read if there is a `charge_key`.
+        """
+        charges = jnp.where(is_atom[:, None], self.scale * scalars, 0)
+        if self.charge_key is None:
+            return charges
+        sums = jax.ops.segment_sum(charges, index, num_graphs)
+        counts = jax.ops.segment_sum(is_atom.astype(charges.dtype), index, num_graphs)
+        missing = (totals[:, None] - sums) / jnp.maximum(counts, 1)[:, None]
+        return jnp.where(is_atom[:, None], charges + missing[index], 0)
 
     def energies(self, charges, positions, cells, index, reach: Reach):
         """Return the energy of each atom, [n] eV, half of its charges times their potential.
@@ -128,7 +185,8 @@ class LatentEwald:
         if not self.hard:
             x = jnp.clip((jnp.sqrt(safe) / self.largest - WINDOW) / (1 - WINDOW), 0, 1)
             weights *= 1 - x**3 * (10 - 15 * x + 6 * x**2)
-        return jnp.where((squares > 0) & (squares < self.largest**2), weights, 0)
+        most = self.largest**2 * (1 + ROUNDING)  # published programs keep the waves at the cutoff
+        return jnp.where((squares > 0) & (squares <= most), weights, 0)
 
     def _of_waves(self, q, x, cell, waves):
         """Return the energies [n] of one periodic structure.

@@ -44,16 +44,46 @@ def head_of(variables: dict, number: int) -> dict:
     )
 
 
-def node_energies(potential, variables: dict, vectors, graph: Graph) -> jax.Array:
-    """Return the energy of each node, [n_nodes] eV, by the head of its graph.
+def node_energies(
+    potential, variables: dict, vectors, graph: Graph, positions=None, cells=None
+) -> jax.Array:
+    """Return the energy of each node, [n_nodes] eV, by the head of its graph, with its charges.
 
     The layers that heads share run once: what does not depend on an array with a leading axis is
     not batched by `vmap`.
+
+    Args:
+      potential: the module.
+      variables: its variables, or those of several heads together.
+      vectors: [n_edges, 3] Å.
+      graph: the batch.
+      positions, cells: of the batch, Å, for charges; None for those of the graph.
+    Raises:
+      ValueError: a potential with charges, and a graph that was not made for one.
     """
+    operands = vectors, graph.species, graph.edges
     if graph.heads is None:
-        return potential.apply(variables, vectors, graph.species, graph.edges)
-    axes = jax.tree.map_with_path(lambda path, _: 0 if is_of_head(path) else None, variables)
-    apply = jax.vmap(potential.apply, in_axes=(axes, None, None, None))
-    energies = apply(variables, vectors, graph.species, graph.edges)  # [n_heads, n_nodes]
-    numbers = jnp.arange(len(energies))[:, None]
-    return jnp.sum(jnp.where(graph.heads[graph.graph_index] == numbers, energies, 0), axis=0)
+        found = potential.apply(variables, *operands)
+    else:
+        axes = jax.tree.map_with_path(lambda path, _: 0 if is_of_head(path) else None, variables)
+        apply = jax.vmap(potential.apply, in_axes=(axes, None, None, None))
+        found = apply(variables, *operands)  # [n_heads, n_nodes, ...]
+        found = jax.tree.map(lambda of_heads: _own(of_heads, graph), found)
+    if getattr(potential, "long_range", None) is None:
+        return found
+    if graph.reach is None:
+        raise ValueError("a potential with charges needs batches of Batcher(long_range=...)")
+    energies, scalars = found
+    positions, cells = (graph.positions, graph.cells) if positions is None else (positions, cells)
+    where = graph.graph_index, graph.node_mask, graph.num_graphs
+    charges = potential.long_range.charges_of(scalars, *where, graph.charges)
+    own = charges, positions, cells, graph.graph_index, graph.reach
+    return energies + potential.long_range.energies(*own)
+
+
+def _own(of_heads, graph: Graph):
+    """Return the rows of nodes of the heads of their graphs, from [n_heads, n_nodes, ...]."""
+    numbers = jnp.arange(len(of_heads))[:, None]
+    is_own = graph.heads[graph.graph_index] == numbers
+    is_own = is_own.reshape(is_own.shape + (1,) * (of_heads.ndim - 2))
+    return jnp.sum(jnp.where(is_own, of_heads, 0), axis=0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.graph import Graph
+from eqfuse.models.ewald import LatentEwald
 from eqfuse.models.heads import node_energies
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
@@ -30,15 +31,18 @@ class Potential(nn.Module):
     2e-2 for an atom with one neighbour at the length of a bond, by 4e-4 for two and by less than
     float32 resolves for five.
 
-    The repulsion of nuclei is added to this, if there is one.
+    The repulsion of nuclei is added to this, if there is one. The energy of latent charges depends
+    on all atoms, and `node_energies` of `eqfuse.models.heads` adds it.
 
     Attributes:
-      model: a module that maps (vectors, species, edges) to an IrrepsArray [n_nodes, 0e].
+      model: a module that maps (vectors, species, edges) to an IrrepsArray [n_nodes, 0e]; with
+        charges to scalars, of which the first is the energy.
       scale: eV, one number per species.
       shift: eV, one number per species.
       trainable_scale_shift: whether gradients reach the parameters `scale` and `shift`.
       binds_within: where u is zero, the cutoff of the model, Å; None: no factor.
       repulsion: of near atoms, eV; None for none. It acts within the cutoff of the model.
+      long_range: the energy of latent charges; None for none.
     References: Batzner et al. 2022 (methods: scale and shift by species); Gasteiger et al. 2020,
       arXiv:2003.03123, eq. 8 (u).
     """
@@ -49,6 +53,7 @@ class Potential(nn.Module):
     trainable_scale_shift: bool = False
     binds_within: float | None = None
     repulsion: ZBL | None = None
+    long_range: LatentEwald | None = None
 
     def narrow(self, variables: dict, keep) -> tuple["Potential", dict]:
         """Return this potential and its variables for some species, with the same predictions.
@@ -70,7 +75,8 @@ class Potential(nn.Module):
     def from_plain(cls, model: nn.Module, plain: dict) -> "Potential":
         """Return the potential of a model with the settings that `to_plain` returned."""
         plain = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
-        return cls(model, **plain | {"repulsion": ZBL.from_plain(plain.get("repulsion"))})
+        parts = {"repulsion": ZBL, "long_range": LatentEwald}
+        return cls(model, **plain | {n: p.from_plain(plain.get(n)) for n, p in parts.items()})
 
     def to_plain(self) -> dict:
         """Return its settings besides the model, as plain values for JSON."""
@@ -80,6 +86,7 @@ class Potential(nn.Module):
             "trainable_scale_shift": self.trainable_scale_shift,
             "binds_within": self.binds_within,
             "repulsion": self.repulsion and dataclasses.asdict(self.repulsion),
+            "long_range": self.long_range and dataclasses.asdict(self.long_range),
         }
 
     @nn.compact
@@ -87,9 +94,12 @@ class Potential(nn.Module):
         """Return the energy of each node, [n_nodes] eV.
 
         Operands are those of `NequIP`, or one `eqfuse.graph.Graph`, such as that of a batch.
+        With charges, this is the energy without theirs, and the scalars that they are read from,
+        [n_nodes, charges].
 
         Raises:
-          ValueError: a model that does not predict one scalar, or scale and shift of unlike length.
+          ValueError: a model that does not predict these scalars, or scale and shift of unlike
+            length.
         """
         if len(self.scale) != len(self.shift):
             raise ValueError(
@@ -99,8 +109,11 @@ class Potential(nn.Module):
         if isinstance(vectors, Graph):
             vectors, species, edges = vectors.vectors, vectors.species, vectors.edges
         out = self.model(vectors, species, edges)
-        if e3nn.Irreps("0e") != out.irreps:
-            raise ValueError(f"a potential needs a model with irreps_out='0e', got {out.irreps}")
+        wanted = irreps_out(self.long_range)
+        if e3nn.Irreps(wanted) != out.irreps:
+            raise ValueError(
+                f"a potential needs a model with irreps_out='{wanted}', got {out.irreps}"
+            )
         dtype = out.array.dtype
         scale = self.param("scale", lambda _: jnp.asarray(self.scale, dtype))
         shift = self.param("shift", lambda _: jnp.asarray(self.shift, dtype))
@@ -112,7 +125,12 @@ class Potential(nn.Module):
             energies *= _bound(vectors, edges, self.binds_within)
         if self.repulsion is not None:
             energies += self.repulsion(vectors, species, edges)
-        return energies
+        return energies if self.long_range is None else (energies, out.array[:, 1:])
+
+
+def irreps_out(long_range: LatentEwald | None) -> str:
+    """Return what the model of a potential predicts: the energy, and charges if there are any."""
+    return "0e" if long_range is None else f"{1 + long_range.charges}x0e"
 
 
 @jax.named_scope("binding")
@@ -164,7 +182,9 @@ def predict(
 
     def total_energy(positions, strain):
         vectors = _strained_vectors(graph, positions, strain)
-        node_energy = node_energies(potential, params, vectors, graph)
+        charged = potential.long_range is not None
+        places = _strained_places(graph, positions, strain) if charged else ()
+        node_energy = node_energies(potential, params, vectors, graph, *places)
         node_energy = jnp.where(graph.node_mask, node_energy, 0)
         return jnp.sum(node_energy), node_energy
 
@@ -206,6 +226,15 @@ def _strained_vectors(graph: Graph, positions: jax.Array, strain) -> jax.Array:
     of_edge = symmetric[graph.graph_index[edges.receivers]]  # [n_edges, 3, 3]
     # a sum, which is part of the launches and native calls around it, as a matmul is not
     return vectors + jnp.sum(vectors[:, :, None] * of_edge, axis=1)
+
+
+def _strained_places(graph: Graph, positions: jax.Array, strain):
+    """Return positions and cells under `strain`, [n_graphs, 3, 3] or None."""
+    if strain is None:
+        return positions, graph.cells
+    symmetric = (strain + jnp.swapaxes(strain, 1, 2)) / 2
+    moved = jnp.sum(positions[:, :, None] * symmetric[graph.graph_index], axis=1)
+    return positions + moved, graph.cells + graph.cells @ symmetric
 
 
 def _per_volume(virial, cells):

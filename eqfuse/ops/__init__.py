@@ -25,6 +25,7 @@ from eqfuse.ops._tensor_product import (
     channelwise_tensor_product,
     elementwise_tensor_product,
     tensor_product,
+    tensor_square,
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
@@ -36,6 +37,7 @@ __all__ = [
     "TF32X3",
     "Edges",
     "FunctionalFullyConnectedTensorProduct",
+    "FunctionalLinear",
     "FunctionalTensorProduct",
     "Linear",
     "LinearSum",
@@ -67,10 +69,10 @@ _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
 _LATE = {  # e3nn-jax does not import what the first three are made of either
     "FullyConnectedTensorProduct": "eqfuse.ops.haiku",  # of Haiku, as e3nn's
     "FunctionalFullyConnectedTensorProduct": "eqfuse.ops._legacy",
+    "FunctionalLinear": "eqfuse.ops._legacy",
     "FunctionalTensorProduct": "eqfuse.ops._legacy",
     "fuse": "eqfuse.fuse.rewrite",  # which is above the ops
     "patched": "eqfuse.fuse.patch",
-    "tensor_square": "e3nn_jax",  # which computes it as fast
 }
 
 

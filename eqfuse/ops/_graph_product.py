@@ -105,5 +105,4 @@ def graph_tensor_product(
     arrays = [x.array, y.array] + ([] if weights is None else [weights])
     form = sharing(product.form, arrays, edges.num_edges)
     [out] = forms.evaluate(form, arrays, edges, backend=backend)
-    out = edges.of_receivers(out)
     return e3nn.IrrepsArray(product.irreps_out, out)  # e3nn's sum knows of no zeros

@@ -253,11 +253,11 @@ class TensorProductLinear(nn.Module):
             if weights is not None:
                 messages = elementwise_tensor_product(messages, weights, backend=backend)
             out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+            out = edges.of_receivers(out)
         else:
             arrays = [x.array, y.array, *([] if weights is None else [weights])]
             [out] = forms.evaluate(product.form, arrays, edges, backend=backend)
             out = e3nn.IrrepsArray(product.irreps_out, out)
-        out = edges.of_receivers(out)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
     def _linear_irreps_in(self, x, y, edges) -> e3nn.Irreps:

@@ -1,4 +1,4 @@
-"""e3nn-jax's legacy products by instructions, on a form."""
+"""e3nn-jax's functional Linear, and its legacy products by instructions, on a form."""
 
 import itertools
 import math
@@ -24,7 +24,17 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
     Instructions "uvu", "uvuv" and "uvw" are one product, of whose channels weights are made; within
     `ops.fuse` they match as `ops.tensor_product` does. Where there are others, e3nn-jax computes.
 
+    Args:
+      irreps_in1, irreps_in2, irreps_out, instructions, in1_var, in2_var, out_var,
+        irrep_normalization, path_normalization, gradient_normalization: as in
+        `e3nn_jax.legacy.FunctionalTensorProduct`.
     References: e3nn-jax 0.21.
+
+    Example:
+      >>> product = ops.FunctionalTensorProduct("4x1o", "1o", "4x0e", [(0, 0, 0, "uvu", True)])
+      >>> x, y = e3nn.IrrepsArray("4x1o", jnp.ones(12)), e3nn.IrrepsArray("1o", jnp.ones(3))
+      >>> product.left_right(jnp.ones(4), x, y).irreps
+      4x0e
     """
 
     def left_right(self, weights, input1, input2=None, *, backend: str | None = None, **options):
@@ -109,23 +119,92 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
         for k, (i, n) in enumerate(mixed, start=1):
             z, dim = SegmentRef(0, outs.index(i.i_out)), self.irreps_out[i.i_out].ir.dim
             paths.append(Path.of_matrix(SegmentRef(0, n), k, z, float(i.path_weight), dim))
-        rows_in = Operand("x", rows.irreps.dim, blocks(rows.irreps), True)
-        rows_out = Operand("z", irreps_out.dim, blocks(irreps_out), True)
-        form = Form((rows_in, *matrices(weights)), (rows_out,), tuple(paths))
-        [z] = forms.evaluate_linear(form, [rows.array[None], *weights], None, 1, backend)
+        z = _linear_of_row(rows.array, weights, rows.irreps, irreps_out, paths, backend)
         chunks = [None] * len(self.irreps_out)
-        for n, chunk in zip(outs, e3nn.IrrepsArray(irreps_out, z[0]).chunks, strict=True):
+        for n, chunk in zip(outs, e3nn.IrrepsArray(irreps_out, z).chunks, strict=True):
             chunks[n] = chunk
         return chunks
 
 
-def FunctionalFullyConnectedTensorProduct(irreps_in1, irreps_in2, irreps_out, *args, **options):
+class FunctionalLinear(e3nn.FunctionalLinear):
+    """Compute `e3nn_jax.FunctionalLinear` by one kernel, with its arguments.
+
+    References: e3nn-jax 0.21.
+
+    Example:
+      >>> linear = ops.FunctionalLinear(e3nn.Irreps("4x0e+1o"), e3nn.Irreps("2x0e+1o"))
+      >>> x = e3nn.IrrepsArray("4x0e+1o", jnp.ones(7))
+      >>> linear([jnp.ones((4, 2)), jnp.ones((1, 1))], x).array
+      Array([2., 2., 1., 1., 1.], dtype=float32)
+    """
+
+    def __call__(self, ws, input: e3nn.IrrepsArray) -> e3nn.IrrepsArray:
+        """Apply it to one row; use `e3nn_jax.utils.vmap` for more, as for e3nn's.
+
+        Args:
+          ws: arrays of the `path_shape` of each of `instructions`, or all in one array, flat.
+          input: IrrepsArray [irreps_in].
+        Returns:
+          IrrepsArray [irreps_out], of the promoted dtype.
+        Raises:
+          ValueError, AssertionError: those of `e3nn_jax.FunctionalLinear`.
+        """
+        x = input.rechunk(self.irreps_in)
+        weights = ws if isinstance(ws, list) else self.split_weights(ws)
+        used = [
+            (i, w)
+            for i, w in zip(self.instructions, weights, strict=False)
+            if 0 not in i.path_shape and not (i.i_in >= 0 and x.zero_flags[i.i_in])
+        ]
+        backend = resolve(None, "linear", x, *(w for _, w in used))
+        fits = [jnp.shape(w) for w in weights] == [i.path_shape for i in self.instructions]
+        if backend == "e3nn" or x.ndim != 1 or not used or not fits:
+            return super().__call__(ws, input)
+        row, *parts = operands("FunctionalLinear", x.array, *(w.ravel() for _, w in used))
+        paths, arrays = [], []
+        for k, ((i, _), part) in enumerate(zip(used, parts, strict=True), start=1):
+            x_in = None if i.i_in < 0 else SegmentRef(0, i.i_in)
+            dim = self.irreps_out[i.i_out].ir.dim
+            paths.append(Path.of_matrix(x_in, k, SegmentRef(0, i.i_out), float(i.path_weight), dim))
+            arrays.append(part.array.reshape(i.path_shape))
+        z = _linear_of_row(row.array, arrays, x.irreps, self.irreps_out, paths, backend)
+        reached = {i.i_out for i, _ in used}
+        flags = tuple(n not in reached for n in range(len(self.irreps_out)))
+        return e3nn.IrrepsArray(self.irreps_out, z, zero_flags=flags)
+
+
+def _linear_of_row(row, weights, irreps_in, irreps_out, paths, backend: str):
+    """Return [irreps_out.dim], the Linear of one row that has these paths."""
+    rows_in = Operand("x", irreps_in.dim, blocks(irreps_in), True)
+    rows_out = Operand("z", irreps_out.dim, blocks(irreps_out), True)
+    form = Form((rows_in, *matrices(weights)), (rows_out,), tuple(paths))
+    [z] = forms.evaluate_linear(form, [row[None], *weights], None, 1, backend)
+    return z[0]
+
+
+def FunctionalFullyConnectedTensorProduct(
+    irreps_in1,
+    irreps_in2,
+    irreps_out,
+    in1_var: list[float] | None = None,
+    in2_var: list[float] | None = None,
+    out_var: list[float] | None = None,
+    irrep_normalization: str | None = None,
+    path_normalization: str | float | None = None,
+    gradient_normalization: str | float | None = None,
+) -> FunctionalTensorProduct:
     """Return a `FunctionalTensorProduct` of all paths, each with weights "uvw".
 
     Args:
-      irreps_in1, irreps_in2, irreps_out, args, options: those of
+      irreps_in1, irreps_in2, irreps_out, in1_var, in2_var, out_var, irrep_normalization,
+        path_normalization, gradient_normalization: as in
         `e3nn_jax.legacy.FunctionalFullyConnectedTensorProduct`.
     References: e3nn-jax 0.21.
+
+    Example:
+      >>> product = ops.FunctionalFullyConnectedTensorProduct("1o", "1o", "4x0e+1e")
+      >>> [i.path_shape for i in product.instructions]
+      [(1, 1, 4), (1, 1, 1)]
     """
     irreps = [e3nn.Irreps(i) for i in (irreps_in1, irreps_in2, irreps_out)]
     paths = [
@@ -135,4 +214,6 @@ def FunctionalFullyConnectedTensorProduct(irreps_in1, irreps_in2, irreps_out, *a
         for k, (_, ir_out) in enumerate(irreps[2])
         if ir_out in ir_1 * ir_2
     ]
-    return FunctionalTensorProduct(*irreps, paths, *args, **options)
+    variances = in1_var, in2_var, out_var
+    normalizations = irrep_normalization, path_normalization, gradient_normalization
+    return FunctionalTensorProduct(*irreps, paths, *variances, *normalizations)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -17,7 +16,7 @@ from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
-E3nnLinear = e3nn.flax.Linear  # also where a program has put ours in its place
+E3nnLinear = e3nn.flax.Linear
 E3NN_FIELDS = {f.name: f.default for f in dataclasses.fields(E3nnLinear)}
 OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
 OF_FUSED += ("num_indexed_weights",)
@@ -60,13 +59,15 @@ def promoted(rows, parameters):
     return jnp.result_type(*(a.dtype for a in (*rows, *parameters)))
 
 
-class Linear(nn.Module):
+class Linear(e3nn.flax.Linear):
     """`e3nn.flax.Linear`, with its parameters: one kernel forward, one backward.
 
     Backward has a second launch, which adds up parts, from 2048 rows on.
 
     Attributes:
-      irreps_out: as in `e3nn.flax.Linear`, and so is what is not listed here. With weights as an
+      irreps_out, irreps_in, channel_out, gradient_normalization, path_normalization, biases,
+        parameter_initializer, instructions, num_indexed_weights, weights_per_channel,
+        force_irreps_out, simplify_irreps_internally: as in `e3nn.flax.Linear`. With weights as an
         operand, `channel_out`, `weights_per_channel`, `instructions` or
         `simplify_irreps_internally=False`, `e3nn.flax.Linear` itself runs, whatever the backend.
       input_precision: of the matmuls on a GPU: "ieee" is float32, "tf32x3" close to it,
@@ -84,18 +85,6 @@ class Linear(nn.Module):
       {'params': {'w[0,0] 4x0e,8x0e': (4, 8), 'w[1,1] 2x1o,1x1o': (2, 1)}}
     """
 
-    irreps_out: e3nn.Irreps | str  # in the order of e3nn's
-    irreps_in: e3nn.Irreps | str | None = None
-    channel_out: int | None = None
-    gradient_normalization: str | float | None = None
-    path_normalization: str | float | None = None
-    biases: bool = False
-    parameter_initializer: Callable[[], nn.initializers.Initializer] | None = None
-    instructions: Sequence[tuple[int, int]] | None = None
-    num_indexed_weights: int | None = None
-    weights_per_channel: bool = False
-    force_irreps_out: bool = False
-    simplify_irreps_internally: bool = True
     input_precision: str | None = None
     backend: str | None = None
 
@@ -124,9 +113,7 @@ class Linear(nn.Module):
         parameters = jax.tree.leaves(self.variables)
         backend = resolve(self.backend, "linear", x, first, *parameters, of_e3nn=own)
         if backend == "e3nn":
-            linear = self._reference()
-            nn.share_scope(self, linear)
-            return linear(x) if first is None else linear(first, x)
+            return super().__call__(*((x,) if first is None else (first, x)))
         irreps_in = e3nn.Irreps(x.irreps if self.irreps_in is None else self.irreps_in)
         if irreps_in.regroup() != x.irreps.regroup():
             raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps_in}")
@@ -136,10 +123,6 @@ class Linear(nn.Module):
         parameters = [*declare(self, linear.parameters, sets, x.dtype, make).values()]
         out = _evaluate([linear], [x], parameters, index, backend, linear.zero_flags)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
-
-    def _reference(self) -> E3nnLinear:
-        names = E3NN_FIELDS.keys() - {"parent", "name"}
-        return E3nnLinear(**{name: getattr(self, name) for name in names})
 
 
 class LinearSum(nn.Module):

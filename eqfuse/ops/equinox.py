@@ -19,16 +19,58 @@ class Linear(e3nn.equinox.Linear):
     """`e3nn.equinox.Linear`, with its parameters and initial values, as a fused op.
 
     Args:
-      options: those of `e3nn.equinox.Linear`, all by name.
+      irreps_out, irreps_in, channel_out, channel_in, biases, path_normalization,
+        gradient_normalization, num_indexed_weights, weights_per_channel, force_irreps_out,
+        weights_dim, input_dtype, linear_type, key: as in `e3nn.equinox.Linear`, all by name.
       input_precision, backend: as in `eqfuse.ops.Linear`.
     References: e3nn-jax 0.21.
+
+    Example:
+      >>> x = e3nn.IrrepsArray("4x0e+1o", jnp.ones((5, 7)))
+      >>> of = {"irreps_in": x.irreps, "irreps_out": "2x0e+1o"}
+      >>> ops.equinox.Linear(**of, key=jax.random.key(0))(x).shape
+      (5, 5)
     """
 
-    input_precision: str | None = eqx.field(static=True)
-    backend: str | None = eqx.field(static=True)
+    input_precision: str | None = eqx.field(static=True, default=None)
+    backend: str | None = eqx.field(static=True, default=None)
 
-    def __init__(self, *, input_precision=None, backend=None, **options):
-        super().__init__(**options)
+    def __init__(
+        self,
+        *,
+        irreps_out: e3nn.Irreps | str,
+        irreps_in: e3nn.Irreps | str,
+        channel_out: int | None = None,
+        channel_in: int | None = None,
+        biases: bool = False,
+        path_normalization: str | float | None = None,
+        gradient_normalization: str | float | None = None,
+        num_indexed_weights: int | None = None,
+        weights_per_channel: bool = False,
+        force_irreps_out: bool = False,
+        weights_dim: int | None = None,
+        input_dtype: jnp.dtype = jnp.float32,
+        linear_type: str = "vanilla",
+        key: jax.Array,
+        input_precision: str | None = None,
+        backend: str | None = None,
+    ):
+        super().__init__(
+            irreps_out=irreps_out,
+            irreps_in=irreps_in,
+            channel_out=channel_out,
+            channel_in=channel_in,
+            biases=biases,
+            path_normalization=path_normalization,
+            gradient_normalization=gradient_normalization,
+            num_indexed_weights=num_indexed_weights,
+            weights_per_channel=weights_per_channel,
+            force_irreps_out=force_irreps_out,
+            weights_dim=weights_dim,
+            input_dtype=input_dtype,
+            linear_type=linear_type,
+            key=key,
+        )
         self.input_precision = input_precision
         self.backend = backend
 

@@ -1,6 +1,7 @@
 """The ops with parameters as modules of Haiku, which needs the package dm-haiku."""
 
 import functools
+from collections.abc import Callable
 
 import e3nn_jax as e3nn
 import haiku as hk
@@ -13,19 +14,68 @@ from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGat
 from eqfuse.ops._layer import linear_of
 from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct
 from eqfuse.ops._linear import computed_by_e3nn, split_operands
+from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
+from eqfuse.ops.ir.products import basis
 
 
 class Linear(e3nn.haiku.Linear):
     """`e3nn.haiku.Linear`, with its parameters and initial values, as a fused op.
 
     Args:
-      args, options: those of `e3nn.haiku.Linear`.
+      irreps_out, irreps_in, channel_out, biases, path_normalization, gradient_normalization,
+        parameter_initializer, instructions, num_indexed_weights, weights_per_channel,
+        force_irreps_out, simplify_irreps_internally, name: as in `e3nn.haiku.Linear`.
       input_precision, backend: as in `eqfuse.ops.Linear`.
     References: e3nn-jax 0.21.
+
+    Example:
+      >>> import haiku as hk
+      >>> x = e3nn.IrrepsArray("4x0e+1o", jnp.ones((5, 7)))
+      >>> network = hk.without_apply_rng(hk.transform(lambda x: ops.haiku.Linear("2x0e+1o")(x)))
+      >>> parameters = network.init(jax.random.key(0), x)
+      >>> jax.tree.map(jnp.shape, parameters)
+      {'linear': {'w[0,0] 4x0e,2x0e': (4, 2), 'w[1,1] 1x1o,1x1o': (1, 1)}}
+      >>> network.apply(parameters, x).shape
+      (5, 5)
     """
 
-    def __init__(self, *args, input_precision=None, backend=None, **options):
-        super().__init__(*args, **options)
+    input_precision: str | None = None
+    backend: str | None = None
+
+    def __init__(
+        self,
+        irreps_out: e3nn.Irreps | str,
+        *,
+        irreps_in: e3nn.Irreps | str | None = None,
+        channel_out: int | None = None,
+        biases: bool = False,
+        path_normalization: str | float | None = None,
+        gradient_normalization: str | float | None = None,
+        parameter_initializer: Callable[[], hk.initializers.Initializer] | None = None,
+        instructions: list[tuple[int, int]] | None = None,
+        num_indexed_weights: int | None = None,
+        weights_per_channel: bool = False,
+        force_irreps_out: bool = False,
+        simplify_irreps_internally: bool = True,
+        name: str | None = None,
+        input_precision: str | None = None,
+        backend: str | None = None,
+    ):
+        super().__init__(
+            irreps_out,
+            irreps_in=irreps_in,
+            channel_out=channel_out,
+            biases=biases,
+            path_normalization=path_normalization,
+            gradient_normalization=gradient_normalization,
+            parameter_initializer=parameter_initializer,
+            instructions=instructions,
+            num_indexed_weights=num_indexed_weights,
+            weights_per_channel=weights_per_channel,
+            force_irreps_out=force_irreps_out,
+            simplify_irreps_internally=simplify_irreps_internally,
+            name=name,
+        )
         self.input_precision, self.backend = input_precision, backend
 
     def __call__(self, weights_or_input, input_or_none=None) -> e3nn.IrrepsArray:
@@ -65,10 +115,66 @@ class Linear(e3nn.haiku.Linear):
         return {name: get_parameter(name, shape, 1.0, of) for name, (shape, of) in asked.items()}
 
 
+class SymmetricTensorProduct(e3nn.haiku.SymmetricTensorProduct):
+    """`e3nn.haiku.SymmetricTensorProduct`, with its arguments and parameters, in one kernel.
+
+    References: e3nn-jax 0.21; Batatia et al. 2022.
+    """
+
+    def __call__(self, x: e3nn.IrrepsArray) -> e3nn.IrrepsArray:
+        """Return the product of the channels of x.
+
+        Args:
+          x: IrrepsArray [..., channels, irreps].
+        Returns:
+          IrrepsArray [..., channels, irreps_out], accumulated in float32 or better.
+        Raises:
+          ValueError: those of `eqfuse.ops.symmetric_contraction`.
+        """
+        if x.ndim < 2 or 0 in x.shape or any(x.zero_flags):
+            return super().__call__(x)
+        irs = tuple(ir for mul, ir in x.irreps for _ in range(mul))
+        channels, counts, weights = x.shape[-2], self._counts(irs), {}
+        for order, ir in sorted(counts, key=lambda key: (-key[0], key[1])):  # as e3nn's
+            shape = counts[order, ir], channels
+            weights[order, ir] = self.get_parameter(f"w{order}_{ir}", shape, x.dtype) / shape[0]
+        outs = sorted({ir for _, ir in weights})
+        irreps, irreps_out = (e3nn.Irreps([(channels, ir) for ir in of]) for of in (irs, outs))
+        rows = x.array.reshape(*x.shape[:-2], channels, -1)
+        rows = e3nn.IrrepsArray([(1, ir) for ir in irs], rows).axis_to_mul()
+        paths = symmetric_contraction_paths(irreps, irreps_out, max(self.orders))
+        zeros = {(n, ir): jnp.zeros((count, channels), x.dtype) for ir, n, count in paths}
+        of_paths = jnp.concatenate([(zeros | weights)[n, ir] for ir, n, _ in paths])
+        out = symmetric_contraction(
+            rows, of_paths, irreps_out=irreps_out, correlation=max(self.orders)
+        )
+        return out.mul_to_axis(channels)
+
+    def _counts(self, irs: tuple[e3nn.Irrep, ...]) -> dict:
+        """Return by order and irrep how many symmetric products of that order give it."""
+        counts = {}
+        for order in set(self.orders):
+            reached = {e3nn.Irrep("0e")}
+            for _ in range(order):
+                reached = {ir for a in reached for b in irs for ir in a * b}
+            kept = reached if self.keep_irrep_out is None else reached & self.keep_irrep_out
+            counts |= {(order, ir): basis(irs, ir, order).shape[-2] for ir in kept}
+        return {key: count for key, count in counts.items() if count}
+
+
 class FullyConnectedTensorProduct(e3nn.haiku.FullyConnectedTensorProduct):
     """`e3nn.haiku.FullyConnectedTensorProduct`, with its arguments and parameters, by kernels.
 
+    Args:
+      irreps_out, irreps_in1, irreps_in2: as in `e3nn.haiku.FullyConnectedTensorProduct`.
     References: e3nn-jax 0.21.
+
+    Example:
+      >>> import haiku as hk
+      >>> x, y = (e3nn.IrrepsArray("1o", jnp.ones((5, 3))) for _ in range(2))
+      >>> product = hk.transform(lambda: ops.haiku.FullyConnectedTensorProduct("4x0e+1e")(x, y))
+      >>> product.apply(product.init(jax.random.key(0)), None).shape
+      (5, 7)
     """
 
     def __call__(self, x1: e3nn.IrrepsArray, x2: e3nn.IrrepsArray, **options) -> e3nn.IrrepsArray:

@@ -14,6 +14,7 @@ from eqfuse import models
 from eqfuse.models.heads import head_of
 from eqfuse.runs import files
 from eqfuse.runs.errors import OLD_ALLEGRO, CheckpointError
+from eqfuse.runs.names import hint, named
 
 
 class DamagedCheckpointWarning(UserWarning):
@@ -214,7 +215,7 @@ def _names(run, which: str | None) -> tuple[str, ...]:
 def _path(run) -> Path:
     if "\0" in str(run):
         raise CheckpointError(f"{str(run)!r} is no folder: it has a NUL character in its name")
-    return Path(run).expanduser().resolve()
+    return Path(named(run)).expanduser().resolve()
 
 
 def _of_newest(run, names: tuple[str, ...], **what):
@@ -243,8 +244,9 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
     name = next((name for name in names if files.has_checkpoint(run, name)), None)
     if name is None:
         inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
-        hint = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
-        raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {hint}")
+        what = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
+        what = what if run.exists() else hint(run)
+        raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {what}")
     return [folder / file for file in files.FILES[name]]
 
 

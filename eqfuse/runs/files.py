@@ -23,6 +23,7 @@ from safetensors.numpy import save
 
 from eqfuse import __version__
 from eqfuse.runs.errors import CheckpointError, ConfigError, TrainingFailed
+from eqfuse.runs.names import named
 
 FILES = {
     "best": ("best.safetensors",),
@@ -34,7 +35,9 @@ FILES = {
 `stable` is that from which a run with `training.schedule=wsd` is made longer.
 """
 
-_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "replay.traj"}
+FRAMES = "frames.traj"
+"""In the folder of a run: the frames that `eqfuse.train.fit` was given."""
+_BEGUN = {"config.yaml", "log.txt", ".lock", "checkpoints", "replay.traj", FRAMES}
 """What the folder of a run may hold before its first checkpoint."""
 
 FORMAT = 4
@@ -102,7 +105,7 @@ def has_checkpoint(folder, name: str) -> bool:
 
 def heads_of(run) -> list[str]:
     """Return the heads of a network with several, of which each has a file."""
-    folder = os.path.join(os.path.expanduser(run), "heads")
+    folder = os.path.join(os.path.expanduser(named(run)), "heads")
     names = os.listdir(folder) if os.path.isdir(folder) else ()  # False for what is no name
     return sorted(n.removesuffix(".safetensors") for n in names if n.endswith(".safetensors"))
 
@@ -123,7 +126,7 @@ def head_file(run, head: str | None) -> str | Path:
     if head not in (known := heads_of(run)):
         names = f"its heads are {', '.join(known)}" if known else "it has one, without a name"
         raise CheckpointError(f"{run} has no head {head!r}; {names}")
-    return Path(run).expanduser() / "heads" / f"{head}.safetensors"
+    return Path(named(run)).expanduser() / "heads" / f"{head}.safetensors"
 
 
 def write_whole(path: Path, content: str | bytes, previous: Path | None = None):

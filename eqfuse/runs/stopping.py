@@ -80,6 +80,12 @@ def exit_code(task: Callable[[], int | None], *, refused=(), failures=()) -> int
     except Interrupted as error:
         print(printable(error), file=sys.stderr)
         return 128 + error.signum
+    except RuntimeError as error:
+        if "nable to initialize backend" not in str(error):  # of JAX, whose platforms are asked for
+            raise
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        text = f"JAX_PLATFORMS={asked} names a device that is not here; unset it, or set it to cpu"
+        return fail(2, ConfigError(f"{text} ({error})"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

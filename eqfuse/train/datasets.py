@@ -10,6 +10,7 @@ from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.remarks import unread
 from eqfuse.data.samples import species_table
 from eqfuse.data.structures import DEFAULT_TYPE, count_labelled, weighted_by_type
+from eqfuse.models.ewald import NO_SLABS
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.log import warn
 from eqfuse.runs.schema import require
@@ -72,6 +73,7 @@ def load_dataset(
     train, val = (int(n) if n and n >= 1 else n for n in (settings.train, settings.val))
     structures, validation = read_weighted(settings) if read is None else read
     require_labels(training, settings, without_isolated_atoms(structures))
+    require_charges(config, start, Joined(structures, validation or ()))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         references = settings.read_reference_energies(config.model.cutoff)
@@ -101,11 +103,12 @@ def load_dataset(
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
     remarks = (remark for s in Joined(structures, validation or ()) for remark in s.remarks)
-    messages += [text] if (text := unread(remarks)) else []
+    messages += [text] if (text := unread(remarks, settings.charge_key)) else []
     if (test := settings.read("test")) is not None:
         frames = without_isolated_atoms(test)
         if not frames:
             raise data.DataError("data.test has no frame of several atoms")
+        require_charges(config, start, frames)
         with warnings_printed():
             dataset = dataset.with_test(frames, settings.duplicates)
     if config.resume is None:  # it was checked when the run began
@@ -114,6 +117,23 @@ def load_dataset(
         of_head = "" if head is None else f"head {head}: "
         warn(f"{of_head}{message}")
     return dataset, start
+
+
+def require_charges(config: Config, start: Start | None, structures: Sequence[Structure]):
+    """Refuse data that latent charges cannot be trained on, or charges that are not read."""
+    key, charged = config.data.charge_key, config.model.long_range is not None
+    if start is not None:
+        long_range = start.potential.long_range
+        own, charged = long_range and long_range.charge_key, long_range is not None
+        if own != key:
+            what = "does not read total charges" if own is None else "reads total charges"
+            need = "leave it out" if own is None else f"give data.charge_key={own}"
+            raise ConfigError(
+                f"data.charge_key={key} is impossible: the network of start_from= {what}; {need}"
+            )
+    for one in structures if charged else ():
+        if one.pbc.any() != one.pbc.all():
+            raise data.DataError(f"{one.origin or 'a frame'}: {NO_SLABS}")
 
 
 def read_weighted(settings: DataSettings) -> tuple:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eqfuse.runs.errors import ConfigError
-from eqfuse.runs.files import require_free
+from eqfuse.runs.files import FRAMES, require_free
 from eqfuse.runs.log import Log
 from eqfuse.runs.process import keep_freed_memory, keep_memory, keep_programs
 from eqfuse.runs.schema import written
@@ -95,7 +95,8 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
     Args:
       settings: as on the command line, such as "training.second_stage=null".
       callbacks: see `eqfuse.train.Callback`.
-      more: settings whose names have no dot; values are as on the command line, or Python's.
+      more: settings whose names have no dot; values are as on the command line, or Python's. `data`
+        may be a list of `ase.Atoms`, which are kept in the folder of the run.
     Returns:
       the folder of the run, which `eqfuse.Calculator`, `eqfuse.predict` and `load_run` take.
     Raises:
@@ -103,11 +104,27 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
       TrainingFailed: such as a loss that is not finite.
       Interrupted: by Ctrl-C, after a checkpoint.
     """
+    if isinstance(more.get("data"), list | tuple):
+        more = _with_frames_written(more)
     arguments = [*settings, *(f"{name}={written(value)}" for name, value in more.items())]
     if seeds_of(arguments)[1] is not None:
         raise ConfigError("fit trains one run; call it for each of seeds=")
     keep_memory()
     return _run(_config(arguments), callbacks)
+
+
+def _with_frames_written(given: dict) -> dict:
+    """Return settings of which `data`, a list of frames, is a file in the folder of the run."""
+    import ase.io
+
+    if not all(isinstance(frame, ase.Atoms) for frame in given["data"]) or not given["data"]:
+        raise ConfigError("data must be the name of a file, or a list of ase.Atoms, at least one")
+    run = given.get("run") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_fit"
+    require_free(run)
+    file = Path(run) / FRAMES
+    file.parent.mkdir(parents=True, exist_ok=True)
+    ase.io.write(file, given["data"])
+    return given | {"data": str(file), "run": run}
 
 
 def _run(config: Config, callbacks: Sequence = ()) -> Path:

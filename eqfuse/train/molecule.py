@@ -8,7 +8,9 @@ import numpy as np
 
 from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
+from eqfuse.models.ewald import LatentEwald
 from eqfuse.models.heads import stack_heads
+from eqfuse.models.potential import irreps_out
 from eqfuse.models.radial_table import choose
 from eqfuse.runs.checkpoint import Checkpoints
 from eqfuse.runs.errors import ConfigError
@@ -28,11 +30,15 @@ from eqfuse.train.tuning import Tuning, training_of
 
 
 def build_potential(
-    settings: PotentialSettings, dataset: Dataset, backend: str | None
+    settings: PotentialSettings,
+    dataset: Dataset,
+    backend: str | None,
+    charge_key: str | None = None,
 ) -> tuple[models.Potential, dict]:
     """Return the potential for a dataset, and the fields of its model as plain values."""
     fields = settings.model_fields(dataset.avg_num_neighbors)
-    fields |= {"irreps_out": "0e", "num_species": len(dataset.species)}
+    long_range = latent_charges(settings, charge_key)
+    fields |= {"irreps_out": irreps_out(long_range), "num_species": len(dataset.species)}
     if fields.get("distance_transform") is not None:
         fields["atomic_numbers"] = [int(z) for z in dataset.species]
     scale, shift = _scale_and_shift(settings, dataset)
@@ -51,8 +57,17 @@ def build_potential(
         trainable_scale_shift=settings.trainable_scale_shift,
         binds_within=None if dataset.references_fitted else settings.cutoff,
         repulsion=models.ZBL.of(dataset.species) if settings.zbl else None,
+        long_range=long_range,
     )
     return potential, fields
+
+
+def latent_charges(settings: PotentialSettings, charge_key: str | None) -> LatentEwald | None:
+    """Return the latent charges of a new network, None for none."""
+    if settings.long_range is None:
+        return None
+    own = {"charges": settings.les_charges, "charge_key": charge_key}
+    return LatentEwald(**own, sigma=settings.les_sigma, cutoff=settings.les_cutoff)
 
 
 class _Prepared:
@@ -79,6 +94,7 @@ class _Prepared:
             )
         how = {"seed": config.seed, "dtype": config.dtype, "parts": devices.count}
         how |= {"own": devices.own, "hessians": config.training.hessian_weight > 0}
+        how["long_range"] = self.potential.long_range
         sides = train or self.dataset.train, self.dataset.val
         self.batchers = [Batcher(samples, size, **how) for samples in sides]
         self.training = training_of(config, self.dataset, self.params, self.tuning)
@@ -99,7 +115,8 @@ class _Prepared:
                     f"the heads of {config.start_from} are networks of their own ({error}); train "
                     "one alone, or give heads other names, which all start from one (head=NAME)"
                 ) from error
-        potential, fields = build_potential(config.model, dataset, config.backend)
+        given = config.backend, config.data.charge_key
+        potential, fields = build_potential(config.model, dataset, *given)
         sample = dataset.train[0]
         shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
         graph = data.collate([sample], shape, config.dtype).graph

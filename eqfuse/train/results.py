@@ -63,7 +63,8 @@ def write_results(
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         samples = [sample for own in sets.values() for sample in own]
-        batcher = Batcher(samples, config.data.batch_size, dtype=config.dtype)
+        how = {"dtype": config.dtype, "long_range": potential.long_range}
+        batcher = Batcher(samples, config.data.batch_size, **how)
         predict = compile_predict(potential, stress=count_labelled(samples, "stress") > 0)
         predicted = predictions(predict, jax.device_put(params), batcher)
         rows, start = [], 0

@@ -53,11 +53,16 @@ class DataSettings:
     energy_key: str = value("energy")
     forces_key: str = value("forces")
     stress_key: str = value("stress")
+    charge_key: str | None = value(None)
     types: str | None = value(None)
 
     def __post_init__(self):
         need = f"left out with data={self.name}, which is embedded"
         require(self.name == "extxyz" or self.path is None, "data.path", self.path, need)
+        share = os.path.basename(self.test or "")
+        if re.fullmatch(r"[\d.]+", share) and not os.path.exists(self.test):
+            need = f"a file; data.val={share} validates with a share of the frames"
+            require(False, "data.test", share, need)
         need = "left out: all frames of data.val_path validate"
         unset = self.val == DataSettings.val
         require(self.val_path is None or unset, "data.val", self.val, need)
@@ -76,7 +81,7 @@ class DataSettings:
     def keys(self):
         from eqfuse.data import Keys
 
-        return Keys(energy=self.energy_key, forces=self.forces_key, stress=self.stress_key)
+        return Keys(self.energy_key, self.forces_key, self.stress_key, self.charge_key)
 
     def subtracted(self):
         """Return the `Dispersion` that labels are less, or None; or refuse the setting."""

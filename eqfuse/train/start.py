@@ -143,7 +143,8 @@ class Start:
         if not dataset.num_labelled("energy")[0]:
             raise ConfigError("data.reference_energies=fit: no training frame has an energy")
         predict, params = compile_predict(self.potential), self.initial_params()
-        batcher = Batcher(dataset.train, self.config.data.batch_size, dtype=self.config.dtype)
+        how = {"dtype": self.config.dtype, "long_range": self.potential.long_range}
+        batcher = Batcher(dataset.train, self.config.data.batch_size, **how)
         pairs = zip(dataset.train, predictions(predict, params, batcher), strict=True)
         known = [(s, found.energy) for s, found in pairs if s.energy is not None]
         missing = [s.energy - e for s, e in known]

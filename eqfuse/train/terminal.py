@@ -17,6 +17,7 @@ from ase.data import chemical_symbols
 from eqfuse import models, ops
 from eqfuse.data import Dataset
 from eqfuse.data.error_table import UNITS
+from eqfuse.data.readers.rmd17 import units_named
 from eqfuse.data.structures import TRAINED, counted
 from eqfuse.runs.files import RunFolder
 from eqfuse.runs.log import printable, say, warn
@@ -36,7 +37,7 @@ def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices
     rows = {
         "start": start and f"the network of {start}",
         **_of_data(config, dataset),
-        "species": " ".join(chemical_symbols[z] for z in dataset.species),
+        "species": _species(dataset),
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config.training, dataset),
         "dispersion": less and f"labels are less {less}; predictions of the run add it",
@@ -54,7 +55,8 @@ def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
     for name, own in (dataset.heads or {None: dataset}).items():
         settings = configs[name].data if name in configs else None
         frames = _frames(settings and settings.val_path, own)
-        numbers = (f"{chemical_symbols[z]} {own.references[z]:.4f}" for z in dataset.species)
+        trained = sorted(elements_of(own)) or dataset.species
+        numbers = (f"{chemical_symbols[z]} {own.references[z]:.4f}" for z in trained)
         references = f"{', '.join(numbers)} eV"
         if settings is None:  # the network's past
             rows[f"head {name}"] = f"see replay; {frames}; references {references}"
@@ -65,6 +67,19 @@ def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
             return {"data": files, "frames": frames, "references": references}
         rows[f"head {name}"] = f"{files}; {frames}; references {references}"
     return rows
+
+
+def elements_of(dataset: Dataset) -> set[int]:
+    """Return the atomic numbers of the training frames; a network may know others."""
+    return {dataset.species[k] for s in dataset.train for k in {*s.species.tolist()}}
+
+
+def _species(dataset: Dataset) -> str:
+    parts = dataset.heads.values() or [dataset]
+    trained = set().union(*map(elements_of, parts))
+    text = " ".join(chemical_symbols[z] for z in dataset.species if z in trained)
+    others = len(dataset.species) - len(trained)
+    return f"{text} of the data; the network knows {others} more" if others else text
 
 
 def lines(rows: dict[str, str]) -> str:
@@ -86,6 +101,9 @@ def parameters(module, params) -> str:
 
 def _files(path: str) -> str:
     files = matching(path)
+    if npz := [file for file in files if file.endswith(".npz")]:
+        path += f" (from {units_named(npz[0])} to eV and Å)"
+        files = [path] if len(files) == 1 else files
     return path if files == [path] else f"{path}: {len(files)} files"
 
 

@@ -40,6 +40,7 @@ from eqfuse.train.replay import farthest, structures_of, write_frames
 from eqfuse.train.results import errors_text
 from eqfuse.train.settings.config import PAST, Config
 from eqfuse.train.start import Start
+from eqfuse.train.terminal import elements_of
 
 FILE = "replay.traj"
 """In the folder of a run: the frames, of which a resumed run reads the same numbers."""
@@ -79,7 +80,7 @@ class Tuning:
             starts = [start.for_elements(dataset.species) for start in starts]
         # with several heads, the past is one of its own
         references = starts[-1].references(None) if config.heads else dataset.references
-        tuning = cls(config, starts, references, frozenset(_elements(dataset)), resumed)
+        tuning = cls(config, starts, references, frozenset(elements_of(dataset)), resumed)
         if resumed and before and before["arrays_sha256"] != tuning.origin["arrays_sha256"]:
             raise ConfigError(
                 f"the network in {config.start_from} is another one than the run in "
@@ -108,7 +109,8 @@ class Tuning:
         return prepare_samples(structures, cutoff, self.past.species, references)
 
     def _batcher(self, samples: Samples, size: int = _FROM) -> Batcher:
-        return Batcher(samples, size, dtype=self.config.dtype, max_shapes=1)  # one program
+        how = {"dtype": self.config.dtype, "long_range": self.past.potential.long_range}
+        return Batcher(samples, size, max_shapes=1, **how)  # one program
 
     def predicted(self, samples: Samples, params) -> list[Predicted]:
         """Return what the network predicts for each sample with these variables."""
@@ -305,14 +307,10 @@ def _is_moderate(s: Structure) -> bool:
     return abs(s.forces).max() < _MOST_FORCE and pressure < _MOST_PRESSURE
 
 
-def _elements(dataset: Dataset) -> set[int]:
-    return {dataset.species[k] for s in dataset.train for k in {*s.species.tolist()}}
-
-
 def elastic_of(config: Config, dataset: Dataset) -> float:
     """Return the weight of the penalty of elastic weights, 0 for none."""
     if config.elastic is None and not (config.start_from is None or config.heads or config.replay):
-        knows_more = len(dataset.species) > len(_elements(dataset))
+        knows_more = len(dataset.species) > len(elements_of(dataset))
         return ELASTIC if knows_more else 0.0
     return config.elastic or 0.0
 
@@ -338,6 +336,7 @@ def training_of(config: Config, dataset: Dataset, params: dict, tuning: Tuning |
     stiff = jnp.zeros(layout.size, layout.dtype)
     if tuning is not None and not tuning.resumed:  # else it is found in the state
         try:
+            say("prepare    elastic weights: structures of all elements of the network, once")
             frames = tuning.frames or tuning.made(_AUTO)
             stiff = tuning.stiffness(frames, layout, Loss.of(config.training, dataset.force_rms))
         except DataError:  # no frame can be made, and elastic weights were not asked for

@@ -307,6 +307,42 @@ def test_precisions_of_one_potential_agree(frames):
     assert agree, "\n".join(lines)
 
 
+class AllElectron(Subject):
+    """A potential in float32 to whose energies -13 keV an atom are added, in float64."""
+
+    def offset(self, atoms):
+        return -13e3 * len(atoms)
+
+    def compute(self, structures):
+        shifted = super().compute(structures)
+        pairs = zip(shifted, structures, strict=True)
+        return [a._replace(energy=a.energy + self.offset(atoms)) for a, atoms in pairs]
+
+
+def test_compared_energies_of_all_electrons_hide_nothing(frames):
+    """The rounding is that of the network, and not that of 13 keV in float32, 0.8 meV."""
+    lines, _ = compare(AllElectron(Soft("float32")), AllElectron(Soft("float32")), frames)
+    [row] = [line for line in lines if line.startswith("energy per atom")]
+    assert 0 < float(row.split()[5]) < 1e-4
+
+
+def test_compared_molecules_are_no_crystals(converted):
+    """A molecule where two runs differ most: nothing has a stress, and all rows are printed."""
+    theirs, ours = Run(converted), Run(converted)
+    forces = ours.compute
+
+    def doubled(structures):
+        return [a._replace(forces=2 * a.forces) for a in forces(structures)]
+
+    ours.compute = doubled
+    z = theirs.elements[0]
+    molecule = ase.Atoms([z, z], [[0, 0, 0], [0.3, 0.4, 1.5]], info={"name": "molecule"})
+    lines, agree = compare(theirs, ours, [molecule])
+    assert not agree
+    assert any(line.startswith("B: forces are NOT the slope") for line in lines)
+    assert not any("stress" in line for line in lines)
+
+
 @pytest.mark.parametrize(("fault", "quantity"), [("one atom", "forces"), ("stress sign", "stress")])
 def test_the_one_that_is_inconsistent_is_named(frames, fault, quantity):
     lines, agree = compare(Subject(Soft()), Subject(Soft(fault=fault)), frames)

@@ -16,7 +16,7 @@ from eqfuse.data import (
     read_embedded,
     read_structures,
 )
-from eqfuse.data.checks import find_problems, unread_labels
+from eqfuse.data.checks import find_problems, undetermined_references, unread_labels
 from eqfuse.data.checks_of_labels import energy_differences, springs
 from eqfuse.data.copies import kept_together
 from eqfuse.data.store import StoredStructures, write_frames
@@ -244,6 +244,11 @@ def test_reference_energies_that_are_not_determined(ethanol):
     dataset = Dataset.build(ethanol, cutoff=CUTOFF)
     [problem] = find_problems(dataset, ethanol)
     assert "does not determine the reference energies of H -45" in problem
+    many = dataclasses.replace(  # of a network that knows more elements
+        dataset, species=(1, 6, 8, 26), references={**dataset.references, 26: -7.0}
+    )
+    [problem] = undetermined_references(many, ethanol)
+    assert "Fe" not in problem
     water = Structure(
         [8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]], energy=-138.0, origin="water"
     )

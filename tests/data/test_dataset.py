@@ -49,7 +49,7 @@ def test_split_is_the_same_on_every_platform():
         (50, 7, (50, 7)),
         (0.5, 20, (50, 20)),
         (None, 0.129, (88, 12)),
-        (None, 0.001, "the validation split is empty: val_size=0.001 of 100"),
+        (None, 0.001, (99, 1)),  # one at least
         (None, 0, "the validation split is empty"),
         (None, 1.0, "the training split is empty"),
         (0, 5, "the training split is empty"),
@@ -65,6 +65,18 @@ def test_split_sizes(train_size, val_size, expected):
         return
     train, val = split_indices(100, train_size, val_size, seed=0)
     assert (len(train), len(val)) == expected
+
+
+def test_split_of_nine_frames_has_one_to_validate():
+    train, val = split_indices(9, None, 0.1, seed=0)
+    assert (len(train), len(val)) == (8, 1)
+
+
+def test_split_that_copies_change_is_said(structures):
+    """Copies of a frame go to one side, which changes how many validate."""
+    frames = [*structures[:2], *[structures[2]] * 8]
+    with pytest.warns(UserWarning, match=r"\d frames? validates?, not 4: copies of a"):
+        build(frames, val_size=4)
 
 
 def test_dataset_has_the_labels_and_statistics_of_its_structures(structures):

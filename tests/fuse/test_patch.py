@@ -1,8 +1,10 @@
 """`ops.patched` and `ops.fuse(patch=True)`: unchanged code runs on our ops."""
 
 import contextlib
+import dataclasses
+import functools
 import threading
-import types
+from collections.abc import Callable
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -64,11 +66,19 @@ def operands():
     return x, e3nn.normal("0e+1o", jax.random.key(1), (5,), dtype=jnp.float64)
 
 
+def primitives(function, *args) -> str:
+    """Return the trace of a function of IrrepsArrays."""
+    return str(jax.make_jaxpr(lambda *a: jax.tree.leaves(function(*a)))(*args))
+
+
+def is_ours(function, *args) -> bool:
+    return "eqfuse" in primitives(function, *args)
+
+
 def assert_e3nns_own():
-    assert e3nn.tensor_product is OWN["tensor_product"]
-    for name in ("flax", "haiku", "equinox"):
-        assert getattr(getattr(e3nn, name), "Linear", None) is OWN[name]
-    assert type(e3nn) is type(e3nn.flax) is types.ModuleType
+    x = e3nn.normal("1o", jax.random.key(0), (2,))
+    assert not is_ours(e3nn.tensor_product, x, x)
+    assert not is_ours(lambda x: e3nn.flax.Linear("1o").init(jax.random.key(0), x), x)
 
 
 @pytest.mark.parametrize("framework", [of_flax, of_haiku, of_equinox])
@@ -92,42 +102,44 @@ def test_code_without_a_changed_line_is_fused(framework):
         np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-14)
 
 
-def test_names_are_replaced_in_nested_blocks_and_restored_after_errors():
+def test_nested_blocks_end_together_and_after_errors():
+    x = e3nn.normal("1o", jax.random.key(0), (2,))
     with contextlib.suppress(ZeroDivisionError), ops.patched():
         with ops.patched():
-            assert e3nn.tensor_product is ops.tensor_product
-        assert (e3nn.tensor_product, e3nn.flax.Linear) == (ops.tensor_product, ops.Linear)
-        if OWN["haiku"]:
-            assert e3nn.haiku.Linear is ops.haiku.Linear
-        from e3nn_jax import tensor_product as imported_within
-
-        assert imported_within is ops.tensor_product
-        assert ops.tensor_product("1o", "1o", backend="e3nn") == "0e+1e+2e"  # calls e3nn's own
+            assert is_ours(e3nn.tensor_product, x, x)
+        assert is_ours(e3nn.tensor_product, x, x)
+        assert not is_ours(lambda x: ops.tensor_product(x, x, backend="e3nn"), x)
+        assert not is_ours(ops.Linear("1o", backend="e3nn").init, jax.random.key(0), x)
+        assert e3nn.tensor_product("1o", "1o") == "0e+1e+2e"
         raise ZeroDivisionError
     assert_e3nns_own()
 
 
 def test_other_threads_see_e3nns_own():
     inside, seen = threading.Barrier(2), []
+    x = e3nn.normal("1o", jax.random.key(0), (2,))
+
+    def look():
+        seen.append(is_ours(e3nn.tensor_product, x, x))
 
     def other():
         inside.wait()
-        seen.extend([e3nn.tensor_product, e3nn.flax.Linear])
+        look()
         with ops.patched():
-            seen.append(e3nn.tensor_product)
+            look()
             inside.wait()
             inside.wait()  # the first thread has left
-            seen.append(e3nn.tensor_product)
+            look()
 
     thread = threading.Thread(target=other)
     thread.start()
     with ops.patched():
         inside.wait()
         inside.wait()
-    assert e3nn.tensor_product is OWN["tensor_product"]
+    assert not is_ours(e3nn.tensor_product, x, x)
     inside.wait()
     thread.join()
-    assert seen == [OWN["tensor_product"], OWN["flax"], ops.tensor_product, ops.tensor_product]
+    assert seen == [False, True, True]
     assert_e3nns_own()
 
 
@@ -147,25 +159,152 @@ def test_a_function_under_jit_is_traced_again():
     assert not has_our_product()
 
 
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (lambda x: tensor_product(x, x), "from e3nn_jax import tensor_product"),
-        (jax.vmap(lambda x: tensor_product(x, x)), "from e3nn_jax import tensor_product"),
-        (lambda x: Linear("1o").init(jax.random.key(0), x), "from e3nn_jax.flax import Linear"),
-    ],
-)
-def test_a_name_that_was_imported_before_is_refused(function, name):
-    """Else nothing would be replaced, and nobody would know."""
-    x = e3nn.normal("0e+1o", jax.random.key(0), (3,))
-    with pytest.raises(RuntimeError, match=rf"test_patch.py:\d+ calls .* was imported by `{name}`"):
-        ops.fuse(function, patch=True)(x)
-    assert_e3nns_own()
-    function(x)  # outside it is e3nn's own
+@dataclasses.dataclass
+class Layer:
+    """Keeps e3nn's names where no attribute of a module holds them."""
+
+    product: Callable = tensor_product
+    linear: Callable = Linear
+
+    def __call__(self, x, y):
+        return self.linear("3x0e+2x1o").apply(PARAMETERS, self.product(x, y, filter_ir_out="0e+1o"))
 
 
-def test_a_linear_of_equinox_that_was_made_before_is_refused():
+class Subclass(Linear):
+    def __call__(self, x):
+        return 2.0 * super().__call__(x)
+
+
+class Network2(nn.Module):
+    linear: nn.Module = Linear("3x0e+2x1o", name="own")  # made before
+
+    @nn.compact
+    def __call__(self, x):
+        return self.linear(x)
+
+
+PARAMETERS = {
+    "params": {"w[0,0] 4x0e,3x0e": np.ones((4, 3)), "w[1,1] 4x1o,2x1o": 0.5 * np.ones((4, 2))}
+}
+MADE = e3nn.FunctionalLinear(e3nn.Irreps("2x0e+2x1o"), e3nn.Irreps("3x0e+2x1o"))
+CLOSED_OVER = (lambda product: lambda x, y: product(x, y))(tensor_product)
+
+
+def of_vmapped_class(x, y):
+    linear = nn.vmap(
+        Linear, in_axes=0, variable_axes={"params": None}, split_rngs={"params": False}
+    )
+    return linear("3x0e+2x1o").apply(PARAMETERS, tensor_product(x, y, filter_ir_out="0e+1o"))
+
+
+def of_functional_linear(x, y):
+    weights = [np.arange(6.0).reshape(2, 3), np.ones((2, 2))]
+    return e3nn.utils.vmap(lambda x: MADE(weights, x))(x)
+
+
+def of_flat_weights_and_biases(x, y):
+    linear = e3nn.FunctionalLinear(x.irreps, e3nn.Irreps("0e+1o+2e"), biases=[True, False, False])
+    return e3nn.utils.vmap(linear, in_axes=(None, 0))(jnp.arange(5.0), x)
+
+
+WAYS = {
+    "name": lambda x, y: tensor_product(x, y),
+    "vmapped": jax.vmap(lambda x, y: tensor_product(x, y)),
+    "closure": CLOSED_OVER,
+    "default_of_a_dataclass": Layer(),
+    "partial": functools.partial(tensor_product, filter_ir_out="0e+1o"),
+    "subclass": lambda x, y: Subclass("3x0e+2x1o").apply(PARAMETERS, tensor_product(x, y)),
+    "made_before": lambda x, y: Network2().apply(
+        {"params": {"linear": PARAMETERS["params"]}}, tensor_product(x, y)
+    ),
+    "vmapped_class": of_vmapped_class,
+    "functional_linear": of_functional_linear,
+    "flat_weights_and_biases": of_flat_weights_and_biases,
+    "elementwise": lambda x, y: e3nn.elementwise_tensor_product(
+        x, e3nn.concatenate([y, y]), filter_ir_out="0e+1o"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_name_is_replaced_however_it_was_kept(way):
+    with jax.enable_x64(True):
+        x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,), dtype=jnp.float64)
+        y = e3nn.normal("0e+1o", jax.random.key(1), (4,), dtype=jnp.float64)
+        expected, fused = WAYS[way](x, y), ops.fuse(WAYS[way], patch=True)
+        assert is_ours(fused, x, y)
+        with ops.patched():
+            assert WAYS[way](x, y).zero_flags == expected.zero_flags
+        assert not is_ours(WAYS[way], x, y)
+        found = jax.jit(fused)(x, y)
+    assert found.irreps == expected.irreps
+    np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-14)
+
+
+def test_a_linear_of_equinox_that_was_made_before_is_replaced():
     pytest.importorskip("equinox")
-    linear = e3nn.equinox.Linear(irreps_in="1o", irreps_out="1o", key=jax.random.key(0))
-    with pytest.raises(RuntimeError, match="make networks of Equinox within"):
-        ops.fuse(linear, patch=True)(e3nn.normal("1o", jax.random.key(0), (3,)))
+    linear = e3nn.equinox.Linear(irreps_in="2x1o", irreps_out="1o", key=jax.random.key(0))
+    x = e3nn.normal("2x1o", jax.random.key(0), (3,))
+    with ops.patched():
+        assert is_ours(linear, x)
+    np.testing.assert_allclose(ops.fuse(linear, patch=True)(x).array, linear(x).array, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["functional_linear", "legacy"])
+def test_rows_that_are_not_fused_are_e3nns(way):
+    """Without `ops.fuse`, e3nn-jax writes the rows of one row at a time faster."""
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
+    tp = e3nn.legacy.FunctionalTensorProduct(x.irreps, "1o", "2x0e", [(1, 0, 0, "uvu", False)])
+    function = {
+        "functional_linear": of_functional_linear,
+        "legacy": lambda x, y: e3nn.utils.vmap(tp.left_right)(x, y),
+    }[way]
+    with ops.patched():
+        assert not is_ours(function, x, x.filter("1o").slice_by_mul[:1])
+    assert is_ours(ops.fuse(function, patch=True), x, x.filter("1o").slice_by_mul[:1])
+
+
+def test_a_weighting_by_scalars_stays_arithmetic():
+    """Else `ops.fuse` would not see that the weights of a message are plain factors."""
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
+    with ops.patched():
+        assert not is_ours(lambda x: x * jnp.ones((4, 4)), x)
+
+
+def test_layers_of_e3nn_jax_itself_are_replaced():
+    hk = pytest.importorskip("haiku")
+    from e3nn_jax.experimental.transformer import Transformer
+
+    def attention(x, y):
+        layer = Transformer("2x0e+2x1o", [4], jax.nn.silu, 1)
+        cutoff = jnp.ones(5, x.dtype)
+        return layer(SENDERS, RECEIVERS, cutoff, y, x)
+
+    network = hk.without_apply_rng(hk.transform(attention))
+    with jax.enable_x64(True):
+        params = network.init(jax.random.key(2), *operands())
+        fused = ops.fuse(network.apply, patch=True)
+        assert is_ours(fused, params, *operands())
+        found = jax.jit(fused)(params, *operands()).array
+        expected = jax.jit(network.apply)(params, *operands()).array
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("irreps", "orders"), [("0e+1o", (1, 2, 3)), ("2x0e+1o", (2,))])
+def test_symmetric_tensor_product_of_haiku(irreps, orders):
+    hk = pytest.importorskip("haiku")
+
+    def product(x):
+        return e3nn.haiku.SymmetricTensorProduct(orders, keep_irrep_out="0e+1o")(x)
+
+    network = hk.without_apply_rng(hk.transform(product))
+    with jax.enable_x64(True):
+        x = e3nn.normal(irreps, jax.random.key(0), (3, 2), dtype=jnp.float64)
+        params = network.init(jax.random.key(2), x)
+        with ops.patched():
+            again = network.init(jax.random.key(2), x)
+            assert is_ours(network.apply, params, x)
+        assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
+        found, expected = ops.fuse(network.apply, patch=True)(params, x), network.apply(params, x)
+    assert found.irreps == expected.irreps
+    np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-13)

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import pydoc
 import re
 import runpy
 from concurrent.futures import ThreadPoolExecutor
@@ -204,14 +205,17 @@ def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "error", "message"),
     [
-        ({"default_dtype": "float64"}, TypeError, "default_dtype: here it is called dtype"),
-        ({"device": "cuda"}, TypeError, "no argument device: .*JAX_PLATFORMS"),
+        ({"default_dtype": "float64", "dtype": "float32"}, TypeError, "two words for one thing"),
+        ({"device": "cuda"}, ValueError, "device=cuda is not that of JAX, cpu; set JAX_PLATFORMS"),
+        ({"enable_cueq": True}, TypeError, "enable_cueq: the fused ops are always used"),
+        ({"damping": "bj"}, TypeError, "damping: with dispersion=True"),
         ({"skinn": 3}, TypeError, "no argument skinn; nearest: skin"),
-        ({"model_paths": "x"}, TypeError, "model_paths: .* eqfuse.Committee takes several"),
+        ({"run": None, "model_paths": ["a", "b"]}, TypeError, "2 of them; eqfuse.Committee takes"),
+        ({"run": None, "models": 3}, TypeError, "models must be one file, .* got int"),
         ({"zzz": 1}, TypeError, "no argument zzz; it has run, skin, which, dtype"),
-        ({"device": "cpu", "skinn": 3}, TypeError, "device: .*; Calculator has no argument skinn"),
+        ({"zz": 1, "skinn": 3}, TypeError, "argument zz; .*; Calculator has no argument skinn"),
         ({"run": ["a", "b"]}, TypeError, r"the path of one run, .* see eqfuse\.Committee"),
-        ({"run": None}, TypeError, r"the path of one run, .* see eqfuse\.Committee"),
+        ({"run": None}, TypeError, "Calculator needs a run: its folder, the name"),
         ({"run": "nowhere"}, CheckpointError, "no checkpoint"),
         ({"backend": "trito"}, ValueError, "backend 'trito' is unknown"),
         ({"which": "foo"}, ValueError, "which='foo' is unknown"),
@@ -224,6 +228,26 @@ def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
 def test_unknown_or_impossible_arguments_are_refused_by_name(run, argument, error, message):
     with pytest.raises(error, match=message):
         eqfuse.Calculator(**{"run": run} | argument)
+
+
+def test_arguments_of_other_programs(run):
+    """What users of mace and sevenn type gives the calculator that they mean."""
+    calculator = eqfuse.Calculator(model_paths=[str(run)], device="cpu", default_dtype="float32")
+    assert calculator.network.dtype == "float32"
+    assert calculator.dispersion is None
+    asked = {"dispersion": True, "damping": "zero", "dispersion_xc": "pbe", "default_dtype": ""}
+    calculator = eqfuse.Calculator(model=run, modal=None, device="auto", **asked)
+    assert str(calculator.dispersion) == "d3(zero,pbe)"
+    assert calculator.network.dtype == "float64"
+    assert eqfuse.Calculator(run, dispersion=False).dispersion is None
+
+
+def test_calculator_says_what_it_is(run):
+    text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float64, backend llvm>"
+    assert repr(eqfuse.Calculator(run, backend="llvm")) == text
+    text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float32, backend xla, d3(bj,pbe)>"
+    assert repr(eqfuse.Calculator(run, backend="xla", dtype="float32", dispersion=True)) == text
+    assert "Name used for all files" not in pydoc.render_doc(eqfuse.Calculator)  # ASE's
 
 
 def test_a_folder_of_runs_is_no_run(tmp_path):

@@ -29,6 +29,13 @@ def forces(network, lengths):
     return np.array([p.forces[1] for p in predict(network, pairs, batch_size=100)])
 
 
+def scale_of(forces):
+    """Return the largest force at a length or beyond, or a thousandth of the largest of all."""
+    largest = np.abs(forces).max(axis=1)
+    beyond = np.maximum.accumulate(largest[::-1])[::-1]
+    return np.maximum(beyond, 1e-3 * largest.max())[:, None]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
     """From far below bonds to the cutoff; and they are not with a coarse table that is let pass."""
@@ -36,9 +43,7 @@ def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
     monkeypatch.setitem(predict.__globals__, "require_apart", lambda structure: None)
     lengths = np.concatenate([[0.05, 0.1, 0.2], np.linspace(0.3, 3.9, 60), [3.95, 3.98, 3.99]])
     exact = forces(Network(run, radial="network"), lengths)
-    largest = np.abs(exact).max(axis=1)
-    beyond = np.maximum.accumulate(largest[::-1])[::-1]
-    scale = np.maximum(beyond, 1e-3 * largest.max())[:, None]
+    scale = scale_of(exact)
 
     def error():
         network = Network(run)
@@ -46,10 +51,27 @@ def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
         assert "tables" in network.params
         return (np.abs(forces(network, lengths) - exact) / scale).max()
 
-    assert 1e-14 < error() <= tables.BOUND
+    assert 1e-14 < error() <= tables.BOUNDS["float64"]
     monkeypatch.setattr(tables, "KNOTS", (32,))
-    monkeypatch.setattr(tables, "BOUND", 1.0)
+    monkeypatch.setitem(tables.BOUNDS, "float64", 1.0)
     assert error() > 1e-7
+
+
+def test_tables_of_float32_have_as_many_knots_as_float32_needs(tmp_path, monkeypatch):
+    """Fewer than those of float64; their error is within the bound, beside that of rounding."""
+    run = untrained_run(tmp_path)
+    monkeypatch.setattr(tables, "KNOTS", (32, 64, 96, 128, 192, 256))
+    found = {dtype: Network(run, dtype=dtype) for dtype in ("float64", "float32")}
+    knots = {dtype: n.module.potential.model.radial_knots for dtype, n in found.items()}
+    assert 32 < knots["float32"] < knots["float64"]
+    lengths = np.linspace(0.5, 3.99, 40)
+    exact = forces(Network(run, radial="network"), lengths)
+    scale = scale_of(exact)
+    rounding, error = (
+        (np.abs(forces(network, lengths) - exact) / scale).max()
+        for network in (Network(run, radial="network", dtype="float32"), found["float32"])
+    )
+    assert 0 < error < rounding + tables.BOUNDS["float32"]
 
 
 def test_a_coarse_table_is_refused(tmp_path, monkeypatch, capsys):

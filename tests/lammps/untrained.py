@@ -8,6 +8,7 @@ from eqfuse import models
 from eqfuse.convert.convert import write_run
 from eqfuse.convert.converted import Converted
 from eqfuse.data import Shape, collate
+from eqfuse.models.potential import irreps_out
 
 FIELDS = {
     "nequip": {"channels": 4, "layers": 2, "lmax": 1, "radial_hidden": 8},
@@ -26,7 +27,13 @@ def _parameters(model: str, seed: int, fields: tuple) -> dict:
 
 
 def untrained_run(
-    folder, model: str = "nequip", numbers=(13, 29), dtype="float64", seed: int = 3, **other
+    folder,
+    model: str = "nequip",
+    numbers=(13, 29),
+    dtype="float64",
+    seed: int = 3,
+    long_range=None,
+    **other,
 ):
     """Return the folder of a run of a network between elements, within 4 Å.
 
@@ -36,10 +43,11 @@ def untrained_run(
       numbers: sorted atomic numbers.
       dtype: of the run.
       seed: of the parameters.
+      long_range: an `eqfuse.models.ewald.LatentEwald`, if it has charges.
       other: fields of the network.
     """
     fields = FIELDS[model] | other | {"cutoff": 4.0, "num_species": len(numbers)}
-    fields |= {"irreps_out": "0e", "avg_num_neighbors": 12.0, "num_bessel": 4}
+    fields |= {"irreps_out": irreps_out(long_range), "avg_num_neighbors": 12.0, "num_bessel": 4}
     names = range(len(numbers))
     converted = Converted(
         program="eqfuse",
@@ -50,6 +58,7 @@ def untrained_run(
         shift=tuple(-0.5 - 0.2 * k for k in names),
         references={z: -1.0 * z for z in numbers},
         dtype=dtype,
+        long_range=long_range,
     )
     source = folder / "nothing"
     source.write_text("")

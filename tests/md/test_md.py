@@ -160,6 +160,7 @@ def test_simulations_of_other_numbers_share_their_program(run, crystal, tmp_path
         md.run(run, crystal, steps=1, max_force=1e-9, run=str(tmp_path / "stopped"))
     first, second = steppers
     assert first._advance is second._advance
+    assert len(first._advance) == 1
 
 
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):
@@ -188,6 +189,27 @@ def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch
     monkeypatch.setattr(simulation, "read_checkpoint", of_another_network)
     with pytest.raises(CheckpointError, match="holds another network"):
         md.resume(tmp_path / "parts", 60)
+
+
+def test_a_stopped_simulation_is_resumed_on_its_grid(run, crystal, tmp_path, monkeypatch):
+    """The last good frame, which a stop adds off the grid, is not in the resumed trajectory."""
+    record, settings = simulation._Simulation._record, {"steps": 30, "save_every": 8}
+
+    def stopped(self, rows, first, count):
+        record(self, rows, first, count)
+        if self._step % 8:
+            self._stop("by a test")
+
+    md.run(run, crystal, run=str(tmp_path / "whole"), **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Simulation, "_record", stopped)
+        with pytest.raises(TrainingFailed, match="by a test"):
+            md.run(run, crystal, run=str(tmp_path / "parts"), **settings)
+    whole, parts = (tmp_path / name / "trajectory.xyz" for name in ("whole", "parts"))
+    assert len(ase.io.read(parts, ":")) == len(ase.io.read(whole, ":")) + 1
+    md.resume(tmp_path / "parts", 32)
+    md.resume(tmp_path / "whole", 32)
+    assert parts.read_text() == whole.read_text()
 
 
 @pytest.mark.slow

@@ -130,3 +130,37 @@ def test_rows_are_grouped_by_interval_in_their_order():
 def test_edges_that_do_not_fit_are_refused(arrays, error_type, message):
     with pytest.raises(error_type, match=message):
         ops.Edges.from_arrays(*map(np.array, arrays), 5)
+
+
+@pytest.mark.parametrize("backend", ["llvm", "xla", "e3nn"])
+@pytest.mark.parametrize("mul", [1, 5, 33])
+def test_nodes_that_only_send_have_no_rows(x64, backend, mul):
+    """Values and gradients are those of all nodes, whose last rows are left out."""
+    rng = np.random.default_rng(mul)
+    senders, receivers = rng.integers(0, 9, 20), rng.integers(0, 4, 20)
+    whole = ops.Edges.from_arrays(senders, receivers, 9)
+    part = dataclasses.replace(whole, num_receivers=4)
+    irreps = e3nn.Irreps(f"{mul}x0e + {mul}x1o")
+    x, y = (jnp.asarray(rng.normal(size=s)) for s in ((9, irreps.dim), (20, 4)))
+    count = e3nn.tensor_product(irreps, "0e+1o").num_irreps
+    w = jnp.asarray(rng.normal(size=(20, count)))
+    layer = ops.TensorProductLinear(irreps, backend=backend, filter_ir_out="0e+1o")
+    operands = e3nn.IrrepsArray(irreps, x), e3nn.IrrepsArray("0e+1o", y)
+    used = e3nn.tensor_product(irreps, "0e+1o", filter_ir_out="0e+1o").num_irreps
+    params = layer.init(jax.random.key(0), *operands, w[:, :used], edges=whole)
+
+    def values(edges, x, y, w):
+        a, b = e3nn.IrrepsArray(irreps, x), e3nn.IrrepsArray("0e+1o", y)
+        product = ops.graph_tensor_product(a, b, w, edges, backend=backend).array
+        return product, layer.apply(params, a, b, w[:, :used], edges=edges).array
+
+    def total(edges, *arrays):
+        return sum(jnp.sum(jnp.sin(out[:4])) for out in values(edges, *arrays))
+
+    for found, expected in zip(values(part, x, y, w), values(whole, x, y, w), strict=True):
+        assert found.shape[0] == 4
+        np.testing.assert_allclose(found, expected[:4], rtol=1e-12, atol=1e-12)
+    found, expected = (jax.grad(total, (1, 2, 3))(e, x, y, w) for e in (part, whole))
+    for f, e in zip(found, expected, strict=True):
+        np.testing.assert_allclose(f, e, rtol=1e-11, atol=1e-11)
+    assert np.abs(expected[0][4:]).max() > 0.01  # of nodes that only send

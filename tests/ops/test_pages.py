@@ -1,6 +1,7 @@
 """What docstrings and pages about the ops show is what happens, and the reference has all ops."""
 
 import doctest
+import operator
 import re
 from pathlib import Path
 
@@ -14,19 +15,29 @@ from eqfuse import ops
 DOCS = Path(__file__).parents[2] / "docs"
 CONSTANTS = {"BACKENDS", "TF32X3"}
 WITHOUT = CONSTANTS | {"availability", "compile_ahead", "resolve_here"}
-WITHOUT |= {"FunctionalFullyConnectedTensorProduct", "FunctionalTensorProduct"}
-"""Public names without an example: constants, those of e3nn-jax, what depends on the machine."""
+"""Public names without an example: constants, and what depends on the machine."""
 
 
 @pytest.mark.parametrize("name", sorted(set(ops.__all__) - WITHOUT))
 def test_examples_of_docstrings(name):
     names = {"e3nn": e3nn, "jax": jax, "jnp": jnp, "ops": ops}
-    public = getattr(ops, name)
+    public = operator.attrgetter(name)(ops)
     examples = doctest.DocTestParser().get_doctest(public.__doc__, names, name, None, None)
     assert examples.examples, f"{name} has no example"
     said = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=said.append)
     assert not said, "".join(said)
+
+
+@pytest.mark.parametrize("name", ["haiku.Linear", "haiku.FullyConnectedTensorProduct"])
+def test_examples_of_haiku(name):
+    pytest.importorskip("haiku")
+    test_examples_of_docstrings(name)
+
+
+def test_examples_of_equinox():
+    pytest.importorskip("equinox")
+    test_examples_of_docstrings("equinox.Linear")
 
 
 def test_the_page_about_kernels_prints_what_it_shows():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eqfuse.runs.checkpoint import read_metadata
-from eqfuse.runs.stopping import StopRequest
+from eqfuse.runs.stopping import StopRequest, exit_code
 from tests.small_runs import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,18 @@ def test_signals_are_noted_and_a_second_ctrl_c_stops_at_once(name, stops, capsys
             os.kill(os.getpid(), signum)
     assert signal.getsignal(signum) == before
     assert "stopping after this step" in capsys.readouterr().err
+
+
+def test_exit_code_of_a_device_that_is_not_here(monkeypatch, capsys):
+    def task():
+        raise RuntimeError("Unable to initialize backend 'cuda': no GPU\nmore")
+
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert exit_code(task) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: JAX_PLATFORMS=cuda names a device that is not here; unset it")
+    with pytest.raises(RuntimeError, match="another"):
+        exit_code(lambda: (_ for _ in ()).throw(RuntimeError("another")))
 
 
 def test_nohup_is_heeded():

@@ -12,7 +12,7 @@ from eqfuse.data.dataset import split_indices
 from eqfuse.models import ZBL
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
-from eqfuse.train.main import main
+from eqfuse.train.main import fit, main
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
@@ -58,6 +58,19 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
     assert [line.split()[0] for line in lines[header + 1 :][:20]] == [str(n) for n in range(1, 21)]
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
+
+
+def test_fit_takes_frames(tmp_path, water):
+    """Which are kept in the folder of the run, and trained on as those of the file are."""
+    frames, results = ase.io.read(water, ":"), []
+    settings = [*TINY, "steps=2"]
+    for name, given in (("file", str(water)), ("frames", frames)):
+        folder = fit(*settings, data=given, run=str(tmp_path / name))
+        results.append([row["val_loss"] for row in rows_of(folder)])
+    assert results[0] == results[1]
+    assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
+    with pytest.raises(ConfigError, match=r"the name of a file, or a list of ase\.Atoms"):
+        fit(data=["water.xyz"])
 
 
 COMPILED = """

@@ -103,6 +103,16 @@ def test_a_fit_that_the_frames_do_not_determine_is_a_warning(settings, capsys):
         prepared(*settings, "data.reference_energies=average", tiny=())
 
 
+def test_report_of_a_tuned_network_has_the_elements_of_the_data(settings, tmp_path):
+    path = write_displaced(tmp_path / "hydrogen.xyz", ase.build.molecule("H2"), 12, seed=3)
+    dataset, text = prepared(*settings, f"data.path={path}", tiny=())
+    assert dataset.species == (1, 8)
+    assert "species    H of the data; the network knows 1 more\n" in text
+    [line] = [line for line in text.splitlines() if line.startswith("references")]
+    assert f"H {dataset.references[1]:.4f} eV" in line
+    assert " O " not in line
+
+
 @pytest.mark.parametrize(("length", "within"), [(4.5, True), (9.0, False)])
 def test_isolated_atoms_with_images_within_the_cutoff_are_named(
     water, tmp_path, capsys, length, within

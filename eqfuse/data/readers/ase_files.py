@@ -26,7 +26,7 @@ from eqfuse.data.readers.format import (
     refused_as,
     require_file,
 )
-from eqfuse.data.remarks import remarks_of
+from eqfuse.data.remarks import remarks_of, total_charge
 from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
 
@@ -155,6 +155,7 @@ def of_atoms(
         weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
         unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
         remarks=remarks_of(atoms),
+        charge=total_charge(per_frame, keys.charge),
     )
 
 
@@ -214,7 +215,7 @@ def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str
     An energy that differs from `free_energy` is one of them: forces are derivatives of the latter.
     """
     found, possible = {}, may_be_labels(per_frame, per_atom, count)
-    for name, key in zip(LABELS, keys, strict=True):
+    for name, key in zip(LABELS, keys, strict=False):
         read = stress_key(per_frame, key) if name == "stress" else key
         if read not in (per_atom if name == "forces" else per_frame):
             like = [k for k in possible[name] if re.search(_WORDS[name], k.lower())]

@@ -34,6 +34,7 @@ class Keys(NamedTuple):
     energy: str = "energy"
     forces: str = "forces"
     stress: str = "stress"
+    charge: str | None = None  # the total charge; None: it is not read
 
 
 USUAL_KEYS = Keys()

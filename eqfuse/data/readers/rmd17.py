@@ -74,14 +74,24 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
         raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
 
 
-def _units(path, file) -> Units:
+def units_named(path: str | os.PathLike) -> str:
+    """Return the names of the units that a file is read in, such as "kcal/mol and Å"."""
+    with np.load(path, allow_pickle=False) as file:
+        return " and ".join(_unit_names(file))
+
+
+def _unit_names(file) -> list[str]:
     """Return the units that the file names; kcal/mol and Å where it names none."""
     names = {"e_unit": "kcal/mol", "r_unit": "Å"}
     for key in names:
         if key in file:
             name = file[key].tolist() if file[key].size != 1 else file[key].item()
             names[key] = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    return [*names.values()]
+
+
+def _units(path, file) -> Units:
     try:
-        return Units.of(*names.values())
+        return Units.of(*_unit_names(file))
     except DataError as err:
         raise DataError(f"{path} (e_unit, r_unit): {err}; convert the arrays") from err

@@ -21,7 +21,7 @@ PATHS = 32
 """Paths of a form whose components are loops of their own: faster, longer to compile."""
 
 
-def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: int, dtype):
+def evaluate_form(form: Form, inputs, senders, receivers, num_nodes, num_rows: int, dtype):
     """Return the outputs of a form, by definition of the form; sums are in float32 or better.
 
     An array is [num_rows, size], [num_nodes, size] where it is indexed, or [1, size] where all rows
@@ -30,9 +30,11 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_ro
     wide = jnp.promote_types(dtype, jnp.float32)
     rows_of = {Index.SENDER: senders, Index.RECEIVER: receivers}
     if senders is not None:  # an edge with an end out of range is dropped, as by other backends
-        ends = jnp.stack([senders, receivers])
-        outside = jnp.any((ends < 0) | (ends >= num_nodes), axis=0)
-        rows_of = {i: jnp.where(outside, num_nodes, a) for i, a in rows_of.items()}
+        counts = {i: i.count(num_rows, num_nodes) for i in rows_of}
+        outside = functools.reduce(
+            jnp.logical_or, ((a < 0) | (a >= counts[i]) for i, a in rows_of.items())
+        )
+        rows_of = {i: jnp.where(outside, counts[i], a) for i, a in rows_of.items()}
     rows = [
         a.astype(wide).at[rows_of[o.index]].get(mode="fill", fill_value=0)
         if o.index.is_node
@@ -54,7 +56,8 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_ro
         parts = {ref.segment: value for ref, value in sums.items() if ref.operand == n}
         value = _write(operand, parts, num_rows, wide)
         if operand.index.is_node:
-            value = jax.ops.segment_sum(value, rows_of[operand.index], num_nodes)
+            count = operand.index.count(num_rows, num_nodes)
+            value = jax.ops.segment_sum(value, rows_of[operand.index], count)
         outputs.append(value.astype(dtype))
     return outputs
 

@@ -54,7 +54,10 @@ class Index(enum.Enum):
         """Return the arrays of `Edges` that list the edges of each node; none for rows."""
         return (f"{self.value}_order", f"{self.value}_ptr") if self.is_node else ()
 
-    def count(self, num_rows: int, num_nodes: int) -> int:
+    def count(self, num_rows: int, num_nodes: int | tuple[int, int]) -> int:
+        """Return how many rows an operand has; nodes may be those that receive, and that send."""
+        if isinstance(num_nodes, tuple):
+            num_nodes = num_nodes[self is Index.SENDER]
         return {Index.ROW: num_rows, Index.SHARED: 1}.get(self, num_nodes)
 
 

@@ -24,16 +24,22 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
     """Compute a form of arrays of one dtype; sums are in float32 or better.
 
     They are [rows, size], [num_nodes, size] where indexed by node, [1, size] where all rows share
-    them. A form on a graph needs `edges`.
+    them. A form on a graph needs `edges`. Where some nodes only send, `num_nodes` of the primitive
+    is the pair of those that receive and of those that send.
     """
     inputs = [jnp.asarray(a) for a in inputs]
     num_rows, num_nodes = _check(form, inputs, edges)
-    indices = () if edges is None else tuple(jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS)
+    indices = {} if edges is None else {n: jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS}
+    if isinstance(num_nodes, tuple):
+        if backend == "triton":
+            raise NotImplementedError("nodes that only send (num_receivers) are not for GPUs yet")
+        indices["receiver_ptr"] = indices["receiver_ptr"][: num_nodes[0] + 1]
+    indices = indices.values()
     params = {"num_rows": num_rows, "num_nodes": num_nodes, "backend": backend}
     return form_p.bind(*vary_alike([*inputs, *indices]), form=form, **params)
 
 
-def _check(form: Form, inputs, edges) -> tuple[int, int]:
+def _check(form: Form, inputs, edges) -> tuple[int, int | tuple[int, int]]:
     if form.on_graph != (edges is not None):
         raise ValueError("edges are for forms on a graph, and needed by them")
     if len({a.dtype for a in inputs}) != 1:
@@ -41,6 +47,8 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
     rows = {a.shape[0] for o, a in zip(form.inputs, inputs, strict=True) if o.index is Index.ROW}
     num_rows = edges.num_edges if edges is not None else next(iter(rows))
     num_nodes = edges.num_nodes if edges is not None else 0
+    if edges is not None and edges.num_receivers is not None:
+        num_nodes = edges.num_receivers, num_nodes
     for operand, array in zip(form.inputs, inputs, strict=True):
         expected = form.shape(operand, num_rows, num_nodes)
         if array.shape != expected:
@@ -59,6 +67,8 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     if not size:
         shapes = form.output_shapes(num_rows, num_nodes)
         return [jnp.zeros((0, *shape), args[0].dtype) for shape in shapes], [0] * len(shapes)
+    if isinstance(num_nodes, tuple):
+        raise NotImplementedError("a graph with nodes that only send has no batch axis")
     inputs, indices = split(list(zip(args, dims, strict=True)), len(form.inputs))
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):

@@ -18,12 +18,14 @@ native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
 
 
-def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
+def run(form: Form, inputs, indices, num_rows: int, num_nodes) -> list[jax.Array]:
     """Return the outputs of a form of products, of one path and one row at least."""
     module = generate(form, _wide(inputs[0].dtype), machine.machine())
     indices = [indices[name] for name in module.index_arrays]
     shapes = form.output_shapes(num_rows, num_nodes)
-    return _computed(module, inputs, indices, shapes, [(num_nodes, n) for n in module.copies])
+    copied = [form.inputs[i].index.count(num_rows, num_nodes) for i in module.copied]
+    copies = list(zip(copied, module.copies, strict=True))
+    return _computed(module, inputs, indices, shapes, copies)
 
 
 def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:

@@ -407,6 +407,8 @@ class Converter:
         if any(o.index is Index.SHARED for o in form.outputs):
             raise NoStepError("one row summed over all")
         indices, nodes = [], node.params["num_nodes"]
+        if isinstance(nodes, tuple):
+            raise NoStepError("nodes that only send")
         for name, value in zip(INDEX_ARRAYS, values, strict=False):
             limit = rows if name.endswith(("_order", "_ptr")) else nodes
             array = self._index_array(name, value, self.aval(value).size, limit)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import eqfuse
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import heads_of
+from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -40,9 +41,17 @@ class PotentialSettings:
     trainable_scale_shift: bool = value(False)
     shift: Literal["mean", "zero"] = value("mean")
     zbl: bool = value(False)
+    long_range: Literal["les"] | None = value(None)
+    les_charges: int = value(1, POSITIVE)
+    les_sigma: float = value(1.0, Range(lambda x: 0.3 <= x <= 10, "between 0.3 and 10 Å"))
+    les_cutoff: float | None = value(None, POSITIVE)
 
     def __post_init__(self):
         check_ranges(self, "model.")
+        for name in ("les_charges", "les_sigma", "les_cutoff"):
+            unset = getattr(self, name) == getattr(PotentialSettings, name)
+            need = "left out without model.long_range=les"
+            require(self.long_range or unset, f"model.{name}", getattr(self, name), need)
         both = getattr(self, "species_linear", False) and self.first_skip
         need = "left out with model.first_skip=true: it is in the place of that skip"
         require(not both, "model.species_linear", "true", need)
@@ -106,7 +115,7 @@ class Config:
     devices: str = value("1")
     epochs: int | None = value(None, POSITIVE)
     max_minutes: float | None = value(None, POSITIVE)
-    start_from: str | None = value(None, convert=absolute)
+    start_from: str | None = value(None, convert=absolute_run)
     head: str | None = value(None)
     elements: Literal["data"] | None = value(None)
     replay: str | None = value(
@@ -122,6 +131,7 @@ class Config:
     def __post_init__(self):
         check_ranges(self, "")
         self._check_heads()
+        self._check_charges()
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
         require(fits, "devices", self.devices, "a number of devices, all, or distributed")
         if self.start_from is None:
@@ -136,6 +146,14 @@ class Config:
             need = f"a file of free atoms, their energies, or {FIT}, with start_from=: its network "
             need += f"has reference energies, and {FIT} moves them"
         require(self.data.reference_energies != wrong, "data.reference_energies", wrong, need)
+
+    def _check_charges(self):
+        key, charges = self.data.charge_key, self.model.les_charges
+        need = "1 with data.charge_key, which says what one charge of each atom adds up to"
+        require(key is None or charges == 1, "model.les_charges", charges, need)
+        need = "left out without model.long_range=les: no other network reads charges"
+        reads = self.model.long_range is not None or self.start_from is not None
+        require(key is None or reads, "data.charge_key", key, need)
 
     def _check_heads(self):
         if not self.heads:

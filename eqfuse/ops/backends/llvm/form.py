@@ -12,6 +12,8 @@ from eqfuse.ops.backends.llvm.text import (
     NODE_INDEX,
     NODES,
     ROWS,
+    SENDER_INDEX,
+    SENDERS,
     Arguments,
     Function,
     KernelPasses,
@@ -19,6 +21,9 @@ from eqfuse.ops.backends.llvm.text import (
     Pass,
 )
 from eqfuse.ops.ir.form import Form, Index, reductions
+
+ENDS = NODE_INDEX, SENDER_INDEX
+_AXES = {Index.ROW: ROWS, Index.SENDER: SENDERS, Index.RECEIVER: NODES, Index.SHARED: -1}
 
 
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
@@ -46,8 +51,8 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
         groups.write_rows(loop.index, start, stop)
         rows.finish_unit(loop.index)
     rows.finish_pass()
-    axis, size = (ROWS, plan.block) if by_row else (NODES, 1)
-    return Pass(name, f, axis, size, row_cost=groups.cost, scratch=plan.scratch)
+    size = plan.block if by_row else 1
+    return Pass(name, f, _AXES[plan.reduce_over], size, row_cost=groups.cost, scratch=plan.scratch)
 
 
 @functools.lru_cache(maxsize=256)
@@ -69,12 +74,16 @@ def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
     index_arrays |= {ENDS_OF[n][0]: None for n in index_arrays if n in ENDS_OF}  # for the checks
     # they are checked in this order: errors of senders and receivers are the clearest
-    index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
+    index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] not in ENDS))
     arguments = _arguments(form, dtype, index_arrays, copied)
-    written = [_copy_pass(form, copied, arguments, copies)] if copied else []
+    written = []
+    for index in (Index.SENDER, Index.RECEIVER):
+        part = {i: layout for i, layout in copied.items() if form.inputs[i].index is index}
+        written += [_copy_pass(form, part, arguments, copies, index)] if part else []
     written += [write_pass(p, arguments, copies) for p in plans]
     widths = tuple(layout.size for layout in copied.values())
-    return KernelPasses(arguments, copies.functions, written, index_arrays, widths)
+    copied = tuple(copied)
+    return KernelPasses(arguments, copies.functions, written, index_arrays, widths, copied=copied)
 
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
@@ -90,7 +99,7 @@ def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
     return {i: layout for i, layout in sorted(layouts.items()) if layout.packed}
 
 
-def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass:
+def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies, index: Index) -> Pass:
     f = Function(copies.dtype)
     pointers = {i: (arguments.load(f, "in", i), arguments.load(f, "copy", i)) for i in copied}
     cost = 0
@@ -100,15 +109,14 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
             copies.call("pack", f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
-    return Pass("pass_copy", f, NODES, node_cost=cost)
+    return Pass(f"pass_copy_{index.value}", f, _AXES[index], node_cost=cost)
 
 
 def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:
     arguments = Arguments(dtype)
 
     def add(side: str, n: int, operand, width: int, name: str):
-        rows = {Index.ROW: ROWS, Index.SHARED: -1}.get(operand.index, NODES)
-        arguments.add((side, n), rows, width, name)
+        arguments.add((side, n), _AXES[operand.index], width, name)
 
     for i, operand in enumerate(form.inputs):
         add("in", i, operand, operand.size, operand.name)

@@ -17,12 +17,13 @@ enum { WORK_OF_A_THREAD = 30000 };
 enum { LARGE = 1 << 22, LARGE_PAGE = 1 << 21 };
 
 // What `KernelPasses.module` of text.py writes about a kernel, with the codes that it has there.
-enum { DATA, NODE_INDEX, ROW_INDEX, OFFSETS };   // the role of an array
-enum { ROWS, NODES, NODES_AND_ONE };             // what its rows are; -n where they are n
+enum { DATA, NODE_INDEX, ROW_INDEX, OFFSETS, SENDER_INDEX };      // the role of an array
+enum { ROWS, NODES, NODES_AND_ONE, SENDERS, SENDERS_AND_ONE };   // what its rows are; -n where they are n
 typedef struct { int64_t dtype, rank, rows, width, role; const char* name; } Entry;
 typedef void Run(void** buffers, int64_t begin, int64_t end, int64_t rows, void* scratch);
-// units of `block` rows, of which a node has -block where it is negative; `count` where it is known
-typedef struct { Run* run; int64_t block, row_cost, node_cost, scratch, count; } Pass;
+// units of `block` rows, of which a node has -block where it is negative; `count` where it is known;
+// whether nodes are those that send
+typedef struct { Run* run; int64_t block, row_cost, node_cost, scratch, count, of_senders; } Pass;
 // an order of edges, the ends that it sorts, and the offsets of nodes in it: numbers of entries
 typedef struct { int64_t order, ends, offsets; } Order;
 typedef struct {
@@ -123,8 +124,11 @@ static int64_t share(const XLA_FFI_CallFrame* frame, Run* run, void** buffers, i
     return frame->api->XLA_FFI_Error_Create(&args);                                         \
   } while (0)
 
+// How many rows, nodes that receive, and nodes that send a call has; -1 for what no array says.
+typedef struct { int64_t rows, nodes, senders; } Counts;
+
 static XLA_FFI_Error* check_buffer(const XLA_FFI_CallFrame* frame, const Entry* e,
-                                   const XLA_FFI_Buffer* b, int64_t* rows, int64_t* nodes) {
+                                   const XLA_FFI_Buffer* b, Counts* counts) {
   int64_t dtype = b->dtype, rank = b->rank;
   if (dtype != e->dtype)
     FAIL(INVALID_ARGUMENT, "%s must be of type %ld, got %ld", e->name, e->dtype, dtype);
@@ -132,8 +136,8 @@ static XLA_FFI_Error* check_buffer(const XLA_FFI_CallFrame* frame, const Entry* 
     FAIL(INVALID_ARGUMENT, "%s must be of rank %ld, got %ld", e->name, e->rank, rank);
   if (rank == 2 && b->dims[1] != e->width)
     FAIL(INVALID_ARGUMENT, "%s must have %ld columns, got %ld", e->name, e->width, b->dims[1]);
-  int64_t more = e->rows == NODES_AND_ONE, length = b->dims[0] - more;
-  int64_t* known = e->rows == ROWS ? rows : nodes;
+  int64_t more = e->rows == NODES_AND_ONE || e->rows == SENDERS_AND_ONE, length = b->dims[0] - more;
+  int64_t* known = e->rows == ROWS ? &counts->rows : e->rows < SENDERS ? &counts->nodes : &counts->senders;
   if (e->rows >= 0 && *known < 0) *known = length;
   int64_t expected = e->rows < 0 ? -e->rows : *known;
   if (length != expected)
@@ -184,8 +188,11 @@ static int fails(const XLA_FFI_CallFrame* frame, Run* run, Check* c, int64_t cou
   return c->is_wrong != 0;
 }
 
-// An array of a size of its own says how many rows it has, and where its indices or offsets end.
-static void use_own_size(const Entry* e, int64_t* rows, int64_t* nodes) {
+// An array of a size of its own says how many rows it has, and where its indices or offsets end; of
+// the others, those of senders do so where senders are nodes of their own.
+static void use_own_size(const Entry* e, int64_t* rows, int64_t* nodes, int64_t senders) {
+  int is_of_senders = e->role == SENDER_INDEX || e->rows == SENDERS_AND_ONE;
+  if (e->rows >= 0 && is_of_senders && senders >= 0) *nodes = senders;
   if (e->rows >= 0) return;
   *rows = e->role == OFFSETS ? e->width : -e->rows;
   *nodes = e->role == OFFSETS ? -e->rows - 1 : e->width;
@@ -194,7 +201,7 @@ static void use_own_size(const Entry* e, int64_t* rows, int64_t* nodes) {
 // Find the error: indices are in range, orders permutations, offsets in order over all rows.
 static XLA_FFI_Error* check_indices(const XLA_FFI_CallFrame* frame, const Entry* e,
                                     const int32_t* item, int64_t rows, int64_t nodes) {
-  if (e->role == NODE_INDEX || e->role == ROW_INDEX) {
+  if (e->role == NODE_INDEX || e->role == SENDER_INDEX || e->role == ROW_INDEX) {
     int64_t limit = e->role == ROW_INDEX ? rows : nodes;
     for (int64_t k = 0; k < rows; k++) {
       int64_t value = item[k];
@@ -228,21 +235,22 @@ static XLA_FFI_Error* check_indices(const XLA_FFI_CallFrame* frame, const Entry*
 }
 
 static XLA_FFI_Error* check_ends(const XLA_FFI_CallFrame* frame, const Entry* e,
-                                 const int32_t* index, int64_t rows, int64_t nodes) {
-  if (e->role != NODE_INDEX) return NULL;
-  use_own_size(e, &rows, &nodes);
+                                 const int32_t* index, Counts counts) {
+  if (e->role != NODE_INDEX && e->role != SENDER_INDEX) return NULL;
+  int64_t rows = counts.rows, nodes = counts.nodes;
+  use_own_size(e, &rows, &nodes, counts.senders);
   Check c = {.index = index, .limit = nodes};
   if (!fails(frame, in_range, &c, rows, rows / 8)) return NULL;
   return check_indices(frame, e, index, rows, nodes);
 }
 
 static XLA_FFI_Error* check_order(const XLA_FFI_CallFrame* frame, const Entry* entry,
-                                  const Order* o, void** buffers, int64_t rows, int64_t nodes) {
+                                  const Order* o, void** buffers, Counts counts) {
   const int32_t *order = buffers[o->order], *ends = buffers[o->ends];
   const int32_t* offsets = buffers[o->offsets];
-  int64_t own_rows = rows;
-  use_own_size(entry + o->order, &rows, &nodes);
-  use_own_size(entry + o->offsets, &own_rows, &nodes);
+  int64_t rows = counts.rows, nodes = counts.nodes, own_rows = counts.rows;
+  use_own_size(entry + o->order, &rows, &nodes, counts.senders);
+  use_own_size(entry + o->offsets, &own_rows, &nodes, counts.senders);
   Check c = {.index = order, .ends = ends, .offsets = offsets, .limit = rows};
   if (!fails(frame, in_range, &c, rows, rows / 8) &&
       !fails(frame, in_order, &c, nodes, (rows + nodes) / 2) && offsets[0] == 0 &&
@@ -281,7 +289,8 @@ XLA_FFI_Error* eqfuse_call(XLA_FFI_CallFrame* frame, const Spec* spec) {
   int64_t counts[] = {spec->inputs, spec->outputs}, given[] = {frame->args.size, frame->rets.size};
   void** sides[] = {frame->args.args, frame->rets.rets};
   void* buffers[counts[0] + counts[1]];
-  int64_t rows = -1, nodes = -1, n = 0;
+  Counts sizes = {-1, -1, -1};
+  int64_t n = 0;
   XLA_FFI_Error* error;
   for (int side = 0; side < 2; side++) {
     if (given[side] != counts[side])
@@ -289,19 +298,20 @@ XLA_FFI_Error* eqfuse_call(XLA_FFI_CallFrame* frame, const Spec* spec) {
            side ? "results" : "arguments", given[side]);
     for (int64_t k = 0; k < counts[side]; k++, n++) {
       XLA_FFI_Buffer* b = sides[side][k];
-      if ((error = check_buffer(frame, spec->entry + n, b, &rows, &nodes))) return error;
+      if ((error = check_buffer(frame, spec->entry + n, b, &sizes))) return error;
       buffers[n] = b->data;
     }
   }
   for (int64_t k = 0; k < counts[0]; k++)
-    if ((error = check_ends(frame, spec->entry + k, buffers[k], rows, nodes))) return error;
+    if ((error = check_ends(frame, spec->entry + k, buffers[k], sizes))) return error;
   for (int64_t k = 0; k < spec->orders; k++)
-    if ((error = check_order(frame, spec->entry, spec->order + k, buffers, rows, nodes)))
+    if ((error = check_order(frame, spec->entry, spec->order + k, buffers, sizes)))
       return error;
   for (int64_t k = 0; k < counts[1]; k++) ask_for_large_pages(sides[1][k]);
   for (int64_t k = 0; k < spec->passes; k++) {
     const Pass* pass = spec->pass + k;
     int by_node = pass->block < 0;
+    int64_t rows = sizes.rows, nodes = pass->of_senders ? sizes.senders : sizes.nodes;
     int64_t count = by_node ? -nodes * pass->block : (rows + pass->block - 1) / pass->block;
     if (pass->count > 0) count = pass->count;
     // where a call has no rows, the cost is that of the whole pass

@@ -1,9 +1,10 @@
-; made of runtime.c by scripts/runtime_ir.py, sha256 42bca261582076eff9d869355f922a97f012d4615d014e843d2ff7002cb7cf06
+; made of runtime.c by scripts/runtime_ir.py, sha256 d094865c3f8d4379d9f1a4f72eeb1bbd6285c551e559991e6711274c74ee9019
 %struct.Check = type { ptr, ptr, ptr, i64, i64 }
 %struct.XLA_FFI_Error_Create_Args = type { i64, ptr, ptr, i32 }
+%struct.Counts = type { i64, i64, i64 }
 %struct.Entry = type { i64, i64, i64, i64, i64, ptr }
 %struct.Order = type { i64, i64, i64 }
-%struct.Pass = type { ptr, i64, i64, i64, i64, i64 }
+%struct.Pass = type { ptr, i64, i64, i64, i64, i64, i64 }
 %struct.XLA_FFI_Error_Destroy_Args = type { i64, ptr, ptr }
 %struct.XLA_FFI_ThreadPool_NumThreads_Args = type { i64, ptr, ptr, ptr }
 %struct.XLA_FFI_ThreadPool_Schedule_Args = type { i64, ptr, ptr, ptr, ptr }
@@ -39,883 +40,932 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
   %14 = alloca %struct.XLA_FFI_Error_Create_Args, align 8
   %15 = alloca ptr, align 16
   %16 = alloca ptr, align 8
-  %17 = alloca [512 x i8], align 16
-  %18 = alloca %struct.XLA_FFI_Error_Create_Args, align 8
-  %19 = alloca [512 x i8], align 16
-  %20 = alloca %struct.XLA_FFI_Error_Create_Args, align 8
-  %21 = getelementptr inbounds i8, ptr %0, i64 8
-  %22 = load ptr, ptr %21, align 8
-  %23 = icmp eq ptr %22, null
-  br i1 %23, label %33, label %24
+  %17 = alloca %struct.Counts, align 8
+  %18 = alloca [512 x i8], align 16
+  %19 = alloca %struct.XLA_FFI_Error_Create_Args, align 8
+  %20 = alloca [512 x i8], align 16
+  %21 = alloca %struct.XLA_FFI_Error_Create_Args, align 8
+  %22 = getelementptr inbounds i8, ptr %0, i64 8
+  %23 = load ptr, ptr %22, align 8
+  %24 = icmp eq ptr %23, null
+  br i1 %24, label %34, label %25
 
-24:                                               ; preds = %2
-  %25 = getelementptr inbounds i8, ptr %22, i64 8
-  %26 = load i32, ptr %25, align 8
-  %27 = icmp eq i32 %26, 1
-  br i1 %27, label %28, label %33
+25:                                               ; preds = %2
+  %26 = getelementptr inbounds i8, ptr %23, i64 8
+  %27 = load i32, ptr %26, align 8
+  %28 = icmp eq i32 %27, 1
+  br i1 %28, label %29, label %34
 
-28:                                               ; preds = %24
-  %29 = getelementptr inbounds i8, ptr %22, i64 24
-  %30 = load ptr, ptr %29, align 8
-  %31 = getelementptr inbounds i8, ptr %30, i64 24
-  %32 = load <2 x i32>, ptr @eqfuse_version, align 4
-  store <2 x i32> %32, ptr %31, align 8
-  br label %626
+29:                                               ; preds = %25
+  %30 = getelementptr inbounds i8, ptr %23, i64 24
+  %31 = load ptr, ptr %30, align 8
+  %32 = getelementptr inbounds i8, ptr %31, i64 24
+  %33 = load <2 x i32>, ptr @eqfuse_version, align 4
+  store <2 x i32> %33, ptr %32, align 8
+  br label %666
 
-33:                                               ; preds = %24, %2
-  %34 = load i64, ptr %1, align 8
-  %35 = getelementptr inbounds i8, ptr %1, i64 8
-  %36 = load i64, ptr %35, align 8
-  %37 = getelementptr inbounds i8, ptr %0, i64 56
-  %38 = load i64, ptr %37, align 8
-  %39 = getelementptr inbounds i8, ptr %0, i64 96
-  %40 = load i64, ptr %39, align 8
-  %41 = getelementptr inbounds i8, ptr %0, i64 72
-  %42 = load ptr, ptr %41, align 8
-  store ptr %42, ptr %15, align 16
-  %43 = getelementptr inbounds i8, ptr %0, i64 112
-  %44 = load ptr, ptr %43, align 8
-  store ptr %44, ptr %16, align 8
-  %45 = add nsw i64 %36, %34
-  %46 = tail call ptr @llvm.stacksave.p0()
-  %47 = alloca ptr, i64 %45, align 16
-  %48 = getelementptr inbounds i8, ptr %1, i64 24
-  %49 = getelementptr inbounds i8, ptr %8, i64 8
-  %50 = getelementptr inbounds i8, ptr %8, i64 16
-  %51 = getelementptr inbounds i8, ptr %8, i64 24
-  %52 = getelementptr inbounds i8, ptr %0, i64 16
-  %53 = getelementptr inbounds i8, ptr %10, i64 8
-  %54 = getelementptr inbounds i8, ptr %10, i64 16
-  %55 = getelementptr inbounds i8, ptr %10, i64 24
-  %56 = getelementptr inbounds i8, ptr %12, i64 8
-  %57 = getelementptr inbounds i8, ptr %12, i64 16
-  %58 = getelementptr inbounds i8, ptr %12, i64 24
-  %59 = getelementptr inbounds i8, ptr %14, i64 8
-  %60 = getelementptr inbounds i8, ptr %14, i64 16
-  %61 = getelementptr inbounds i8, ptr %14, i64 24
-  %62 = icmp eq i64 %38, %34
-  br i1 %62, label %63, label %76
+34:                                               ; preds = %25, %2
+  %35 = load i64, ptr %1, align 8
+  %36 = getelementptr inbounds i8, ptr %1, i64 8
+  %37 = load i64, ptr %36, align 8
+  %38 = getelementptr inbounds i8, ptr %0, i64 56
+  %39 = load i64, ptr %38, align 8
+  %40 = getelementptr inbounds i8, ptr %0, i64 96
+  %41 = load i64, ptr %40, align 8
+  %42 = getelementptr inbounds i8, ptr %0, i64 72
+  %43 = load ptr, ptr %42, align 8
+  store ptr %43, ptr %15, align 16
+  %44 = getelementptr inbounds i8, ptr %0, i64 112
+  %45 = load ptr, ptr %44, align 8
+  store ptr %45, ptr %16, align 8
+  %46 = add nsw i64 %37, %35
+  %47 = tail call ptr @llvm.stacksave.p0()
+  %48 = alloca ptr, i64 %46, align 16
+  call void @llvm.memset.p0.i64(ptr noundef nonnull align 8 dereferenceable(24) %17, i8 -1, i64 24, i1 false)
+  %49 = getelementptr inbounds i8, ptr %1, i64 24
+  %50 = getelementptr inbounds i8, ptr %8, i64 8
+  %51 = getelementptr inbounds i8, ptr %8, i64 16
+  %52 = getelementptr inbounds i8, ptr %8, i64 24
+  %53 = getelementptr inbounds i8, ptr %0, i64 16
+  %54 = getelementptr inbounds i8, ptr %10, i64 8
+  %55 = getelementptr inbounds i8, ptr %10, i64 16
+  %56 = getelementptr inbounds i8, ptr %10, i64 24
+  %57 = getelementptr inbounds i8, ptr %12, i64 8
+  %58 = getelementptr inbounds i8, ptr %12, i64 16
+  %59 = getelementptr inbounds i8, ptr %12, i64 24
+  %60 = getelementptr inbounds i8, ptr %14, i64 8
+  %61 = getelementptr inbounds i8, ptr %14, i64 16
+  %62 = getelementptr inbounds i8, ptr %14, i64 24
+  %63 = icmp eq i64 %39, %35
+  br i1 %63, label %64, label %75
 
-63:                                               ; preds = %33
-  %64 = icmp eq i64 %40, %36
-  br label %66
+64:                                               ; preds = %34
+  %65 = icmp eq i64 %41, %37
+  br label %67
 
-65:                                               ; preds = %189
-  br i1 %64, label %66, label %76
+66:                                               ; preds = %182
+  br i1 %65, label %67, label %75
 
-66:                                               ; preds = %63, %65
-  %67 = phi i64 [ %40, %65 ], [ %38, %63 ]
-  %68 = phi i64 [ %190, %65 ], [ -1, %63 ]
-  %69 = phi i64 [ %191, %65 ], [ -1, %63 ]
-  %70 = phi i64 [ %192, %65 ], [ 0, %63 ]
-  %71 = phi ptr [ %16, %65 ], [ %15, %63 ]
-  %72 = phi i1 [ false, %65 ], [ true, %63 ]
-  %73 = icmp sgt i64 %67, 0
-  br i1 %73, label %74, label %189
+67:                                               ; preds = %64, %66
+  %68 = phi i64 [ %41, %66 ], [ %39, %64 ]
+  %69 = phi i64 [ %183, %66 ], [ 0, %64 ]
+  %70 = phi ptr [ %16, %66 ], [ %15, %64 ]
+  %71 = phi i1 [ false, %66 ], [ true, %64 ]
+  %72 = icmp sgt i64 %68, 0
+  br i1 %72, label %73, label %182
 
-74:                                               ; preds = %66
-  %75 = load ptr, ptr %71, align 8
-  br label %88
+73:                                               ; preds = %67
+  %74 = load ptr, ptr %70, align 8
+  br label %87
 
-76:                                               ; preds = %65, %33
-  %77 = phi ptr [ @.str.2, %33 ], [ @.str.1, %65 ]
-  %78 = phi i64 [ %38, %33 ], [ %40, %65 ]
-  %79 = phi i64 [ %34, %33 ], [ %36, %65 ]
-  %80 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %17, i64 noundef 512, ptr noundef nonnull @.str, i64 noundef %79, ptr noundef nonnull %77, i64 noundef %78)
-  store i64 32, ptr %18, align 8
-  %81 = getelementptr inbounds i8, ptr %18, i64 8
-  store ptr null, ptr %81, align 8
-  %82 = getelementptr inbounds i8, ptr %18, i64 16
-  store ptr %17, ptr %82, align 8
-  %83 = getelementptr inbounds i8, ptr %18, i64 24
-  store i32 3, ptr %83, align 8
-  %84 = load ptr, ptr %52, align 8
-  %85 = getelementptr inbounds i8, ptr %84, i64 48
-  %86 = load ptr, ptr %85, align 8
-  %87 = call ptr %86(ptr noundef nonnull %18)
-  br label %624
+75:                                               ; preds = %66, %34
+  %76 = phi ptr [ @.str.2, %34 ], [ @.str.1, %66 ]
+  %77 = phi i64 [ %39, %34 ], [ %41, %66 ]
+  %78 = phi i64 [ %35, %34 ], [ %37, %66 ]
+  %79 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %18, i64 noundef 512, ptr noundef nonnull @.str, i64 noundef %78, ptr noundef nonnull %76, i64 noundef %77)
+  store i64 32, ptr %19, align 8
+  %80 = getelementptr inbounds i8, ptr %19, i64 8
+  store ptr null, ptr %80, align 8
+  %81 = getelementptr inbounds i8, ptr %19, i64 16
+  store ptr %18, ptr %81, align 8
+  %82 = getelementptr inbounds i8, ptr %19, i64 24
+  store i32 3, ptr %82, align 8
+  %83 = load ptr, ptr %53, align 8
+  %84 = getelementptr inbounds i8, ptr %83, i64 48
+  %85 = load ptr, ptr %84, align 8
+  %86 = call ptr %85(ptr noundef nonnull %19)
+  br label %664
 
-88:                                               ; preds = %74, %180
-  %89 = phi i64 [ %70, %74 ], [ %187, %180 ]
-  %90 = phi i64 [ 0, %74 ], [ %186, %180 ]
-  %91 = phi i64 [ %69, %74 ], [ %181, %180 ]
-  %92 = phi i64 [ %68, %74 ], [ %182, %180 ]
-  %93 = getelementptr inbounds ptr, ptr %75, i64 %90
-  %94 = load ptr, ptr %93, align 8
-  %95 = load ptr, ptr %48, align 8
-  %96 = getelementptr inbounds %struct.Entry, ptr %95, i64 %89
-  %97 = getelementptr inbounds i8, ptr %94, i64 16
-  %98 = load i32, ptr %97, align 8
-  %99 = zext i32 %98 to i64
-  %100 = getelementptr inbounds i8, ptr %94, i64 32
-  %101 = load i64, ptr %100, align 8
-  %102 = load i64, ptr %96, align 8
-  %103 = icmp eq i64 %102, %99
-  br i1 %103, label %112, label %104
+87:                                               ; preds = %73, %175
+  %88 = phi i64 [ %69, %73 ], [ %180, %175 ]
+  %89 = phi i64 [ 0, %73 ], [ %179, %175 ]
+  %90 = getelementptr inbounds ptr, ptr %74, i64 %89
+  %91 = load ptr, ptr %90, align 8
+  %92 = load ptr, ptr %49, align 8
+  %93 = getelementptr inbounds %struct.Entry, ptr %92, i64 %88
+  %94 = getelementptr inbounds i8, ptr %91, i64 16
+  %95 = load i32, ptr %94, align 8
+  %96 = zext i32 %95 to i64
+  %97 = getelementptr inbounds i8, ptr %91, i64 32
+  %98 = load i64, ptr %97, align 8
+  %99 = load i64, ptr %93, align 8
+  %100 = icmp eq i64 %99, %96
+  br i1 %100, label %109, label %101
 
-104:                                              ; preds = %88
-  %105 = getelementptr inbounds i8, ptr %96, i64 40
-  %106 = load ptr, ptr %105, align 8
-  %107 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %7, i64 noundef 512, ptr noundef nonnull @.str.4, ptr noundef %106, i64 noundef %102, i64 noundef %99)
+101:                                              ; preds = %87
+  %102 = getelementptr inbounds i8, ptr %93, i64 40
+  %103 = load ptr, ptr %102, align 8
+  %104 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %7, i64 noundef 512, ptr noundef nonnull @.str.4, ptr noundef %103, i64 noundef %99, i64 noundef %96)
   store i64 32, ptr %8, align 8
-  store ptr null, ptr %49, align 8
-  store ptr %7, ptr %50, align 8
-  store i32 3, ptr %51, align 8
-  %108 = load ptr, ptr %52, align 8
-  %109 = getelementptr inbounds i8, ptr %108, i64 48
-  %110 = load ptr, ptr %109, align 8
-  %111 = call ptr %110(ptr noundef nonnull %8)
-  br label %175
+  store ptr null, ptr %50, align 8
+  store ptr %7, ptr %51, align 8
+  store i32 3, ptr %52, align 8
+  %105 = load ptr, ptr %53, align 8
+  %106 = getelementptr inbounds i8, ptr %105, i64 48
+  %107 = load ptr, ptr %106, align 8
+  %108 = call ptr %107(ptr noundef nonnull %8)
+  br label %172
 
-112:                                              ; preds = %88
-  %113 = getelementptr inbounds i8, ptr %96, i64 8
-  %114 = load i64, ptr %113, align 8
-  %115 = icmp eq i64 %101, %114
-  br i1 %115, label %124, label %116
+109:                                              ; preds = %87
+  %110 = getelementptr inbounds i8, ptr %93, i64 8
+  %111 = load i64, ptr %110, align 8
+  %112 = icmp eq i64 %98, %111
+  br i1 %112, label %121, label %113
 
-116:                                              ; preds = %112
-  %117 = getelementptr inbounds i8, ptr %96, i64 40
-  %118 = load ptr, ptr %117, align 8
-  %119 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %9, i64 noundef 512, ptr noundef nonnull @.str.5, ptr noundef %118, i64 noundef %114, i64 noundef %101)
+113:                                              ; preds = %109
+  %114 = getelementptr inbounds i8, ptr %93, i64 40
+  %115 = load ptr, ptr %114, align 8
+  %116 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %9, i64 noundef 512, ptr noundef nonnull @.str.5, ptr noundef %115, i64 noundef %111, i64 noundef %98)
   store i64 32, ptr %10, align 8
-  store ptr null, ptr %53, align 8
-  store ptr %9, ptr %54, align 8
-  store i32 3, ptr %55, align 8
-  %120 = load ptr, ptr %52, align 8
-  %121 = getelementptr inbounds i8, ptr %120, i64 48
-  %122 = load ptr, ptr %121, align 8
-  %123 = call ptr %122(ptr noundef nonnull %10)
-  br label %175
+  store ptr null, ptr %54, align 8
+  store ptr %9, ptr %55, align 8
+  store i32 3, ptr %56, align 8
+  %117 = load ptr, ptr %53, align 8
+  %118 = getelementptr inbounds i8, ptr %117, i64 48
+  %119 = load ptr, ptr %118, align 8
+  %120 = call ptr %119(ptr noundef nonnull %10)
+  br label %172
 
-124:                                              ; preds = %112
-  %125 = icmp eq i64 %101, 2
-  %126 = getelementptr inbounds i8, ptr %94, i64 40
-  %127 = load ptr, ptr %126, align 8
-  br i1 %125, label %128, label %142
+121:                                              ; preds = %109
+  %122 = icmp eq i64 %98, 2
+  %123 = getelementptr inbounds i8, ptr %91, i64 40
+  %124 = load ptr, ptr %123, align 8
+  br i1 %122, label %125, label %139
 
-128:                                              ; preds = %124
-  %129 = getelementptr inbounds i8, ptr %127, i64 8
-  %130 = load i64, ptr %129, align 8
-  %131 = getelementptr inbounds i8, ptr %96, i64 24
-  %132 = load i64, ptr %131, align 8
-  %133 = icmp eq i64 %130, %132
-  br i1 %133, label %142, label %134
+125:                                              ; preds = %121
+  %126 = getelementptr inbounds i8, ptr %124, i64 8
+  %127 = load i64, ptr %126, align 8
+  %128 = getelementptr inbounds i8, ptr %93, i64 24
+  %129 = load i64, ptr %128, align 8
+  %130 = icmp eq i64 %127, %129
+  br i1 %130, label %139, label %131
 
-134:                                              ; preds = %128
-  %135 = getelementptr inbounds i8, ptr %96, i64 40
-  %136 = load ptr, ptr %135, align 8
-  %137 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %11, i64 noundef 512, ptr noundef nonnull @.str.6, ptr noundef %136, i64 noundef %132, i64 noundef %130)
+131:                                              ; preds = %125
+  %132 = getelementptr inbounds i8, ptr %93, i64 40
+  %133 = load ptr, ptr %132, align 8
+  %134 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %11, i64 noundef 512, ptr noundef nonnull @.str.6, ptr noundef %133, i64 noundef %129, i64 noundef %127)
   store i64 32, ptr %12, align 8
-  store ptr null, ptr %56, align 8
-  store ptr %11, ptr %57, align 8
-  store i32 3, ptr %58, align 8
-  %138 = load ptr, ptr %52, align 8
-  %139 = getelementptr inbounds i8, ptr %138, i64 48
-  %140 = load ptr, ptr %139, align 8
-  %141 = call ptr %140(ptr noundef nonnull %12)
-  br label %175
+  store ptr null, ptr %57, align 8
+  store ptr %11, ptr %58, align 8
+  store i32 3, ptr %59, align 8
+  %135 = load ptr, ptr %53, align 8
+  %136 = getelementptr inbounds i8, ptr %135, i64 48
+  %137 = load ptr, ptr %136, align 8
+  %138 = call ptr %137(ptr noundef nonnull %12)
+  br label %172
 
-142:                                              ; preds = %128, %124
-  %143 = getelementptr inbounds i8, ptr %96, i64 16
-  %144 = load i64, ptr %143, align 8
-  %145 = icmp eq i64 %144, 2
-  %146 = zext i1 %145 to i64
-  %147 = load i64, ptr %127, align 8
-  %148 = sub nsw i64 %147, %146
-  %149 = icmp sgt i64 %144, -1
-  br i1 %149, label %150, label %159
+139:                                              ; preds = %125, %121
+  %140 = getelementptr inbounds i8, ptr %93, i64 16
+  %141 = load i64, ptr %140, align 8
+  %142 = icmp eq i64 %141, 2
+  %143 = icmp eq i64 %141, 4
+  %144 = or i1 %142, %143
+  %145 = zext i1 %144 to i64
+  %146 = load i64, ptr %124, align 8
+  %147 = sub nsw i64 %146, %145
+  %148 = icmp sgt i64 %141, -1
+  br i1 %148, label %149, label %158
 
-150:                                              ; preds = %142
-  %151 = icmp eq i64 %144, 0
-  %152 = select i1 %151, i64 %92, i64 %91
-  %153 = icmp slt i64 %152, 0
-  %154 = select i1 %151, i64 %91, i64 %148
-  %155 = and i1 %151, %153
-  %156 = select i1 %155, i64 %147, i64 %92
-  %157 = select i1 %153, i64 %154, i64 %91
-  %158 = select i1 %151, i64 %156, i64 %157
-  br label %161
+149:                                              ; preds = %139
+  %150 = icmp eq i64 %141, 0
+  %151 = icmp ult i64 %141, 3
+  %152 = select i1 %151, i64 8, i64 16
+  %153 = select i1 %150, i64 0, i64 %152
+  %154 = getelementptr inbounds i8, ptr %17, i64 %153
+  %155 = load i64, ptr %154, align 8
+  %156 = icmp slt i64 %155, 0
+  %157 = select i1 %156, i64 %147, i64 %155
+  store i64 %157, ptr %154, align 8
+  br label %160
 
-159:                                              ; preds = %142
-  %160 = sub nsw i64 0, %144
-  br label %161
+158:                                              ; preds = %139
+  %159 = sub nsw i64 0, %141
+  br label %160
 
-161:                                              ; preds = %150, %159
-  %162 = phi i64 [ %92, %159 ], [ %156, %150 ]
-  %163 = phi i64 [ %91, %159 ], [ %157, %150 ]
-  %164 = phi i64 [ %160, %159 ], [ %158, %150 ]
-  %165 = icmp eq i64 %148, %164
-  br i1 %165, label %180, label %166
+160:                                              ; preds = %149, %158
+  %161 = phi i64 [ %159, %158 ], [ %157, %149 ]
+  %162 = icmp eq i64 %147, %161
+  br i1 %162, label %175, label %163
 
-166:                                              ; preds = %161
-  %167 = getelementptr inbounds i8, ptr %96, i64 40
-  %168 = load ptr, ptr %167, align 8
-  %169 = add nsw i64 %164, %146
-  %170 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %13, i64 noundef 512, ptr noundef nonnull @.str.7, ptr noundef %168, i64 noundef %169, i64 noundef %147)
+163:                                              ; preds = %160
+  %164 = getelementptr inbounds i8, ptr %93, i64 40
+  %165 = load ptr, ptr %164, align 8
+  %166 = add nsw i64 %161, %145
+  %167 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %13, i64 noundef 512, ptr noundef nonnull @.str.7, ptr noundef %165, i64 noundef %166, i64 noundef %146)
   store i64 32, ptr %14, align 8
-  store ptr null, ptr %59, align 8
-  store ptr %13, ptr %60, align 8
-  store i32 3, ptr %61, align 8
-  %171 = load ptr, ptr %52, align 8
-  %172 = getelementptr inbounds i8, ptr %171, i64 48
-  %173 = load ptr, ptr %172, align 8
-  %174 = call ptr %173(ptr noundef nonnull %14)
-  br label %175
+  store ptr null, ptr %60, align 8
+  store ptr %13, ptr %61, align 8
+  store i32 3, ptr %62, align 8
+  %168 = load ptr, ptr %53, align 8
+  %169 = getelementptr inbounds i8, ptr %168, i64 48
+  %170 = load ptr, ptr %169, align 8
+  %171 = call ptr %170(ptr noundef nonnull %14)
+  br label %172
 
-175:                                              ; preds = %104, %116, %134, %166
-  %176 = phi i64 [ %162, %166 ], [ %92, %134 ], [ %92, %116 ], [ %92, %104 ]
-  %177 = phi i64 [ %163, %166 ], [ %91, %134 ], [ %91, %116 ], [ %91, %104 ]
-  %178 = phi ptr [ %174, %166 ], [ %141, %134 ], [ %123, %116 ], [ %111, %104 ]
-  %179 = icmp eq ptr %178, null
-  br i1 %179, label %180, label %624
+172:                                              ; preds = %101, %113, %131, %163
+  %173 = phi ptr [ %108, %101 ], [ %120, %113 ], [ %138, %131 ], [ %171, %163 ]
+  %174 = icmp eq ptr %173, null
+  br i1 %174, label %175, label %664
 
-180:                                              ; preds = %161, %175
-  %181 = phi i64 [ %177, %175 ], [ %163, %161 ]
-  %182 = phi i64 [ %176, %175 ], [ %162, %161 ]
-  %183 = getelementptr inbounds i8, ptr %94, i64 24
-  %184 = load ptr, ptr %183, align 8
-  %185 = getelementptr inbounds ptr, ptr %47, i64 %89
-  store ptr %184, ptr %185, align 8
-  %186 = add nuw nsw i64 %90, 1
-  %187 = add nsw i64 %89, 1
-  %188 = icmp eq i64 %186, %67
-  br i1 %188, label %189, label %88
+175:                                              ; preds = %160, %172
+  %176 = getelementptr inbounds i8, ptr %91, i64 24
+  %177 = load ptr, ptr %176, align 8
+  %178 = getelementptr inbounds ptr, ptr %48, i64 %88
+  store ptr %177, ptr %178, align 8
+  %179 = add nuw nsw i64 %89, 1
+  %180 = add nsw i64 %88, 1
+  %181 = icmp eq i64 %179, %68
+  br i1 %181, label %182, label %87
 
-189:                                              ; preds = %180, %66
-  %190 = phi i64 [ %68, %66 ], [ %182, %180 ]
-  %191 = phi i64 [ %69, %66 ], [ %181, %180 ]
-  %192 = phi i64 [ %70, %66 ], [ %187, %180 ]
-  br i1 %72, label %65, label %193
+182:                                              ; preds = %175, %67
+  %183 = phi i64 [ %69, %67 ], [ %180, %175 ]
+  br i1 %71, label %66, label %184
 
-193:                                              ; preds = %189
-  %194 = icmp sgt i64 %34, 0
-  br i1 %194, label %195, label %280
+184:                                              ; preds = %182
+  %185 = icmp sgt i64 %35, 0
+  br i1 %185, label %186, label %288
 
-195:                                              ; preds = %193
-  %196 = getelementptr inbounds i8, ptr %6, i64 8
-  %197 = getelementptr inbounds i8, ptr %6, i64 24
-  %198 = getelementptr inbounds i8, ptr %6, i64 32
-  br label %199
+186:                                              ; preds = %184
+  %187 = getelementptr inbounds i8, ptr %17, i64 16
+  %188 = getelementptr inbounds i8, ptr %17, i64 8
+  %189 = getelementptr inbounds i8, ptr %6, i64 8
+  %190 = getelementptr inbounds i8, ptr %6, i64 24
+  %191 = getelementptr inbounds i8, ptr %6, i64 32
+  br label %192
 
-199:                                              ; preds = %195, %277
-  %200 = phi i64 [ 0, %195 ], [ %278, %277 ]
-  %201 = load ptr, ptr %48, align 8
-  %202 = getelementptr inbounds %struct.Entry, ptr %201, i64 %200
-  %203 = getelementptr inbounds ptr, ptr %47, i64 %200
-  %204 = load ptr, ptr %203, align 8
-  %205 = getelementptr inbounds i8, ptr %202, i64 32
+192:                                              ; preds = %186, %285
+  %193 = phi i64 [ 0, %186 ], [ %286, %285 ]
+  %194 = load ptr, ptr %49, align 8
+  %195 = getelementptr inbounds %struct.Entry, ptr %194, i64 %193
+  %196 = getelementptr inbounds ptr, ptr %48, i64 %193
+  %197 = load ptr, ptr %196, align 8
+  %198 = getelementptr inbounds i8, ptr %195, i64 32
+  %199 = load i64, ptr %198, align 8
+  switch i64 %199, label %285 [
+    i64 1, label %200
+    i64 4, label %200
+  ]
+
+200:                                              ; preds = %192, %192
+  %201 = load i64, ptr %187, align 8
+  %202 = load i64, ptr %188, align 8
+  %203 = load i64, ptr %17, align 8
+  %204 = icmp eq i64 %199, 4
+  %205 = getelementptr inbounds i8, ptr %195, i64 16
   %206 = load i64, ptr %205, align 8
-  %207 = icmp eq i64 %206, 1
-  br i1 %207, label %208, label %277
+  %207 = icmp eq i64 %206, 4
+  %208 = or i1 %204, %207
+  %209 = or i64 %206, %201
+  %210 = icmp sgt i64 %209, -1
+  %211 = and i1 %210, %208
+  %212 = select i1 %211, i64 %201, i64 %202
+  %213 = icmp sgt i64 %206, -1
+  br i1 %213, label %224, label %214
 
-208:                                              ; preds = %199
-  %209 = getelementptr inbounds i8, ptr %202, i64 16
-  %210 = load i64, ptr %209, align 8
-  %211 = icmp sgt i64 %210, -1
-  br i1 %211, label %216, label %212
+214:                                              ; preds = %200
+  %215 = icmp eq i64 %199, 3
+  br i1 %215, label %216, label %220
 
-212:                                              ; preds = %208
-  %213 = sub nsw i64 0, %210
-  %214 = getelementptr inbounds i8, ptr %202, i64 24
-  %215 = load i64, ptr %214, align 8
-  br label %216
+216:                                              ; preds = %214
+  %217 = getelementptr inbounds i8, ptr %195, i64 24
+  %218 = load i64, ptr %217, align 8
+  %219 = xor i64 %206, -1
+  br label %224
 
-216:                                              ; preds = %212, %208
-  %217 = phi i64 [ %190, %208 ], [ %213, %212 ]
-  %218 = phi i64 [ %191, %208 ], [ %215, %212 ]
-  store ptr %204, ptr %6, align 8
-  call void @llvm.memset.p0.i64(ptr noundef nonnull align 8 dereferenceable(16) %196, i8 0, i64 16, i1 false)
-  store i64 %218, ptr %197, align 8
-  store i64 0, ptr %198, align 8
-  %219 = icmp slt i64 %217, 480000
-  br i1 %219, label %220, label %266
+220:                                              ; preds = %214
+  %221 = sub nsw i64 0, %206
+  %222 = getelementptr inbounds i8, ptr %195, i64 24
+  %223 = load i64, ptr %222, align 8
+  br label %224
 
-220:                                              ; preds = %216
-  %221 = trunc i64 %218 to i32
-  %222 = icmp sgt i64 %217, 0
-  br i1 %222, label %223, label %270
+224:                                              ; preds = %220, %216, %200
+  %225 = phi i64 [ %203, %200 ], [ %218, %216 ], [ %221, %220 ]
+  %226 = phi i64 [ %212, %200 ], [ %219, %216 ], [ %223, %220 ]
+  store ptr %197, ptr %6, align 8
+  call void @llvm.memset.p0.i64(ptr noundef nonnull align 8 dereferenceable(16) %189, i8 0, i64 16, i1 false)
+  store i64 %226, ptr %190, align 8
+  store i64 0, ptr %191, align 8
+  %227 = icmp slt i64 %225, 480000
+  br i1 %227, label %228, label %274
 
-223:                                              ; preds = %220
-  %224 = icmp ult i64 %217, 8
-  br i1 %224, label %225, label %228
+228:                                              ; preds = %224
+  %229 = trunc i64 %226 to i32
+  %230 = icmp sgt i64 %225, 0
+  br i1 %230, label %231, label %278
 
-225:                                              ; preds = %248, %223
-  %226 = phi i64 [ 0, %223 ], [ %229, %248 ]
-  %227 = phi i32 [ 0, %223 ], [ %250, %248 ]
-  br label %255
+231:                                              ; preds = %228
+  %232 = icmp ult i64 %225, 8
+  br i1 %232, label %233, label %236
 
-228:                                              ; preds = %223
-  %229 = and i64 %217, 9223372036854775800
-  %230 = insertelement <4 x i32> poison, i32 %221, i64 0
-  %231 = shufflevector <4 x i32> %230, <4 x i32> poison, <4 x i32> zeroinitializer
-  br label %232
+233:                                              ; preds = %256, %231
+  %234 = phi i64 [ 0, %231 ], [ %237, %256 ]
+  %235 = phi i32 [ 0, %231 ], [ %258, %256 ]
+  br label %263
 
-232:                                              ; preds = %232, %228
-  %233 = phi i64 [ 0, %228 ], [ %246, %232 ]
-  %234 = phi <4 x i32> [ zeroinitializer, %228 ], [ %244, %232 ]
-  %235 = phi <4 x i32> [ zeroinitializer, %228 ], [ %245, %232 ]
-  %236 = getelementptr inbounds i32, ptr %204, i64 %233
-  %237 = getelementptr inbounds i8, ptr %236, i64 16
-  %238 = load <4 x i32>, ptr %236, align 4
-  %239 = load <4 x i32>, ptr %237, align 4
-  %240 = icmp uge <4 x i32> %238, %231
-  %241 = icmp uge <4 x i32> %239, %231
-  %242 = zext <4 x i1> %240 to <4 x i32>
-  %243 = zext <4 x i1> %241 to <4 x i32>
-  %244 = or <4 x i32> %234, %242
-  %245 = or <4 x i32> %235, %243
-  %246 = add nuw i64 %233, 8
-  %247 = icmp eq i64 %246, %229
-  br i1 %247, label %248, label %232
+236:                                              ; preds = %231
+  %237 = and i64 %225, 9223372036854775800
+  %238 = insertelement <4 x i32> poison, i32 %229, i64 0
+  %239 = shufflevector <4 x i32> %238, <4 x i32> poison, <4 x i32> zeroinitializer
+  br label %240
 
-248:                                              ; preds = %232
-  %249 = or <4 x i32> %245, %244
-  %250 = call i32 @llvm.vector.reduce.or.v4i32(<4 x i32> %249)
-  %251 = icmp eq i64 %217, %229
-  br i1 %251, label %252, label %225
+240:                                              ; preds = %240, %236
+  %241 = phi i64 [ 0, %236 ], [ %254, %240 ]
+  %242 = phi <4 x i32> [ zeroinitializer, %236 ], [ %252, %240 ]
+  %243 = phi <4 x i32> [ zeroinitializer, %236 ], [ %253, %240 ]
+  %244 = getelementptr inbounds i32, ptr %197, i64 %241
+  %245 = getelementptr inbounds i8, ptr %244, i64 16
+  %246 = load <4 x i32>, ptr %244, align 4
+  %247 = load <4 x i32>, ptr %245, align 4
+  %248 = icmp uge <4 x i32> %246, %239
+  %249 = icmp uge <4 x i32> %247, %239
+  %250 = zext <4 x i1> %248 to <4 x i32>
+  %251 = zext <4 x i1> %249 to <4 x i32>
+  %252 = or <4 x i32> %242, %250
+  %253 = or <4 x i32> %243, %251
+  %254 = add nuw i64 %241, 8
+  %255 = icmp eq i64 %254, %237
+  br i1 %255, label %256, label %240
 
-252:                                              ; preds = %255, %248
-  %253 = phi i32 [ %250, %248 ], [ %262, %255 ]
-  %254 = icmp eq i32 %253, 0
-  br i1 %254, label %270, label %265
+256:                                              ; preds = %240
+  %257 = or <4 x i32> %253, %252
+  %258 = call i32 @llvm.vector.reduce.or.v4i32(<4 x i32> %257)
+  %259 = icmp eq i64 %225, %237
+  br i1 %259, label %260, label %233
 
-255:                                              ; preds = %225, %255
-  %256 = phi i64 [ %263, %255 ], [ %226, %225 ]
-  %257 = phi i32 [ %262, %255 ], [ %227, %225 ]
-  %258 = getelementptr inbounds i32, ptr %204, i64 %256
-  %259 = load i32, ptr %258, align 4
-  %260 = icmp uge i32 %259, %221
-  %261 = zext i1 %260 to i32
-  %262 = or i32 %257, %261
-  %263 = add nuw nsw i64 %256, 1
-  %264 = icmp eq i64 %263, %217
-  br i1 %264, label %252, label %255
+260:                                              ; preds = %263, %256
+  %261 = phi i32 [ %258, %256 ], [ %270, %263 ]
+  %262 = icmp eq i32 %261, 0
+  br i1 %262, label %278, label %273
 
-265:                                              ; preds = %252
-  store atomic i64 1, ptr %198 seq_cst, align 8
-  br label %270
+263:                                              ; preds = %233, %263
+  %264 = phi i64 [ %271, %263 ], [ %234, %233 ]
+  %265 = phi i32 [ %270, %263 ], [ %235, %233 ]
+  %266 = getelementptr inbounds i32, ptr %197, i64 %264
+  %267 = load i32, ptr %266, align 4
+  %268 = icmp uge i32 %267, %229
+  %269 = zext i1 %268 to i32
+  %270 = or i32 %265, %269
+  %271 = add nuw nsw i64 %264, 1
+  %272 = icmp eq i64 %271, %225
+  br i1 %272, label %260, label %263
 
-266:                                              ; preds = %216
-  %267 = lshr i64 %217, 3
-  %268 = call fastcc i64 @share(ptr noundef readonly %0, ptr noundef nonnull @in_range, ptr noundef nonnull %6, i64 noundef %217, i64 noundef 0, i64 noundef 0, i64 noundef %267)
-  %269 = icmp eq i64 %268, 0
-  br i1 %269, label %270, label %274
+273:                                              ; preds = %260
+  store atomic i64 1, ptr %191 seq_cst, align 8
+  br label %278
 
-270:                                              ; preds = %266, %265, %252, %220
-  %271 = load atomic i64, ptr %198 seq_cst, align 8
-  %272 = icmp eq i64 %271, 0
-  br i1 %272, label %273, label %274
+274:                                              ; preds = %224
+  %275 = lshr i64 %225, 3
+  %276 = call fastcc i64 @share(ptr noundef readonly %0, ptr noundef nonnull @in_range, ptr noundef nonnull %6, i64 noundef %225, i64 noundef 0, i64 noundef 0, i64 noundef %275)
+  %277 = icmp eq i64 %276, 0
+  br i1 %277, label %278, label %282
 
-273:                                              ; preds = %270
-  br label %277
+278:                                              ; preds = %274, %273, %260, %228
+  %279 = load atomic i64, ptr %191 seq_cst, align 8
+  %280 = icmp eq i64 %279, 0
+  br i1 %280, label %281, label %282
 
-274:                                              ; preds = %266, %270
-  %275 = call fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef readonly %202, ptr noundef %204, i64 noundef %217, i64 noundef %218)
-  %276 = icmp eq ptr %275, null
-  br i1 %276, label %277, label %624
+281:                                              ; preds = %278
+  br label %285
 
-277:                                              ; preds = %199, %273, %274
-  %278 = add nuw nsw i64 %200, 1
-  %279 = icmp slt i64 %278, %34
-  br i1 %279, label %199, label %280
+282:                                              ; preds = %274, %278
+  %283 = call fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef readonly %195, ptr noundef %197, i64 noundef %225, i64 noundef %226)
+  %284 = icmp eq ptr %283, null
+  br i1 %284, label %285, label %664
 
-280:                                              ; preds = %277, %193
-  %281 = getelementptr inbounds i8, ptr %1, i64 40
-  %282 = load i64, ptr %281, align 8
-  %283 = icmp sgt i64 %282, 0
-  br i1 %283, label %284, label %531
+285:                                              ; preds = %192, %281, %282
+  %286 = add nuw nsw i64 %193, 1
+  %287 = icmp slt i64 %286, %35
+  br i1 %287, label %192, label %288
 
-284:                                              ; preds = %280
-  %285 = getelementptr inbounds i8, ptr %1, i64 48
-  %286 = getelementptr inbounds i8, ptr %3, i64 8
-  %287 = getelementptr inbounds i8, ptr %3, i64 16
-  %288 = getelementptr inbounds i8, ptr %3, i64 24
-  %289 = getelementptr inbounds i8, ptr %3, i64 32
-  %290 = getelementptr inbounds i8, ptr %5, i64 8
-  %291 = getelementptr inbounds i8, ptr %5, i64 16
-  %292 = getelementptr inbounds i8, ptr %5, i64 24
-  br label %293
+288:                                              ; preds = %285, %184
+  %289 = getelementptr inbounds i8, ptr %1, i64 40
+  %290 = load i64, ptr %289, align 8
+  %291 = icmp sgt i64 %290, 0
+  br i1 %291, label %292, label %558
 
-293:                                              ; preds = %284, %527
-  %294 = phi i64 [ 0, %284 ], [ %528, %527 ]
-  %295 = load ptr, ptr %48, align 8
-  %296 = load ptr, ptr %285, align 8
-  %297 = getelementptr inbounds %struct.Order, ptr %296, i64 %294
-  %298 = load i64, ptr %297, align 8
-  %299 = getelementptr inbounds ptr, ptr %47, i64 %298
-  %300 = load ptr, ptr %299, align 8
-  %301 = getelementptr inbounds i8, ptr %297, i64 8
-  %302 = load i64, ptr %301, align 8
-  %303 = getelementptr inbounds ptr, ptr %47, i64 %302
-  %304 = load ptr, ptr %303, align 8
-  %305 = getelementptr inbounds i8, ptr %297, i64 16
-  %306 = load i64, ptr %305, align 8
-  %307 = getelementptr inbounds ptr, ptr %47, i64 %306
-  %308 = load ptr, ptr %307, align 8
-  %309 = getelementptr inbounds %struct.Entry, ptr %295, i64 %298
-  %310 = getelementptr inbounds i8, ptr %309, i64 16
-  %311 = load i64, ptr %310, align 8
-  %312 = icmp sgt i64 %311, -1
-  br i1 %312, label %325, label %313
+292:                                              ; preds = %288
+  %293 = getelementptr inbounds i8, ptr %1, i64 48
+  %294 = getelementptr inbounds i8, ptr %17, i64 8
+  %295 = getelementptr inbounds i8, ptr %17, i64 16
+  %296 = getelementptr inbounds i8, ptr %3, i64 8
+  %297 = getelementptr inbounds i8, ptr %3, i64 16
+  %298 = getelementptr inbounds i8, ptr %3, i64 24
+  %299 = getelementptr inbounds i8, ptr %3, i64 32
+  %300 = getelementptr inbounds i8, ptr %5, i64 8
+  %301 = getelementptr inbounds i8, ptr %5, i64 16
+  %302 = getelementptr inbounds i8, ptr %5, i64 24
+  br label %303
 
-313:                                              ; preds = %293
-  %314 = getelementptr inbounds i8, ptr %309, i64 32
+303:                                              ; preds = %292, %554
+  %304 = phi i64 [ 0, %292 ], [ %555, %554 ]
+  %305 = load ptr, ptr %49, align 8
+  %306 = load ptr, ptr %293, align 8
+  %307 = getelementptr inbounds %struct.Order, ptr %306, i64 %304
+  %308 = load i64, ptr %17, align 8
+  %309 = load i64, ptr %294, align 8
+  %310 = load i64, ptr %295, align 8
+  %311 = load i64, ptr %307, align 8
+  %312 = getelementptr inbounds ptr, ptr %48, i64 %311
+  %313 = load ptr, ptr %312, align 8
+  %314 = getelementptr inbounds i8, ptr %307, i64 8
   %315 = load i64, ptr %314, align 8
-  %316 = icmp eq i64 %315, 3
-  br i1 %316, label %317, label %321
-
-317:                                              ; preds = %313
-  %318 = getelementptr inbounds i8, ptr %309, i64 24
+  %316 = getelementptr inbounds ptr, ptr %48, i64 %315
+  %317 = load ptr, ptr %316, align 8
+  %318 = getelementptr inbounds i8, ptr %307, i64 16
   %319 = load i64, ptr %318, align 8
-  %320 = xor i64 %311, -1
-  br label %325
-
-321:                                              ; preds = %313
-  %322 = sub nsw i64 0, %311
-  %323 = getelementptr inbounds i8, ptr %309, i64 24
+  %320 = getelementptr inbounds ptr, ptr %48, i64 %319
+  %321 = load ptr, ptr %320, align 8
+  %322 = getelementptr inbounds %struct.Entry, ptr %305, i64 %311
+  %323 = getelementptr inbounds i8, ptr %322, i64 32
   %324 = load i64, ptr %323, align 8
-  br label %325
-
-325:                                              ; preds = %321, %317, %293
-  %326 = phi i64 [ %190, %293 ], [ %319, %317 ], [ %322, %321 ]
-  %327 = phi i64 [ %191, %293 ], [ %320, %317 ], [ %324, %321 ]
-  %328 = getelementptr inbounds %struct.Entry, ptr %295, i64 %306
-  %329 = getelementptr inbounds i8, ptr %328, i64 16
-  %330 = load i64, ptr %329, align 8
+  %325 = icmp eq i64 %324, 4
+  %326 = getelementptr inbounds i8, ptr %322, i64 16
+  %327 = load i64, ptr %326, align 8
+  %328 = icmp eq i64 %327, 4
+  %329 = or i1 %325, %328
+  %330 = or i64 %327, %310
   %331 = icmp sgt i64 %330, -1
-  br i1 %331, label %341, label %332
+  %332 = select i1 %331, i1 %329, i1 false
+  %333 = select i1 %332, i64 %310, i64 %309
+  %334 = icmp sgt i64 %327, -1
+  br i1 %334, label %345, label %335
 
-332:                                              ; preds = %325
-  %333 = getelementptr inbounds i8, ptr %328, i64 32
-  %334 = load i64, ptr %333, align 8
-  %335 = icmp eq i64 %334, 3
-  br i1 %335, label %336, label %338
+335:                                              ; preds = %303
+  %336 = icmp eq i64 %324, 3
+  br i1 %336, label %337, label %341
 
-336:                                              ; preds = %332
-  %337 = xor i64 %330, -1
-  br label %341
+337:                                              ; preds = %335
+  %338 = getelementptr inbounds i8, ptr %322, i64 24
+  %339 = load i64, ptr %338, align 8
+  %340 = xor i64 %327, -1
+  br label %345
 
-338:                                              ; preds = %332
-  %339 = getelementptr inbounds i8, ptr %328, i64 24
-  %340 = load i64, ptr %339, align 8
-  br label %341
+341:                                              ; preds = %335
+  %342 = sub nsw i64 0, %327
+  %343 = getelementptr inbounds i8, ptr %322, i64 24
+  %344 = load i64, ptr %343, align 8
+  br label %345
 
-341:                                              ; preds = %338, %336, %325
-  %342 = phi i64 [ %327, %325 ], [ %337, %336 ], [ %340, %338 ]
-  store ptr %300, ptr %3, align 8
-  store ptr %304, ptr %286, align 8
-  store ptr %308, ptr %287, align 8
-  store i64 %326, ptr %288, align 8
-  store i64 0, ptr %289, align 8
-  %343 = icmp slt i64 %326, 480000
-  br i1 %343, label %344, label %390
+345:                                              ; preds = %341, %337, %303
+  %346 = phi i64 [ %308, %303 ], [ %339, %337 ], [ %342, %341 ]
+  %347 = phi i64 [ %333, %303 ], [ %340, %337 ], [ %344, %341 ]
+  %348 = getelementptr inbounds %struct.Entry, ptr %305, i64 %319
+  %349 = getelementptr inbounds i8, ptr %348, i64 32
+  %350 = load i64, ptr %349, align 8
+  %351 = icmp eq i64 %350, 4
+  %352 = getelementptr inbounds i8, ptr %348, i64 16
+  %353 = load i64, ptr %352, align 8
+  %354 = icmp eq i64 %353, 4
+  %355 = or i1 %351, %354
+  %356 = or i64 %353, %310
+  %357 = icmp sgt i64 %356, -1
+  %358 = select i1 %357, i1 %355, i1 false
+  %359 = select i1 %358, i64 %310, i64 %347
+  %360 = icmp sgt i64 %353, -1
+  br i1 %360, label %368, label %361
 
-344:                                              ; preds = %341
-  %345 = trunc i64 %326 to i32
-  %346 = icmp sgt i64 %326, 0
-  br i1 %346, label %347, label %394
+361:                                              ; preds = %345
+  %362 = icmp eq i64 %350, 3
+  br i1 %362, label %363, label %365
 
-347:                                              ; preds = %344
-  %348 = icmp ult i64 %326, 8
-  br i1 %348, label %349, label %352
+363:                                              ; preds = %361
+  %364 = xor i64 %353, -1
+  br label %368
 
-349:                                              ; preds = %372, %347
-  %350 = phi i64 [ 0, %347 ], [ %353, %372 ]
-  %351 = phi i32 [ 0, %347 ], [ %374, %372 ]
-  br label %379
+365:                                              ; preds = %361
+  %366 = getelementptr inbounds i8, ptr %348, i64 24
+  %367 = load i64, ptr %366, align 8
+  br label %368
 
-352:                                              ; preds = %347
-  %353 = and i64 %326, 9223372036854775800
-  %354 = insertelement <4 x i32> poison, i32 %345, i64 0
-  %355 = shufflevector <4 x i32> %354, <4 x i32> poison, <4 x i32> zeroinitializer
-  br label %356
+368:                                              ; preds = %365, %363, %345
+  %369 = phi i64 [ %359, %345 ], [ %364, %363 ], [ %367, %365 ]
+  store ptr %313, ptr %3, align 8
+  store ptr %317, ptr %296, align 8
+  store ptr %321, ptr %297, align 8
+  store i64 %346, ptr %298, align 8
+  store i64 0, ptr %299, align 8
+  %370 = icmp slt i64 %346, 480000
+  br i1 %370, label %371, label %417
 
-356:                                              ; preds = %356, %352
-  %357 = phi i64 [ 0, %352 ], [ %370, %356 ]
-  %358 = phi <4 x i32> [ zeroinitializer, %352 ], [ %368, %356 ]
-  %359 = phi <4 x i32> [ zeroinitializer, %352 ], [ %369, %356 ]
-  %360 = getelementptr inbounds i32, ptr %300, i64 %357
-  %361 = getelementptr inbounds i8, ptr %360, i64 16
-  %362 = load <4 x i32>, ptr %360, align 4
-  %363 = load <4 x i32>, ptr %361, align 4
-  %364 = icmp uge <4 x i32> %362, %355
-  %365 = icmp uge <4 x i32> %363, %355
-  %366 = zext <4 x i1> %364 to <4 x i32>
-  %367 = zext <4 x i1> %365 to <4 x i32>
-  %368 = or <4 x i32> %358, %366
-  %369 = or <4 x i32> %359, %367
-  %370 = add nuw i64 %357, 8
-  %371 = icmp eq i64 %370, %353
-  br i1 %371, label %372, label %356
+371:                                              ; preds = %368
+  %372 = trunc i64 %346 to i32
+  %373 = icmp sgt i64 %346, 0
+  br i1 %373, label %374, label %421
 
-372:                                              ; preds = %356
-  %373 = or <4 x i32> %369, %368
-  %374 = call i32 @llvm.vector.reduce.or.v4i32(<4 x i32> %373)
-  %375 = icmp eq i64 %326, %353
-  br i1 %375, label %376, label %349
+374:                                              ; preds = %371
+  %375 = icmp ult i64 %346, 8
+  br i1 %375, label %376, label %379
 
-376:                                              ; preds = %379, %372
-  %377 = phi i32 [ %374, %372 ], [ %386, %379 ]
-  %378 = icmp eq i32 %377, 0
-  br i1 %378, label %394, label %389
+376:                                              ; preds = %399, %374
+  %377 = phi i64 [ 0, %374 ], [ %380, %399 ]
+  %378 = phi i32 [ 0, %374 ], [ %401, %399 ]
+  br label %406
 
-379:                                              ; preds = %349, %379
-  %380 = phi i64 [ %387, %379 ], [ %350, %349 ]
-  %381 = phi i32 [ %386, %379 ], [ %351, %349 ]
-  %382 = getelementptr inbounds i32, ptr %300, i64 %380
-  %383 = load i32, ptr %382, align 4
-  %384 = icmp uge i32 %383, %345
-  %385 = zext i1 %384 to i32
-  %386 = or i32 %381, %385
-  %387 = add nuw nsw i64 %380, 1
-  %388 = icmp eq i64 %387, %326
-  br i1 %388, label %376, label %379
+379:                                              ; preds = %374
+  %380 = and i64 %346, 9223372036854775800
+  %381 = insertelement <4 x i32> poison, i32 %372, i64 0
+  %382 = shufflevector <4 x i32> %381, <4 x i32> poison, <4 x i32> zeroinitializer
+  br label %383
 
-389:                                              ; preds = %376
-  store atomic i64 1, ptr %289 seq_cst, align 8
-  br label %394
+383:                                              ; preds = %383, %379
+  %384 = phi i64 [ 0, %379 ], [ %397, %383 ]
+  %385 = phi <4 x i32> [ zeroinitializer, %379 ], [ %395, %383 ]
+  %386 = phi <4 x i32> [ zeroinitializer, %379 ], [ %396, %383 ]
+  %387 = getelementptr inbounds i32, ptr %313, i64 %384
+  %388 = getelementptr inbounds i8, ptr %387, i64 16
+  %389 = load <4 x i32>, ptr %387, align 4
+  %390 = load <4 x i32>, ptr %388, align 4
+  %391 = icmp uge <4 x i32> %389, %382
+  %392 = icmp uge <4 x i32> %390, %382
+  %393 = zext <4 x i1> %391 to <4 x i32>
+  %394 = zext <4 x i1> %392 to <4 x i32>
+  %395 = or <4 x i32> %385, %393
+  %396 = or <4 x i32> %386, %394
+  %397 = add nuw i64 %384, 8
+  %398 = icmp eq i64 %397, %380
+  br i1 %398, label %399, label %383
 
-390:                                              ; preds = %341
-  %391 = lshr i64 %326, 3
-  %392 = call fastcc i64 @share(ptr noundef readonly %0, ptr noundef nonnull @in_range, ptr noundef nonnull %3, i64 noundef %326, i64 noundef 0, i64 noundef 0, i64 noundef %391)
-  %393 = icmp eq i64 %392, 0
-  br i1 %393, label %394, label %472
+399:                                              ; preds = %383
+  %400 = or <4 x i32> %396, %395
+  %401 = call i32 @llvm.vector.reduce.or.v4i32(<4 x i32> %400)
+  %402 = icmp eq i64 %346, %380
+  br i1 %402, label %403, label %376
 
-394:                                              ; preds = %390, %389, %376, %344
-  %395 = load atomic i64, ptr %289 seq_cst, align 8
-  %396 = icmp eq i64 %395, 0
-  br i1 %396, label %397, label %472
+403:                                              ; preds = %406, %399
+  %404 = phi i32 [ %401, %399 ], [ %413, %406 ]
+  %405 = icmp eq i32 %404, 0
+  br i1 %405, label %421, label %416
 
-397:                                              ; preds = %394
-  %398 = add nsw i64 %342, %326
-  %399 = icmp slt i64 %398, 120000
-  br i1 %399, label %400, label %457
+406:                                              ; preds = %376, %406
+  %407 = phi i64 [ %414, %406 ], [ %377, %376 ]
+  %408 = phi i32 [ %413, %406 ], [ %378, %376 ]
+  %409 = getelementptr inbounds i32, ptr %313, i64 %407
+  %410 = load i32, ptr %409, align 4
+  %411 = icmp uge i32 %410, %372
+  %412 = zext i1 %411 to i32
+  %413 = or i32 %408, %412
+  %414 = add nuw nsw i64 %407, 1
+  %415 = icmp eq i64 %414, %346
+  br i1 %415, label %403, label %406
 
-400:                                              ; preds = %397
-  %401 = icmp sgt i64 %342, 0
-  br i1 %401, label %402, label %461
+416:                                              ; preds = %403
+  store atomic i64 1, ptr %299 seq_cst, align 8
+  br label %421
 
-402:                                              ; preds = %400
-  %403 = load ptr, ptr %287, align 8
-  %404 = load i32, ptr %403, align 4
-  %405 = getelementptr inbounds i8, ptr %403, i64 4
-  %406 = load i32, ptr %405, align 4
-  %407 = icmp slt i32 %404, 0
-  %408 = icmp slt i32 %406, %404
-  %409 = select i1 %407, i1 true, i1 %408
-  br i1 %409, label %456, label %410
+417:                                              ; preds = %368
+  %418 = lshr i64 %346, 3
+  %419 = call fastcc i64 @share(ptr noundef readonly %0, ptr noundef nonnull @in_range, ptr noundef nonnull %3, i64 noundef %346, i64 noundef 0, i64 noundef 0, i64 noundef %418)
+  %420 = icmp eq i64 %419, 0
+  br i1 %420, label %421, label %499
 
-410:                                              ; preds = %402
-  %411 = load i64, ptr %288, align 8
-  %412 = load ptr, ptr %3, align 8
-  %413 = load ptr, ptr %286, align 8
-  br label %414
+421:                                              ; preds = %417, %416, %403, %371
+  %422 = load atomic i64, ptr %299 seq_cst, align 8
+  %423 = icmp eq i64 %422, 0
+  br i1 %423, label %424, label %499
 
-414:                                              ; preds = %446, %410
-  %415 = phi i32 [ %406, %410 ], [ %449, %446 ]
-  %416 = phi i64 [ 1, %410 ], [ %447, %446 ]
-  %417 = phi i64 [ 0, %410 ], [ %416, %446 ]
-  %418 = phi i32 [ %404, %410 ], [ %415, %446 ]
-  %419 = sext i32 %415 to i64
-  %420 = icmp slt i64 %411, %419
-  br i1 %420, label %456, label %421
+424:                                              ; preds = %421
+  %425 = add nsw i64 %369, %346
+  %426 = icmp slt i64 %425, 120000
+  br i1 %426, label %427, label %484
 
-421:                                              ; preds = %414
-  %422 = icmp slt i32 %418, %415
-  br i1 %422, label %423, label %453
+427:                                              ; preds = %424
+  %428 = icmp sgt i64 %369, 0
+  br i1 %428, label %429, label %488
 
-423:                                              ; preds = %421
-  %424 = zext nneg i32 %418 to i64
-  br label %425
-
-425:                                              ; preds = %425, %423
-  %426 = phi i32 [ %439, %425 ], [ 0, %423 ]
-  %427 = phi i64 [ %440, %425 ], [ %424, %423 ]
-  %428 = phi i64 [ %431, %425 ], [ -1, %423 ]
-  %429 = getelementptr inbounds i32, ptr %412, i64 %427
-  %430 = load i32, ptr %429, align 4
-  %431 = sext i32 %430 to i64
-  %432 = getelementptr inbounds i32, ptr %413, i64 %431
+429:                                              ; preds = %427
+  %430 = load ptr, ptr %297, align 8
+  %431 = load i32, ptr %430, align 4
+  %432 = getelementptr inbounds i8, ptr %430, i64 4
   %433 = load i32, ptr %432, align 4
-  %434 = sext i32 %433 to i64
-  %435 = icmp ne i64 %417, %434
-  %436 = icmp sge i64 %428, %431
-  %437 = or i1 %436, %435
-  %438 = zext i1 %437 to i32
-  %439 = or i32 %426, %438
-  %440 = add nuw nsw i64 %427, 1
-  %441 = icmp slt i64 %440, %419
-  br i1 %441, label %425, label %442
+  %434 = icmp slt i32 %431, 0
+  %435 = icmp slt i32 %433, %431
+  %436 = select i1 %434, i1 true, i1 %435
+  br i1 %436, label %483, label %437
 
-442:                                              ; preds = %425
-  %443 = icmp slt i64 %416, %342
-  %444 = icmp eq i32 %439, 0
-  %445 = select i1 %443, i1 %444, i1 false
-  br i1 %445, label %446, label %455
+437:                                              ; preds = %429
+  %438 = load i64, ptr %298, align 8
+  %439 = load ptr, ptr %3, align 8
+  %440 = load ptr, ptr %296, align 8
+  br label %441
 
-446:                                              ; preds = %453, %442
-  %447 = add nuw nsw i64 %416, 1
-  %448 = getelementptr inbounds i32, ptr %403, i64 %447
-  %449 = load i32, ptr %448, align 4
-  %450 = icmp slt i32 %415, 0
-  %451 = icmp slt i32 %449, %415
-  %452 = select i1 %450, i1 true, i1 %451
-  br i1 %452, label %456, label %414
+441:                                              ; preds = %473, %437
+  %442 = phi i32 [ %433, %437 ], [ %476, %473 ]
+  %443 = phi i64 [ 1, %437 ], [ %474, %473 ]
+  %444 = phi i64 [ 0, %437 ], [ %443, %473 ]
+  %445 = phi i32 [ %431, %437 ], [ %442, %473 ]
+  %446 = sext i32 %442 to i64
+  %447 = icmp slt i64 %438, %446
+  br i1 %447, label %483, label %448
 
-453:                                              ; preds = %421
-  %454 = icmp slt i64 %416, %342
-  br i1 %454, label %446, label %461
+448:                                              ; preds = %441
+  %449 = icmp slt i32 %445, %442
+  br i1 %449, label %450, label %480
 
-455:                                              ; preds = %442
-  br i1 %444, label %461, label %456
+450:                                              ; preds = %448
+  %451 = zext nneg i32 %445 to i64
+  br label %452
 
-456:                                              ; preds = %446, %414, %455, %402
-  store atomic i64 1, ptr %289 seq_cst, align 8
-  br label %461
+452:                                              ; preds = %452, %450
+  %453 = phi i32 [ %466, %452 ], [ 0, %450 ]
+  %454 = phi i64 [ %467, %452 ], [ %451, %450 ]
+  %455 = phi i64 [ %458, %452 ], [ -1, %450 ]
+  %456 = getelementptr inbounds i32, ptr %439, i64 %454
+  %457 = load i32, ptr %456, align 4
+  %458 = sext i32 %457 to i64
+  %459 = getelementptr inbounds i32, ptr %440, i64 %458
+  %460 = load i32, ptr %459, align 4
+  %461 = sext i32 %460 to i64
+  %462 = icmp ne i64 %444, %461
+  %463 = icmp sge i64 %455, %458
+  %464 = or i1 %463, %462
+  %465 = zext i1 %464 to i32
+  %466 = or i32 %453, %465
+  %467 = add nuw nsw i64 %454, 1
+  %468 = icmp slt i64 %467, %446
+  br i1 %468, label %452, label %469
 
-457:                                              ; preds = %397
-  %458 = lshr i64 %398, 1
-  %459 = call fastcc i64 @share(ptr noundef readonly %0, ptr noundef nonnull @in_order, ptr noundef nonnull %3, i64 noundef %342, i64 noundef 0, i64 noundef 0, i64 noundef %458)
-  %460 = icmp eq i64 %459, 0
-  br i1 %460, label %461, label %472
+469:                                              ; preds = %452
+  %470 = icmp slt i64 %443, %369
+  %471 = icmp eq i32 %466, 0
+  %472 = select i1 %470, i1 %471, i1 false
+  br i1 %472, label %473, label %482
 
-461:                                              ; preds = %453, %457, %456, %455, %400
-  %462 = load atomic i64, ptr %289 seq_cst, align 8
-  %463 = icmp eq i64 %462, 0
-  br i1 %463, label %464, label %472
+473:                                              ; preds = %480, %469
+  %474 = add nuw nsw i64 %443, 1
+  %475 = getelementptr inbounds i32, ptr %430, i64 %474
+  %476 = load i32, ptr %475, align 4
+  %477 = icmp slt i32 %442, 0
+  %478 = icmp slt i32 %476, %442
+  %479 = select i1 %477, i1 true, i1 %478
+  br i1 %479, label %483, label %441
 
-464:                                              ; preds = %461
-  %465 = load i32, ptr %308, align 4
-  %466 = icmp eq i32 %465, 0
-  br i1 %466, label %467, label %472
+480:                                              ; preds = %448
+  %481 = icmp slt i64 %443, %369
+  br i1 %481, label %473, label %488
 
-467:                                              ; preds = %464
-  %468 = getelementptr inbounds i32, ptr %308, i64 %342
-  %469 = load i32, ptr %468, align 4
-  %470 = sext i32 %469 to i64
-  %471 = icmp eq i64 %326, %470
-  br i1 %471, label %523, label %472
+482:                                              ; preds = %469
+  br i1 %471, label %488, label %483
 
-472:                                              ; preds = %467, %464, %461, %457, %394, %390
-  %473 = load i64, ptr %305, align 8
-  %474 = getelementptr inbounds %struct.Entry, ptr %295, i64 %473
-  %475 = call fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef readonly %474, ptr noundef %308, i64 noundef %326, i64 noundef %342)
-  %476 = icmp eq ptr %475, null
-  br i1 %476, label %478, label %477
+483:                                              ; preds = %473, %441, %482, %429
+  store atomic i64 1, ptr %299 seq_cst, align 8
+  br label %488
 
-477:                                              ; preds = %472
-  br label %624
+484:                                              ; preds = %424
+  %485 = lshr i64 %425, 1
+  %486 = call fastcc i64 @share(ptr noundef readonly %0, ptr noundef nonnull @in_order, ptr noundef nonnull %3, i64 noundef %369, i64 noundef 0, i64 noundef 0, i64 noundef %485)
+  %487 = icmp eq i64 %486, 0
+  br i1 %487, label %488, label %499
 
-478:                                              ; preds = %472
-  %479 = load i64, ptr %297, align 8
-  %480 = getelementptr inbounds %struct.Entry, ptr %295, i64 %479
-  %481 = call fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef readonly %480, ptr noundef %300, i64 noundef %326, i64 noundef %342)
-  %482 = icmp ne ptr %481, null
-  %483 = icmp slt i64 %342, 1
-  %484 = select i1 %482, i1 true, i1 %483
-  br i1 %484, label %524, label %485
+488:                                              ; preds = %480, %484, %483, %482, %427
+  %489 = load atomic i64, ptr %299 seq_cst, align 8
+  %490 = icmp eq i64 %489, 0
+  br i1 %490, label %491, label %499
 
-485:                                              ; preds = %478
-  %486 = load i32, ptr %308, align 4
-  br label %489
+491:                                              ; preds = %488
+  %492 = load i32, ptr %321, align 4
+  %493 = icmp eq i32 %492, 0
+  br i1 %493, label %494, label %499
 
-487:                                              ; preds = %520, %489
-  %488 = icmp eq i64 %492, %342
-  br i1 %488, label %523, label %489
+494:                                              ; preds = %491
+  %495 = getelementptr inbounds i32, ptr %321, i64 %369
+  %496 = load i32, ptr %495, align 4
+  %497 = sext i32 %496 to i64
+  %498 = icmp eq i64 %346, %497
+  br i1 %498, label %550, label %499
 
-489:                                              ; preds = %487, %485
-  %490 = phi i32 [ %494, %487 ], [ %486, %485 ]
-  %491 = phi i64 [ %492, %487 ], [ 0, %485 ]
-  %492 = add nuw nsw i64 %491, 1
-  %493 = getelementptr inbounds i32, ptr %308, i64 %492
-  %494 = load i32, ptr %493, align 4
-  %495 = sext i32 %494 to i64
-  %496 = icmp slt i32 %490, %494
-  br i1 %496, label %497, label %487
+499:                                              ; preds = %494, %491, %488, %484, %421, %417
+  %500 = load i64, ptr %318, align 8
+  %501 = getelementptr inbounds %struct.Entry, ptr %305, i64 %500
+  %502 = call fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef readonly %501, ptr noundef %321, i64 noundef %346, i64 noundef %369)
+  %503 = icmp eq ptr %502, null
+  br i1 %503, label %505, label %504
 
-497:                                              ; preds = %489
-  %498 = sext i32 %490 to i64
-  br label %499
+504:                                              ; preds = %499
+  br label %664
 
-499:                                              ; preds = %520, %497
-  %500 = phi i64 [ %521, %520 ], [ %498, %497 ]
-  %501 = getelementptr inbounds i32, ptr %300, i64 %500
-  %502 = load i32, ptr %501, align 4
-  %503 = sext i32 %502 to i64
-  %504 = getelementptr inbounds i32, ptr %304, i64 %503
-  %505 = load i32, ptr %504, align 4
-  %506 = sext i32 %505 to i64
-  %507 = icmp eq i64 %491, %506
-  br i1 %507, label %520, label %508
+505:                                              ; preds = %499
+  %506 = load i64, ptr %307, align 8
+  %507 = getelementptr inbounds %struct.Entry, ptr %305, i64 %506
+  %508 = call fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef readonly %507, ptr noundef %313, i64 noundef %346, i64 noundef %369)
+  %509 = icmp ne ptr %508, null
+  %510 = icmp slt i64 %369, 1
+  %511 = select i1 %509, i1 true, i1 %510
+  br i1 %511, label %551, label %512
 
-508:                                              ; preds = %499
-  %509 = load i64, ptr %297, align 8
-  %510 = getelementptr inbounds %struct.Entry, ptr %295, i64 %509, i32 5
-  %511 = load ptr, ptr %510, align 8
-  %512 = load i64, ptr %301, align 8
-  %513 = getelementptr inbounds %struct.Entry, ptr %295, i64 %512, i32 5
-  %514 = load ptr, ptr %513, align 8
-  %515 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %4, i64 noundef 512, ptr noundef nonnull @.str.11, ptr noundef %511, i64 noundef %500, i64 noundef %503, ptr noundef %514, i64 noundef %503, i64 noundef %506, i64 noundef %491)
+512:                                              ; preds = %505
+  %513 = load i32, ptr %321, align 4
+  br label %516
+
+514:                                              ; preds = %547, %516
+  %515 = icmp eq i64 %519, %369
+  br i1 %515, label %550, label %516
+
+516:                                              ; preds = %514, %512
+  %517 = phi i32 [ %521, %514 ], [ %513, %512 ]
+  %518 = phi i64 [ %519, %514 ], [ 0, %512 ]
+  %519 = add nuw nsw i64 %518, 1
+  %520 = getelementptr inbounds i32, ptr %321, i64 %519
+  %521 = load i32, ptr %520, align 4
+  %522 = sext i32 %521 to i64
+  %523 = icmp slt i32 %517, %521
+  br i1 %523, label %524, label %514
+
+524:                                              ; preds = %516
+  %525 = sext i32 %517 to i64
+  br label %526
+
+526:                                              ; preds = %547, %524
+  %527 = phi i64 [ %548, %547 ], [ %525, %524 ]
+  %528 = getelementptr inbounds i32, ptr %313, i64 %527
+  %529 = load i32, ptr %528, align 4
+  %530 = sext i32 %529 to i64
+  %531 = getelementptr inbounds i32, ptr %317, i64 %530
+  %532 = load i32, ptr %531, align 4
+  %533 = sext i32 %532 to i64
+  %534 = icmp eq i64 %518, %533
+  br i1 %534, label %547, label %535
+
+535:                                              ; preds = %526
+  %536 = load i64, ptr %307, align 8
+  %537 = getelementptr inbounds %struct.Entry, ptr %305, i64 %536, i32 5
+  %538 = load ptr, ptr %537, align 8
+  %539 = load i64, ptr %314, align 8
+  %540 = getelementptr inbounds %struct.Entry, ptr %305, i64 %539, i32 5
+  %541 = load ptr, ptr %540, align 8
+  %542 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %4, i64 noundef 512, ptr noundef nonnull @.str.11, ptr noundef %538, i64 noundef %527, i64 noundef %530, ptr noundef %541, i64 noundef %530, i64 noundef %533, i64 noundef %518)
   store i64 32, ptr %5, align 8
-  store ptr null, ptr %290, align 8
-  store ptr %4, ptr %291, align 8
-  store i32 3, ptr %292, align 8
-  %516 = load ptr, ptr %52, align 8
-  %517 = getelementptr inbounds i8, ptr %516, i64 48
-  %518 = load ptr, ptr %517, align 8
-  %519 = call ptr %518(ptr noundef nonnull %5)
-  br label %524
+  store ptr null, ptr %300, align 8
+  store ptr %4, ptr %301, align 8
+  store i32 3, ptr %302, align 8
+  %543 = load ptr, ptr %53, align 8
+  %544 = getelementptr inbounds i8, ptr %543, i64 48
+  %545 = load ptr, ptr %544, align 8
+  %546 = call ptr %545(ptr noundef nonnull %5)
+  br label %551
 
-520:                                              ; preds = %499
-  %521 = add nsw i64 %500, 1
-  %522 = icmp eq i64 %521, %495
-  br i1 %522, label %487, label %499
+547:                                              ; preds = %526
+  %548 = add nsw i64 %527, 1
+  %549 = icmp eq i64 %548, %522
+  br i1 %549, label %514, label %526
 
-523:                                              ; preds = %487, %467
-  br label %527
+550:                                              ; preds = %514, %494
+  br label %554
 
-524:                                              ; preds = %478, %508
-  %525 = phi ptr [ %519, %508 ], [ %481, %478 ]
-  %526 = icmp eq ptr %525, null
-  br i1 %526, label %527, label %624
+551:                                              ; preds = %505, %535
+  %552 = phi ptr [ %546, %535 ], [ %508, %505 ]
+  %553 = icmp eq ptr %552, null
+  br i1 %553, label %554, label %664
 
-527:                                              ; preds = %523, %524
-  %528 = add nuw nsw i64 %294, 1
-  %529 = load i64, ptr %281, align 8
-  %530 = icmp slt i64 %528, %529
-  br i1 %530, label %293, label %531
+554:                                              ; preds = %550, %551
+  %555 = add nuw nsw i64 %304, 1
+  %556 = load i64, ptr %289, align 8
+  %557 = icmp slt i64 %555, %556
+  br i1 %557, label %303, label %558
 
-531:                                              ; preds = %527, %280
-  %532 = icmp sgt i64 %36, 0
-  br i1 %532, label %533, label %535
+558:                                              ; preds = %554, %288
+  %559 = icmp sgt i64 %37, 0
+  br i1 %559, label %560, label %562
 
-533:                                              ; preds = %531
-  %534 = load ptr, ptr %16, align 8
-  br label %544
+560:                                              ; preds = %558
+  %561 = load ptr, ptr %16, align 8
+  br label %575
 
-535:                                              ; preds = %571, %531
-  %536 = getelementptr inbounds i8, ptr %1, i64 16
-  %537 = load i64, ptr %536, align 8
-  %538 = icmp sgt i64 %537, 0
-  br i1 %538, label %539, label %624
+562:                                              ; preds = %602, %558
+  %563 = getelementptr inbounds i8, ptr %1, i64 16
+  %564 = load i64, ptr %563, align 8
+  %565 = icmp sgt i64 %564, 0
+  br i1 %565, label %566, label %664
 
-539:                                              ; preds = %535
-  %540 = getelementptr inbounds i8, ptr %1, i64 32
-  %541 = add i64 %190, -1
-  %542 = icmp slt i64 %190, 0
-  %543 = select i1 %542, i64 1, i64 %190
-  br label %578
+566:                                              ; preds = %562
+  %567 = getelementptr inbounds i8, ptr %1, i64 32
+  %568 = load i64, ptr %17, align 8
+  %569 = getelementptr inbounds i8, ptr %17, i64 16
+  %570 = load i64, ptr %569, align 8
+  %571 = getelementptr inbounds i8, ptr %17, i64 8
+  %572 = load i64, ptr %571, align 8
+  %573 = icmp slt i64 %568, 0
+  %574 = select i1 %573, i64 1, i64 %568
+  br label %609
 
-544:                                              ; preds = %533, %571
-  %545 = phi i64 [ 0, %533 ], [ %572, %571 ]
-  %546 = getelementptr inbounds ptr, ptr %534, i64 %545
-  %547 = load ptr, ptr %546, align 8
-  %548 = getelementptr inbounds i8, ptr %547, i64 40
-  %549 = load ptr, ptr %548, align 8
-  %550 = load i64, ptr %549, align 8
-  %551 = getelementptr inbounds i8, ptr %549, i64 8
-  %552 = load i64, ptr %551, align 8
-  %553 = mul nsw i64 %552, %550
-  %554 = getelementptr inbounds i8, ptr %547, i64 16
-  %555 = load i32, ptr %554, align 8
-  %556 = icmp eq i32 %555, 12
-  %557 = select i1 %556, i64 3, i64 2
-  %558 = shl i64 %553, %557
-  %559 = icmp slt i64 %558, 4194304
-  br i1 %559, label %571, label %560
-
-560:                                              ; preds = %544
-  %561 = getelementptr inbounds i8, ptr %547, i64 24
-  %562 = load ptr, ptr %561, align 8
-  %563 = ptrtoint ptr %562 to i64
-  %564 = add nsw i64 %563, 2097151
-  %565 = and i64 %564, -2097152
-  %566 = inttoptr i64 %565 to ptr
-  %567 = add nsw i64 %558, %563
-  %568 = sub i64 %567, %565
-  %569 = and i64 %568, -2097152
-  %570 = call i32 @madvise(ptr noundef %566, i64 noundef %569, i32 noundef 14)
-  br label %571
-
-571:                                              ; preds = %544, %560
-  %572 = add nuw nsw i64 %545, 1
-  %573 = icmp eq i64 %572, %36
-  br i1 %573, label %535, label %544
-
-574:                                              ; preds = %602
-  %575 = add nuw nsw i64 %579, 1
-  %576 = load i64, ptr %536, align 8
-  %577 = icmp slt i64 %575, %576
-  br i1 %577, label %578, label %624
-
-578:                                              ; preds = %539, %574
-  %579 = phi i64 [ 0, %539 ], [ %575, %574 ]
-  %580 = load ptr, ptr %540, align 8
-  %581 = getelementptr inbounds %struct.Pass, ptr %580, i64 %579
-  %582 = getelementptr inbounds i8, ptr %581, i64 8
+575:                                              ; preds = %560, %602
+  %576 = phi i64 [ 0, %560 ], [ %603, %602 ]
+  %577 = getelementptr inbounds ptr, ptr %561, i64 %576
+  %578 = load ptr, ptr %577, align 8
+  %579 = getelementptr inbounds i8, ptr %578, i64 40
+  %580 = load ptr, ptr %579, align 8
+  %581 = load i64, ptr %580, align 8
+  %582 = getelementptr inbounds i8, ptr %580, i64 8
   %583 = load i64, ptr %582, align 8
-  %584 = icmp slt i64 %583, 0
-  %585 = getelementptr inbounds i8, ptr %581, i64 40
-  %586 = load i64, ptr %585, align 8
-  %587 = icmp sgt i64 %586, 0
-  %588 = getelementptr inbounds i8, ptr %581, i64 16
-  %589 = load i64, ptr %588, align 8
-  %590 = mul nsw i64 %589, %543
-  br i1 %584, label %595, label %591
+  %584 = mul nsw i64 %583, %581
+  %585 = getelementptr inbounds i8, ptr %578, i64 16
+  %586 = load i32, ptr %585, align 8
+  %587 = icmp eq i32 %586, 12
+  %588 = select i1 %587, i64 3, i64 2
+  %589 = shl i64 %584, %588
+  %590 = icmp slt i64 %589, 4194304
+  br i1 %590, label %602, label %591
 
-591:                                              ; preds = %578
-  %592 = add i64 %541, %583
-  %593 = sdiv i64 %592, %583
-  %594 = select i1 %587, i64 %586, i64 %593
+591:                                              ; preds = %575
+  %592 = getelementptr inbounds i8, ptr %578, i64 24
+  %593 = load ptr, ptr %592, align 8
+  %594 = ptrtoint ptr %593 to i64
+  %595 = add nsw i64 %594, 2097151
+  %596 = and i64 %595, -2097152
+  %597 = inttoptr i64 %596 to ptr
+  %598 = add nsw i64 %589, %594
+  %599 = sub i64 %598, %596
+  %600 = and i64 %599, -2097152
+  %601 = call i32 @madvise(ptr noundef %597, i64 noundef %600, i32 noundef 14)
   br label %602
 
-595:                                              ; preds = %578
-  %596 = mul i64 %191, %583
-  %597 = sub i64 0, %596
-  %598 = select i1 %587, i64 %586, i64 %597
-  %599 = getelementptr inbounds i8, ptr %581, i64 24
-  %600 = load i64, ptr %599, align 8
-  %601 = mul nsw i64 %600, %191
-  br label %602
+602:                                              ; preds = %575, %591
+  %603 = add nuw nsw i64 %576, 1
+  %604 = icmp eq i64 %603, %37
+  br i1 %604, label %562, label %575
 
-602:                                              ; preds = %591, %595
-  %603 = phi i64 [ %598, %595 ], [ %594, %591 ]
-  %604 = phi i64 [ %601, %595 ], [ 0, %591 ]
-  %605 = add nsw i64 %604, %590
-  %606 = and i1 %584, %587
-  %607 = select i1 %606, i64 %191, i64 %190
-  %608 = load ptr, ptr %581, align 8
-  %609 = getelementptr inbounds i8, ptr %581, i64 32
-  %610 = load i64, ptr %609, align 8
-  %611 = call fastcc i64 @share(ptr noundef %0, ptr noundef %608, ptr noundef nonnull %47, i64 noundef %603, i64 noundef %607, i64 noundef %610, i64 noundef %605)
-  %612 = icmp eq i64 %611, 0
-  br i1 %612, label %574, label %613
+605:                                              ; preds = %638
+  %606 = add nuw nsw i64 %610, 1
+  %607 = load i64, ptr %563, align 8
+  %608 = icmp slt i64 %606, %607
+  br i1 %608, label %609, label %664
 
-613:                                              ; preds = %602
-  %614 = getelementptr inbounds i8, ptr %581, i64 32
-  %615 = load i64, ptr %614, align 8
-  %616 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %19, i64 noundef 512, ptr noundef nonnull @.str.3, i64 noundef %615)
-  store i64 32, ptr %20, align 8
-  %617 = getelementptr inbounds i8, ptr %20, i64 8
-  store ptr null, ptr %617, align 8
-  %618 = getelementptr inbounds i8, ptr %20, i64 16
-  store ptr %19, ptr %618, align 8
-  %619 = getelementptr inbounds i8, ptr %20, i64 24
-  store i32 8, ptr %619, align 8
-  %620 = load ptr, ptr %52, align 8
-  %621 = getelementptr inbounds i8, ptr %620, i64 48
-  %622 = load ptr, ptr %621, align 8
-  %623 = call ptr %622(ptr noundef nonnull %20)
-  br label %624
+609:                                              ; preds = %566, %605
+  %610 = phi i64 [ 0, %566 ], [ %606, %605 ]
+  %611 = load ptr, ptr %567, align 8
+  %612 = getelementptr inbounds %struct.Pass, ptr %611, i64 %610
+  %613 = getelementptr inbounds i8, ptr %612, i64 8
+  %614 = load i64, ptr %613, align 8
+  %615 = icmp slt i64 %614, 0
+  %616 = getelementptr inbounds i8, ptr %612, i64 48
+  %617 = load i64, ptr %616, align 8
+  %618 = icmp eq i64 %617, 0
+  %619 = select i1 %618, i64 %572, i64 %570
+  br i1 %615, label %628, label %620
 
-624:                                              ; preds = %175, %274, %524, %574, %477, %535, %613, %76
-  %625 = phi ptr [ %87, %76 ], [ %623, %613 ], [ null, %535 ], [ %475, %477 ], [ null, %574 ], [ %525, %524 ], [ %275, %274 ], [ %178, %175 ]
-  call void @llvm.stackrestore.p0(ptr %46)
-  br label %626
+620:                                              ; preds = %609
+  %621 = add nsw i64 %614, -1
+  %622 = add i64 %621, %568
+  %623 = sdiv i64 %622, %614
+  %624 = getelementptr inbounds i8, ptr %612, i64 40
+  %625 = load i64, ptr %624, align 8
+  %626 = icmp sgt i64 %625, 0
+  %627 = select i1 %626, i64 %625, i64 %623
+  br label %638
 
-626:                                              ; preds = %624, %28
-  %627 = phi ptr [ null, %28 ], [ %625, %624 ]
-  ret ptr %627
+628:                                              ; preds = %609
+  %629 = mul i64 %614, %619
+  %630 = sub i64 0, %629
+  %631 = getelementptr inbounds i8, ptr %612, i64 40
+  %632 = load i64, ptr %631, align 8
+  %633 = icmp sgt i64 %632, 0
+  %634 = select i1 %633, i64 %632, i64 %630
+  %635 = getelementptr inbounds i8, ptr %612, i64 24
+  %636 = load i64, ptr %635, align 8
+  %637 = mul nsw i64 %636, %619
+  br label %638
+
+638:                                              ; preds = %620, %628
+  %639 = phi i64 [ %634, %628 ], [ %627, %620 ]
+  %640 = phi i1 [ %633, %628 ], [ %626, %620 ]
+  %641 = phi i64 [ %637, %628 ], [ 0, %620 ]
+  %642 = getelementptr inbounds i8, ptr %612, i64 16
+  %643 = load i64, ptr %642, align 8
+  %644 = mul nsw i64 %643, %574
+  %645 = add nsw i64 %641, %644
+  %646 = and i1 %615, %640
+  %647 = select i1 %646, i64 %619, i64 %568
+  %648 = load ptr, ptr %612, align 8
+  %649 = getelementptr inbounds i8, ptr %612, i64 32
+  %650 = load i64, ptr %649, align 8
+  %651 = call fastcc i64 @share(ptr noundef %0, ptr noundef %648, ptr noundef nonnull %48, i64 noundef %639, i64 noundef %647, i64 noundef %650, i64 noundef %645)
+  %652 = icmp eq i64 %651, 0
+  br i1 %652, label %605, label %653
+
+653:                                              ; preds = %638
+  %654 = getelementptr inbounds i8, ptr %612, i64 32
+  %655 = load i64, ptr %654, align 8
+  %656 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %20, i64 noundef 512, ptr noundef nonnull @.str.3, i64 noundef %655)
+  store i64 32, ptr %21, align 8
+  %657 = getelementptr inbounds i8, ptr %21, i64 8
+  store ptr null, ptr %657, align 8
+  %658 = getelementptr inbounds i8, ptr %21, i64 16
+  store ptr %20, ptr %658, align 8
+  %659 = getelementptr inbounds i8, ptr %21, i64 24
+  store i32 8, ptr %659, align 8
+  %660 = load ptr, ptr %53, align 8
+  %661 = getelementptr inbounds i8, ptr %660, i64 48
+  %662 = load ptr, ptr %661, align 8
+  %663 = call ptr %662(ptr noundef nonnull %21)
+  br label %664
+
+664:                                              ; preds = %172, %282, %551, %605, %504, %562, %653, %75
+  %665 = phi ptr [ %86, %75 ], [ %663, %653 ], [ null, %562 ], [ %502, %504 ], [ null, %605 ], [ %552, %551 ], [ %283, %282 ], [ %173, %172 ]
+  call void @llvm.stackrestore.p0(ptr %47)
+  br label %666
+
+666:                                              ; preds = %664, %29
+  %667 = phi ptr [ null, %29 ], [ %665, %664 ]
+  ret ptr %667
 }
 
 
@@ -1213,176 +1263,178 @@ define internal fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef r
   %13 = alloca %struct.XLA_FFI_Error_Create_Args, align 8
   %14 = getelementptr inbounds i8, ptr %1, i64 32
   %15 = load i64, ptr %14, align 8
-  %16 = add i64 %15, -1
-  %17 = icmp ult i64 %16, 2
-  br i1 %17, label %18, label %82
+  switch i64 %15, label %80 [
+    i64 1, label %16
+    i64 4, label %16
+    i64 2, label %16
+  ]
 
-18:                                               ; preds = %5
-  %19 = icmp eq i64 %15, 2
-  %20 = select i1 %19, i64 %3, i64 %4
-  %21 = icmp sgt i64 %3, 0
-  br i1 %21, label %22, label %43
+16:                                               ; preds = %5, %5, %5
+  %17 = icmp eq i64 %15, 2
+  %18 = select i1 %17, i64 %3, i64 %4
+  %19 = icmp sgt i64 %3, 0
+  br i1 %19, label %20, label %41
 
-22:                                               ; preds = %18, %28
-  %23 = phi i64 [ %29, %28 ], [ 0, %18 ]
-  %24 = getelementptr inbounds i32, ptr %2, i64 %23
-  %25 = load i32, ptr %24, align 4
-  %26 = sext i32 %25 to i64
-  %27 = icmp ugt i64 %20, %26
-  br i1 %27, label %28, label %31
+20:                                               ; preds = %16, %26
+  %21 = phi i64 [ %27, %26 ], [ 0, %16 ]
+  %22 = getelementptr inbounds i32, ptr %2, i64 %21
+  %23 = load i32, ptr %22, align 4
+  %24 = sext i32 %23 to i64
+  %25 = icmp ugt i64 %18, %24
+  br i1 %25, label %26, label %29
 
-28:                                               ; preds = %22
-  %29 = add nuw nsw i64 %23, 1
-  %30 = icmp eq i64 %29, %3
-  br i1 %30, label %43, label %22
+26:                                               ; preds = %20
+  %27 = add nuw nsw i64 %21, 1
+  %28 = icmp eq i64 %27, %3
+  br i1 %28, label %41, label %20
 
-31:                                               ; preds = %22
-  %32 = getelementptr inbounds i8, ptr %1, i64 40
-  %33 = load ptr, ptr %32, align 8
-  %34 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %6, i64 noundef 512, ptr noundef nonnull @.str.8, ptr noundef %33, i64 noundef %23, i64 noundef %26, i64 noundef %20)
+29:                                               ; preds = %20
+  %30 = getelementptr inbounds i8, ptr %1, i64 40
+  %31 = load ptr, ptr %30, align 8
+  %32 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %6, i64 noundef 512, ptr noundef nonnull @.str.8, ptr noundef %31, i64 noundef %21, i64 noundef %24, i64 noundef %18)
   store i64 32, ptr %7, align 8
-  %35 = getelementptr inbounds i8, ptr %7, i64 8
-  store ptr null, ptr %35, align 8
-  %36 = getelementptr inbounds i8, ptr %7, i64 16
-  store ptr %6, ptr %36, align 8
-  %37 = getelementptr inbounds i8, ptr %7, i64 24
-  store i32 11, ptr %37, align 8
-  %38 = getelementptr inbounds i8, ptr %0, i64 16
+  %33 = getelementptr inbounds i8, ptr %7, i64 8
+  store ptr null, ptr %33, align 8
+  %34 = getelementptr inbounds i8, ptr %7, i64 16
+  store ptr %6, ptr %34, align 8
+  %35 = getelementptr inbounds i8, ptr %7, i64 24
+  store i32 11, ptr %35, align 8
+  %36 = getelementptr inbounds i8, ptr %0, i64 16
+  %37 = load ptr, ptr %36, align 8
+  %38 = getelementptr inbounds i8, ptr %37, i64 48
   %39 = load ptr, ptr %38, align 8
-  %40 = getelementptr inbounds i8, ptr %39, i64 48
-  %41 = load ptr, ptr %40, align 8
-  %42 = call ptr %41(ptr noundef nonnull %7)
-  br label %126
+  %40 = call ptr %39(ptr noundef nonnull %7)
+  br label %124
 
-43:                                               ; preds = %28, %18
-  br i1 %19, label %44, label %82
+41:                                               ; preds = %26, %16
+  br i1 %17, label %42, label %80
 
-44:                                               ; preds = %43
-  %45 = tail call noalias ptr @calloc(i64 noundef %3, i64 noundef 1)
-  %46 = icmp eq ptr %45, null
-  br i1 %46, label %48, label %47
+42:                                               ; preds = %41
+  %43 = tail call noalias ptr @calloc(i64 noundef %3, i64 noundef 1)
+  %44 = icmp eq ptr %43, null
+  br i1 %44, label %46, label %45
 
-47:                                               ; preds = %44
-  br i1 %21, label %58, label %81
+45:                                               ; preds = %42
+  br i1 %19, label %56, label %79
 
-48:                                               ; preds = %44
-  %49 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %8, i64 noundef 512, ptr noundef nonnull @.str.3, i64 noundef %3)
+46:                                               ; preds = %42
+  %47 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %8, i64 noundef 512, ptr noundef nonnull @.str.3, i64 noundef %3)
   store i64 32, ptr %9, align 8
-  %50 = getelementptr inbounds i8, ptr %9, i64 8
-  store ptr null, ptr %50, align 8
-  %51 = getelementptr inbounds i8, ptr %9, i64 16
-  store ptr %8, ptr %51, align 8
-  %52 = getelementptr inbounds i8, ptr %9, i64 24
-  store i32 8, ptr %52, align 8
-  %53 = getelementptr inbounds i8, ptr %0, i64 16
+  %48 = getelementptr inbounds i8, ptr %9, i64 8
+  store ptr null, ptr %48, align 8
+  %49 = getelementptr inbounds i8, ptr %9, i64 16
+  store ptr %8, ptr %49, align 8
+  %50 = getelementptr inbounds i8, ptr %9, i64 24
+  store i32 8, ptr %50, align 8
+  %51 = getelementptr inbounds i8, ptr %0, i64 16
+  %52 = load ptr, ptr %51, align 8
+  %53 = getelementptr inbounds i8, ptr %52, i64 48
   %54 = load ptr, ptr %53, align 8
-  %55 = getelementptr inbounds i8, ptr %54, i64 48
-  %56 = load ptr, ptr %55, align 8
-  %57 = call ptr %56(ptr noundef nonnull %9)
-  br label %126
+  %55 = call ptr %54(ptr noundef nonnull %9)
+  br label %124
 
-58:                                               ; preds = %47, %78
-  %59 = phi i64 [ %79, %78 ], [ 0, %47 ]
-  %60 = getelementptr inbounds i32, ptr %2, i64 %59
-  %61 = load i32, ptr %60, align 4
-  %62 = sext i32 %61 to i64
-  %63 = getelementptr inbounds i8, ptr %45, i64 %62
-  %64 = load i8, ptr %63, align 1
-  %65 = icmp eq i8 %64, 0
-  br i1 %65, label %78, label %66
+56:                                               ; preds = %45, %76
+  %57 = phi i64 [ %77, %76 ], [ 0, %45 ]
+  %58 = getelementptr inbounds i32, ptr %2, i64 %57
+  %59 = load i32, ptr %58, align 4
+  %60 = sext i32 %59 to i64
+  %61 = getelementptr inbounds i8, ptr %43, i64 %60
+  %62 = load i8, ptr %61, align 1
+  %63 = icmp eq i8 %62, 0
+  br i1 %63, label %76, label %64
 
-66:                                               ; preds = %58
-  tail call void @free(ptr noundef nonnull %45)
-  %67 = getelementptr inbounds i8, ptr %1, i64 40
-  %68 = load ptr, ptr %67, align 8
-  %69 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %10, i64 noundef 512, ptr noundef nonnull @.str.9, ptr noundef %68, i64 noundef %62)
+64:                                               ; preds = %56
+  tail call void @free(ptr noundef nonnull %43)
+  %65 = getelementptr inbounds i8, ptr %1, i64 40
+  %66 = load ptr, ptr %65, align 8
+  %67 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %10, i64 noundef 512, ptr noundef nonnull @.str.9, ptr noundef %66, i64 noundef %60)
   store i64 32, ptr %11, align 8
-  %70 = getelementptr inbounds i8, ptr %11, i64 8
-  store ptr null, ptr %70, align 8
-  %71 = getelementptr inbounds i8, ptr %11, i64 16
-  store ptr %10, ptr %71, align 8
-  %72 = getelementptr inbounds i8, ptr %11, i64 24
-  store i32 3, ptr %72, align 8
-  %73 = getelementptr inbounds i8, ptr %0, i64 16
+  %68 = getelementptr inbounds i8, ptr %11, i64 8
+  store ptr null, ptr %68, align 8
+  %69 = getelementptr inbounds i8, ptr %11, i64 16
+  store ptr %10, ptr %69, align 8
+  %70 = getelementptr inbounds i8, ptr %11, i64 24
+  store i32 3, ptr %70, align 8
+  %71 = getelementptr inbounds i8, ptr %0, i64 16
+  %72 = load ptr, ptr %71, align 8
+  %73 = getelementptr inbounds i8, ptr %72, i64 48
   %74 = load ptr, ptr %73, align 8
-  %75 = getelementptr inbounds i8, ptr %74, i64 48
-  %76 = load ptr, ptr %75, align 8
-  %77 = call ptr %76(ptr noundef nonnull %11)
-  br label %126
+  %75 = call ptr %74(ptr noundef nonnull %11)
+  br label %124
 
-78:                                               ; preds = %58
-  store i8 1, ptr %63, align 1
-  %79 = add nuw nsw i64 %59, 1
-  %80 = icmp eq i64 %79, %3
-  br i1 %80, label %81, label %58
+76:                                               ; preds = %56
+  store i8 1, ptr %61, align 1
+  %77 = add nuw nsw i64 %57, 1
+  %78 = icmp eq i64 %77, %3
+  br i1 %78, label %79, label %56
 
-81:                                               ; preds = %78, %47
-  tail call void @free(ptr noundef nonnull %45)
-  br label %82
+79:                                               ; preds = %76, %45
+  tail call void @free(ptr noundef nonnull %43)
+  br label %80
 
-82:                                               ; preds = %5, %81, %43
-  %83 = icmp ne i64 %15, 3
-  %84 = icmp slt i64 %4, 0
-  %85 = or i1 %83, %84
-  br i1 %85, label %126, label %86
+80:                                               ; preds = %5, %79, %41
+  %81 = icmp ne i64 %15, 3
+  %82 = icmp slt i64 %4, 0
+  %83 = or i1 %81, %82
+  br i1 %83, label %124, label %84
 
-86:                                               ; preds = %82
-  %87 = icmp eq i64 %4, 0
-  %88 = select i1 %87, i64 %3, i64 0
-  %89 = load i32, ptr %2, align 4
-  %90 = sext i32 %89 to i64
-  %91 = icmp sgt i64 %88, %90
-  %92 = icmp sgt i32 %89, 0
-  %93 = or i1 %91, %92
-  br i1 %93, label %110, label %94
+84:                                               ; preds = %80
+  %85 = icmp eq i64 %4, 0
+  %86 = select i1 %85, i64 %3, i64 0
+  %87 = load i32, ptr %2, align 4
+  %88 = sext i32 %87 to i64
+  %89 = icmp sgt i64 %86, %88
+  %90 = icmp sgt i32 %87, 0
+  %91 = or i1 %89, %90
+  br i1 %91, label %108, label %92
 
-94:                                               ; preds = %86
-  %95 = icmp eq i64 %4, 0
-  br i1 %95, label %126, label %96
+92:                                               ; preds = %84
+  %93 = icmp eq i64 %4, 0
+  br i1 %93, label %124, label %94
 
-96:                                               ; preds = %94, %107
-  %97 = phi i64 [ %103, %107 ], [ %90, %94 ]
-  %98 = phi i64 [ %108, %107 ], [ 1, %94 ]
-  %99 = icmp eq i64 %98, %4
-  %100 = select i1 %99, i64 %3, i64 %97
-  %101 = getelementptr inbounds i32, ptr %2, i64 %98
-  %102 = load i32, ptr %101, align 4
-  %103 = sext i32 %102 to i64
-  %104 = icmp sgt i64 %100, %103
-  %105 = icmp sgt i64 %103, %3
-  %106 = or i1 %104, %105
-  br i1 %106, label %110, label %107
+94:                                               ; preds = %92, %105
+  %95 = phi i64 [ %101, %105 ], [ %88, %92 ]
+  %96 = phi i64 [ %106, %105 ], [ 1, %92 ]
+  %97 = icmp eq i64 %96, %4
+  %98 = select i1 %97, i64 %3, i64 %95
+  %99 = getelementptr inbounds i32, ptr %2, i64 %96
+  %100 = load i32, ptr %99, align 4
+  %101 = sext i32 %100 to i64
+  %102 = icmp sgt i64 %98, %101
+  %103 = icmp sgt i64 %101, %3
+  %104 = or i1 %102, %103
+  br i1 %104, label %108, label %105
 
-107:                                              ; preds = %96
-  %108 = add nuw i64 %98, 1
-  %109 = icmp eq i64 %98, %4
-  br i1 %109, label %126, label %96
+105:                                              ; preds = %94
+  %106 = add nuw i64 %96, 1
+  %107 = icmp eq i64 %96, %4
+  br i1 %107, label %124, label %94
 
-110:                                              ; preds = %96, %86
-  %111 = phi i64 [ 0, %86 ], [ %98, %96 ]
-  %112 = phi i64 [ %88, %86 ], [ %100, %96 ]
-  %113 = phi i64 [ 0, %86 ], [ %3, %96 ]
-  %114 = phi i64 [ %90, %86 ], [ %103, %96 ]
-  %115 = getelementptr inbounds i8, ptr %1, i64 40
-  %116 = load ptr, ptr %115, align 8
-  %117 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %12, i64 noundef 512, ptr noundef nonnull @.str.10, ptr noundef %116, i64 noundef %111, i64 noundef %114, i64 noundef %112, i64 noundef %113, i64 noundef %4)
+108:                                              ; preds = %94, %84
+  %109 = phi i64 [ 0, %84 ], [ %96, %94 ]
+  %110 = phi i64 [ %86, %84 ], [ %98, %94 ]
+  %111 = phi i64 [ 0, %84 ], [ %3, %94 ]
+  %112 = phi i64 [ %88, %84 ], [ %101, %94 ]
+  %113 = getelementptr inbounds i8, ptr %1, i64 40
+  %114 = load ptr, ptr %113, align 8
+  %115 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %12, i64 noundef 512, ptr noundef nonnull @.str.10, ptr noundef %114, i64 noundef %109, i64 noundef %112, i64 noundef %110, i64 noundef %111, i64 noundef %4)
   store i64 32, ptr %13, align 8
-  %118 = getelementptr inbounds i8, ptr %13, i64 8
-  store ptr null, ptr %118, align 8
-  %119 = getelementptr inbounds i8, ptr %13, i64 16
-  store ptr %12, ptr %119, align 8
-  %120 = getelementptr inbounds i8, ptr %13, i64 24
-  store i32 11, ptr %120, align 8
-  %121 = getelementptr inbounds i8, ptr %0, i64 16
+  %116 = getelementptr inbounds i8, ptr %13, i64 8
+  store ptr null, ptr %116, align 8
+  %117 = getelementptr inbounds i8, ptr %13, i64 16
+  store ptr %12, ptr %117, align 8
+  %118 = getelementptr inbounds i8, ptr %13, i64 24
+  store i32 11, ptr %118, align 8
+  %119 = getelementptr inbounds i8, ptr %0, i64 16
+  %120 = load ptr, ptr %119, align 8
+  %121 = getelementptr inbounds i8, ptr %120, i64 48
   %122 = load ptr, ptr %121, align 8
-  %123 = getelementptr inbounds i8, ptr %122, i64 48
-  %124 = load ptr, ptr %123, align 8
-  %125 = call ptr %124(ptr noundef nonnull %13)
-  br label %126
+  %123 = call ptr %122(ptr noundef nonnull %13)
+  br label %124
 
-126:                                              ; preds = %107, %94, %66, %48, %82, %110, %31
-  %127 = phi ptr [ %42, %31 ], [ %125, %110 ], [ null, %82 ], [ %77, %66 ], [ %57, %48 ], [ null, %94 ], [ null, %107 ]
-  ret ptr %127
+124:                                              ; preds = %105, %92, %64, %46, %80, %108, %29
+  %125 = phi ptr [ %40, %29 ], [ %123, %108 ], [ null, %80 ], [ %75, %64 ], [ %55, %46 ], [ null, %92 ], [ null, %105 ]
+  ret ptr %125
 }
 
 declare noalias noundef ptr @calloc(i64 noundef, i64 noundef) local_unnamed_addr

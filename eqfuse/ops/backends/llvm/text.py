@@ -250,15 +250,16 @@ def declarations(dtype: str) -> list[str]:
 
 
 DTYPES = {"bool": 1, "float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
-DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3  # what an array holds
-ROWS, NODES, NODES_AND_ONE = 0, 1, 2  # how many rows it has
+DATA, NODE_INDEX, ROW_INDEX, OFFSETS, SENDER_INDEX = 0, 1, 2, 3, 4  # what an array holds
+# how many rows it has; nodes are those that receive, or all where as many send
+ROWS, NODES, NODES_AND_ONE, SENDERS, SENDERS_AND_ONE = 0, 1, 2, 3, 4
 INDEX_ROLES = {
-    "senders": (ROWS, NODE_INDEX),
+    "senders": (ROWS, SENDER_INDEX),
     "receivers": (ROWS, NODE_INDEX),
     "receiver_order": (ROWS, ROW_INDEX),
     "sender_order": (ROWS, ROW_INDEX),
     "receiver_ptr": (NODES_AND_ONE, OFFSETS),
-    "sender_ptr": (NODES_AND_ONE, OFFSETS),
+    "sender_ptr": (SENDERS_AND_ONE, OFFSETS),
     "index": (ROWS, NODE_INDEX),
     "order": (ROWS, ROW_INDEX),
     "offsets": (NODES_AND_ONE, OFFSETS),
@@ -330,7 +331,7 @@ class Arguments:
         return f.load_pointer(self.place(f, *key))
 
 
-VERSION = 4
+VERSION = 5
 """Version of the generated code and its interface to the runtime; part of every kernel's name."""
 
 
@@ -344,7 +345,7 @@ class Pass:
 
     name: str
     function: Function
-    axis: int  # ROWS or NODES
+    axis: int  # ROWS, NODES or SENDERS
     size: int = 1  # rows of a unit, or units of a node
     count: int = 0  # units, if the call does not decide how many there are
     row_cost: int = 0  # vector operations
@@ -353,7 +354,7 @@ class Pass:
 
     def num_units(self, num_rows: int, num_nodes: int) -> int:
         """Return the number of units in a call, as the runtime counts them."""
-        return num_nodes * self.size if self.axis == NODES else -(-num_rows // self.size)
+        return -(-num_rows // self.size) if self.axis == ROWS else num_nodes * self.size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,6 +369,7 @@ class Module:
     text: str
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]
+    copied: tuple[int, ...] = ()  # the inputs of a form that copies are of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,6 +383,7 @@ class KernelPasses:
     copies: tuple[int, ...]
     declared: Collection[str] = ()
     orders: list[tuple[int, ...]] | None = None  # see `ENDS_OF`; by name if None
+    copied: tuple[int, ...] = ()
 
     def module(self, dtype: str) -> Module:
         """Return the kernel: its functions, what the runtime checks and runs, and the handler."""
@@ -395,7 +398,8 @@ class KernelPasses:
         runs = []
         for p in self.passes:  # the runtime takes the units of nodes as negative sizes
             size = p.size if p.axis == ROWS else -p.size
-            runs.append((f"@{p.name}", size, p.row_cost, p.node_cost, p.scratch, p.count))
+            work = p.row_cost, p.node_cost, p.scratch, p.count, int(p.axis == SENDERS)
+            runs.append((f"@{p.name}", size, *work))
         inputs = self.arguments.num_arguments
         counts = inputs, len(entries) - inputs, len(self.passes)
         orders = self.orders
@@ -409,7 +413,7 @@ class KernelPasses:
         texts.append(f"@spec = internal constant {spec}\n")
         text = "\n".join(texts)
         name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-        return Module(name, text, self.index_arrays, self.copies)
+        return Module(name, text, self.index_arrays, self.copies, self.copied)
 
 
 def with_handler(text: str, name: str) -> str:

@@ -116,7 +116,7 @@ def test_what_is_read_in_place_is_prefetched_and_nothing_else(machine):
     """A line of y, and each vector of a component once, in its loop over channels."""
     components_of_x, components_out, paths = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
     forward = prefetches(product_form(), machine)
-    assert forward == {"pass_copy": 0, "pass_receiver": 1 + components_of_x + paths}
+    assert forward == {"pass_copy_sender": 0, "pass_receiver": 1 + components_of_x + paths}
     backward = derivatives(product_form())["backward"]
     of_x = backward.restrict(tuple(o.index.is_node for o in backward.outputs))
     assert prefetches(of_x, machine)["pass_sender"] == 1 + components_out + paths

@@ -1,0 +1,178 @@
+"""Calculators of other programs that become ours; with the programs where they are installed."""
+
+import copy
+import pickle
+import types
+import warnings
+
+import ase
+import numpy as np
+import pytest
+from ase.calculators.emt import EMT
+from ase.calculators.mixing import SumCalculator
+
+import eqfuse
+from eqfuse.convert.accelerate import Differs
+
+PROGRAMS = "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+
+
+class NequIPCalculator(eqfuse.Calculator):
+    """A stand-in for nequip's, whose results may be wrong by a factor."""
+
+    factors = types.MappingProxyType({})
+    asked = 0
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=()):
+        super().calculate(atoms, properties, system_changes)
+        type(self).asked += 1
+        self.results = {n: r * self.factors.get(n, 1.0) for n, r in self.results.items()}
+
+
+@pytest.fixture(scope="module")
+def calculator(package):
+    return lambda **options: NequIPCalculator(package, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _home(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def atoms(calculator):
+    [*symbols] = calculator().species[:2]
+    positions = [[0, 0, 0], [1.2, 0.1, 0], [0.1, 1.3, 0.2]]
+    return ase.Atoms([symbols[0], symbols[1], symbols[0]], positions, cell=[6] * 3, pbc=True)
+
+
+def test_accelerated_calculator_is_compared_once(calculator, package, atoms):
+    theirs = calculator()
+    fast = eqfuse.accelerate(theirs, file=package)
+    assert type(fast).__mro__[1] is eqfuse.Calculator
+    assert repr(fast).startswith("<Accelerated that of a NequIPCalculator: ")
+    NequIPCalculator.asked = 0
+    atoms.calc = fast
+    energy, stress = atoms.get_potential_energy(), atoms.get_stress()
+    asked = NequIPCalculator.asked
+    assert asked > 0
+    atoms.rattle(0.01)
+    atoms.get_forces()
+    assert NequIPCalculator.asked == asked
+    atoms.calc, moved = theirs, atoms.positions.copy()
+    atoms.rattle(0.01)
+    atoms.calc = copy.deepcopy(pickle.loads(pickle.dumps(fast)))
+    np.testing.assert_array_equal(atoms.get_forces().shape, moved.shape)
+    assert np.isfinite(energy)
+    assert stress.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"), [("energy", "eV,"), ("forces", "eV/Å,"), ("stress", "eV/Å³,")]
+)
+def test_accelerated_calculator_that_differs_refuses(name, unit, calculator, package, atoms):
+    theirs = calculator(dtype="float64")
+    theirs.factors = {name: 1 + 1e-3}
+    fast = eqfuse.accelerate(theirs, file=package)
+    for _ in range(2):
+        with pytest.raises(Differs, match=f"{name} of NequIPCalculator and .* differ by .* {unit}"):
+            fast.get_property(name, atoms)
+    assert not fast.results
+
+
+def test_accelerate_keeps_the_other_members_of_a_sum(calculator, package):
+    atoms = ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2.3]])
+    dispersion = EMT()
+    total = SumCalculator([calculator(), dispersion])
+    fast = eqfuse.accelerate(total, file=package)
+    first, second = fast.mixer.calcs
+    assert isinstance(first, eqfuse.Calculator)
+    assert second is dispersion
+    assert atoms.calc is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "its network is compiled; give the file"),
+        ({"energy_units_to_eV": 27.2}, "other units .energy_units_to_eV=27.2"),
+    ],
+)
+def test_accelerate_returns_what_it_cannot_convert(calculator, changes, why):
+    theirs = calculator()
+    vars(theirs).update(changes)
+    with pytest.warns(UserWarning, match=f"NequIPCalculator is returned as it was, .*{why}"):
+        assert eqfuse.accelerate(theirs) is theirs
+    with pytest.warns(UserWarning, match="EMT is returned as it was, .* none of MACECalculator"):
+        eqfuse.accelerate(EMT())
+
+
+def in_turn(theirs, structures, **options):
+    """Return the largest errors of energies per atom and forces of an accelerated calculator."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*returned as it was")
+        fast = eqfuse.accelerate(theirs, **options)
+    assert isinstance(fast, eqfuse.Calculator)
+    errors = []
+    for atoms in structures:
+        found = []
+        for calc in (theirs, fast):
+            one = atoms.copy()
+            one.calc = calc
+            found.append((one.get_potential_energy() / len(one), one.get_forces()))
+        errors.append([np.abs(np.subtract(*pair)).max() for pair in zip(*found, strict=True)])
+    return np.max(errors, axis=0)
+
+
+@pytest.mark.filterwarnings(*PROGRAMS)
+@pytest.mark.parametrize("heads", [("Default",), ("one", "two")])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_accelerated_mace(dtype, heads):
+    mace = pytest.importorskip("mace.calculators")
+    from benchmarks.clients import mace_networks
+
+    small = {"r_max": 4.5, "bessel": 4, "radial": (6, 6), "readout": 4, "neighbors": 6.0}
+    shape = mace_networks.Shape(
+        "3x0e", **small, elements=(1, 6, 8), gain=100.0, max_ell=1, correlation=2, heads=heads
+    )
+    network = mace_networks.random_network(shape, dtype)
+    head = {"head": "two"} if len(heads) > 1 else {}
+    theirs = mace.MACECalculator(models=network, default_dtype=dtype, device="cpu", **head)
+    cell = ase.Atoms("HCO", [[0, 0, 0], [1.2, 0.1, 0], [0.1, 1.3, 0.2]], cell=[6] * 3, pbc=True)
+    molecule = cell[:2]
+    molecule.pbc = False
+    energy, forces = in_turn(theirs, [cell, molecule])
+    assert energy < {"float32": 1e-5, "float64": 1e-7}[dtype]
+    assert forces < {"float32": 1e-4, "float64": 1e-7}[dtype]
+
+
+@pytest.mark.filterwarnings(*PROGRAMS)
+@pytest.mark.slow
+def test_accelerated_sevennet_with_dispersion():
+    sevenn, emt = pytest.importorskip("sevenn.calculator"), EMT()
+    theirs = sevenn.SevenNetCalculator("7net-0", device="cpu")
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.rattle(0.05)
+    energy, forces = in_turn(theirs, [atoms])
+    assert energy < 1e-5
+    assert forces < 1e-4
+    fast = eqfuse.accelerate(SumCalculator([theirs, emt]))
+    atoms.calc = SumCalculator([theirs, emt])
+    expected = atoms.get_potential_energy()
+    atoms.calc = fast
+    assert atoms.get_potential_energy() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.filterwarnings(*PROGRAMS)
+@pytest.mark.slow
+def test_accelerated_nequix(shared_data):
+    nequix = pytest.importorskip("nequix.calculator")
+    file = shared_data / "networks" / "nequix-mp-1.nqx"
+    theirs = nequix.NequixCalculator(model_path=file, use_kernel=False)
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.rattle(0.05)
+    energy, forces = in_turn(theirs, [atoms])
+    assert energy < 1e-5
+    assert forces < 1e-4

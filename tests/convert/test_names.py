@@ -1,0 +1,97 @@
+"""Names of published networks, and files of other programs, in the place of a run."""
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+
+import eqfuse
+from eqfuse import cli
+from eqfuse.convert import cache
+from eqfuse.convert.registry import published
+from eqfuse.runs.checkpoint import read_metadata
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.names import is_published, named, published_names
+from eqfuse.train.settings.options import parse
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Return an empty home, of which our folder and those of the programs are part."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def nequix(home, shared_data):
+    """Put nequix-mp-1 where its program keeps it; return the folder of its conversion."""
+    kept = home / ".cache" / "nequix" / "models"
+    kept.mkdir(parents=True)
+    file = shared_data / "networks" / "nequix-mp-1.nqx"
+    (kept / file.name).symlink_to(file)
+    return home / "cache/eqfuse/runs" / f"nequix-mp-1-1647af8e627e-{eqfuse.__version__}"
+
+
+def test_names_are_those_of_the_list():
+    assert published_names() == tuple(published())
+
+
+def test_names_of_folders_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_published("7net-0")
+    assert is_published("7Net-0")
+    assert not is_published("runs/7net-0")
+    (tmp_path / "7net-0").mkdir()
+    assert named("7net-0") == "7net-0"
+
+
+def test_names_are_converted_once(nequix, capfd, monkeypatch):
+    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.64)
+    atoms.rattle(0.05, seed=0)
+    atoms.calc = eqfuse.Calculator("nequix-mp-1")
+    energy = atoms.get_potential_energy()
+    said = capfd.readouterr().err
+    assert f"once, to {nequix}; licence: MIT; cite arXiv:2508.16067" in said
+    monkeypatch.setattr(cache, "convert", None)  # it is not called again
+    assert named("Nequix-MP-1") == nequix
+    [predicted] = eqfuse.predict("nequix-mp-1", [atoms])
+    assert predicted.energy == pytest.approx(energy, abs=1e-4)
+    assert "once" not in capfd.readouterr().err
+    assert read_metadata("nequix-mp-1")["converted"]["file"] == "nequix-mp-1.nqx"
+    config = parse(["data=extxyz", "data.path=a.xyz", "start_from=Nequix-MP-1"])
+    assert config.start_from == "nequix-mp-1"
+
+
+def test_names_that_were_interrupted_are_converted_again(nequix):
+    (nequix / "heads").mkdir(parents=True)
+    assert named("nequix-mp-1") == nequix
+    assert not (nequix / "heads").exists()
+    assert read_metadata(nequix)["species"][0] == 1
+
+
+@pytest.mark.parametrize("command", ["predict", "relax", "md", "check", "evaluate"])
+def test_names_that_are_to_be_fetched_have_their_command(command, home, capsys):
+    file = home / "a.xyz"
+    ase.io.write(file, ase.build.bulk("Cu"))
+    assert cli.main([command, "mace-mp-0-medium", str(file)]) in (1, 2)
+    network = published()["mace-mp-0-medium"]
+    said = capsys.readouterr().err
+    assert f"`curl -L --create-dirs -o {network.copy} {network.url}`" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_names_that_are_misspelt_have_the_nearest(home):
+    with pytest.raises(CheckpointError, match=r"no published network \(nearest: 7net-0"):
+        eqfuse.Calculator("7net0")
+
+
+def test_files_are_converted_once(home, model_file, expected, capfd):
+    """A file of mace in the place of a run has the energy that mace gives."""
+    name = "small"
+    arrays = expected(name)
+    atoms = ase.Atoms(arrays["molecule_numbers"], arrays["molecule_positions"])
+    for times in (1, 0):
+        atoms.calc = eqfuse.Calculator(model_file(name), dtype="float64")
+        assert capfd.readouterr().err.count("converted  ") == times
+    np.testing.assert_allclose(atoms.get_potential_energy(), arrays["molecule_energy"], rtol=1e-9)

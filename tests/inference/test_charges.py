@@ -1,0 +1,188 @@
+"""Networks with latent charges, wherever they compute."""
+
+import math
+
+import ase.build
+import jax
+import numpy as np
+import pytest
+from ase.calculators.calculator import PropertyNotImplementedError
+from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
+
+import eqfuse
+from eqfuse.data import DataError
+from eqfuse.inference.evaluator import Evaluator
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import as_structures
+from eqfuse.models.ewald import CONSTANT, LatentEwald
+from eqfuse.runs.errors import ConfigError
+from tests.lammps.untrained import FIELDS, untrained_run
+from tests.models.test_ewald import E2, written_out
+
+# charges of a few tenths of e, as trained networks have
+LES = LatentEwald(scale=0.5, charges=2)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Return a function of a network to the folder of a run with charges."""
+    made = {}
+
+    def run_of(model="nequip", long_range=LES, **options):
+        key = model, long_range, *options.items()
+        if key not in made:
+            folder = tmp_path_factory.mktemp("charged")
+            given = {"numbers": (11, 17), "long_range": long_range}
+            made[key] = untrained_run(folder, model, **given, **options)
+        return made[key]
+
+    return run_of
+
+
+@pytest.fixture
+def salt():
+    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+    atoms.rattle(0.2, seed=1)
+    oblique = atoms.cell.array + np.array([[0, 0.2, 0], [0, 0, 0], [0.3, 0, 0]])
+    atoms.set_cell(oblique, scale_atoms=True)
+    return atoms
+
+
+def free(atoms):
+    atoms = atoms.copy()
+    atoms.pbc, atoms.cell = False, None
+    return atoms
+
+
+def short_and_charges(run, atoms):
+    """Return the energy without charges, eV, and the charges of the atoms, by the module alone."""
+    network = Network(run)
+    listed = Evaluator(network).list(as_structures(atoms))
+    edges = listed.pairs.edges
+    cell = atoms.cell.array if atoms.pbc.any() else np.zeros((3, 3))
+    with jax.enable_x64(True):
+        positions = atoms.positions[listed.order]
+        vectors = positions[edges.senders] + listed.pairs.images @ cell - positions[edges.receivers]
+        operands = vectors, listed.of_nodes[1], edges
+        energies, scalars = network.module.potential.apply(network.params, *operands)
+    short = np.asarray(energies).sum() + network.references[listed.species].sum()
+    return short, np.asarray(scalars)[listed.number] * LES.scale
+
+
+def of_charges(charges, atoms) -> float:
+    """Return the energy of charges, of a pair and of a wave at a time."""
+    total = 0.0
+    for q in charges.T:
+        self_energy = CONSTANT / (2 * math.pi) ** 1.5 * np.sum(q**2)
+        if atoms.pbc.all():
+            total += written_out(q, atoms.positions, atoms.cell.array, 1.0, 5.6) - self_energy
+            continue
+        for i in range(len(atoms)):
+            for j in range(i):
+                r = atoms.get_distance(i, j)
+                total += E2 * q[i] * q[j] * math.erf(r / math.sqrt(2)) / r
+    return total
+
+
+@pytest.mark.parametrize("model", FIELDS)
+def test_energy_is_that_of_the_network_and_of_its_charges(runs, salt, model):
+    for atoms in (salt, free(salt)):
+        short, charges = short_and_charges(runs(model), atoms)
+        assert np.ptp(charges) > 0.01
+        atoms.calc = eqfuse.Calculator(runs(model))
+        expected = short + of_charges(charges, atoms)
+        assert atoms.get_potential_energy() == pytest.approx(expected, abs=1e-5)
+        assert abs(expected - short) > 0.01
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_derivatives_are_differences_of_energies(runs, salt, periodic):
+    atoms = salt if periodic else free(salt)
+    atoms.calc = eqfuse.Calculator(runs())
+    forces = calculate_numerical_forces(atoms, eps=1e-4, iatoms=[0, 5])
+    np.testing.assert_allclose(atoms.get_forces()[[0, 5]], forces, atol=1e-6)
+    if periodic:
+        stress = calculate_numerical_stress(atoms, eps=1e-5)
+        np.testing.assert_allclose(atoms.get_stress(), stress, atol=1e-7)
+    with pytest.raises(PropertyNotImplementedError):
+        atoms.get_stresses()
+    hessian, columns = eqfuse.hessian(atoms), []
+    for sign in (1, -1):
+        moved = atoms.copy()
+        moved.calc = atoms.calc
+        moved.positions[3, 1] += sign * 1e-4
+        columns.append(moved.get_forces())
+    np.testing.assert_allclose(hessian[3, 1], (columns[1] - columns[0]) / 2e-4, atol=1e-5)
+    np.testing.assert_allclose(hessian[3, 1, 0], hessian[0, :, 3, 1], atol=1e-8)
+
+
+def test_predictions_side_by_side_are_those_alone(runs, salt):
+    """Cells and molecules of several sizes in one batch, in float32 as well."""
+    other = salt.copy()[:5]
+    other.set_cell(1.3 * salt.cell.array)
+    several = [salt, free(salt), other, free(salt)[:3]]
+    for dtype, tolerance in (("float64", 1e-9), ("float32", 2e-4)):
+        found = eqfuse.predict(runs(), several, dtype=dtype)
+        for atoms, predicted in zip(several, found, strict=True):
+            atoms.calc = eqfuse.Calculator(runs())
+            expected = atoms.get_potential_energy()
+            assert predicted.energy == pytest.approx(expected, abs=tolerance)
+            np.testing.assert_allclose(predicted.forces, atoms.get_forces(), atol=tolerance)
+
+
+def test_cell_that_grows_gets_more_waves(runs, salt):
+    """The calculator keeps its list while the cell grows by more than the room of its waves."""
+    atoms = salt.repeat((1, 1, 2))
+    atoms.calc = eqfuse.Calculator(runs(), skin=3.0)
+    for _ in range(3):
+        atoms.set_cell(1.1 * atoms.cell.array, scale_atoms=True)
+        fresh = atoms.copy()
+        fresh.calc = eqfuse.Calculator(runs())
+        expected = fresh.get_potential_energy()
+        assert atoms.get_potential_energy() == pytest.approx(expected, abs=1e-9)
+
+
+def test_far_ions_see_each_other(runs):
+    """Beyond the cutoff, energies of a pair of ions fall as those of their charges, 1/r."""
+    energies = []
+    for r in (12.0, 24.0, 1e3):
+        atoms = ase.Atoms("NaCl", [[0, 0, 0], [r, 0, 0]])
+        atoms.calc = eqfuse.Calculator(runs(long_range=LatentEwald(charge_key="q")))
+        atoms.info["q"] = 1.0
+        energies.append(atoms.get_potential_energy())
+    near, half, far = energies
+    assert (near - far) / (half - far) == pytest.approx(2 * (1 - 12 / 1e3) / (1 - 24 / 1e3))
+    assert abs(near - far) > 1e-3
+
+
+def test_total_charge_is_read_from_the_atoms(runs, salt):
+    """The energy of a far charge of -1 besides the atoms' own is linear in their total charge."""
+    run = runs(long_range=LatentEwald(charge_key="q"))
+    atoms = free(salt)
+    atoms.calc = eqfuse.Calculator(run)
+    with pytest.raises(DataError, match=r"total charge is read from 'q' .* there is none"):
+        atoms.get_potential_energy()
+    energies = []
+    for charge in (-1, 0, 1):
+        atoms.info["q"] = charge
+        energies.append(atoms.get_potential_energy())
+    # shifted by Q / n each: a parabola, whose curvature is that of uniform charges
+    d = atoms.get_all_distances() + np.eye(8)
+    potential = np.vectorize(math.erf)(d / math.sqrt(2)) / d - np.diag([math.erf(2**-0.5)] * 8)
+    curvature = E2 * potential.sum() / 64
+    assert np.diff(energies, 2)[0] == pytest.approx(curvature, rel=1e-6)
+    [predicted] = eqfuse.predict(run, atoms)
+    assert predicted.energy == pytest.approx(energies[-1])
+
+
+def test_slabs_are_refused(runs, salt):
+    salt.pbc = [True, True, False]
+    salt.calc = eqfuse.Calculator(runs())
+    with pytest.raises(DataError, match="a slab or a wire a cell with vacuum"):
+        salt.get_potential_energy()
+
+
+def test_programs_of_near_atoms_refuse_charges(runs):
+    network = Network(runs())
+    with pytest.raises(ConfigError, match="eqfuse in LAMMPS has no sums of latent charges"):
+        network.require_alone("eqfuse in LAMMPS")

@@ -1,6 +1,6 @@
 """Compare the labels that `eqfuse distill` chose with as many taken otherwise, on the same tests.
 
-    python -m benchmarks.distill RUN SEED
+    python -m benchmarks.distill RUN SEED [dynamics] [rattling]
 
 RUN is the folder of a distillation that is done. Its number of labels is taken at random from
 dynamics of the teacher at the same temperatures and pressures, and from strained and rattled cells;
@@ -43,7 +43,7 @@ def of_rattling(distillation, count: int, seed: int) -> list:
     return frames
 
 
-def main(folder: Path, seed: int):
+def main(folder: Path, seed: int, *names: str):
     settings = read(folder)
     distillation = Distillation(settings, folder)
     count = len(distillation.frames("labels"))
@@ -51,7 +51,8 @@ def main(folder: Path, seed: int):
     driven = of_dynamics(distillation, 60, 99)
     tests = {"new trajectories": distillation.frames("new"), "of the teacher": driven}
     runs = {"distill": folder}
-    for name, frames_of in (("dynamics", of_dynamics), ("rattling", of_rattling)):
+    ways = {"dynamics": of_dynamics, "rattling": of_rattling}
+    for name, frames_of in ((name, ways[name]) for name in names or ways):
         own = folder / f"{name}-{seed}"
         if not (own / "labels.xyz").exists():
             own.mkdir(exist_ok=True)
@@ -70,4 +71,4 @@ def main(folder: Path, seed: int):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -152,6 +153,8 @@ def _distill(arguments: list[str]):
             raise ConfigError(f"{missing} is missing: eqfuse distill TEACHER START; see --help")
         if Path(settings.teacher).expanduser().exists():
             settings.teacher = absolute(settings.teacher)
+        if settings.python is not None:
+            settings.python = Path(os.path.abspath(settings.python))
         folder = begin(settings)
     from eqfuse.distill.rounds import Distillation  # with JAX, which takes seconds
 

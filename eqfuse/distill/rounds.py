@@ -66,7 +66,7 @@ class Distillation:
     def __init__(self, settings, folder: Path):
         self.settings, self.folder, self.work = settings, folder, folder / "distill"
         known = {"python": settings.python, "head": settings.head}
-        self.teacher = open_teacher(settings.teacher, self.work, **known)
+        self.teacher = open_teacher(settings.teacher, **known)
         starts = ase.io.read(self.work / "start.traj", ":")
         self.starts = cells_of(starts, 0)
         self.cells = cells_of(starts, settings.atoms, settings.defects or (), settings.seed)

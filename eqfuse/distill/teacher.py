@@ -15,10 +15,9 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
 from eqfuse.certify.subjects import Remote
-from eqfuse.convert.convert import convert
-from eqfuse.convert.registry import published
 from eqfuse.data import DataError
 from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.names import hint, is_published
 
 
 class Asked(Calculator):
@@ -65,36 +64,29 @@ class Asked(Calculator):
             self._subject = None
 
 
-def open_teacher(name: str, folder: Path, *, python=None, head=None) -> Calculator:
+def open_teacher(name: str, *, python=None, head=None) -> Calculator:
     """Return the calculator of a teacher.
 
     Args:
       name: the folder of a run or a file of its network, the name of a published network, or
         `module:function(arguments)`.
-      folder: where a published network is converted to.
       python: of the environment of a calculator of ASE.
       head: of a network with several.
     Raises:
       ConfigError: there is no such teacher, or an option that is not for it.
-      CheckpointError, ConvertError, DataError: it cannot be read, found or made.
+      CheckpointError, DataError: it cannot be read, found or made.
     """
-    is_path, network = Path(name).expanduser().exists(), published().get(name.lower())
-    if not is_path and ":" in name:
+    is_run = is_published(name) or Path(name).expanduser().exists()
+    if not is_run and ":" in name:
         if head is not None:
             raise ConfigError(f"head={head} is for networks; give options of {name} in its name")
         return Asked(name, python)
     if python is not None:
         raise ConfigError("python= is for calculators, module:function(arguments)")
-    if not is_path and network is None:
+    if not is_run:
         raise ConfigError(
-            f"{name} is no run and no published network (`eqfuse convert list`); a calculator of "
-            "ASE is written as module:function(arguments)"
+            f"{name} is {hint(name)}; a calculator of ASE is written as module:function(arguments)"
         )
-    if not is_path:
-        converted = folder / "teacher"
-        if not (converted / "checkpoints").exists():
-            convert(network.program, network.name, converted)
-        name = str(converted)
     return eqfuse.Calculator(name, head=head)
 
 

@@ -18,10 +18,10 @@ def copper(a=3.6):
     return ase.build.bulk("Cu", a=a).repeat((2, 1, 1))
 
 
-def test_labels_are_those_of_the_calculator(tmp_path):
+def test_labels_are_those_of_the_calculator():
     atoms = copper()
     atoms.rattle(0.1, seed=1)
-    teacher = open_teacher("ase.calculators.emt:EMT()", tmp_path)
+    teacher = open_teacher("ase.calculators.emt:EMT()")
     frame = labelled(atoms, teacher)
     teacher.close()
     atoms.calc = EMT()
@@ -39,8 +39,8 @@ def test_labels_of_a_molecule_have_no_stress():
     ("how", "message"),
     [("raises", "no convergence"), ("nan", "not finite"), ("exits", "exit code 3")],
 )
-def test_teacher_that_fails_labels_the_next_frame(how, message, tmp_path):
-    teacher = open_teacher(FAILING.format(how), tmp_path)
+def test_teacher_that_fails_labels_the_next_frame(how, message):
+    teacher = open_teacher(FAILING.format(how))
     with pytest.raises(CalculationFailed, match=message):
         labelled(copper(3.4), teacher)
     frame, atoms = labelled(copper(3.7), teacher), copper(3.7)
@@ -52,7 +52,7 @@ def test_teacher_that_fails_labels_the_next_frame(how, message, tmp_path):
 def test_teacher_is_a_run_or_a_file_of_its_network(tmp_path):
     run = untrained_run(tmp_path, numbers=(29,))
     file = run / "checkpoints" / "best.safetensors"
-    of_run, of_file = (labelled(copper(), open_teacher(str(n), tmp_path)) for n in (run, file))
+    of_run, of_file = (labelled(copper(), open_teacher(str(n))) for n in (run, file))
     assert np.isfinite(of_run.get_potential_energy())
     assert of_file.get_potential_energy() == of_run.get_potential_energy()
 
@@ -60,11 +60,11 @@ def test_teacher_is_a_run_or_a_file_of_its_network(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("7net-00", {}, "7net-00 is no run and no published network"),
+        ("7net-00", {}, "7net-00 is no run, and no published network .nearest: 7net-0"),
         ("7net-0", {"python": "python3"}, "python= is for calculators"),
         ("ase.calculators.emt:EMT()", {"head": "PBE"}, "head=PBE is for networks"),
     ],
 )
-def test_what_is_no_teacher_is_refused(name, options, message, tmp_path):
+def test_what_is_no_teacher_is_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
-        open_teacher(name, tmp_path, **options)
+        open_teacher(name, **options)

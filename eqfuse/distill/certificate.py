@@ -16,7 +16,7 @@ from eqfuse.certify.rows import CHECKS
 from eqfuse.certify.subjects import Run
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.distill import properties
-from eqfuse.distill.sampling import Limits, closeness, rattled, trajectory
+from eqfuse.distill.sampling import Limits, closeness, is_dense, rattled, trajectory
 from eqfuse.inference.predict import predict
 from eqfuse.runs import page
 from eqfuse.runs.files import write_whole
@@ -62,7 +62,7 @@ def compared(atoms: ase.Atoms, calculators: dict, names: Sequence[str]) -> dict:
       by name of the property and of the calculator; a text where a property was not computed.
     """
     found = {}
-    crystal = bool(atoms.pbc.all())
+    crystal = is_dense(atoms)
     wanted = [n for n in ("volume", "elastic", "phonons") if n in names]
     wanted = [n for n in wanted if crystal or n == "phonons"]
     if wanted and len(atoms) > _MOST_ATOMS:
@@ -109,7 +109,7 @@ def coverage(frames: Sequence[ase.Atoms]) -> dict:
     """Return the range of what a student was trained on; anything else is extrapolation."""
     found = {"elements": sorted({s for a in frames for s in a.get_chemical_symbols()})}
     temperatures = [float(a.info["temperature_k"]) for a in frames if "temperature_k" in a.info]
-    volumes = [a.get_volume() / len(a) for a in frames if a.pbc.all()]
+    volumes = [a.get_volume() / len(a) for a in frames if is_dense(a)]
     forces = [float(np.linalg.norm(a.get_forces(), axis=1).max()) for a in frames]
     ranges = {"temperature_k": temperatures, "volume_a3_per_atom": volumes}
     ranges |= {"atoms": [len(a) for a in frames], "largest_force_ev_per_a": forces}
@@ -123,7 +123,8 @@ def _checks(run: Path, frames: Sequence[ase.Atoms]) -> list[dict]:
     certificate = Certificate(subject, [frames[0]], duration=_CHECKED)
     rows = []
     for row in certificate.rows():
-        error = None if row.error is None else float(row.error)
+        finite = row.error is not None and np.isfinite(row.error)
+        error = float(row.error) if finite else None
         known = {"check": row.name, "error": error, "limit": float(row.limit), "unit": row.unit}
         rows.append(known | {"verdict": row.verdict, "remark": row.remark})
     return rows

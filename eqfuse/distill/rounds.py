@@ -19,7 +19,7 @@ import ase.io
 import numpy as np
 
 import eqfuse
-from eqfuse.distill.sampling import Conditions, Sampler, cells_of, timestep_of
+from eqfuse.distill.sampling import Conditions, Sampler, cells_of, is_dense, timestep_of
 from eqfuse.distill.student import Errors, fast_enough, publish, seconds, train
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference.network import UNCERTAINTY
@@ -95,9 +95,9 @@ class Distillation:
 
     @functools.cached_property
     def has_stress(self) -> bool:
-        """Return True if the teacher gives the stress of a periodic cell."""
+        """Return True if the teacher gives a stress of the material, see `is_dense`."""
         cell = self.starts[0]
-        return bool(cell.pbc.all()) and "stress" in labelled(cell, self.teacher).calc.results
+        return is_dense(cell) and "stress" in labelled(cell, self.teacher).calc.results
 
     def run(self) -> Path:
         """Do all rounds, train the last student, and write the certificate.

@@ -23,6 +23,7 @@ _SPREAD = 3.0
 _OF_LABELS = 50  # frames, of which the spread is computed
 _STRAINED = 2  # strained and rattled candidates for each label of a round
 _VACUUM = 10.0  # Å, of a surface
+_GAP = 6.0  # Å
 _THERMOSTAT_TIME, _PRESSURE_TIME = 100.0, 500.0  # fs
 
 
@@ -58,6 +59,19 @@ class Limits(NamedTuple):
         if not (near := closeness(atoms)) >= self.closeness:
             return f"atoms at {near:.2f} of the sum of their covalent radii"
         return None
+
+
+def is_dense(atoms: ase.Atoms) -> bool:
+    """Test whether a structure is periodic in three directions, and has no vacuum of 6 Å or more.
+
+    Others, such as slabs, have no volume of their own, and are not simulated at a pressure.
+    """
+    if not atoms.pbc.all():
+        return False
+    places = np.sort(atoms.get_scaled_positions(), axis=0)
+    gaps = np.diff(places, axis=0, append=places[:1] + 1).max(axis=0)
+    heights = 1 / np.linalg.norm(atoms.cell.reciprocal().array, axis=1)
+    return bool((gaps * heights < _GAP).all())
 
 
 def cells_of(starts: Sequence[ase.Atoms], atoms: int, defects=(), seed: int = 0):
@@ -208,8 +222,7 @@ class Sampler:
         for k in range(count):
             rng = np.random.default_rng([settings.seed, number, part, k])
             cell = of.cells[(k + number) % len(of.cells)]
-            crystal = cell.pbc.all() and cell.info["config_type"] != "surface"
-            npt = crystal and (k // len(of.cells) + number) % 2 == 1 and of.has_stress
+            npt = (k // len(of.cells) + number) % 2 == 1 and is_dense(cell) and of.has_stress
             pressure = float(pressures[rng.integers(count)]) if npt else None
             at = of.conditions(float(temperatures[k]), pressure, cell)
             start = rattled(cell, rng, settings.strain, settings.rattle)

@@ -73,10 +73,8 @@ class Twice(EMT):
 
 
 def test_large_structures_have_no_elastic_constants():
-    water = ase.build.molecule("H2O")
-    water.set_cell([20, 20, 20])
-    water.pbc = True
-    found = certificate.compared(water.repeat((3, 3, 1)), {}, ("elastic", "phonons"))
+    large = ase.build.bulk("Cu", cubic=True).repeat(2)
+    found = certificate.compared(large, {}, ("elastic", "phonons"))
     assert found == dict.fromkeys(
         ("elastic", "phonons"), "not computed: more than 24 atoms in START"
     )

@@ -13,6 +13,7 @@ from eqfuse.distill.sampling import (
     Limits,
     cells_of,
     closeness,
+    is_dense,
     rattled,
     timestep_of,
     trajectory,
@@ -42,6 +43,18 @@ def test_slab_is_repeated_along_periodic_vectors():
     [cell] = cells_of([slab], 12)
     assert len(cell) == 12
     assert cell.cell.lengths()[2] == slab.cell.lengths()[2]
+
+
+@pytest.mark.parametrize("a", [1.0, 3.5])
+def test_slabs_molecules_and_gases_are_not_dense(a):
+    bulk = ase.build.bulk("Cu", a=a * 3.6, cubic=True)
+    assert is_dense(bulk) == (a == 1.0)  # planes are 1.8 or 6.3 Å apart along vectors
+    slab = ase.build.fcc111("Cu", (2, 2, 3), vacuum=8.0)
+    for pbc in ((True, True, False), (True, True, True)):
+        slab.pbc = pbc
+        assert not is_dense(slab)
+    assert not is_dense(ase.build.molecule("H2O"))
+    assert is_dense(ase.build.bulk("Cu"))
 
 
 def test_defects_are_a_missing_atom_and_vacuum():

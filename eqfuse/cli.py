@@ -15,6 +15,7 @@ COMMANDS = {
     "evaluate": "eqfuse.inference.evaluate",
     "select": "eqfuse.inference.commands:run_select",
     "uncertainty": "eqfuse.inference.uncertainty",
+    "distill": "eqfuse.distill.command",
     "md": "eqfuse.md.command",
     "relax": "eqfuse.md.command:relax_main",
     "check": "eqfuse.certify.check",

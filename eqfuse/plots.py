@@ -199,6 +199,24 @@ def drifts(runs, target):
     _save(figure, target)
 
 
+def side_by_side(lines, xlabel: str, ylabel: str, target):
+    """Draw a curve of each of several potentials in one picture.
+
+    Args:
+      lines: (x, y) of each, by its name.
+      xlabel, ylabel: with units.
+      target: the PNG file to write, or a binary file.
+    """
+    figure = _figure(1)
+    [axes] = figure.axes
+    styles = zip(_COLOURS, ("-", "--"), strict=True)
+    for (name, values), (colour, style) in zip(lines.items(), styles, strict=False):
+        axes.plot(*values, color=colour, ls=style, label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend(frameon=False)
+    _save(figure, target)
+
+
 def _save(figure, target):
     """Write the PNG to a file, which is whole or not there, or a binary file that is open."""
     content = io.BytesIO()

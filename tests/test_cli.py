@@ -73,6 +73,7 @@ OPTIONS = {
     "select": (["RUNS", "FILE", "OUT"], "most", "-1.5", "mst"),
     "uncertainty": (["RUN"], "val", "more.xyz", "vall"),
     "md": (["RUN", "START"], "save_every", "10", "saveevery"),
+    "distill": (["TEACHER", "START"], "batch", "13", "batc"),
     "check": (["mine:made(sigma=2.2)"], "backends", "xla,llvm", "backendz"),
     "compare": (["A", "seed=0", "FILE"], "dtype_a", "float32", "dtyp_a"),
     "relax": (["RUN", "FILE"], "cell", "true", "cel"),

@@ -1,0 +1,1 @@
+"""`eqfuse distill`: from one structure and a teacher to a fast, certified potential."""

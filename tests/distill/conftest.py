@@ -1,0 +1,63 @@
+"""Distillations of copper by EMT whose students nothing trains."""
+
+import shutil
+from pathlib import Path
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+from ase.calculators.emt import EMT
+
+from eqfuse.data.readers.ase_files import of_atoms
+from eqfuse.distill import command, rounds
+from eqfuse.distill.sampling import rattled
+from eqfuse.distill.teacher import labelled
+from eqfuse.inference import uncertainty
+from tests.lammps.untrained import untrained_run
+
+TEACHER = "ase.calculators.emt:EMT()"
+TINY = {"batch": 12, "new": 4, "atoms": 2, "trajectories": 2, "steps": 20, "every": 5}
+TINY |= {"temperature": "300..600", "student": "channels=2", "properties": ()}
+
+
+@pytest.fixture(scope="session")
+def student(tmp_path_factory):
+    """Return a run of copper of random parameters, with a spread."""
+    run = untrained_run(tmp_path_factory.mktemp("student"), numbers=(29,), channels=2, layers=1)
+    rng, cell = np.random.default_rng(0), ase.build.bulk("Cu")
+    frames = [of_atoms(labelled(rattled(cell, rng, 0.03, 0.1), EMT())) for _ in range(8)]
+    uncertainty.fit(run, frames[:4], frames[4:])
+    return run
+
+
+@pytest.fixture
+def begin(student, tmp_path, monkeypatch):
+    """Return a function that begins a distillation whose trainings copy the `student`.
+
+    The `trained` of what it returns has the labels, and the start, of each training.
+    """
+    trained, begun = [], []
+
+    def train(folder, labels, atoms, settings, steps, *, seed=0, start=None):
+        trained.append((len(labels), start and Path(start).parent.name, folder.name))
+        return Path(shutil.copytree(student, folder / "run", dirs_exist_ok=True))
+
+    monkeypatch.setattr(rounds, "train", train)
+    ase.io.write(tmp_path / "start.xyz", ase.build.bulk("Cu"))
+
+    def made(teacher=TEACHER, *, certified=False, **given):
+        if not certified:
+            monkeypatch.setattr("eqfuse.distill.certificate.certify", lambda *_: {})
+        start = given.pop("start", tmp_path / "start.xyz")
+        run = str(tmp_path / given.pop("run", "run"))
+        settings = command.Distill(teacher=teacher, start=start, run=run, **TINY | given)
+        distillation = rounds.Distillation(settings, command.begin(settings))
+        distillation.trained = trained
+        begun.append(distillation)
+        return distillation
+
+    yield made
+    for distillation in begun:
+        if hasattr(distillation.teacher, "close"):
+            distillation.teacher.close()

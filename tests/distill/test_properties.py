@@ -1,0 +1,89 @@
+"""Properties of a material: the values that other ways of computing them give."""
+
+import ase.build
+import numpy as np
+import pytest
+from ase import units
+from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
+from ase.phonons import Phonons
+
+from eqfuse.distill import properties
+
+
+@pytest.fixture(scope="module")
+def copper():
+    return properties.relaxed(ase.build.bulk("Cu", a=3.7), EMT(), cell=True)
+
+
+def test_minimum_has_no_stress(copper):
+    assert copper.cell.lengths()[0] * 2**0.5 == pytest.approx(3.590, abs=2e-3)  # known of EMT
+    assert np.abs(copper.get_stress()).max() < 1e-3
+
+
+def test_bulk_modulus_is_that_of_the_elastic_constants(copper):
+    found = properties.energy_volume(copper)
+    assert found["volume"] == pytest.approx(copper.get_volume(), rel=1e-3)
+    c = properties.elastic_constants(copper)
+    assert found["bulk_modulus"] == pytest.approx((c[0, 0] + 2 * c[0, 1]) / 3, rel=0.01)
+
+
+def test_elastic_constants_are_slopes_of_the_energy(copper):
+    c, size = properties.elastic_constants(copper), 0.004
+    for (i, j), entry in (((0, 0), c[0, 0]), ((1, 2), c[3, 3])):
+        energies = []
+        for sign in (-1, 0, 1):
+            strain = np.zeros((3, 3))
+            strain[i, j] += sign * size / 2
+            strain[j, i] += sign * size / 2
+            atoms = copper.copy()
+            atoms.calc = EMT()
+            atoms.set_cell(copper.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+            energies.append(atoms.get_potential_energy())
+        second = (energies[0] - 2 * energies[1] + energies[2]) / size**2
+        assert entry == pytest.approx(second / copper.get_volume() / units.GPa, rel=0.01)
+
+
+def test_frequencies_are_those_of_ase(copper, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = properties.frequencies(copper)
+    phonons = Phonons(copper.copy(), EMT(), supercell=(2, 2, 2), delta=0.01)
+    phonons.run()
+    phonons.read(method="standard", acoustic=False, symmetrize=0)
+    points = [(0.5, 0, 0), (0.5, 0.5, 0.5)]
+    expected = phonons.band_structure(points) * 1e-12 * units._e / units._hplanck  # THz of eV
+    np.testing.assert_allclose(found["100"], np.sort(expected[0]), rtol=1e-3)
+    np.testing.assert_allclose(found["111"], np.sort(expected[1]), rtol=1e-3)
+    np.testing.assert_allclose(found["Gamma"], 0, atol=1e-3)
+
+
+def test_frequency_of_two_atoms_without_cell():
+    """With k = 72 epsilon / (2^(1/3) sigma^2), and half of the mass."""
+    teacher = LennardJones(sigma=3.4, epsilon=0.0104, rc=50.0)
+    pair = properties.relaxed(ase.Atoms("Ar2", [(0, 0, 0), (0, 0, 3.7)]), teacher, cell=False)
+    pair.set_distance(0, 1, 3.4 * 2 ** (1 / 6))
+    found = properties.frequencies(pair)
+    assert [*found] == ["Gamma"]
+    stiffness = 72 * 0.0104 / (2 ** (1 / 3) * 3.4**2)
+    omega = (stiffness / (pair.get_masses()[0] / 2)) ** 0.5
+    assert found["Gamma"][-1] == pytest.approx(omega * 1000 * units.fs / (2 * np.pi), rel=1e-3)
+    assert np.abs(found["Gamma"][:5]).max() < 0.02
+
+
+def test_radial_distribution_of_a_crystal(copper):
+    distances, values = properties.radial_distribution([copper])
+    near = copper.cell.lengths()[0]
+    shell = np.abs(distances - near).argmin()
+    edges = distances[shell] - 0.05, distances[shell] + 0.05
+    volume = 4 / 3 * np.pi * (edges[1] ** 3 - edges[0] ** 3)
+    assert values[shell] == pytest.approx(12 * copper.get_volume() / volume)
+    assert not values[:shell].any()
+
+
+def test_pairs_of_a_molecule_are_by_distance():
+    _, values = properties.radial_distribution([ase.build.molecule("H2O")])
+    assert values.sum() * 0.1 == pytest.approx(2)  # of each of three atoms
+
+
+def test_density_of_copper():
+    assert properties.density(ase.build.bulk("Cu", a=3.615)) == pytest.approx(8.94, abs=0.01)

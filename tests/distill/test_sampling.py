@@ -1,0 +1,167 @@
+"""Frames of a material: cells, defects, strains, and dynamics within limits."""
+
+import ase.build
+import numpy as np
+import pytest
+from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
+from ase.data import covalent_radii
+
+from eqfuse.data import DataError
+from eqfuse.distill.sampling import (
+    Conditions,
+    Limits,
+    cells_of,
+    closeness,
+    is_dense,
+    rattled,
+    timestep_of,
+    trajectory,
+)
+from eqfuse.distill.teacher import labelled
+
+SHORT = Conditions(temperature=300.0, pressure=None, steps=20, every=5, timestep=2.0)
+
+
+def test_closeness_is_relative_to_covalent_radii():
+    atoms = ase.Atoms("HCl", [(0, 0, 0), (0, 0, 1.5)])
+    assert closeness(atoms) == pytest.approx(1.5 / (covalent_radii[1] + covalent_radii[17]))
+    assert closeness(ase.Atoms("H")) == np.inf
+    primitive = ase.build.bulk("Cu", a=3.6)  # whose neighbours are its images
+    assert closeness(primitive) == pytest.approx(3.6 / 2**0.5 / (2 * covalent_radii[29]))
+
+
+def test_small_cells_are_repeated_and_molecules_are_not():
+    cells = cells_of([ase.build.bulk("Cu"), ase.build.molecule("H2O")], 16)
+    assert [len(cell) for cell in cells] == [16, 3]
+    lengths = cells[0].cell.lengths()
+    assert lengths.max() / lengths.min() <= 2
+
+
+def test_slab_is_repeated_along_periodic_vectors():
+    slab = ase.build.fcc111("Cu", (1, 1, 3), vacuum=8.0)
+    [cell] = cells_of([slab], 12)
+    assert len(cell) == 12
+    assert cell.cell.lengths()[2] == slab.cell.lengths()[2]
+
+
+@pytest.mark.parametrize("a", [1.0, 3.5])
+def test_slabs_molecules_and_gases_are_not_dense(a):
+    bulk = ase.build.bulk("Cu", a=a * 3.6, cubic=True)
+    assert is_dense(bulk) == (a == 1.0)  # planes are 1.8 or 6.3 Å apart along vectors
+    slab = ase.build.fcc111("Cu", (2, 2, 3), vacuum=8.0)
+    for pbc in ((True, True, False), (True, True, True)):
+        slab.pbc = pbc
+        assert not is_dense(slab)
+    assert not is_dense(ase.build.molecule("H2O"))
+    assert is_dense(ase.build.bulk("Cu"))
+
+
+def test_defects_are_a_missing_atom_and_vacuum():
+    bulk, vacancy, surface = cells_of(
+        [ase.build.bulk("Cu", cubic=True)], 32, ("vacancy", "surface")
+    )
+    assert (len(bulk), len(vacancy), len(surface)) == (32, 31, 32)
+    assert [a.info["config_type"] for a in (vacancy, surface)] == ["vacancy", "surface"]
+    # one spacing of planes, of half a vector of the small cell, is in the vacuum
+    grown = surface.cell.lengths() - bulk.cell.lengths()
+    assert sorted(grown.round(6)) == [0, 0, pytest.approx(10 - 3.61 / 2)]
+
+
+def test_surface_of_a_molecule_is_refused():
+    with pytest.raises(DataError, match="defects=surface needs a crystal, and H2O is not"):
+        cells_of([ase.build.molecule("H2O")], 8, ("surface",))
+
+
+def test_strain_has_its_deviation_and_scales_atoms():
+    atoms, rng = ase.build.bulk("Cu", cubic=True), np.random.default_rng(0)
+    strains = []
+    for _ in range(300):
+        made = rattled(atoms, rng, 0.03, 0.0)
+        assert np.allclose(made.get_scaled_positions(), atoms.get_scaled_positions())
+        strains.append(made.cell.array @ np.linalg.inv(atoms.cell.array) - np.eye(3))
+    assert np.std(strains) == pytest.approx(0.03, rel=0.1)  # 2700 numbers: 4% at three deviations
+
+
+@pytest.mark.parametrize("pbc", [(True, True, False), (False, False, False)])
+def test_strain_leaves_vectors_that_are_not_periodic(pbc):
+    slab = ase.build.fcc111("Cu", (1, 1, 3), vacuum=8.0)
+    slab.pbc = pbc
+    made = rattled(slab, np.random.default_rng(0), 0.03, 0.0)
+    assert (made.cell[2] == slab.cell[2]).all()
+    assert np.allclose(made.positions[:, 2], slab.positions[:, 2])
+    assert (made.cell[0, 0] != slab.cell[0, 0]) == pbc[0]
+
+
+def test_molecule_without_cell_is_rattled():
+    water = ase.build.molecule("H2O")
+    made = rattled(water, np.random.default_rng(0), 0.03, 0.1)
+    assert not made.cell.any()
+    assert 0 < np.abs(made.positions - water.positions).max() < 1
+
+
+def test_trajectory_has_the_labels_of_its_frames():
+    atoms = ase.build.bulk("Cu", cubic=True)
+    frames, why = trajectory(atoms, EMT(), SHORT, np.random.default_rng(0), Limits())
+    assert why is None
+    assert len(frames) == 4
+    assert [frame.info["temperature_k"] for frame in frames] == [300.0] * 4
+    again = labelled(frames[-1], EMT())
+    assert frames[-1].get_potential_energy() == pytest.approx(again.get_potential_energy(), 1e-12)
+    assert np.abs(frames[-1].positions - atoms.positions).max() > 0.01
+
+
+def test_trajectory_is_that_of_its_seed():
+    first, second = (
+        trajectory(ase.build.bulk("Cu"), EMT(), SHORT, np.random.default_rng(4), Limits())[0]
+        for _ in range(2)
+    )
+    assert (first[-1].positions == second[-1].positions).all()
+
+
+def test_pressure_compresses():
+    atoms = ase.build.bulk("Cu", cubic=True)
+    at = SHORT._replace(pressure=20.0, steps=200)
+    frames, why = trajectory(atoms, EMT(), at, np.random.default_rng(0), Limits())
+    assert why is None
+    assert frames[-1].get_volume() < 0.97 * atoms.get_volume()
+    assert np.allclose(
+        frames[-1].cell.array / atoms.cell.array[0, 0],
+        np.eye(3) * (frames[-1].cell[0, 0] / atoms.cell[0, 0]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (Limits(force=0.01), "a force of"),
+        (Limits(closeness=1.0), "of the sum of their covalent radii"),
+    ],
+)
+def test_trajectory_stops_before_a_frame_beyond_a_limit(limits, message):
+    atoms = ase.build.bulk("Cu", cubic=True)
+    frames, why = trajectory(atoms, EMT(), SHORT, np.random.default_rng(0), limits)
+    assert frames == []
+    assert message in why
+
+
+def test_trajectory_stops_with_the_frame_of_too_large_a_spread():
+    given = ase.build.bulk("Cu", cubic=True), EMT(), SHORT, np.random.default_rng(0)
+    spreads = iter((0.1, 0.3, 0.1, 0.1))
+    frames, why = trajectory(*given, Limits(spread=0.2), lambda _: next(spreads))
+    assert len(frames) == 2
+    assert why == "a spread of 0.3 eV/Å"
+
+
+def test_limits_are_those_that_labels_support():
+    near, far = (
+        labelled(ase.Atoms("Ar2", [(0, 0, 0), (0, 0, r)]), LennardJones(sigma=3.4, epsilon=0.01))
+        for r in (3.3, 3.8)
+    )
+    force = np.linalg.norm(near.get_forces()[0])
+    expected = 0.9 * 3.3 / (2 * covalent_radii[18]), max(1.5 * force, 5.0), 0.7
+    assert Limits.of([far, near], 0.7) == pytest.approx(expected)
+
+
+def test_timestep_is_short_with_hydrogen():
+    assert [timestep_of(ase.Atoms(s)) for s in ("CuH", "CuO", "Cu")] == [0.5, 1.0, 2.0]

@@ -6,7 +6,7 @@ It needs the programs in the same environment. A row is the median of processor 
 forces and stress, of structures that are displaced each time, after two for warm-up.
 """
 
-import sys
+import argparse
 import time
 import warnings
 
@@ -80,8 +80,10 @@ def row_of(program: str, file: str) -> str:
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="+", help="PROGRAM:FILE, as in nequix:nequix-mp-1.nqx")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    for argument in sys.argv[1:]:
+    for argument in parser.parse_args().networks:
         program, _, file = argument.partition(":")
         print(row_of(program, file), flush=True)
 

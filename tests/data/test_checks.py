@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import ase.io
 import ase.units
@@ -311,7 +312,11 @@ def test_copies_never_straddle_the_split(frames, tmp_path, stored):
         write_frames(tmp_path, {"ethanol.xyz": frames})
         frames = StoredStructures(tmp_path)
     for seed in range(10):
-        dataset = build(frames, val_size=4, seed=seed)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            dataset = build(frames, val_size=4, seed=seed)
+        fewer = f"{len(dataset.val)} frames validate, not 4"
+        assert any(fewer in str(w.message) for w in said) == (len(dataset.val) < 4)
         assert not firsts(dataset, "train") & firsts(dataset, "val")
         assert len(dataset.train) + len(dataset.val) == 16
         assert 1 <= len(dataset.val) <= 4

@@ -182,7 +182,7 @@ def test_labels_are_those_of_the_training(capsys):
     """Unless other names are given; a file may hold energies of several methods."""
     given = argparse.Namespace(energy_key=None, forces_key="other", stress_key=None)
     keys = label_keys(given, {"energy_key": "dft_energy", "forces_key": "dft_forces"})
-    assert keys == ("dft_energy", "other", "stress")
+    assert keys == ("dft_energy", "other", "stress", None)
     assert "energy under the key 'dft_energy'" in capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ students of the same settings are trained on these for as many steps. All are te
 of new trajectories of RUN, and on others that the teacher drives.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import ase.io
@@ -71,4 +71,9 @@ def main(folder: Path, seed: int, *names: str):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of eqfuse distill")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("ways", nargs="*", help="dynamics, rattling; both if none is named")
+    options = parser.parse_args()
+    main(options.folder, options.seed, *options.ways)

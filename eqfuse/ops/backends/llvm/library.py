@@ -1,13 +1,14 @@
 """A shared library of kernels, for programs that run without Python: typed handlers of XLA's FFI.
 
-It needs libc only. Each kernel is in it for several levels of x86-64, of which the first call takes
-the best that the processor has; threads are XLA's, at most OMP_NUM_THREADS. Its public symbols are
-the handlers, named as programs call them, and `eqfuse_kernels`, an array of name and handler that
-ends with zeros.
+It needs libc and libm only. Each kernel is in it for several levels of x86-64, of which the first
+call takes the best that the processor has; threads are XLA's, at most OMP_NUM_THREADS. Its public
+symbols are the handlers, named as programs call them, and `eqfuse_kernels`, an array of name and
+handler that ends with zeros.
 """
 
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -61,12 +62,13 @@ def _linker() -> str | None:
     return shutil.which("ld") or shutil.which("ld.lld")
 
 
-def _libc() -> str:
-    """Return the file of the libc of this process, by whose name a library asks for libc."""
-    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
-        name = line.split(maxsplit=5)[-1]
-        if "/libc.so" in name or "/libc-2" in name or "/ld-musl" in name:
-            return name
+def _libraries() -> list[str]:
+    """Return the files of this process's libc and libm, by whose names a library asks for them."""
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    names = {line.split(maxsplit=5)[-1] for line in maps}
+    known = re.compile(r"/(lib[cm]\.so|lib[cm]-2|ld-musl)")  # musl's libc has libm in it
+    if found := sorted(name for name in names if known.search(name)):
+        return found
     raise RuntimeError("the libc of this process is not in /proc/self/maps")
 
 
@@ -109,6 +111,6 @@ def build(texts: dict[str, str], file: pathlib.Path) -> None:
         exported.write_text(f"{{ global: {names}; local: *; }};")
         command = [_linker(), "-shared", "-Bsymbolic", "-soname", file.name, "-z", "noexecstack"]
         command += ["-z", "defs", "--build-id=none", "--version-script", exported, "-o", file]
-        done = subprocess.run([*command, *objects, _libc()], capture_output=True, text=True)
+        done = subprocess.run([*command, *objects, *_libraries()], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{command[0]} did not link the kernels: {done.stderr.strip()}")

@@ -203,7 +203,7 @@ def test_latent_charges_are_written(runs, salt, tmp_path, capsys):
 
 
 def test_born_charges_are_derivatives_of_the_dipole(runs, salt):
-    """Of a cluster, of which each step gives the dipole; a cell around it changes nothing."""
+    """Each step of a cluster gives its dipole; a cell around it changes nothing."""
     run = runs(long_range=LatentEwald(scale=0.5, charge_key="q"))
     atoms = free(salt)
     atoms.info["q"] = 1

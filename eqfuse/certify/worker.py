@@ -91,8 +91,10 @@ def versions(calculator, atoms: ase.Atoms, modules) -> dict:
     """Return the versions of what computes here, and the devices that it sees."""
     known = {"python": platform.python_version(), "ase": ase.__version__, "numpy": np.__version__}
     distributions = importlib.metadata.packages_distributions()
-    for distribution in (d for name in modules for d in distributions.get(name, ())):
-        known[distribution] = importlib.metadata.version(distribution)
+    # an editable install by a path has no list of its modules: its name is that of the module
+    for distribution in (d for name in modules for d in distributions.get(name, (name,))):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            known[distribution] = importlib.metadata.version(distribution)
     if (torch := sys.modules.get("torch")) is not None:
         has_gpu = torch.cuda.is_available()
         device = torch.cuda.get_device_name() if has_gpu else "cpu"

@@ -56,7 +56,7 @@ def test_no_name_of_a_pickle_is_looked_up(tmp_path):
 
 
 def test_function_named_by_a_class_is_that_function(tmp_path):
-    """torch 2.13 writes its tanh as getattr(torch._C._VariableFunctionsClass, "tanh")."""
+    """Torch 2.13 writes its tanh as getattr(torch._C._VariableFunctionsClass, "tanh")."""
     named = b"cbuiltins\ngetattr\n(ctorch._C\n_VariableFunctionsClass\nVtanh\ntR."
     path = write(tmp_path / "any.pt", b"\x80\x02]" + named[:-1] + b"a.")
     (found,) = read_saved(path)

@@ -152,10 +152,10 @@ def allegro_jax():
     return _of_flax(network, arguments)
 
 
-def _eqnn(network, made_of=lambda graph: graph):
+def _eqnn(network):
     def arguments(positions, *graph):
         nodes = jnp.concatenate([positions, 0.3 * positions, jnp.ones_like(positions[:, :1])], 1)
-        return (made_of(_graph(e3nn.IrrepsArray("2x1o+0e", nodes), positions, *graph)),)
+        return (_graph(e3nn.IrrepsArray("2x1o+0e", nodes), positions, *graph),)
 
     def energy(params, *graph):
         return jnp.sum(network.apply(params, *arguments(*graph)).nodes.array ** 2)
@@ -168,28 +168,6 @@ def eqnn_nequip():
 
     options = {"task": "node", "message_passing_agg": "sum", "r_cutoff": CUTOFF}
     return _eqnn(NequIP(d_hidden=2 * CHANNELS, l_max=1, **options))
-
-
-def eqnn_segnn():
-    from models.segnn import SEGNN
-    from models.utils.equivariant_graph_utils import SteerableGraphsTuple
-
-    options = {"task": "node", "message_passing_agg": "sum"}
-    network = SEGNN(d_hidden=2 * CHANNELS, l_max_hidden=1, **options)
-
-    def steerable(graph):
-        vectors = graph.nodes.slice_by_mul[:1]
-        vectors = vectors[graph.senders] - vectors[graph.receivers]
-        edges = e3nn.spherical_harmonics("0e+1o", vectors, True)
-        nodes = e3nn.scatter_sum(edges, dst=graph.receivers, output_size=NODES) / NEIGHBORS
-        return SteerableGraphsTuple(
-            **graph._asdict(),
-            additional_messages=e3nn.norm(vectors),
-            steerable_node_attrs=nodes,
-            steerable_edge_attrs=edges,
-        )
-
-    return _eqnn(network, steerable)
 
 
 def _mlip(kind, **config):
@@ -369,7 +347,6 @@ NETWORKS = {
     "GNoME's NequIP": gnome_nequip,
     "lagrangebench's SEGNN": lagrangebench_segnn,
     "eqnn-jax's NequIP": eqnn_nequip,
-    "eqnn-jax's SEGNN": eqnn_segnn,
     "mlip's MACE": mlip_mace,
     "mlip's NequIP": mlip_nequip,
     "allegro-jax": allegro_jax,

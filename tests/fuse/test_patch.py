@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
+import inspect
+import pathlib
 import threading
 from collections.abc import Callable
 
@@ -16,6 +19,7 @@ from e3nn_jax import tensor_product
 from e3nn_jax.flax import Linear
 
 from eqfuse import ops
+from eqfuse.fuse.patch import REPLACED
 from tests.ops.parity import UNOPTIMIZED
 
 SENDERS, RECEIVERS = np.array([0, 1, 2, 0, 3]), np.array([1, 2, 0, 3, 0])
@@ -288,6 +292,60 @@ def test_layers_of_e3nn_jax_itself_are_replaced():
         found = jax.jit(fused)(params, *operands()).array
         expected = jax.jit(network.apply)(params, *operands()).array
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+OURS = {
+    "e3nn_jax": ("", ["tensor_product", "elementwise_tensor_product", "tensor_square"]),
+    "e3nn_jax.legacy": ("", ["FunctionalTensorProduct", "FunctionalFullyConnectedTensorProduct"]),
+    "e3nn_jax.flax": ("", ["Linear"]),
+    "e3nn_jax.haiku": (
+        ".haiku",
+        ["Linear", "SymmetricTensorProduct", "FullyConnectedTensorProduct"],
+    ),
+    "e3nn_jax.equinox": (".equinox", ["Linear"]),
+}
+OURS["e3nn_jax"][1].append("FunctionalLinear")
+OWN_OPTIONS = {"backend", "input_precision"}
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_signatures_are_e3nns_written_out_with_an_example(module):
+    of, names = OURS[module]
+    theirs = importlib.import_module(module)
+    ours = importlib.import_module(f"eqfuse.ops{of}")
+    for name in names:
+        if (own := getattr(theirs, name, None)) is None:
+            continue  # without the framework
+        op = getattr(ours, name)
+        expected, found = (inspect.signature(f).parameters for f in (own, op))
+        assert [p for p in found if p not in OWN_OPTIONS] == [*expected], name
+        for p in expected:
+            assert (found[p].kind, found[p].default) == (expected[p].kind, expected[p].default)
+        assert ">>> " in op.__doc__, name
+        if inspect.isclass(own):
+            assert issubclass(op, own)
+
+
+def test_each_public_name_of_e3nn_jax_that_is_replaced_is_in_the_reference():
+    page = (pathlib.Path(__file__).parents[2] / "docs/reference/ops.md").read_text("utf-8")
+    for module, names in REPLACED.items():
+        for name in names:
+            assert f"`{module.replace('e3nn_jax', 'e3nn')}.{name}`" in page
+
+
+def test_batch_norms_are_the_same_and_stay_e3nns():
+    with jax.enable_x64(True):
+        x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,), dtype=jnp.float64)
+        norm = e3nn.flax.BatchNorm()
+        variables = norm.init(jax.random.key(1), x, use_running_average=False)
+
+        def normed(x):
+            return norm.apply(variables, x, use_running_average=False, mutable=True)[0]
+
+        found = ops.fuse(normed, patch=True)(x)
+        np.testing.assert_allclose(found.array, normed(x).array, rtol=0, atol=1e-14)
+        with ops.patched():
+            assert not is_ours(normed, x)
 
 
 @pytest.mark.parametrize(("irreps", "orders"), [("0e+1o", (1, 2, 3)), ("2x0e+1o", (2,))])

@@ -300,6 +300,19 @@ class PairEqfuse : public Pair {
   }
 };
 
+// Whether the headers of MPI belong to the library that LAMMPS has loaded, whose handles may be of another size.
+bool has_own_mpi() {
+#ifdef OPEN_MPI
+  const bool compiled = true;
+#else
+  const bool compiled = false;  // MPICH and those with its interface, or LAMMPS's STUBS
+#endif
+  char version[8192] = {0};  // the longest of all: MPICH's
+  int length;
+  MPI_Get_library_version(version, &length);
+  return (std::string(version).find("Open MPI") != std::string::npos) == compiled;
+}
+
 Pair *create(LAMMPS *lmp) { return new PairEqfuse(lmp); }
 
 // What LAMMPS's PLUGIN package registers, by its documentation (lammpsplugin.h).
@@ -315,6 +328,8 @@ extern "C" void lammpsplugin_init(void *lmp, void *handle, void *registers) {
   auto *lammps = static_cast<LAMMPS *>(lmp);
   if (std::string(lammps->version) != EQFUSE_LAMMPS_VERSION)
     lammps->error->all(FLERR, "this plug-in was compiled for LAMMPS of {}, and this is {}; compile it again: {}", EQFUSE_LAMMPS_VERSION, lammps->version, EQFUSE_COMPILE);
+  if (!has_own_mpi())
+    lammps->error->all(FLERR, "this plug-in was compiled with another MPI than this LAMMPS; compile it again by the compiler of its MPI: MPICXX=/its/bin/mpicxx {}", EQFUSE_COMPILE);
   Plugin plugin{EQFUSE_LAMMPS_VERSION, "pair", "eqfuse", "networks of eqfuse", "eqfuse", &create, handle};
   reinterpret_cast<void (*)(Plugin *, void *)>(registers)(&plugin, lmp);
 }

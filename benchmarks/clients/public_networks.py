@@ -215,7 +215,7 @@ def nequix():
 
 
 def tetris_point():
-    """The example of e3nn-jax, on one graph; the energy is the sum of its results."""
+    """Return the example of e3nn-jax, on one graph; the energy is the sum of its results."""
     from tetris_point import Model
 
     network = Model()

@@ -8,14 +8,16 @@ import matplotlib
 import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
+from ase.data import chemical_symbols
 
 _COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion, which colour-blind readers distinguish
+_OF_ELEMENTS = (*_COLOURS, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _MAX_POINTS = 20_000
 _OTHER = 0.25  # of a temperature at the start, by which that of the second half is another one
 
 
 def learning_curves(metrics: Path, target: Path, stage: int | None = None):
-    """Draw loss, force, energy and, if it is trained on, stress errors of every validation.
+    """Draw loss, force, energy and, if trained on, stress and Hessian errors of every validation.
 
     They are drawn by epoch, or by step where an epoch has several. A dashed line is before the
     second stage, whose loss is another one: after the step `stage`.
@@ -26,6 +28,7 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
         "forces_rmse_mev_per_a": ("force RMSE", "meV/Å"),
         "energy_rmse_mev_per_atom": ("energy RMSE", "meV/atom"),
         "stress_rmse_mev_per_a3": ("stress RMSE", "meV/Å³"),
+        "hessian_rmse_mev_per_a2": ("Hessian RMSE", "meV/Å²"),
     }
     nothing, parts = np.full(1, np.nan), {"train": "training", "val": "validation"}
     known = {n: [columns.get(f"{part}_{n}", nothing) for part in parts] for n in panels}
@@ -59,14 +62,17 @@ def learning_curves(metrics: Path, target: Path, stage: int | None = None):
 def parity(pairs, target: Path, title: str = ""):
     """Plot predicted against reference energies per atom, force and stress components.
 
-    Pairs are of a structure and what is predicted for it, both with `energy`, eV relative to
-    reference atoms, `forces`, eV/Å, and `stress`, eV/Å^3; labels may be None, but not all.
+    Forces have the colour of their element, or a grey one beside the seven most frequent.
+    Pairs are of a structure, with its `numbers`, and what is predicted for it, both with `energy`,
+    eV relative to reference atoms, `forces`, eV/Å, and `stress`, eV/Å^3; labels may be None, but
+    not all.
     """
     pairs = list(pairs)
     energies = [(s, p) for s, p in pairs if s.energy is not None]
     energies = [(s.energy / s.num_atoms, p.energy / s.num_atoms) for s, p in energies]
     forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
     stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
+    numbers = [np.repeat(s.numbers, 3) for s, _ in pairs if s.forces is not None]
     panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
         (forces, "force component", "eV/Å", "meV/Å"),
@@ -86,6 +92,9 @@ def parity(pairs, target: Path, title: str = ""):
         axes.plot(limits, limits, color="0.5", linewidth=0.8, zorder=0)
         step, size = -(-len(reference) // _MAX_POINTS), 10 if len(reference) < 2000 else 3
         points = {"s": size, "color": _COLOURS[0], "alpha": 0.4, "linewidths": 0}
+        if known is forces and len(colours := _colours(own := np.concatenate(numbers)[given])) > 1:
+            points["color"] = [colours.get(z, "0.6") for z in own[::step]]
+            _name_colours(axes, colours, others=len(np.unique(own)) > len(colours))
         axes.scatter(reference[::step], predicted[::step], **points)
         labels = {"xlabel": f"reference {name} ({unit})", "ylabel": f"predicted {name} ({unit})"}
         axes.set(xlim=limits, ylim=limits, aspect="equal", **labels)
@@ -215,6 +224,23 @@ def side_by_side(lines, xlabel: str, ylabel: str, target):
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.legend(frameon=False)
     _save(figure, target)
+
+
+def _colours(numbers: np.ndarray) -> dict[int, str]:
+    """Return colours of the most frequent of some atomic numbers, by number."""
+    found, counts = np.unique(numbers, return_counts=True)
+    most = found[np.argsort(-counts, kind="stable")]
+    return dict(zip(most.tolist(), _OF_ELEMENTS, strict=False))
+
+
+def _name_colours(axes, colours: dict[int, str], *, others: bool):
+    """Name elements by their colours, and the others by grey, in a legend."""
+    names = {chemical_symbols[z]: colour for z, colour in colours.items()}
+    if others:
+        names["others"] = "0.6"
+    for name, colour in names.items():
+        axes.scatter([], [], color=colour, s=20, label=name)
+    axes.legend(fontsize="small", framealpha=0.9, edgecolor="none", loc="upper left")
 
 
 def _save(figure, target):

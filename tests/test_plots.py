@@ -1,5 +1,7 @@
 """Pictures say what a reader would ask."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -23,3 +25,34 @@ def test_dynamics_say_why_the_temperature_is_another(mean, said, tmp_path, monke
     assert "of the second half" in temperature.get_title()
     text = figure.get_supxlabel()
     assert ("where 300 K were given" in text) == said
+
+
+@pytest.mark.parametrize(
+    ("numbers", "names"),
+    [
+        ([8, 1, 1], ["H", "O"]),
+        ([8, 8, 8], []),
+        ([6, 6, 1, 1, 3, 3, 4, 4, 5, 5, 7, 7, 8, 8, 9], ["H", "Li", "Be", "B", "N", "O", "C"]),
+    ],
+)
+def test_parity_colours_forces_by_element(numbers, names, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, target: figures.append(figure))
+    forces = np.arange(3.0 * len(numbers)).reshape(-1, 3)
+    forces[0, 0] = np.nan  # unknown, and left out with its element
+    common = {"forces": forces, "energy": None, "stress": None, "num_atoms": len(numbers)}
+    structure = SimpleNamespace(numbers=np.array(numbers), **common)
+    plots.parity([(structure, structure)], None)
+    [axes] = figures[0].axes
+    legend = axes.get_legend()
+    shown = [] if legend is None else [text.get_text() for text in legend.get_texts()]
+    assert shown == [*names, *(["others"] if len(numbers) > 7 else [])]
+    points = axes.collections[-1]
+    given = points.get_offsets()[:, 0].astype(int)
+    of_point, faces = np.repeat(numbers, 3)[given], points.get_facecolors()
+    if not names:
+        assert len(faces) == 1
+    else:
+        colours = {z: {tuple(c) for c in faces[of_point == z]} for z in set(numbers)}
+        assert all(len(own) == 1 for own in colours.values())
+        assert len(set.union(*colours.values())) == len(set(numbers))

@@ -2,6 +2,7 @@
 
     python -m benchmarks.clients.side_by_side --python mace=PYTHON symmetrix=PYTHON [--json FILE]
     python -m benchmarks.clients.side_by_side --python sevennet=PYTHON --files 7net-0
+    python -m benchmarks.clients.side_by_side --python nequip=PYTHON --files NAME.nequip.zip
 
 Each program is a process (`.worker`) that computes rattled SrTiO3 once more when it is asked to, in
 turns with the others, on the same threads; atoms move between calls. Without --files the networks
@@ -43,7 +44,7 @@ OF_MACE = {
     "mace-torch, compiled": ("mace", ("float64", "float32")),
 }
 """Programs of networks of mace: whose Python they run with, and in which dtypes."""
-OTHERS = {"sevennet": ("sevenn",), "nequix": ("nequix",)}
+OTHERS = {"sevennet": ("sevenn",), "nequix": ("nequix",), "nequip": ("nequip, compiled",)}
 
 
 class Side:
@@ -123,6 +124,12 @@ def networks(options, folder: Path):
             kind = next(kind for kind in OTHERS if kind in pythons)
             run = folder / Path(file).stem
             convert(kind, file, run)
+            if kind == "nequip":  # nequip-compile, by AOTInductor
+                compiled = folder / f"{Path(file).stem}.nequip.pt2"
+                given = ["--mode", "aotinductor", "--device", "cpu", "--target", "ase"]
+                program = [pythons[kind], "-m", "nequip.scripts.compile"]
+                subprocess.run([*program, file, compiled, *given], check=True)
+                file = compiled
             peers = dict.fromkeys(OTHERS[kind], (pythons[kind], file, ("float32",)))
             yield Path(file).stem, run, peers
         return
@@ -175,7 +182,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--python", nargs="+", metavar="PROGRAM=PYTHON", required=True)
     parser.add_argument("--shapes", nargs="+", default=["MP-0 small", "MP-0 medium"])
-    parser.add_argument("--files", nargs="+", default=[], help="networks of sevennet or nequix")
+    parser.add_argument("--files", nargs="+", default=[], help="of sevennet, nequix, nequip")
     parser.add_argument("--atoms", nargs="+", type=int, default=list(CELLS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["float64", "float32"])

@@ -1,108 +1,122 @@
-"""Public networks on e3nn-jax as they are installed, without and with `ops.fuse(patch=True)`.
+"""Public networks on e3nn-jax as they are written: e3nn-jax, `ops.patched`, `ops.fuse`.
 
-    python -m benchmarks.clients.unchanged [NETWORK ...] [--seconds 4]
+    python -m benchmarks.clients.unchanged [NETWORK ...] --folder FOLDER [--seconds 4]
 
-They are jax-md's NequIP (the package jax-md) and the transformer of e3nn-jax. Times are those of a
-processor, of all threads, in turn in one process, after energies and forces were compared.
+FOLDER has a clone of each repository; `--sources` prints the commands. Times are those of a
+processor, of all threads, in turn in one process. Before, energies and forces of `fuse` are
+compared with those of e3nn-jax in float64, and all sides in float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import io
+import pathlib
 import time
 
-import e3nn_jax as e3nn
 import jax
-import jax.numpy as jnp
 
 from benchmarks import record, turns
 from benchmarks.clients.__main__ import graph, tasks
+from benchmarks.clients.public_networks import EDGES, NETWORKS, NODES, SOURCES, use
 from eqfuse import ops
 
-NODES, EDGES, SPECIES, CUTOFF, CHANNELS = 128, 2560, 4, 4.0, 32
-TOLERANCE = 1e-4
+TOLERANCE, TOLERANCE_OF_DOUBLES = 1e-4, 1e-10
+TASKS = "energy", "forces"
+HEADER = """\
+| network | task | e3nn-jax, ms | patched, times as fast | fuse, ms | times as fast | scratch, MB \
+| differ by, float64 |
+|---|---|---|---|---|---|---|---|"""
 
 
-def jax_md_nequip():
-    """Return (init, apply) of jax-md's NequIP, three layers."""
-    import jraph
-    from jax_md._nn.nequip import NequIPEnergyModel
+def difference_of_doubles(init, apply) -> float:
+    """Return by how much energies and forces of `fuse` differ in float64, of the largest number.
 
-    network = NequIPEnergyModel(
-        graph_net_steps=3,
-        use_sc=True,
-        nonlinearities={"e": "raw_swish", "o": "tanh"},
-        n_elements=SPECIES,
-        hidden_irreps=f"{CHANNELS}x0e+{CHANNELS}x1o+{CHANNELS}x2e",
-        sh_irreps="0e+1o+2e",
-        n_neighbors=EDGES / NODES,
-    )
-
-    def graph_of(positions, species, senders, receivers):
-        return jraph.GraphsTuple(
-            nodes=jax.nn.one_hot(species, SPECIES),
-            edges=positions[senders] - positions[receivers],
-            senders=senders,
-            receivers=receivers,
-            globals=None,
-            n_node=jnp.array([NODES]),
-            n_edge=jnp.array([EDGES]),
-        )
-
-    return (
-        lambda key, *given: network.init(key, graph_of(*given)),
-        lambda params, *given: jnp.sum(network.apply(params, graph_of(*given))),
-    )
+    JAX computes all in float64 here that the network does not convert.
+    """
+    with jax.enable_x64(True):
+        given = [a.astype("f8") if a.dtype == "f4" else a for a in graph(NODES, EDGES)]
+        params = jax.jit(init)(jax.random.key(0), *given)
+        doubles = jax.tree.map(lambda a: a.astype("f8") if a.dtype == "f4" else a, params)
+        found = [
+            jax.jit(tasks(f)["forces"])(doubles, *given)
+            for f in (apply, ops.fuse(apply, patch=True))
+        ]
+        return record.parity(*found, TOLERANCE_OF_DOUBLES)
 
 
-def transformer():
-    """Return (init, apply) of two layers of `e3nn_jax.experimental.transformer`."""
-    import haiku as hk
-    from e3nn_jax.experimental.transformer import Transformer
-
-    def energy(positions, species, senders, receivers):
-        vectors = e3nn.IrrepsArray("1o", positions[senders] - positions[receivers])
-        lengths = e3nn.norm(vectors).array[:, 0]
-        scalars = e3nn.IrrepsArray("8x0e", e3nn.bessel(lengths, 8, CUTOFF))
-        y = e3nn.concatenate([scalars, e3nn.spherical_harmonics("1o+2e", vectors, True)])
-        x = e3nn.IrrepsArray(f"{CHANNELS}x0e", hk.Embed(SPECIES, CHANNELS)(species))
-        for irreps in (CHANNELS * e3nn.Irreps("0e+1o+2e"), f"{CHANNELS}x0e"):
-            layer = Transformer(irreps, [64], jax.nn.silu, num_heads=4)
-            x = layer(senders, receivers, e3nn.poly_envelope(5, 2, CUTOFF)(lengths), y, x)
-        return jnp.sum(x.array)
-
-    network = hk.without_apply_rng(hk.transform(energy))
-    return network.init, network.apply
+def report(apply, args) -> str:
+    """Return what `fuse` estimates of the time that it takes over, and of the rest."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        jax.eval_shape(ops.fuse(apply, patch=True, report=True), *args)
+    return printed.getvalue().strip().splitlines()[-1]
 
 
-NETWORKS = {"jax-md's NequIP": jax_md_nequip, "e3nn-jax's transformer": transformer}
+def is_same(function, other, args) -> bool:
+    """Return whether two functions are the same program for XLA."""
+    texts = {jax.jit(f).lower(*args).as_text() for f in (function, other)}
+    return len(texts) == 1
+
+
+def measure(name: str, seconds: float):
+    """Yield the lines of the table of a network, and then the share that the report has."""
+    init, apply = NETWORKS[name]()
+
+    @functools.wraps(apply)
+    def patched(*args):
+        with ops.patched():
+            return apply(*args)
+
+    doubles = difference_of_doubles(init, apply)
+    given = graph(NODES, EDGES)
+    args = jax.jit(init)(jax.random.key(0), *given), *given
+    sides = {"fuse": ops.fuse(apply, patch=True), "e3nn-jax": apply, "patched": patched}
+    for task in TASKS:
+        found = {s: turns.compiled(tasks(f)[task], args) for s, f in sides.items()}
+        compiled = {s: function for s, (function, *_) in found.items()}
+        for side in ("fuse", "patched"):
+            record.parity(compiled["e3nn-jax"](*args), compiled[side](*args), TOLERANCE)
+        times = turns.interleaved(compiled, args, seconds, clock=time.process_time)
+        ms, ratio = times["ms"], times["ratio"]
+        alone = f"{ms['e3nn-jax'].median / ms['patched'].median:.2f}"
+        if is_same(*(tasks(sides[s])[task] for s in ("e3nn-jax", "patched")), args):
+            alone = "same program"
+        spread = f"{1 / ratio['e3nn-jax'].high:.1f} to {1 / ratio['e3nn-jax'].low:.1f}"
+        memory = ", ".join(f"{found[s][-1] / 1e6:.0f}" for s in ("e3nn-jax", "patched", "fuse"))
+        cells = f"{ms['e3nn-jax'].median:.1f} | {alone} | {ms['fuse'].median:.1f}"
+        cells += f" | {1 / ratio['e3nn-jax'].median:.1f} ({spread}) | {memory} | {doubles:.0e}"
+        yield f"| {name} | {task} | {cells} |"
+    yield f"{name}: {report(apply, args)}"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[])
+    parser.add_argument("--folder", type=pathlib.Path, help="of the repositories")
+    parser.add_argument("--sources", action="store_true", help="print how to get them, and end")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each comparison")
     options = parser.parse_args()
+    if options.sources:
+        print(SOURCES)
+        return
+    if options.folder is None:
+        parser.error("--folder is needed: " + "`--sources` prints the commands that fill it")
+    use(options.folder)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
-    print("| network | task | e3nn-jax, ms | fuse, ms | times as fast | scratch, MB | differ by |")
-    print("|---|---|---|---|---|---|---|")
+    print(HEADER)
+    shares = []
     for name in options.networks or NETWORKS:
-        init, apply = NETWORKS[name]()
-        given = graph(NODES, EDGES)
-        args = jax.jit(init)(jax.random.key(0), *given), *given
-        sides = {"fused": tasks(ops.fuse(apply, patch=True)), "e3nn-jax": tasks(apply)}
-        for task in ("energy", "forces"):
-            found = {s: turns.compiled(t[task], args) for s, t in sides.items()}
-            compiled = {s: function for s, (function, *_) in found.items()}
-            differ = record.parity(compiled["e3nn-jax"](*args), compiled["fused"](*args), TOLERANCE)
-            times = turns.interleaved(compiled, args, options.seconds, clock=time.process_time)
-            ms, ratio = times["ms"], times["ratio"]["e3nn-jax"]
-            times_as_fast = f"{1 / ratio.median:.1f} ({1 / ratio.high:.1f} to {1 / ratio.low:.1f})"
-            memory = ", ".join(f"{found[s][-1] / 1e6:.0f}" for s in ("e3nn-jax", "fused"))
-            cells = f"{ms['e3nn-jax'].median:.1f} | {ms['fused'].median:.1f} | {times_as_fast}"
-            print(f"| {name} | {task} | {cells} | {memory} | {differ:.0e} |", flush=True)
+        try:
+            *rows, share = measure(name, options.seconds)
+            print(*rows, sep="\n", flush=True)
+            shares.append(share)
+        except (ImportError, TypeError, record.ParityError) as error:
+            print(f"| {name} | {type(error).__name__}: {error} | | | | | | |", flush=True)
+    print("", *shares, sep="\n")
 
 
 if __name__ == "__main__":

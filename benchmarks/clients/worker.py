@@ -112,6 +112,15 @@ def _sevennet(file, dtype):
     return Calculator(SevenNetCalculator(file, device="cpu"))
 
 
+def _nequip(file, dtype):
+    import torch
+    from nequip.integrations.ase import NequIPCalculator
+
+    _only(dtype, "float32")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return Calculator(NequIPCalculator.from_compiled_model(file, device="cpu"))
+
+
 def _nequix(file, dtype):
     from nequix.calculator import NequixCalculator
 
@@ -141,6 +150,7 @@ PROGRAMS = {
         _mace(*given, compile_mode="default", fullgraph=False)
     ),
     "sevenn": _sevennet,
+    "nequip, compiled": _nequip,
     "nequix": _nequix,
 }
 """What computes, by name: functions of a file and a dtype."""

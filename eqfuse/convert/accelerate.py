@@ -12,16 +12,36 @@ from ase.calculators.mixing import SumCalculator
 from eqfuse.convert.convert import convert
 from eqfuse.convert.converted import ConvertError
 from eqfuse.inference.calculator import Calculator
+from eqfuse.inference.tables import BOUNDS
 from eqfuse.runs.errors import CheckpointError
 
-ROUNDING = {"float32": 1e-4, "float64": 1e-6}
-"""Largest difference that is rounding, relative to forces (1 eV/Å at least), energies (1 eV an
-atom) and stress (0.01 eV/Å³). It is `eqfuse.certify.questions.ROUGHEST` in float32. In float64 it
-is ten times that of constants which a program keeps in float32 (Bessel functions, couplings)."""
+ROUNDING = 1e-4
+"""Largest difference that is rounding in float32, relative to forces (1 eV/Å at least), energies
+(1 eV an atom) and stress (0.01 eV/Å³): `eqfuse.certify.questions.ROUGHEST`."""
 _PROGRAMS = {"MACECalculator": "mace", "SevenNetCalculator": "sevennet"}
 _PROGRAMS |= {"NequixCalculator": "nequix", "NequIPCalculator": "nequip"}
 _LEAST = {"energy": 1.0, "forces": 1.0, "stress": 0.01}
 _UNITS = {"energy": "eV", "forces": "eV/Å", "stress": "eV/Å³"}
+
+
+def rounding(network, program: str) -> float:
+    """Return the largest relative difference that is rounding, of a network here and there.
+
+    In float64, each term of an energy is a product of radial functions, which may be tables here
+    (`eqfuse.inference.tables.BOUNDS`), and of couplings, which mace rounds to float32 (2^-24). A
+    layer multiplies `correlation` messages, of one radial function, one coupling and the features
+    before, by a coupling: n of one layer is correlation (n of the one before + 1), with one more
+    of couplings. Errors of factors add. Nequip, Nequix and SevenNet have couplings in float64.
+    """
+    if network.dtype != "float64":
+        return ROUNDING
+    model = network.module.potential.model
+    power = getattr(model, "correlation", 1)
+    tables = couplings = 0
+    for _ in range(model.layers):
+        tables, couplings = power * (tables + 1), power * (couplings + 1) + 1
+    known = BOUNDS["float64"] * tables * network.radial.startswith("tables")
+    return known + 2.0**-24 * couplings * (program == "mace") + 1e-10
 
 
 class Differs(ValueError):
@@ -128,7 +148,8 @@ class Accelerated(Calculator):
         theirs = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
         if self._volume and "stress" in self._original.implemented_properties:
             theirs["stress"] = atoms.get_stress()
-        most, eps = ROUNDING[self.network.dtype], np.finfo(self.network.dtype).eps
+        program = _PROGRAMS.get(type(self._original).__name__)
+        most, eps = rounding(self.network, program), np.finfo(self.network.dtype).eps
         for name, value in theirs.items():
             value = np.asarray(value, np.float64)
             size = max(float(np.abs(value).max()), _LEAST[name])

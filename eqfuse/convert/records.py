@@ -227,10 +227,20 @@ class _Unpickler(pickle.Unpickler):
             return _Dict
         if (module, name) == ("builtins", "set"):
             return set
-        kind = f"{module}.{name}"
+        if (module, name) == ("builtins", "getattr"):
+            return self._named
+        return self._kind(f"{module}.{name}")
+
+    def _kind(self, kind: str) -> type:
         if kind not in self._kinds:
             self._kinds[kind] = type("Record", (Record,), {"kind": kind})
         return self._kinds[kind]
+
+    def _named(self, owner, *names):
+        """Return a function that the pickle names by its class, as newer versions of torch do."""
+        if isinstance(owner, type) and issubclass(owner, Record) and len(names) == 1:
+            return self.find_class(owner.kind, names[0])
+        return self._kind("builtins.getattr")(owner, *names)
 
     def persistent_load(self, pid):
         """Return the storage that the pickle names: ("storage", class, key, device, count)."""

@@ -16,13 +16,17 @@ UNITS = {
 
 
 def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[dict]:
-    """Return MAE and RMSE for all structures, each head, config_type and (forces only) element.
+    """Return MAE and RMSE for all structures, each head, config_type and element.
 
     The row of a group has its name, numbers of frames and atoms, errors over the known labels, of
     energies in meV/atom, of forces in meV/Å and, if any structure has one, of stress in meV/Å^3,
     None where it has no such labels of its own; and the number of frames that have each label.
+    That of an element has those of forces and Hessians only. Hessians, in meV/Å^2, are there if
+    predictions have a `hessian_error`, that of one row, [n_atoms, 3] eV/Å^2.
     """
     names = [n for n in LABELS if n != "stress" or count_labelled(structures, n)]
+    if any(getattr(p, "hessian_error", None) is not None for p in predicted):
+        names.append("hessian")
     pairs = zip(structures, predicted, strict=True)
     frames = [(s, {name: _error(name, s, p) for name in names}) for s, p in pairs]
     rows = [_row("all", frames, names)]
@@ -38,6 +42,9 @@ def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[di
 
 def _error(name: str, structure: Structure, predicted) -> np.ndarray:
     """Return the errors of a label, [n, ...] with n = 0 without one; of the energy, per atom."""
+    if name == "hessian":
+        error = getattr(predicted, "hessian_error", None)
+        return np.zeros((0, 3)) if error is None else error
     reference = getattr(structure, name)
     if reference is None:
         return np.zeros((0, 3))
@@ -54,8 +61,9 @@ def _row(group: str, frames, names: Sequence[str], element: int | None = None) -
     row = {"group": group, "frames": int(np.count_nonzero(atoms)), "atoms": sum(atoms)}
     counts = {}
     for name in names:
-        errors = [error[name] for _, error in frames] if name == "forces" or not element else []
-        if name == "forces":  # without those that are unknown
+        of_atoms = name in ("forces", "hessian")
+        errors = [error[name] for _, error in frames] if of_atoms or not element else []
+        if of_atoms:  # without those that are unknown
             errors = [e[own] if len(e) else e for e, own in zip(errors, owns, strict=True)]
             errors = [e[~np.isnan(e).any(axis=1)] for e in errors]
         known = [1e3 * e for e in errors if len(e)]

@@ -34,7 +34,7 @@ def lines(trace: Trace, ops: dict) -> list[str]:
         left[KINDS.get(trace.nodes[n].name, "functions")] += times[n] / whole
     named = sorted(((s, kind) for kind, s in left.items() if s >= LEAST), reverse=True)
     rest = ", ".join(f"{share:.0%} {kind}" for share, kind in named)
-    fused = f"{1.0 - sum(left.values()):.0%} of the time is in what fused ops replace"
+    fused = f"{max(0.0, 1.0 - sum(left.values())):.0%} of the time is in what fused ops replace"
     return [f"estimated from shapes: {fused}" + (f"; the rest: {rest}" if rest else "")]
 
 

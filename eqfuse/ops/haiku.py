@@ -46,9 +46,9 @@ class Linear(e3nn.haiku.Linear):
     def __init__(
         self,
         irreps_out: e3nn.Irreps | str,
+        channel_out: int | None = None,
         *,
         irreps_in: e3nn.Irreps | str | None = None,
-        channel_out: int | None = None,
         biases: bool = False,
         path_normalization: str | float | None = None,
         gradient_normalization: str | float | None = None,
@@ -107,6 +107,13 @@ class SymmetricTensorProduct(e3nn.haiku.SymmetricTensorProduct):
     """`e3nn.haiku.SymmetricTensorProduct`, with its arguments and parameters, in one kernel.
 
     References: e3nn-jax 0.21; Batatia et al. 2022.
+
+    Example:
+      >>> import haiku as hk
+      >>> x = e3nn.IrrepsArray("0e+1o", jnp.ones((5, 8, 4)))  # [nodes, channels, irreps]
+      >>> product = hk.transform(lambda: ops.haiku.SymmetricTensorProduct((1, 2))(x))
+      >>> product.apply(product.init(jax.random.key(0)), None).irreps
+      1x0e+1x1o+1x2e
     """
 
     def __call__(self, x: e3nn.IrrepsArray) -> e3nn.IrrepsArray:

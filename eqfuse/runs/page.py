@@ -16,6 +16,7 @@ td { padding: 0.15em 0.8em; border-bottom: 1px solid #ddd } img { max-width: 100
 .FAILED { background: #fbdcd3 } .noted { background: #fdf3cf } .not-checked { color: #777 }
 pre { background: #f5f5f5; padding: 0.8em; overflow-x: auto }
 """
+_LONG = 300  # characters of a cell, above which it is folded: 89 reference energies
 
 
 def in_html(text) -> str:
@@ -23,11 +24,19 @@ def in_html(text) -> str:
     return html.escape(printable(text))
 
 
+def _cell(text: str) -> str:
+    """Return a cell of a table, folded where it is a wall of text."""
+    shown = in_html(text)
+    if len(text) <= _LONG:
+        return f"<td>{shown}</td>"
+    return f"<td><details><summary>{in_html(text[:60])} ...</summary>{shown}</details></td>"
+
+
 def table(rows: Iterable[Iterable[str]], kinds: Iterable[str] = (), kind: str = "") -> str:
     """Return a table of texts; its class is a `kind`, and those of its rows `kinds`, if given."""
     text, kinds = "", iter(kinds)
     for cells in rows:
-        own = "".join(f"<td>{in_html(cell)}</td>" for cell in cells)
+        own = "".join(map(_cell, cells))
         text += f"<tr class='{next(kinds, '')}'>{own}</tr>\n"
     return f"<table class='{kind}'>\n{text}</table>\n"
 

@@ -23,18 +23,27 @@ class Predicted(NamedTuple):
     energy: float  # eV, relative to the reference energies
     forces: np.ndarray  # [n_atoms, 3] eV/Å, in the order of the sample
     stress: np.ndarray | None  # [3, 3] eV/Å^3, zero without a cell
+    hessian_error: np.ndarray | None = None  # [n_atoms, 3] eV/Å^2, of a known row of the Hessian
 
 
 def predictions(predict: Callable, params, batcher: Batcher) -> list[Predicted]:
-    """Return what a compiled `eqfuse.models.predict` predicts for each sample of a batcher."""
+    """Return what a compiled `eqfuse.models.predict` predicts for each sample of a batcher.
+
+    With a batcher of rows of Hessians, `predict` takes `direction`, too.
+    """
     found, groups = [], batcher.groups(shuffle=False)
     for batch, group in zip(batcher.batches(shuffle=False), groups, strict=True):
-        made, first = jax.device_get(predict(params, batch.graph)), 0
+        rows, first = batch.labels.hessian, 0
+        how = {} if rows is None else {"direction": rows.direction}
+        made = jax.device_get(predict(params, batch.graph, **how))
         for k, number in enumerate(group):
             last = first + batcher.samples[number].num_atoms
             stress = None if made.stress is None else made.stress[k].astype(np.float64)
             forces = made.forces[first:last].astype(np.float64)
-            found.append(Predicted(float(made.energy[k]), forces, stress))
+            error = None
+            if rows is not None and rows.mask[first]:
+                error = np.float64(made.along[first:last]) - rows.values[first:last]
+            found.append(Predicted(float(made.energy[k]), forces, stress, error))
             first = last
     return found
 

@@ -1,5 +1,6 @@
 """Where the errors of a run go: plots and one page at its end, and callbacks of yours."""
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,9 @@ from eqfuse.data import Batcher, Dataset, Sample
 from eqfuse.data.checks_of_forces import nothing_learned
 from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import UNITS, error_table
-from eqfuse.data.structures import LABELS, count_labelled, counted
+from eqfuse.data.structures import LABELS, TRAINED, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
+from eqfuse.models import predict as of_graph
 from eqfuse.runs import page
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.files import RunFolder, write_table, write_whole
@@ -28,7 +30,7 @@ MAX_TRAINING = 1000
 _MOST_ROWS = 30
 _COLUMNS = {
     f"{name}_{kind}_{UNITS[name]}": (f"{QUANTITIES[name][0]} {kind.upper()}", QUANTITIES[name][1])
-    for name in LABELS
+    for name in TRAINED
     for kind in ("mae", "rmse")
 }
 """Of errors.csv: short titles and units."""
@@ -62,11 +64,7 @@ def write_results(
         stage = last["position"]["second_since"]
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
-        samples = [sample for own in sets.values() for sample in own]
-        how = {"dtype": config.dtype, "long_range": potential.long_range}
-        batcher = Batcher(samples, config.data.batch_size, **how)
-        predict = compile_predict(potential, stress=count_labelled(samples, "stress") > 0)
-        predicted = predictions(predict, jax.device_put(params), batcher)
+        predicted = _predicted(config, potential, params, sets)
         rows, start = [], 0
         for name, samples in sets.items():
             part = predicted[start : start + len(samples)]
@@ -77,7 +75,7 @@ def write_results(
                 target = folder.path / ("parity.png" if name == "validation" else "parity_test.png")
                 frames = counted(len(part), f"{name} frame")
                 title = f"{folder.path.name}, epoch {metadata['epoch']}: {frames}"
-                plots.parity(zip(samples, part, strict=True), target, title)
+                plots.parity(zip(labelled, part, strict=True), target, title)
             if name == "validation":
                 validated = samples, part
                 if hint := stress_hint(samples, part):
@@ -98,6 +96,22 @@ def write_results(
     except (OSError, ValueError) as error:
         warn(f"the results cannot be written: {error}")
         return []
+
+
+def _predicted(config: Config, potential: Potential, params, sets: dict) -> list:
+    """Return `predictions` for all samples of some sets, one after the other.
+
+    They have the errors of Hessians, of the rows on which the run is validated, if it has any.
+    """
+    samples, params = [sample for own in sets.values() for sample in own], jax.device_put(params)
+    stress, size = count_labelled(samples, "stress") > 0, config.data.batch_size
+    how = {"dtype": config.dtype, "long_range": potential.long_range, "seed": config.seed}
+    if config.training.hessian_weight:
+        predict = jax.jit(functools.partial(of_graph, potential, stress=stress))
+        made = [Batcher(own, size, hessians=True, **how) for own in sets.values()]
+        return [found for batcher in made for found in predictions(predict, params, batcher)]
+    predict = compile_predict(potential, stress=stress)
+    return predictions(predict, params, Batcher(samples, size, **how))
 
 
 def _described(sample: Sample, dataset: Dataset) -> SimpleNamespace:
@@ -132,6 +146,7 @@ def error_lines(rows: list[dict]) -> tuple[str, list[str]]:
     """Return the units of the errors of some rows, and the lines of their table in a terminal."""
     heads, rows = _cells(rows)
     units = "E in meV/atom, F in meV/Å" + (", S in meV/Å^3" if "S MAE" in heads else "")
+    units += ", H in meV/Å^2" if "H MAE" in heads else ""
     named, lines = heads.index("frames"), []
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)][:named]
     for row in [heads, *rows]:

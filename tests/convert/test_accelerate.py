@@ -13,7 +13,7 @@ from ase.calculators.emt import EMT
 from ase.calculators.mixing import SumCalculator
 
 import eqfuse
-from eqfuse.convert.accelerate import Differs
+from eqfuse.convert.accelerate import Differs, rounding
 
 PROGRAMS = "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 
@@ -89,6 +89,35 @@ def test_accelerated_calculator_that_differs_refuses(name, unit, calculator, pac
         with pytest.raises(Differs, match=f"{name} of NequIPCalculator and .* differ by .* {unit}"):
             fast.get_property(name, atoms)
     assert not fast.results
+
+
+@pytest.mark.parametrize(
+    ("layers", "correlation", "tables", "couplings"), [(1, 1, 1, 2), (3, 1, 3, 6), (2, 3, 12, 16)]
+)
+def test_rounding_counts_the_factors_of_a_term(layers, correlation, tables, couplings):
+    """One layer of correlation 3 has 3 radial functions and 3 + 1 couplings; the second 12, 16."""
+    model = types.SimpleNamespace(layers=layers, correlation=correlation)
+    module = types.SimpleNamespace(potential=types.SimpleNamespace(model=model))
+    network = types.SimpleNamespace(dtype="float64", radial="tables of 256", module=module)
+    assert rounding(network, "nequip") == pytest.approx(1e-7 * tables + 1e-10)
+    assert rounding(network, "mace") == pytest.approx(1e-7 * tables + 2.0**-24 * couplings + 1e-10)
+    network.radial = "network"
+    assert rounding(network, "nequip") == 1e-10
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(1 + 1e-6, True), (1 + 1e-9, False)])
+def test_accelerated_float64_refuses_a_millionth(factor, refused, calculator, package, atoms):
+    theirs = calculator(dtype="float64")
+    theirs.default_dtype = "float64"
+    size = np.abs(theirs.get_property("forces", atoms)).max()
+    theirs.factors = {"forces": 1 + (factor - 1) / min(size, 1.0)}
+    theirs.reset()
+    fast = eqfuse.accelerate(theirs, file=package)
+    if refused:
+        with pytest.raises(Differs, match="forces of"):
+            fast.get_property("forces", atoms)
+    else:
+        assert fast.get_property("forces", atoms).shape == (3, 3)
 
 
 def test_accelerate_keeps_the_other_members_of_a_sum(calculator, package):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert_mace
-from eqfuse.convert.records import Record, Storage, read_module, value
+from eqfuse.convert.records import Record, Storage, read_module, read_saved, value
 
 
 def write(path, data, **others):
@@ -53,6 +53,15 @@ def test_no_name_of_a_pickle_is_looked_up(tmp_path):
         assert isinstance(found, Record)
         assert found.name == function.__name__
         assert found.args == ("true",)
+
+
+def test_function_named_by_a_class_is_that_function(tmp_path):
+    """Torch 2.13 writes its tanh as getattr(torch._C._VariableFunctionsClass, "tanh")."""
+    named = b"cbuiltins\ngetattr\n(ctorch._C\n_VariableFunctionsClass\nVtanh\ntR."
+    path = write(tmp_path / "any.pt", b"\x80\x02]" + named[:-1] + b"a.")
+    (found,) = read_saved(path)
+    assert found.kind == "torch._C._VariableFunctionsClass.tanh"
+    assert issubclass(found, Record)
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,7 @@ def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_the_network_and_frames_that_it_began_with(
     run, water, tmp_path, capsys
 ):
@@ -222,6 +223,7 @@ def test_a_run_is_resumed_with_the_network_and_frames_that_it_began_with(
     assert [s.energy for s in read_structures(folder / FILE)] == [s.energy for s in frames]
 
 
+@pytest.mark.slow
 def test_elastic_weights_are_the_default_where_the_network_knows_more(run, water, tmp_path, capsys):
     given = [f"start_from={run('density')}", f"data={water}", "data.val=2", "steps=2", "lr=0.01"]
     given += ["data.reference_energies=fit", "training.second_stage=null", "replay_frames=2"]

@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
+import inspect
+import pathlib
 import threading
 from collections.abc import Callable
 
@@ -16,6 +19,7 @@ from e3nn_jax import tensor_product
 from e3nn_jax.flax import Linear
 
 from eqfuse import ops
+from eqfuse.fuse.patch import REPLACED
 from tests.ops.parity import UNOPTIMIZED
 
 SENDERS, RECEIVERS = np.array([0, 1, 2, 0, 3]), np.array([1, 2, 0, 3, 0])
@@ -241,6 +245,36 @@ def test_a_name_is_replaced_however_it_was_kept(way):
     np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-14)
 
 
+class Changed(e3nn.FunctionalLinear):
+    def aggregate_paths(self, *args):
+        return super().aggregate_paths(*args)
+
+
+OWN_PRODUCT = inspect.unwrap(tensor_product)  # kept from behind e3nn's decorator
+CHANGED = Changed(e3nn.Irreps("2x0e+2x1o"), e3nn.Irreps("3x0e+2x1o"))
+STAYS = {
+    "unwrapped": lambda x: OWN_PRODUCT(x, x),
+    "changed_method": lambda x: e3nn.utils.vmap(CHANGED, in_axes=(None, 0))(jnp.ones(10), x),
+}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("way", STAYS)
+def test_what_stays_e3nns_is_reported_by_its_place(way, beside, capsys):
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
+
+    def function(x):
+        return STAYS[way](x), *([e3nn.tensor_product(x, x)] if beside else [])
+
+    jax.eval_shape(ops.fuse(function, patch=True, report=True), x)
+    line = inspect.getsourcelines(STAYS[way])[1]
+    report = capsys.readouterr().out
+    own = report[report.index("e3nn-jax's own product or Linear is at") :].splitlines()[0]
+    assert f"test_patch.py:{line}" in own
+    assert "it stays" in own
+    assert "patch=True" not in report
+
+
 def test_a_linear_of_equinox_that_was_made_before_is_replaced():
     pytest.importorskip("equinox")
     linear = e3nn.equinox.Linear(irreps_in="2x1o", irreps_out="1o", key=jax.random.key(0))
@@ -288,6 +322,60 @@ def test_layers_of_e3nn_jax_itself_are_replaced():
         found = jax.jit(fused)(params, *operands()).array
         expected = jax.jit(network.apply)(params, *operands()).array
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+OURS = {
+    "e3nn_jax": ("", ["tensor_product", "elementwise_tensor_product", "tensor_square"]),
+    "e3nn_jax.legacy": ("", ["FunctionalTensorProduct", "FunctionalFullyConnectedTensorProduct"]),
+    "e3nn_jax.flax": ("", ["Linear"]),
+    "e3nn_jax.haiku": (
+        ".haiku",
+        ["Linear", "SymmetricTensorProduct", "FullyConnectedTensorProduct"],
+    ),
+    "e3nn_jax.equinox": (".equinox", ["Linear"]),
+}
+OURS["e3nn_jax"][1].append("FunctionalLinear")
+OWN_OPTIONS = {"backend", "input_precision"}
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_signatures_are_e3nns_written_out_with_an_example(module):
+    of, names = OURS[module]
+    theirs = importlib.import_module(module)
+    ours = importlib.import_module(f"eqfuse.ops{of}")
+    for name in names:
+        if (own := getattr(theirs, name, None)) is None:
+            continue  # without the framework
+        op = getattr(ours, name)
+        expected, found = (inspect.signature(f).parameters for f in (own, op))
+        assert [p for p in found if p not in OWN_OPTIONS] == [*expected], name
+        for p in expected:
+            assert (found[p].kind, found[p].default) == (expected[p].kind, expected[p].default)
+        assert ">>> " in op.__doc__, name
+        if inspect.isclass(own):
+            assert issubclass(op, own)
+
+
+def test_each_public_name_of_e3nn_jax_that_is_replaced_is_in_the_reference():
+    page = (pathlib.Path(__file__).parents[2] / "docs/reference/ops.md").read_text("utf-8")
+    for module, names in REPLACED.items():
+        for name in names:
+            assert f"`{module.replace('e3nn_jax', 'e3nn')}.{name}`" in page
+
+
+def test_batch_norms_are_the_same_and_stay_e3nns():
+    with jax.enable_x64(True):
+        x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,), dtype=jnp.float64)
+        norm = e3nn.flax.BatchNorm()
+        variables = norm.init(jax.random.key(1), x, use_running_average=False)
+
+        def normed(x):
+            return norm.apply(variables, x, use_running_average=False, mutable=True)[0]
+
+        found = ops.fuse(normed, patch=True)(x)
+        np.testing.assert_allclose(found.array, normed(x).array, rtol=0, atol=1e-14)
+        with ops.patched():
+            assert not is_ours(normed, x)
 
 
 @pytest.mark.parametrize(("irreps", "orders"), [("0e+1o", (1, 2, 3)), ("2x0e+1o", (2,))])

@@ -80,7 +80,7 @@ def test_a_simulation_of_jax_md_conserves_the_energy(run, atoms):
     assert np.ptp(total) < 0.01 * np.ptp(kinetic)
 
 
-@pytest.mark.parametrize("cells", [(3, 3, 3), (2, 2, 3)])
+@pytest.mark.parametrize("cells", [(3, 3, 3), pytest.param((2, 2, 3), marks=pytest.mark.slow)])
 def test_a_box_that_shrinks_is_right_or_flagged(cells, run):
     """Atoms do not move in fractional coordinates, so that jax-md would keep its list."""
     atoms = ase.build.bulk("Cu", cubic=True, a=4.3).repeat(cells)

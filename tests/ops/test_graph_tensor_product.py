@@ -132,8 +132,9 @@ def test_edges_that_do_not_fit_are_refused(arrays, error_type, message):
         ops.Edges.from_arrays(*map(np.array, arrays), 5)
 
 
-@pytest.mark.parametrize("backend", ["llvm", "xla", "e3nn"])
-@pytest.mark.parametrize("mul", [1, 5, 33])
+@pytest.mark.parametrize(
+    ("backend", "mul"), [("llvm", 1), ("llvm", 5), ("llvm", 33), ("xla", 5), ("e3nn", 5)]
+)
 def test_nodes_that_only_send_have_no_rows(x64, backend, mul):
     """Values and gradients are those of all nodes, whose last rows are left out."""
     rng = np.random.default_rng(mul)
@@ -149,6 +150,7 @@ def test_nodes_that_only_send_have_no_rows(x64, backend, mul):
     used = e3nn.tensor_product(irreps, "0e+1o", filter_ir_out="0e+1o").num_irreps
     params = layer.init(jax.random.key(0), *operands, w[:, :used], edges=whole)
 
+    @jax.jit
     def values(edges, x, y, w):
         a, b = e3nn.IrrepsArray(irreps, x), e3nn.IrrepsArray("0e+1o", y)
         product = ops.graph_tensor_product(a, b, w, edges, backend=backend).array
@@ -160,7 +162,7 @@ def test_nodes_that_only_send_have_no_rows(x64, backend, mul):
     for found, expected in zip(values(part, x, y, w), values(whole, x, y, w), strict=True):
         assert found.shape[0] == 4
         np.testing.assert_allclose(found, expected[:4], rtol=1e-12, atol=1e-12)
-    found, expected = (jax.grad(total, (1, 2, 3))(e, x, y, w) for e in (part, whole))
+    found, expected = (jax.jit(jax.grad(total, (1, 2, 3)))(e, x, y, w) for e in (part, whole))
     for f, e in zip(found, expected, strict=True):
         np.testing.assert_allclose(f, e, rtol=1e-11, atol=1e-11)
     assert np.abs(expected[0][4:]).max() > 0.01  # of nodes that only send

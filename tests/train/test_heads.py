@@ -155,6 +155,7 @@ def of_heads(folder, names=("two", "new", "replay")):
     return zip(*(read_checkpoint(file, ("best",))[:2] for file in files), strict=True)
 
 
+@pytest.mark.slow
 def test_heads_go_on_and_begin_and_the_past_is_one(run, tuned, tmp_path, capsys):
     """After a step that changes nothing, heads are as they began."""
     tiny = ["lr=1e-30", "training.min_lr=1e-30", "steps=1", "training.ema_decay=0"]

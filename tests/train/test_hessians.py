@@ -18,7 +18,7 @@ from eqfuse.models import Potential, build, compile_predict, predict
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss, error_sums
 from tests.models.conftest import ONE_OF_ALL, SMALL
-from tests.small_runs import TINY, labelled
+from tests.small_runs import TINY, labelled, rows_of
 
 
 def springs(atoms) -> np.ndarray:
@@ -176,6 +176,13 @@ def test_a_run_on_hessians(file, tmp_path, capsys):
     rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
     errors = [float(row["val_hessian_rmse_mev_per_a2"]) for row in rows]
     assert errors[-1] < 0.8 * errors[0]
+    # the table of the end has the errors of the same rows, and those by element
+    table = {(r["set"], r["group"]): r for r in rows_of(run / "errors.csv")}
+    best = float(table["validation", "all"]["hessian_rmse_mev_per_a2"])
+    assert best == pytest.approx(min(errors), rel=1e-9)
+    by = [table["validation", f"element {e}"]["hessian_rmse_mev_per_a2"] for e in "OHH"]
+    assert np.sqrt(np.mean(np.square(np.float64(by)))) == pytest.approx(best, rel=1e-9)
+    assert f"<td>{best:.2f}</td>" in (run / "report.html").read_text(encoding="utf-8")
     # the errors of validation frames are those of the network's Hessians
     frames = ase.io.read(file, ":8")
     whole = [np.sqrt(np.mean((eqfuse.hessian(run, a) - springs(a)) ** 2)) * 1e3 for a in frames]

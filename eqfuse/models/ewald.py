@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ase import units
+from scipy.fft import next_fast_len
 
 CONSTANT = 1e10 * units._e / (2 * units._eps0)
 """1 / (2 epsilon_0), eV Å for charges in units of that of a proton: 90.4756."""
@@ -23,6 +24,12 @@ NO_SLABS = (
 )
 ROWS = 512
 """Atoms that a direct sum takes at once."""
+MOST_TERMS = 500_000
+"""Waves times atoms of a cell, up to which its sum is written out; beyond, a mesh is faster. For
+networks of other programs, whose digits count, it is `LONGER` times as many."""
+LONGER = 20
+ORDER, OVERSAMPLING = 8, 2.5
+"""Of the splines that put charges on a mesh, and of its points for each wave up to the cutoff."""
 
 
 @jax.tree_util.register_static
@@ -150,8 +157,11 @@ class LatentEwald:
         missing = (totals[:, None] - sums) / jnp.maximum(counts, 1)[:, None]
         return jnp.where(is_atom[:, None], charges + missing[index], 0)
 
-    def energies(self, charges, positions, cells, index, reach: Reach, parts: bool = True):
-        """Return the energy of each atom, [n] eV, half of its charges times their potential.
+    def energies(self, charges, positions, cells, index, reach: Reach):
+        """Return energies of atoms, [n] eV, which add up to that of each structure.
+
+        The sum over the waves of a cell is shared equally by its atoms. Above `MOST_TERMS` it is
+        computed on a mesh, whose forces differ by less than 2e-5 eV/Å for charges of 1 e.
 
         Args:
           charges: [n, n_charges]; zero in the padding.
@@ -159,8 +169,6 @@ class LatentEwald:
           cells: [n_graphs, 3, 3] Å; zeros for a structure that is not periodic.
           index: [n] int32, the structure of each atom, non-decreasing.
           reach: static.
-          parts: if False, the sum over waves of a cell is shared equally by its atoms, which takes
-            half of the time; its derivatives are the same.
         Returns:
           in the dtype of positions, in which all is computed.
         """
@@ -173,12 +181,12 @@ class LatentEwald:
         out = jnp.zeros(rows.shape, positions.dtype)
         if any(reach.waves):
             safe = jnp.where(is_periodic[:, None, None], cells, jnp.eye(3, dtype=cells.dtype))
-            sums = functools.partial(self._of_waves, waves=reach.waves, parts=parts)
-            of_waves = jax.vmap(sums)(q, x, safe)
-            if not parts:
-                count = jnp.maximum(jnp.sum(is_there, axis=1), 1).astype(out.dtype)
-                of_waves = (of_waves / count)[:, None]
-            out += jnp.where(is_periodic[:, None], of_waves, 0)
+            terms = reach.atoms * math.prod(2 * n + 1 for n in reach.waves) / 2
+            most = MOST_TERMS * (LONGER if self.hard else 1)
+            sums = self._of_waves if terms <= most else self._of_mesh
+            of_waves = jax.vmap(functools.partial(sums, waves=reach.waves))(q, x, safe)
+            count = jnp.maximum(jnp.sum(is_there, axis=1), 1).astype(out.dtype)
+            out += jnp.where(is_periodic, of_waves / count, 0)[:, None]
         if reach.direct:
             # far apart, where they are read for nothing
             direct = jax.vmap(self._direct)(q, x, is_there & ~is_periodic[:, None])
@@ -198,31 +206,66 @@ class LatentEwald:
         most = self.largest**2 * (1 + ROUNDING)  # published programs keep the waves at the cutoff
         return jnp.where((squares > 0) & (squares <= most), weights, 0)
 
-    def _of_waves(self, q, x, cell, waves, parts: bool):
-        """Return the energies [n] of one periodic structure, or their sum.
+    def _waves(self, cell, numbers):
+        """Return reciprocal vectors without 2 pi, as rows, and what |S|^2 is multiplied with.
 
-        exp(i k r) is a product of powers along the three axes, so that sums are matmuls.
+        The last of the three `numbers` of waves are not negative: half of space is the other half.
         """
         crossed = jnp.stack([jnp.cross(cell[(k + 1) % 3], cell[(k + 2) % 3]) for k in range(3)])
         volume = jnp.sum(cell[0] * crossed[0])
-        inverse = crossed / volume  # rows are reciprocal vectors, without 2 pi
-        angles = 2 * math.pi * x @ inverse.T  # [n, 3], no strain changes them
-        numbers = [np.arange(0, waves[0] + 1), *(np.arange(-w, w + 1) for w in waves[1:])]
-        a, b, c = (jnp.exp(1j * angles[:, k, None] * m) for k, m in enumerate(numbers))
-        ab = (a[:, :, None] * b[:, None, :]).reshape(len(x), -1)  # half of space is the other half
+        inverse = crossed / volume
         k = [2 * math.pi * m[:, None] * row for m, row in zip(numbers, inverse, strict=True)]
         k = k[0][:, None, None] + k[1][:, None] + k[2]
-        twice = jnp.where(numbers[0] > 0, 2, 1)[:, None, None]
-        weights = (self._weights(jnp.sum(k**2, axis=-1)) * twice).reshape(ab.shape[1], -1)
+        weights = self._weights(jnp.sum(k**2, axis=-1)) * np.where(numbers[2] > 0, 2, 1)
+        return inverse, self.constant / jnp.abs(volume) * weights
+
+    def _of_waves(self, q, x, cell, waves):
+        """Return the energy of one periodic structure.
+
+        exp(i k r) is a product of powers along the three axes, so that sums are matmuls.
+        """
+        numbers = [np.arange(-waves[0], waves[0] + 1), np.arange(-waves[1], waves[1] + 1)]
+        numbers.append(np.arange(waves[2] + 1))
+        inverse, weights = self._waves(cell, numbers)
+        angles = 2 * math.pi * x @ inverse.T  # [n, 3], no strain changes them
+        a, b, c = (jnp.exp(1j * angles[:, k, None] * m) for k, m in enumerate(numbers))
+        bc = (b[:, :, None] * c[:, None, :]).reshape(len(x), -1)
+        weights = weights.reshape(a.shape[1], -1)
+        structures = [(charge[:, None] * a).T @ bc for charge in q.T]
+        return sum(jnp.sum(weights * (s.real**2 + s.imag**2)) for s in structures)
+
+    def _of_mesh(self, q, x, cell, waves):
+        """Return the energy of one periodic structure, of charges on a mesh (particle-mesh Ewald).
+
+        References: Essmann et al. 1995, J. Chem. Phys. 103, 8577 (smooth, by B-splines).
+        """
+        finer = OVERSAMPLING * max(
+            1, math.sqrt(-2 * math.log(LEFT_OUT)) / self.sigma / self.largest
+        )
+        shape = [next_fast_len(math.ceil(max(finer * n, ORDER)), real=True) for n in waves]
+        numbers = [np.fft.fftfreq(n, 1 / n) for n in shape[:2]]
+        numbers.append(np.fft.rfftfreq(shape[2], 1 / shape[2]))
+        inverse, weights = self._waves(cell, numbers)
+        of_axes = (np.sinc(m / n) ** (2 * ORDER) for m, n in zip(numbers, shape, strict=True))
+        weights /= functools.reduce(np.multiply.outer, of_axes).astype(x.dtype)
+        places = x @ inverse.T
+        places = (places - jnp.floor(places)) * np.asarray(shape, x.dtype)
+        first = jnp.minimum(jnp.floor(places), np.asarray(shape, x.dtype) - 1)
+        a, b, c = jnp.unstack(_splines(places - first), axis=1)  # [n, ORDER]
+        spread = a[:, :, None, None] * b[:, None, :, None] * c[:, None, None]
+        windows = jax.lax.ScatterDimensionNumbers((1, 2, 3), (), (0, 1, 2))
         total = 0
         for charge in q.T:
-            structure = (charge[:, None] * ab).T @ c  # [waves of a and b, waves of c]
-            if not parts:
-                total += jnp.sum(weights * (structure.real**2 + structure.imag**2))
-                continue
-            back = jnp.sum(ab.conj() * (c.conj() @ (weights * structure).T), axis=1)
-            total += charge * back.real
-        return self.constant / jnp.abs(volume) * total
+            mesh = jnp.zeros([n + ORDER - 1 for n in shape], x.dtype)
+            blocks = charge[:, None, None, None] * spread
+            mesh = jax.lax.scatter_add(mesh, first.astype(jnp.int32), blocks, windows)
+            for axis, n in enumerate(shape):  # what sticks out belongs to the other end
+                out, mesh = jnp.split(mesh, [ORDER - 1], axis)
+                pad = [(n - ORDER + 1 if k == axis else 0, 0) for k in range(3)]
+                mesh += jnp.pad(out, pad)
+            s = jnp.fft.rfftn(mesh)
+            total += jnp.sum(weights * (s.real**2 + s.imag**2))
+        return total
 
     def _direct(self, q, x, is_there):
         """Return the energies [n] of one structure that is not periodic, some atoms at a time."""
@@ -247,6 +290,16 @@ class LatentEwald:
 
         parts = jax.lax.map(jax.checkpoint(of), tuple(map(blocks, (q, x, is_there))))
         return self.constant / (4 * math.pi) * parts.reshape(-1)[: len(x)]
+
+
+def _splines(t):
+    """Return cardinal B-splines at distances t [..., ] from the point before, [..., ORDER]."""
+    w = jnp.stack([1 - t, t], axis=-1)
+    for n in range(3, ORDER + 1):
+        zero, at = jnp.zeros_like(w[..., :1]), jnp.arange(n) - t[..., None]
+        left, right = jnp.concatenate([w, zero], axis=-1), jnp.concatenate([zero, w], axis=-1)
+        w = ((1 + at) * left + (n - 1 - at) * right) / (n - 1)
+    return w
 
 
 def _rows(index, num_graphs: int, most: int):

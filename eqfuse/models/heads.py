@@ -79,7 +79,7 @@ def node_energies(
     charges = potential.long_range.charges_of(scalars, *where, graph.charges)
     # the last graph is padding
     own = charges, positions, cells[:-1], graph.graph_index, graph.reach
-    return energies + potential.long_range.energies(*own, parts=False)
+    return energies + potential.long_range.energies(*own)
 
 
 def _own(of_heads, graph: Graph):

@@ -245,6 +245,36 @@ def test_a_name_is_replaced_however_it_was_kept(way):
     np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-14)
 
 
+class Changed(e3nn.FunctionalLinear):
+    def aggregate_paths(self, *args):
+        return super().aggregate_paths(*args)
+
+
+OWN_PRODUCT = inspect.unwrap(tensor_product)  # kept from behind e3nn's decorator
+CHANGED = Changed(e3nn.Irreps("2x0e+2x1o"), e3nn.Irreps("3x0e+2x1o"))
+STAYS = {
+    "unwrapped": lambda x: OWN_PRODUCT(x, x),
+    "changed_method": lambda x: e3nn.utils.vmap(CHANGED, in_axes=(None, 0))(jnp.ones(10), x),
+}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("way", STAYS)
+def test_what_stays_e3nns_is_reported_by_its_place(way, beside, capsys):
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
+
+    def function(x):
+        return STAYS[way](x), *([e3nn.tensor_product(x, x)] if beside else [])
+
+    jax.eval_shape(ops.fuse(function, patch=True, report=True), x)
+    line = inspect.getsourcelines(STAYS[way])[1]
+    report = capsys.readouterr().out
+    own = report[report.index("e3nn-jax's own product or Linear is at") :].splitlines()[0]
+    assert f"test_patch.py:{line}" in own
+    assert "it stays" in own
+    assert "patch=True" not in report
+
+
 def test_a_linear_of_equinox_that_was_made_before_is_replaced():
     pytest.importorskip("equinox")
     linear = e3nn.equinox.Linear(irreps_in="2x1o", irreps_out="1o", key=jax.random.key(0))

@@ -299,3 +299,20 @@ def test_plugin_is_compiled_for_a_lammps_whose_source_is_named(folders, tmp_path
     assert write_plugin(part, part, headers)
     assert str(source) in (part / "compile.sh").read_text()
     assert thermo(lmp(ALLOY + PAIR.format(folder=part) + OUTPUT, tmp_path)).shape == (1, 10)
+    (tmp_path / "lammps" / "build").mkdir()
+    cache = tmp_path / "lammps" / "build" / "CMakeCache.txt"
+    cache.write_text("MPI_C_COMPILER:FILEPATH=/a/mpicc\nMPI_CXX_COMPILER:FILEPATH=/a/mpicxx\n")
+    assert find_headers(source).compiler == "/a/mpicxx"
+
+
+def test_plugin_of_another_mpi_is_refused(folders, tmp_path):
+    """A handle of Open MPI is a pointer, and one of MPICH a number: LAMMPS would crash."""
+    _, folder = folders("nequip")
+    part = shutil.copytree(folder, tmp_path / "part")
+    script = (part / "compile.sh").read_text()
+    (part / "compile.sh").write_text(script.replace(" -O2", " -DOPEN_MPI"))
+    subprocess.run(["sh", str(part / "compile.sh")], check=True)
+    with pytest.raises(
+        RuntimeError, match=r"another MPI than this LAMMPS.*MPICXX=/its/bin/mpicxx sh"
+    ):
+        lmp(ALLOY + PAIR.format(folder=part) + OUTPUT, tmp_path)

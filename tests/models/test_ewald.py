@@ -164,23 +164,51 @@ def test_derivatives_are_those_of_differences(cell):
     check_grads(energy, arguments, order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
 
 
-def test_sums_that_are_shared_have_the_same_derivatives():
-    """Two cells and padding, whose atoms belong to no graph."""
-    charges, positions = molecule(9)
-    charges[7:] = 0
-    index = jnp.asarray([0] * 4 + [1] * 3 + [2] * 2, jnp.int32)
-    cells = jnp.asarray([np.diag([5.0, 6, 7]), np.array([[5.0, 0, 0], [1, 6, 0], [0.5, -1, 7]])])
-    reach = LatentEwald().reach(np.asarray(cells), [[True] * 3] * 2, [4, 3])
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("shape", [(5, 6, 7), (4, 9, 12)])
+def test_mesh_has_the_sums_written_out(hard, shape, monkeypatch):
+    """Two cells, one oblique, and padding, with all derivatives.
 
-    def total(q, x, cells, parts):
-        energies = LatentEwald().energies(q, x, cells, index, reach, parts)
+    The bound is that of forces for one charge, 2e-5, for two of an atom and twice the energy; the
+    derivative by a cell is that of all its atoms.
+    """
+    rng = np.random.default_rng(0)
+    charges, positions = rng.choice([-1.0, 1.0], (9, 2)), rng.normal(size=(9, 3)) * 6
+    charges[7:] = 0
+    positions[3] = [0.0, -1e-18, 0.0]  # which rounds to the other end of the cell
+    index = jnp.asarray([0] * 4 + [1] * 3 + [2] * 2, jnp.int32)
+    oblique = np.array([[5.0, 0, 0], [1, 6, 0], [0.5, -1, 7]])
+    cells = jnp.asarray([np.diag(1.0 * np.array(shape)), oblique])
+    ewald = LatentEwald(sigma=0.9, cutoff=math.pi if hard else None, hard=hard)
+    reach = ewald.reach(np.asarray(cells), [[True] * 3] * 2, [4, 3])
+
+    def total(q, x, cells, most):
+        monkeypatch.setattr("eqfuse.models.ewald.MOST_TERMS", most)
+        energies = ewald.energies(q, x, cells, index, reach)
         return energies[:4].sum() + 2 * energies[4:].sum()
 
     found, expected = (
-        jax.value_and_grad(total, argnums=(0, 1, 2))(charges, positions, cells, parts)
-        for parts in (False, True)
+        jax.value_and_grad(total, argnums=(0, 1, 2))(charges, positions, cells, most)
+        for most in (0, 1e9)
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), found, expected)
+    assert float(found[0]) != float(expected[0])
+    for a, b, most in zip(found[1], expected[1], (8e-5, 8e-5, 4 * 8e-5), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=most)
+    assert float(found[0]) == pytest.approx(float(expected[0]), abs=5e-6)
+
+
+def test_mesh_has_second_derivatives(monkeypatch):
+    monkeypatch.setattr("eqfuse.models.ewald.MOST_TERMS", 0)
+    charges, positions = molecule(3)
+    index, cell = jnp.zeros(3, jnp.int32), jnp.asarray([[5.0, 0, 0], [1, 6, 0], [0.5, -0.7, 7]])
+    reach = LatentEwald().reach(np.asarray(cell)[None], [[True] * 3], [3])
+
+    def energy(q, x, strain):
+        deform = jnp.eye(3) + strain
+        return LatentEwald().energies(q, x @ deform, (cell @ deform)[None], index, reach).sum()
+
+    arguments = jnp.asarray(charges), jnp.asarray(positions), jnp.zeros((3, 3))
+    check_grads(energy, arguments, order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
 
 
 def test_slabs_are_refused():

@@ -1,7 +1,6 @@
 """The command `eqfuse distill`, and its settings."""
 
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -13,7 +12,6 @@ from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import made, write_whole
 from eqfuse.runs.schema import (
     FINITE,
-    FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
     TYPES,
@@ -24,13 +22,14 @@ from eqfuse.runs.schema import (
     require,
     setting,
     word,
+    written,
 )
 from eqfuse.runs.stopping import exit_code
 
 PROPERTIES = ("volume", "elastic", "phonons", "dynamics")
 CHANGEABLE = ("labels", "minutes", "forces", "energy")
 """What `resume=` takes besides."""
-_SETTINGS = "distill/settings.json"
+_SETTINGS, _WORDS = "distill/settings.txt", ("teacher", "start")
 _ENOUGH = Range(lambda value: value >= 12, "12 or more, of which four validate")
 
 
@@ -38,13 +37,13 @@ _ENOUGH = Range(lambda value: value >= 12, "12 or more, of which four validate")
 class Distill:
     """Train a fast potential of a material on labels of a slow one, its teacher.
 
-    Rounds of sampling, selection, labels and training end when the errors of new trajectories,
-    which are never trained on, are below forces= and energy=, or labels= or minutes= are used up.
+    Rounds of dynamics, labels and training end when the errors of new trajectories, which are never
+    trained on, are below forces= and energy=, or labels= or half of minutes= are used up.
     The folder run= is a run like any other, with certificate.html, which compares both.
 
     Examples:
       eqfuse distill 7net-0 START.xyz temperature=300..1500 run=fast
-      eqfuse distill 'tblite.ase:TBLite(method="GFN2-xTB")' molecule.xyz labels=200 run=fast
+      eqfuse distill 'tblite.ase:TBLite(method="GFN2-xTB")' molecule.xyz batch=60 run=fast
       eqfuse distill resume=fast minutes=120
     """
 
@@ -53,34 +52,28 @@ class Distill:
     )
     start: Path | None = word("structures of the material, in a file of any format", None)
     temperature: str = setting("300..1000", "K, of dynamics, from..to")
-    pressure: str = setting("0", "GPa, of dynamics of periodic cells, from..to")
+    pressure: str = setting("0", "GPa, of dynamics of crystals and liquids, from..to")
     defects: tuple[str, ...] | None = setting(None, "to sample besides: vacancy, surface, or both")
     forces: float = setting(50.0, "meV/Å, aim of the RMSE on new trajectories", POSITIVE)
     energy: float = setting(2.0, "meV/atom, aim of the RMSE on new trajectories", POSITIVE)
-    labels: int = setting(
-        600, "of the teacher at most, those of new trajectories included", _ENOUGH
-    )
-    minutes: float = setting(60.0, "after which no round begins", POSITIVE)
-    batch: int = setting(40, "labels to train on in each round", _ENOUGH)
-    new: int = setting(16, "labels of new trajectories in each round", POSITIVE)
-    atoms: int = setting(64, "up to which small cells are repeated", POSITIVE)
+    labels: int = setting(2000, "of the teacher at most, those of tests included", _ENOUGH)
+    minutes: float = setting(60.0, "of rounds, at most half of these, and training", POSITIVE)
+    batch: int = setting(160, "labels to train on in each round", _ENOUGH)
+    new: int = setting(16, "labels of new trajectories, and of the student's, a round", POSITIVE)
     trajectories: int = setting(4, "in each round, over the temperatures", POSITIVE)
-    steps: int = setting(400, "of each trajectory", POSITIVE)
-    every: int = setting(10, "steps between frames of a trajectory", POSITIVE)
+    every: int = setting(10, "steps between labels of a trajectory", POSITIVE)
     timestep: float | None = setting(None, "fs; null: 0.5 with hydrogen, 1 or 2 without", POSITIVE)
+    atoms: int = setting(64, "up to which small cells are repeated", POSITIVE)
     strain: float = setting(0.03, "standard deviation of random strains", NOT_NEGATIVE)
     rattle: float = setting(0.05, "Å, standard deviation of random moves of atoms", POSITIVE)
-    driver: Literal["auto", "teacher", "student"] = setting(
-        "auto", "of dynamics; auto: the student once its forces are right to driver_error"
+    driver: Literal["teacher", "student"] = setting(
+        "teacher", "of dynamics; student: of a teacher that is slow, such as DFT"
     )
-    driver_error: float = setting(0.2, "of the RMS force, at which the student drives", FRACTION)
     speed: float = setting(20.0, "of the student, in times of its teacher's", POSITIVE)
     student: str | None = setting(
         None, "settings of eqfuse train instead, in quotes: 'model=mace channels=32'"
     )
-    training_steps: int = setting(
-        1000, "of the optimizer in each round, 3 times at the end", POSITIVE
-    )
+    training_steps: int = setting(1000, "of a round; up to 20 times as many at the end", POSITIVE)
     properties: tuple[str, ...] = setting(
         PROPERTIES, "to compare with the teacher; 'none' for none"
     )
@@ -100,8 +93,10 @@ class Distill:
             one_of("defects", name, ("vacancy", "surface"))
         self.temperatures()
         self.pressures()
-        require(self.batch <= self.labels, "batch", self.batch, f"at most labels={self.labels}")
-        require(self.every <= self.steps, "every", self.every, f"at most steps={self.steps}")
+        least = self.batch + 2 * self.new
+        require(
+            least <= self.labels, "labels", self.labels, f"batch= and twice new=, {least}, or more"
+        )
 
     def temperatures(self) -> tuple[float, float]:
         """Return the lowest and the highest temperature, K."""
@@ -184,17 +179,17 @@ def begin(settings: Distill) -> Path:
 
 
 def _write(settings: Distill, folder: Path):
-    plain = dataclasses.asdict(settings)
-    text = json.dumps(plain, indent=1, default=str)
-    write_whole(folder / _SETTINGS, text + "\n")
+    given = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    lines = [f"{name}={written(value)}" for name, value in given.items() if name not in _WORDS]
+    words = [str(given[name]) for name in _WORDS]
+    write_whole(folder / _SETTINGS, "\n".join([*words, *lines, ""]))
 
 
 def read(folder: Path) -> Distill:
     """Return the settings of a folder."""
     try:
-        plain = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+        lines = (folder / _SETTINGS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} holds no distillation to go on with ({error})") from error
-    lists = {name: tuple(value) for name, value in plain.items() if isinstance(value, list)}
-    paths = {name: Path(plain[name]) for name in ("start", "python") if plain[name] is not None}
-    return Distill(**plain | lists | paths)
+    given = command.read(Distill, lines[len(_WORDS) :])[1]
+    return Distill(teacher=lines[0], start=Path(lines[1]), **given)

@@ -142,13 +142,15 @@ def fit(run, train=None, validation=None) -> Fitted:
         of_forces[1] *= factor
 
     content = io.BytesIO()
-    arrays, to = {"root": root, "forces": np.array(factor)}, network.metadata["arrays_sha256"]
-    np.savez(content, **arrays, network=to, sha256=digest_of(arrays))
-    write_whole(folder / UNCERTAINTY, content.getvalue())
     sizes = np.array([s.num_atoms for s in validation])
     agreement = Agreement.of(errors / sizes, spread / sizes), Agreement.of(*of_forces)
     counts = len(train), len(validation), len(root)
-    return Fitted(folder / UNCERTAINTY, *counts, ridge, *agreement, atom)
+    fitted = Fitted(folder / UNCERTAINTY, *counts, ridge, *agreement, atom)
+    arrays = {"root": root, "forces": np.array(factor), "limit": np.array(fitted.max_spread)}
+    to = network.metadata["arrays_sha256"]
+    np.savez(content, **arrays, network=to, sha256=digest_of(arrays))
+    write_whole(fitted.file, content.getvalue())
+    return fitted
 
 
 def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:

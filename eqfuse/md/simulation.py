@@ -16,7 +16,7 @@ from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network, unlike_training
-from eqfuse.inference.predict import as_structures
+from eqfuse.inference.predict import as_structures, predict
 from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -155,6 +155,9 @@ class _Simulation:
         charges = [self._network.charge_of(atoms) for atoms in frames]
         self._stepper = Stepper(self._network, species, masses, pbc, settings, charges)
         self.state = None
+        # where max_spread= stops, nothing needs a warning
+        known = (self._network.uncertainty or {}) if settings.max_spread is None else {}
+        self._spread_limit = known.get("limit")
 
     def _first_forces(self) -> Advanced:
         """Draw velocities, and compute the first forces."""
@@ -309,6 +312,23 @@ class _Simulation:
     def _record(self, rows, first: int, count: int):
         for k, (member, state) in enumerate(self._states()):
             member.record(rows[:count, k], first, state)
+        step = first + count - 1
+        if count and self._spread_limit is not None and step % self._settings.save_every == 0:
+            self._watch_spread(step)
+
+    def _watch_spread(self, step: int):
+        """Warn once if the spread of an atom is beyond what was validated, in a frame written."""
+        frames = [member.frame(state) for member, state in self._states()]
+        spreads = [one.spread.energies.max() for one in predict(self._network, frames)]
+        limit, k = float(self._spread_limit), int(np.argmax(spreads))
+        if spreads[k] > limit:
+            where = f" of structure {k}" if len(frames) > 1 else ""
+            warn(
+                f"step {step}: the spread of the energy of an atom{where} is {spreads[k]:.2g} eV, "
+                f"above {limit:.2g} eV that the network was validated to; max_spread={limit:.2g} "
+                "stops there"
+            )
+            self._spread_limit = None
 
     def _checkpoint(self):
         members = self._members

@@ -17,7 +17,7 @@ from eqfuse.inference import uncertainty
 from tests.lammps.untrained import untrained_run
 
 TEACHER = "ase.calculators.emt:EMT()"
-TINY = {"batch": 12, "new": 4, "atoms": 2, "trajectories": 2, "steps": 20, "every": 5}
+TINY = {"batch": 16, "new": 4, "atoms": 2, "trajectories": 2, "every": 5, "minutes": 1e6}
 TINY |= {"temperature": "300..600", "student": "channels=2", "properties": ()}
 
 

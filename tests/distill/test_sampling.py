@@ -19,8 +19,16 @@ from eqfuse.distill.sampling import (
     trajectory,
 )
 from eqfuse.distill.teacher import labelled
+from tests.distill.calculators import Failing
 
-SHORT = Conditions(temperature=300.0, pressure=None, steps=20, every=5, timestep=2.0)
+SHORT = Conditions(temperature=300.0, pressure=None, frames=4, every=5, timestep=2.0)
+
+
+def run(atoms, calculator, at, seed=0, limits=None, spreads_of=None):
+    frames, rng = [], np.random.default_rng(seed)
+    given = atoms, calculator, at, rng, limits or Limits(), frames.append, spreads_of
+    stop = trajectory(*given)
+    return frames, stop
 
 
 def test_closeness_is_relative_to_covalent_radii():
@@ -102,8 +110,8 @@ def test_molecule_without_cell_is_rattled():
 
 def test_trajectory_has_the_labels_of_its_frames():
     atoms = ase.build.bulk("Cu", cubic=True)
-    frames, why = trajectory(atoms, EMT(), SHORT, np.random.default_rng(0), Limits())
-    assert why is None
+    frames, stop = run(atoms, EMT(), SHORT)
+    assert stop is None
     assert len(frames) == 4
     assert [frame.info["temperature_k"] for frame in frames] == [300.0] * 4
     again = labelled(frames[-1], EMT())
@@ -112,18 +120,14 @@ def test_trajectory_has_the_labels_of_its_frames():
 
 
 def test_trajectory_is_that_of_its_seed():
-    first, second = (
-        trajectory(ase.build.bulk("Cu"), EMT(), SHORT, np.random.default_rng(4), Limits())[0]
-        for _ in range(2)
-    )
+    first, second = (run(ase.build.bulk("Cu"), EMT(), SHORT, seed=4)[0] for _ in range(2))
     assert (first[-1].positions == second[-1].positions).all()
 
 
 def test_pressure_compresses():
     atoms = ase.build.bulk("Cu", cubic=True)
-    at = SHORT._replace(pressure=20.0, steps=200)
-    frames, why = trajectory(atoms, EMT(), at, np.random.default_rng(0), Limits())
-    assert why is None
+    frames, stop = run(atoms, EMT(), SHORT._replace(pressure=20.0, frames=40))
+    assert stop is None
     assert frames[-1].get_volume() < 0.97 * atoms.get_volume()
     assert np.allclose(
         frames[-1].cell.array / atoms.cell.array[0, 0],
@@ -136,21 +140,26 @@ def test_pressure_compresses():
     [
         (Limits(force=0.01), "a force of"),
         (Limits(closeness=1.0), "of the sum of their covalent radii"),
+        (Limits(spread=0.2), "a spread of 0.3 eV"),
     ],
 )
 def test_trajectory_stops_before_a_frame_beyond_a_limit(limits, message):
+    spreads = iter((0.1, 0.3))
     atoms = ase.build.bulk("Cu", cubic=True)
-    frames, why = trajectory(atoms, EMT(), SHORT, np.random.default_rng(0), limits)
+    frames, stop = run(atoms, EMT(), SHORT, 0, limits, lambda _: np.array([0.0, next(spreads)]))
+    assert len(frames) == (1 if limits.spread == 0.2 else 0)
+    assert message in stop.why
+    assert not stop.failed
+    assert "momenta" not in stop.frame.arrays
+
+
+def test_trajectory_ends_where_its_calculator_fails():
+    atoms = ase.build.bulk("Cu", cubic=True)
+    frames, stop = run(atoms, Failing(100.0), SHORT)
     assert frames == []
-    assert message in why
-
-
-def test_trajectory_stops_with_the_frame_of_too_large_a_spread():
-    given = ase.build.bulk("Cu", cubic=True), EMT(), SHORT, np.random.default_rng(0)
-    spreads = iter((0.1, 0.3, 0.1, 0.1))
-    frames, why = trajectory(*given, Limits(spread=0.2), lambda _: next(spreads))
-    assert len(frames) == 2
-    assert why == "a spread of 0.3 eV/Å"
+    assert stop.failed
+    assert stop.why == "RuntimeError: no convergence"
+    assert len(stop.frame) == 4
 
 
 def test_limits_are_those_that_labels_support():

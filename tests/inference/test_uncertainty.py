@@ -14,6 +14,7 @@ from eqfuse.cli import main as eqfuse_command
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY, Network
 from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import digest_of
 from tests.small_runs import train_on_copper
 
 
@@ -143,6 +144,32 @@ def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path
     assert eqfuse_command([*simulate, f"run={tmp_path / 'md'}", f"max_spread={largest / 1e3}"]) == 2
     shown = f"structure 0: a spread of {largest:.4g} eV of an atom's energy is above max_spread"
     assert shown in capsys.readouterr().err  # not even the first step
+
+
+def test_dynamics_warn_once_where_the_spread_is_beyond_the_limit(run, copper, tmp_path, capsys):
+    """The limit is that of the fit, and is twice the spread of validation frames."""
+    other, usual = tmp_path / "other", ["save_every=2", "steps=6", "timestep=0.01"]
+    shutil.copytree(run, other)
+    with np.load(other / UNCERTAINTY) as arrays:
+        arrays = dict(arrays)
+    assert float(arrays["limit"]) > 0
+    largest = eqfuse.predict(run, ase.io.read(copper, 0))[0].spread.energies.max()
+    for factor, count in ((0.5, 1), (100.0, 0)):
+        own = {n: arrays[n] for n in ("root", "forces")} | {"limit": np.array(factor * largest)}
+        np.savez(other / UNCERTAINTY, **own, network=arrays["network"], sha256=digest_of(own))
+        simulate = [
+            "md",
+            str(other),
+            str(copper),
+            "frames=all",
+            *usual,
+            f"run={tmp_path / str(count)}",
+        ]
+        assert eqfuse_command(simulate) == 0
+        shown = capsys.readouterr().err
+        assert shown.count("warning: step 0: the spread of the energy of an atom") == count
+        assert shown.count("the spread of the energy") == count
+    assert not shown
 
 
 def test_what_was_not_fitted_is_refused(run, copper, tmp_path, capsys):

@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.log import printable
@@ -80,12 +82,12 @@ def exit_code(task: Callable[[], int | None], *, refused=(), failures=()) -> int
     except Interrupted as error:
         print(printable(error), file=sys.stderr)
         return 128 + error.signum
-    except RuntimeError as error:
-        if "nable to initialize backend" not in str(error):  # of JAX, whose platforms are asked for
+    except (RuntimeError, AssertionError) as error:
+        if not _without_device(error):
             raise
         asked = os.environ.get("JAX_PLATFORMS", "")
         text = f"JAX_PLATFORMS={asked} names a device that is not here; unset it, or set it to cpu"
-        return fail(2, ConfigError(f"{text} ({error})"))
+        return fail(2, ConfigError(f"{text} ({error})" if str(error) else text))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -102,6 +104,14 @@ def exit_code(task: Callable[[], int | None], *, refused=(), failures=()) -> int
         if isinstance(error, CheckpointError):
             return fail(1, error)
         raise
+
+
+def _without_device(error: Exception) -> bool:
+    """Return whether an error is that of JAX where no platform that is asked for has a device."""
+    if isinstance(error, AssertionError):  # with a plug-in of CUDA that is installed, and no GPU
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return last.name == "backends" and Path(last.filename).name == "xla_bridge.py"
+    return "nable to initialize backend" in str(error)
 
 
 def fail(code: int, error: Exception) -> int:

@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
+from jax._src import xla_bridge
 
 from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.stopping import StopRequest, exit_code
@@ -53,6 +55,26 @@ def test_exit_code_of_a_device_that_is_not_here(monkeypatch, capsys):
     assert line.startswith("error: JAX_PLATFORMS=cuda names a device that is not here; unset it")
     with pytest.raises(RuntimeError, match="another"):
         exit_code(lambda: (_ for _ in ()).throw(RuntimeError("another")))
+
+
+def test_exit_code_of_a_plug_in_of_cuda_without_a_gpu(monkeypatch, capsys):
+    """JAX leaves the platform out, and asserts that there is another."""
+    for name in ("_backends", "_backend_errors"):
+        monkeypatch.setattr(xla_bridge, name, {})
+    monkeypatch.setattr(xla_bridge, "_default_backend", None)
+    monkeypatch.setattr(xla_bridge.hardware_utils, "has_visible_nvidia_gpu", lambda: False)
+    monkeypatch.setitem(xla_bridge._backend_factories, "cuda", xla_bridge._backend_factories["cpu"])
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", "cuda")
+    try:
+        assert exit_code(xla_bridge.backends) == 2
+    finally:
+        jax.config.update("jax_platforms", before)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: JAX_PLATFORMS=cuda names a device that is not here; unset it")
+    with pytest.raises(AssertionError, match="another"):
+        exit_code(lambda: (_ for _ in ()).throw(AssertionError("another")))
 
 
 def test_nohup_is_heeded():

@@ -26,7 +26,9 @@ def test_markdown_and_html_escape_names(tmp_path):
 
 @pytest.mark.usefixtures("pictures")
 def test_titles_of_pictures_are_no_formulas(tmp_path):
-    labels = SimpleNamespace(energy=1.0, num_atoms=1, forces=np.zeros((1, 3)), stress=None)
+    labels = SimpleNamespace(
+        energy=1.0, num_atoms=1, numbers=np.ones(1, int), forces=np.zeros((1, 3)), stress=None
+    )
     plots.parity([(labels, labels)], tmp_path / "a.png", r"a$\frac{$")  # no error of mathtext
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 

@@ -341,6 +341,7 @@ OWN_OPTIONS = {"backend", "input_precision"}
 @pytest.mark.parametrize("module", OURS)
 def test_signatures_are_e3nns_written_out_with_an_example(module):
     of, names = OURS[module]
+    pytest.importorskip(of[1:] or module)
     theirs = importlib.import_module(module)
     ours = importlib.import_module(f"eqfuse.ops{of}")
     for name in names:

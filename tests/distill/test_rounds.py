@@ -66,7 +66,7 @@ def test_rounds_end_at_the_aims(begin, capsys, monkeypatch):
 
 @pytest.mark.parametrize("missed", ["forces", "energy", "own", "stopped"])
 def test_all_aims_must_be_met(missed, begin, monkeypatch):
-    """Of new trajectories and of the student's own, none of which has stopped."""
+    """New trajectories and the student's own have these errors, and none has stopped."""
     distillation = begin()
     row = {
         f"{n}_{u}": "0.9"

@@ -33,7 +33,7 @@ def test_help_names_every_command(capsys):
         (["x\n"], f"'x\\n' is not a command of eqfuse; choose one of {', '.join(COMMANDS)}"),
     ],
 )
-def test_what_is_no_command_is_one_line(arguments, message, capsys):
+def test_unknown_command_is_one_line(arguments, message, capsys):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

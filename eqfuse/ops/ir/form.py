@@ -109,6 +109,14 @@ class Segment:
         return self.element(np.arange(self.mul)[:, None], np.arange(self.dim))
 
 
+class Table(NamedTuple):
+    """Polynomials of one number, of which each row of an operand is computed: see `tabulated`."""
+
+    intervals: int
+    order: int  # number of coefficients
+    slope: bool = False  # whether the row is the derivative
+
+
 @dataclasses.dataclass(frozen=True)
 class Operand:
     """An array [rows, size] that a form reads or writes."""
@@ -120,6 +128,7 @@ class Operand:
     index: Index = Index.ROW
     role: Role = Role.OTHER
     matrix: tuple[int, ...] = ()  # of a matrix its shape, of a bias [mul_out]; () for rows
+    table: Table | None = None  # what its rows are computed from, in native code
 
     @classmethod
     def of_matrix(cls, name: str, shape: tuple[int, ...]) -> "Operand":
@@ -449,6 +458,37 @@ def derivatives(form: Form) -> dict[str, Form]:
     backward = backward_form(form, (True,) * len(form.inputs))
     double = backward_form(backward, (True,) * len(backward.inputs))
     return {"forward": form, "backward": backward, "double": double}
+
+
+def tabulated(form: Form, weights: int, table: Table, wanted: tuple[bool, ...] | None = None):
+    """Return a form, or its backward pass, that computes rows of one input from a table.
+
+    The row of an edge of that input is the value of polynomials [intervals, order, size] at its
+    place, [interval, number], which is the last input; the form reads the table before it, once
+    more where slopes are read. `wanted` are the inputs whose cotangents are results, where that of
+    the tabulated one is in the number, [rows, 1]. The second result is which inputs are read.
+    """
+    if wanted is not None:
+        form = backward_form(form, wanted)
+    used = form.used_inputs()
+    slopes = len(form.inputs)
+    inputs, outputs, paths = list(form.inputs), list(form.outputs), list(form.paths)
+    rows = inputs[weights]
+    inputs[weights] = dataclasses.replace(rows, table=table)
+    if wanted is not None and wanted[weights]:
+        o = sum(wanted[:weights])
+        number = (Segment(0, 1, 1, 1),)
+        outputs[o] = Operand("dnumber", 1, number, channels=False, role=Role.OUTPUT)
+        inputs.append(dataclasses.replace(rows, name="slopes", table=table._replace(slope=True)))
+        used += (True,)
+        for n, path in enumerate(paths):
+            if path.output.operand == o:
+                factors = *path.factors, SegmentRef(slopes, path.output.segment)
+                terms = tuple(((*components, 0), value) for components, value in path.terms)
+                paths[n] = Path(factors, SegmentRef(o, 0), terms)
+    form = Form(tuple(inputs), tuple(outputs), tuple(paths)).drop_inputs(used)
+    place = Operand("place", 2, (Segment(0, 1, 2, 2),), channels=False)
+    return dataclasses.replace(form, inputs=(*form.inputs, place)), used
 
 
 def reductions(form: Form) -> dict[Index, list[int]]:

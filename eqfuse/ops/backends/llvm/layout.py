@@ -10,7 +10,7 @@ import functools
 
 from eqfuse.ops._host import DEFAULT_CACHES
 from eqfuse.ops.backends.llvm.text import BYTES, Function
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, Table
 
 
 def lanes(mul: int, widest: int) -> int:
@@ -38,7 +38,9 @@ class Layout:
         """Return the places in the array itself, if whole vectors lie side by side there."""
         segments = tuple(sorted(segments))
         used = (operand.segments[s] for s in segments if operand.segments[s].mul > 1)
-        packed = any(s.channel_stride != 1 or s.mul % lanes(s.mul, widest) for s in used)
+        packed = bool(operand.table) or any(
+            s.channel_stride != 1 or s.mul % lanes(s.mul, widest) for s in used
+        )
         return cls(operand, segments, packed, widest)
 
     @functools.cached_property
@@ -85,6 +87,40 @@ class Copies:
     def __init__(self, dtype: str, widest: int):
         self.dtype, self.widest = dtype, widest
         self.functions: dict[str, str] = {}
+
+    def interpolate(self, f: Function, layout: Layout, row: str, number: str, copy: str):
+        """Call the functions that compute a packed row of polynomials, or of their slopes."""
+        table, size = layout.operand.table, layout.operand.size
+        for n in layout.segments:
+            s = layout.operand.segments[n]
+            name = f"{'slopes' if table.slope else 'values'}_{s.mul}_{table.order}_{size}"
+            if name not in self.functions:
+                self.functions[name] = self._polynomials(name, s.mul, size, table)
+            source = f.at(row, s.offset * f.bytes)
+            target = f.at(copy, layout.place(n, 0) * f.bytes)
+            f.do(f"call void @{name}(ptr {source}, {f.vector(1)} {number}, ptr {target})")
+
+    def _polynomials(self, name: str, mul: int, size: int, table: Table) -> str:
+        one = Function(self.dtype).vector(1)
+        f = Function(self.dtype, parameters=f"ptr noalias %row, {one} %number, ptr noalias %copy")
+        n, length = lanes(mul, self.widest), padded(mul, self.widest)
+        whole = mul // n * n
+        if length > mul:
+            f.store(f.constant(0.0, n), f.at("%copy", (length - n) * f.bytes), n)
+        for start, stop, step in ((0, whole, n), (whole, mul, 1)):
+            if start == stop:
+                continue
+            number = f.splat("%number", step)
+            with f.loop(str(stop), start=str(start), step=step) as loop:
+                row = f.at("%row", loop.index, f.bytes)
+                total = None
+                for k in reversed(range(table.slope, table.order)):
+                    value = f.load(f.at(row, k * size * f.bytes), step)
+                    if table.slope and k > 1:
+                        value = f.mul(f.constant(float(k), step), value, step)
+                    total = value if total is None else f.fma(total, number, value, step)
+                f.store(total, f.at("%copy", loop.index, f.bytes), step)
+        return f.text(name)
 
     def call(self, verb: str, f: Function, layout: Layout, row: str, copy: str):
         """Call the functions that "pack" a row into its copy, or "unpack" or "stream" it back.
@@ -313,6 +349,9 @@ class Plan:
                 used.setdefault(("in", ref.operand), set()).add(ref.segment)
             used["out", path.output.operand].add(path.output.segment)
         self.inputs = sorted(n for side, n in used if side == "in")
+        if any(self.form.inputs[n].table for n in self.inputs):
+            self.place = len(self.form.inputs) - 1
+            self.inputs.append(self.place)
         self.layouts = {}
         for key in self.operands():
             if self.operand(*key).channels:
@@ -369,7 +408,10 @@ class Plan:
 
     def row_elements(self, key: Key) -> int:
         """Return elements of a row of the array that holds an operand."""
-        return self.copied[key[1]].size if self.is_copied(key) else self.operand(*key).size
+        operand = self.operand(*key)
+        if operand.table:
+            return operand.table.order * operand.size
+        return self.copied[key[1]].size if self.is_copied(key) else operand.size
 
     def _allocate(self, size: int) -> int:
         place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64

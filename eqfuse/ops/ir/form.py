@@ -110,11 +110,13 @@ class Segment:
 
 
 class Table(NamedTuple):
-    """Polynomials of one number, of which each row of an operand is computed: see `tabulated`."""
+    """Polynomials [intervals, order, size], from which native code computes an operand's rows.
+
+    The first half of its segments are values, the second half slopes of the same elements.
+    """
 
     intervals: int
     order: int  # number of coefficients
-    slope: bool = False  # whether the row is the derivative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,34 +462,30 @@ def derivatives(form: Form) -> dict[str, Form]:
     return {"forward": form, "backward": backward, "double": double}
 
 
-def tabulated(form: Form, weights: int, table: Table, wanted: tuple[bool, ...] | None = None):
-    """Return a form, or its backward pass, that computes rows of one input from a table.
+def tabulated(form: Form, weights: int, table: Table, wanted: tuple[bool, ...] = ()):
+    """Return a form, or its backward pass, that computes the rows of one input from a table.
 
-    The row of an edge of that input is the value of polynomials [intervals, order, size] at its
-    place, [interval, number], which is the last input; the form reads the table before it, once
-    more where slopes are read. `wanted` are the inputs whose cotangents are results, where that of
-    the tabulated one is in the number, [rows, 1]. The second result is which inputs are read.
+    They are polynomials of a number in an interval; both are in the last input, [rows, 2]. `wanted`
+    are the inputs whose cotangents are results, with that of the number, [rows, 1], in the place of
+    that of the rows. The second result is which inputs, before the last, are read.
     """
-    if wanted is not None:
-        form = backward_form(form, wanted)
-    used = form.used_inputs()
-    slopes = len(form.inputs)
+    form = backward_form(form, wanted) if wanted else form
     inputs, outputs, paths = list(form.inputs), list(form.outputs), list(form.paths)
     rows = inputs[weights]
-    inputs[weights] = dataclasses.replace(rows, table=table)
-    if wanted is not None and wanted[weights]:
+    inputs[weights] = dataclasses.replace(rows, segments=rows.segments * 2, table=table)
+    if wanted and wanted[weights]:
         o = sum(wanted[:weights])
-        number = (Segment(0, 1, 1, 1),)
-        outputs[o] = Operand("dnumber", 1, number, channels=False, role=Role.OUTPUT)
-        inputs.append(dataclasses.replace(rows, name="slopes", table=table._replace(slope=True)))
-        used += (True,)
+        segment = (Segment(0, 1, 1, 1),)
+        outputs[o] = Operand("dnumber", 1, segment, channels=False, role=Role.OUTPUT)
         for n, path in enumerate(paths):
             if path.output.operand == o:
-                factors = *path.factors, SegmentRef(slopes, path.output.segment)
+                slope = SegmentRef(weights, path.output.segment + len(rows.segments))
                 terms = tuple(((*components, 0), value) for components, value in path.terms)
-                paths[n] = Path(factors, SegmentRef(o, 0), terms)
-    form = Form(tuple(inputs), tuple(outputs), tuple(paths)).drop_inputs(used)
+                paths[n] = Path((*path.factors, slope), SegmentRef(o, 0), terms)
+    form = Form(tuple(inputs), tuple(outputs), tuple(paths))
+    used = form.used_inputs()
     place = Operand("place", 2, (Segment(0, 1, 2, 2),), channels=False)
+    form = form.drop_inputs(used)
     return dataclasses.replace(form, inputs=(*form.inputs, place)), used
 
 

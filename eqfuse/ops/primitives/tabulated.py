@@ -133,10 +133,10 @@ def _lower(definition, *arrays, call: Call):
         return definition(*arrays, call=call)
     cotangents, integers = split(rest, len(call.active) > 0)
     polynomials = Table(len(table), table.shape[1])
-    form, used = tabulated(call.form, 2, polynomials, call.active or None)
+    form, used = tabulated(call.form, 2, polynomials, call.active)
     place = jnp.concatenate([intervals[:, None].astype(x.dtype), numbers], axis=1)
     flat = table.reshape(1, -1)
-    inputs = [*compress([x, y, flat, *cotangents, flat], used), place]
+    inputs = [*compress([x, y, flat, *cotangents], used), place]
     indices = dict(zip(INDEX_ARRAYS, integers, strict=True))
     return native.run(form, inputs, indices, call.num_rows, call.num_nodes)
 

@@ -7,10 +7,11 @@ by side in whole vectors serves as it is; others (e3nn's mul_ir, odd multiplicit
 
 import dataclasses
 import functools
+from itertools import compress
 
 from eqfuse.ops._host import DEFAULT_CACHES
 from eqfuse.ops.backends.llvm.text import BYTES, Function
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, Table
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
 
 
 def lanes(mul: int, widest: int) -> int:
@@ -89,37 +90,49 @@ class Copies:
         self.functions: dict[str, str] = {}
 
     def interpolate(self, f: Function, layout: Layout, row: str, number: str, copy: str):
-        """Call the functions that compute a packed row of polynomials, or of their slopes."""
-        table, size = layout.operand.table, layout.operand.size
-        for n in layout.segments:
-            s = layout.operand.segments[n]
-            name = f"{'slopes' if table.slope else 'values'}_{s.mul}_{table.order}_{size}"
+        """Call the functions that compute a packed row from its coefficients, see `Table`."""
+        operand = layout.operand
+        half = len(operand.segments) // 2
+        for n in sorted({number % half for number in layout.segments}):
+            mul, kinds = operand.segments[n].mul, [n + half * k in layout.segments for k in (0, 1)]
+            name = (
+                f"polynomials_{mul}_{operand.size}_{operand.table.order}_{sum(kinds)}{kinds[1]:d}"
+            )
             if name not in self.functions:
-                self.functions[name] = self._polynomials(name, s.mul, size, table)
-            source = f.at(row, s.offset * f.bytes)
-            target = f.at(copy, layout.place(n, 0) * f.bytes)
-            f.do(f"call void @{name}(ptr {source}, {f.vector(1)} {number}, ptr {target})")
+                self.functions[name] = self._polynomials(name, mul, operand, kinds)
+            source = f.at(row, operand.segments[n].offset * f.bytes)
+            copies = [
+                f.at(copy, layout.place(n + half * k, 0) * f.bytes) if kinds[k] else "null"
+                for k in (0, 1)
+            ]
+            numbers = f"ptr {source}, {f.vector(1)} {number}"
+            f.do(f"call void @{name}({numbers}, ptr {copies[0]}, ptr {copies[1]})")
 
-    def _polynomials(self, name: str, mul: int, size: int, table: Table) -> str:
-        one = Function(self.dtype).vector(1)
-        f = Function(self.dtype, parameters=f"ptr noalias %row, {one} %number, ptr noalias %copy")
-        n, length = lanes(mul, self.widest), padded(mul, self.widest)
-        whole = mul // n * n
+    def _polynomials(self, name: str, mul: int, operand: Operand, kinds: list[bool]) -> str:
+        """Write the polynomials of a segment, and their slopes, by Horner's rule."""
+        order, n = operand.table.order, lanes(mul, self.widest)
+        length, whole = padded(mul, self.widest), mul // n * n
+        targets = list(compress(("%values", "%slopes"), kinds))
+        f = Function(self.dtype)
+        f.parameters = f"ptr noalias %row, {f.vector(1)} %number, ptr noalias %values"
+        f.parameters += ", ptr noalias %slopes"
         if length > mul:
-            f.store(f.constant(0.0, n), f.at("%copy", (length - n) * f.bytes), n)
+            for target in targets:
+                f.store(f.constant(0.0, n), f.at(target, (length - n) * f.bytes), n)
         for start, stop, step in ((0, whole, n), (whole, mul, 1)):
             if start == stop:
                 continue
             number = f.splat("%number", step)
             with f.loop(str(stop), start=str(start), step=step) as loop:
                 row = f.at("%row", loop.index, f.bytes)
-                total = None
-                for k in reversed(range(table.slope, table.order)):
-                    value = f.load(f.at(row, k * size * f.bytes), step)
-                    if table.slope and k > 1:
-                        value = f.mul(f.constant(float(k), step), value, step)
-                    total = value if total is None else f.fma(total, number, value, step)
-                f.store(total, f.at("%copy", loop.index, f.bytes), step)
+                loads = (f.at(row, k * operand.size * f.bytes) for k in reversed(range(order)))
+                value, *rest = (f.load(place, step) for place in loads)
+                slope = f.constant(0.0, step)
+                for coefficient in rest:
+                    slope = f.fma(slope, number, value, step)
+                    value = f.fma(value, number, coefficient, step)
+                for target, total in zip(targets, compress((value, slope), kinds), strict=True):
+                    f.store(total, f.at(target, loop.index, f.bytes), step)
         return f.text(name)
 
     def call(self, verb: str, f: Function, layout: Layout, row: str, copy: str):

@@ -18,7 +18,7 @@ from jax.interpreters import ad, mlir
 from eqfuse.ops._edges import Edges, group_by_interval
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Table, tabulated
 from eqfuse.ops.ir.products import interpolation
-from eqfuse.ops.primitives import forms, native, rules
+from eqfuse.ops.primitives import forms, rules
 from eqfuse.ops.primitives.rules import split
 
 NUM_ARRAYS = 5
@@ -37,8 +37,19 @@ class Call:
     backend: str
     active: tuple[bool, ...] = ()
 
+    @property
     def places(self) -> list[int]:
         return list(compress(ALONG, self.active))
+
+    @property
+    def unwritten(self) -> int:
+        """Return the elements of the rows of weights, or of their gradient."""
+        return self.num_rows * self.form.inputs[2].size
+
+    @property
+    def counts(self) -> dict:
+        """Return the parameters of `form_p` besides the form."""
+        return {name: getattr(self, name) for name in ("num_rows", "num_nodes", "backend")}
 
 
 def evaluate(form: Form, x, y, weights, edges: Edges, backend: str) -> list[jax.Array]:
@@ -60,8 +71,8 @@ def _definition(x, y, table, intervals, numbers, *integers, call: Call):
     flat = [table.reshape(len(table), -1), jnp.concatenate(powers, axis=1)]
     rows = group_by_interval(intervals, len(table))
     [weights] = forms.evaluate(form, flat, rows, backend=call.backend)
-    params = {name: getattr(call, name) for name in ("form", "num_rows", "num_nodes", "backend")}
-    return forms.form_p.bind(*rules.vary_alike([x, y, weights, *integers]), **params)
+    arrays = rules.vary_alike([x, y, weights, *integers])
+    return forms.form_p.bind(*arrays, form=call.form, **call.counts)
 
 
 def _abstract(x, *arrays, call: Call):
@@ -71,7 +82,7 @@ def _abstract(x, *arrays, call: Call):
 
 def _along(arrays, call: Call):
     """Return the definition as a function of the operands that have tangents, and these."""
-    places, arrays = call.places(), list(arrays)
+    places, arrays = call.places, list(arrays)
 
     def function(*chosen):
         full = list(arrays)
@@ -91,7 +102,7 @@ def _jvp(primals, tangents, *, call: Call):
         return outputs, list(map(rules.zero, outputs))
     along = dataclasses.replace(call, active=active)
     arrays, integers = split(primals, NUM_ARRAYS)
-    chosen = [tangents[n] for n in along.places()]
+    chosen = [tangents[n] for n in along.places]
     return outputs, tangent_p.bind(*rules.vary_alike([*arrays, *chosen, *integers]), call=along)
 
 
@@ -115,7 +126,7 @@ def _gradient(*arrays, call: Call):
 
 
 def _gradient_abstract(*arrays, call: Call):
-    return [arrays[n].update(weak_type=False) for n in call.places()]
+    return [arrays[n].update(weak_type=False) for n in call.places]
 
 
 tabulated_p = rules.defined_primitive("eqfuse_tabulated", _definition, _abstract, jvp=_jvp)
@@ -135,14 +146,12 @@ def _lower(definition, *arrays, call: Call):
     polynomials = Table(len(table), table.shape[1])
     form, used = tabulated(call.form, 2, polynomials, call.active)
     place = jnp.concatenate([intervals[:, None].astype(x.dtype), numbers], axis=1)
-    flat = table.reshape(1, -1)
-    inputs = [*compress([x, y, flat, *cotangents], used), place]
-    indices = dict(zip(INDEX_ARRAYS, integers, strict=True))
-    return native.run(form, inputs, indices, call.num_rows, call.num_nodes)
+    arrays = *compress([x, y, table.reshape(1, -1), *cotangents], used), place, *integers
+    return forms.form_p.bind(*rules.vary_alike(arrays), form=form, **call.counts)
 
 
 NATIVE = "float32", "float64"
-for _p, _f in ((tabulated_p, _definition), (gradient_p, _gradient)):
-    _function = functools.partial(_lower, _f)
+for _p, _f in ((tabulated_p, _definition), (gradient_p, _gradient), (tangent_p, None)):
+    _function = functools.partial(_lower, _f) if _f else _tangent
+    rules.definitions[_p] = _function
     mlir.register_lowering(_p, mlir.lower_fun(_function, multiple_results=True))
-mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=True))

@@ -219,13 +219,12 @@ class TensorProductLinear(nn.Module):
 
     def _operands(self, x, y, weights, edges, options):
         if edges is not None and not self.channelwise:
-            table = weights if isinstance(weights, Tabulated) else None
-            x, y, weights = graph_operands(x, y, None if table else weights, edges, options)
+            x, y, weights = graph_operands(x, y, weights, edges, options)
             rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
             y = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags)
-            if weights is not None:
+            if not (weights is None or isinstance(weights, Tabulated)):
                 weights = jnp.broadcast_to(weights, (edges.num_edges, weights.shape[1]))
-            return x, y, table or weights
+            return x, y, weights
         if weights is not None:
             raise ValueError(
                 "weights are for products that are summed on a graph: give edges as well, and not "

@@ -243,6 +243,8 @@ def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
         for p in (potential, with_table(potential, "network", 16))
     )
     exact = run(variables, batch)
+    texts = [str(jax.make_jaxpr(run)(v, batch)) for v in (variables, kept)]
+    assert ["eqfuse_tabulated" in text for text in texts] == [False, True]
     for found in (run(kept, batch), network(kept, batch)):
         np.testing.assert_allclose(found.forces, exact.forces, rtol=0, atol=1e-12)
     assert set(kept) == {"params", "tables"}

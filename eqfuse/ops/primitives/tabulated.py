@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, mlir
 
 from eqfuse.ops._edges import Edges, group_by_interval
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Table, tabulated
+from eqfuse.ops.ir.form import Form, Table, tabulated
 from eqfuse.ops.ir.products import interpolation
 from eqfuse.ops.primitives import forms, rules
 from eqfuse.ops.primitives.rules import split
@@ -58,8 +58,7 @@ def evaluate(form: Form, x, y, weights, edges: Edges, backend: str) -> list[jax.
     if edges.num_receivers is not None:
         num_nodes = edges.num_receivers, num_nodes
     call = Call(form, edges.num_edges, num_nodes, backend)
-    integers = [jnp.asarray(getattr(edges, name)) for name in INDEX_ARRAYS]
-    arrays = x, y, weights.table, weights.intervals, weights.numbers, *integers
+    arrays = x, y, weights.table, weights.intervals, weights.numbers, *forms.indices_of(edges)
     return tabulated_p.bind(*rules.vary_alike(arrays), call=call)
 
 
@@ -122,7 +121,8 @@ def _transpose(cotangents, *arrays, call: Call):
 
 def _gradient(*arrays, call: Call):
     primals, cotangents, integers = split(arrays, NUM_ARRAYS, 1)
-    return jax.vjp(*_along([*primals, *integers], call))[1](cotangents)
+    function, chosen = _along([*primals, *integers], call)
+    return jax.vjp(function, *chosen)[1](cotangents)
 
 
 def _gradient_abstract(*arrays, call: Call):

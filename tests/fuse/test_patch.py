@@ -260,7 +260,7 @@ STAYS = {
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("way", STAYS)
-def test_what_stays_e3nns_is_reported_by_its_place(way, beside, capsys):
+def test_report_places_what_stays_e3nns(way, beside, capsys):
     x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
 
     def function(x):

@@ -172,7 +172,7 @@ def test_dynamics_warn_once_where_the_spread_is_beyond_the_limit(run, copper, tm
     assert not shown
 
 
-def test_what_was_not_fitted_is_refused(run, copper, tmp_path, capsys):
+def test_uncertainty_refuses_what_was_not_fitted(run, copper, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(run, other)
     (other / UNCERTAINTY).unlink()

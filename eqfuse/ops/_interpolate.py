@@ -63,6 +63,12 @@ class Tabulated(NamedTuple):
     `TensorProductLinear` takes it in the place of weights. On a CPU, the kernels of the product and
     of its backward pass compute the row of an edge where they read it. A derivative by the table,
     and a second one, are those of `interpolate`.
+
+    Example:
+      >>> table = jnp.array([[[0.0], [1.0]], [[1.0], [3.0]]])  # x below 1, and 1 + 3 (x - 1) above
+      >>> numbers, ones = jnp.array([[0.5], [0.5]]), jnp.ones((2, 1))
+      >>> ops.Tabulated(table, jnp.array([0, 1]), numbers, ones).rows().ravel()
+      Array([0.5, 2.5], dtype=float32)
     """
 
     table: jax.Array  # [intervals, order, width]

@@ -25,6 +25,8 @@ NUM_ARRAYS = 5
 """x, y, table, intervals and numbers; tangents or cotangents and index arrays follow."""
 ALONG = 0, 1, 4
 """Those with derivatives in kernels: x, y and the numbers."""
+NATIVE = "float32", "float64"
+"""Dtypes of kernels: in 16 bits, a number of an interval would be rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +152,6 @@ def _lower(definition, *arrays, call: Call):
     return forms.form_p.bind(*rules.vary_alike(arrays), form=form, **call.counts)
 
 
-NATIVE = "float32", "float64"
 for _p, _f in ((tabulated_p, _definition), (gradient_p, _gradient), (tangent_p, None)):
     _function = functools.partial(_lower, _f) if _f else _tangent
     rules.definitions[_p] = _function

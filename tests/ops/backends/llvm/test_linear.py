@@ -161,8 +161,8 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)
 
 
-def test_only_the_matrices_that_rows_choose_are_transposed(x64):
-    """Those that no row has chosen may be NaN; no array of all matrices is transposed before."""
+def test_matrices_that_rows_choose_are_transposed_by_the_kernel(x64):
+    """XLA transposes no array of all of them; one that no row has chosen may be NaN."""
     linear_form, index = linear(9, 3, SETS), jnp.asarray([2, 0], jnp.int32)
     rng = np.random.default_rng(0)
     x, w = (jnp.asarray(rng.normal(size=shape)) for shape in ((2, 27), (SETS, 9, 9)))

@@ -16,9 +16,10 @@ from eqfuse.certify.rows import CHECKS
 from eqfuse.certify.subjects import Run
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.distill import properties
+from eqfuse.distill.rounds import KINDS
 from eqfuse.distill.sampling import Conditions, Limits, closeness, is_dense, rattled, timestep_of
 from eqfuse.distill.sampling import trajectory as run_dynamics
-from eqfuse.distill.student import errors_of
+from eqfuse.distill.student import errors_of, seconds
 from eqfuse.inference.predict import predict
 from eqfuse.runs import page
 from eqfuse.runs.files import write_whole
@@ -111,18 +112,20 @@ def coverage(frames: Sequence[ase.Atoms]) -> dict:
     return found | {n: [float(min(v)), float(max(v))] for n, v in ranges.items() if v}
 
 
-def certify(of, run: Path) -> dict:
+def certify(of, measured: dict) -> dict:
     """Write certificate.html and certificate.json into the folder of a student; return its numbers.
 
     Args:
       of: the `eqfuse.distill.rounds.Distillation`.
-      run: the folder of its student.
+      measured: the errors of its last student.
     """
-    labels, settings, student = of.frames("labels"), of.settings, eqfuse.Calculator(run)
-    tested = of.frames("new") + of.frames("own")
-    predicted, (slow, fast) = predict(run, tested), of.speeds()
+    run, settings, student = of.folder, of.settings, eqfuse.Calculator(of.folder)
+    rounds = len(of.rows("rounds"))
+    labels, tested = of.trained_on(rounds), of.frames("new") + of.frames("last", rounds)
+    predicted, (slow, fast) = predict(run, tested), seconds([of.teacher, student], of.timed)
     known = {"format": FORMAT, "teacher": settings.teacher, "machine": machine()}
-    known["frames"] = {name: len(of.frames(name)) for name in ("labels", "new", "own", "failed")}
+    known["frames"] = {name: len(of.frames(name)) for name in (*KINDS, "failed")}
+    known |= {"missed": of.missed(measured), "last": measured}
     known |= {"minutes": round(of.minutes, 2), "errors": errors_by_group(tested, predicted)}
     known["speed"] = {"atoms": len(of.timed), "teacher_s": slow, "student_s": fast}
     known["spread_limit_ev"] = float(student.network.uncertainty["limit"])
@@ -173,12 +176,15 @@ def _pictures(frames, predicted, curves: dict) -> dict[str, bytes]:
 def _page(run: Path, known: dict, pictures: dict[str, bytes]) -> str:
     speed, trained, frames = known["speed"], known["trained_on"], known["frames"]
     slow, fast = speed["teacher_s"], speed["student_s"]
+    missed = known["missed"]
+    aims = "; ".join(missed) if missed else "met: errors, and no trajectory of the student stopped"
     first = [
+        ("the aims are missed" if missed else "the aims are", aims),
         ("teacher", known["teacher"]),
         ("labels to train on", str(frames["labels"])),
         (
             "labels of new trajectories",
-            f"{frames['new']} of the teacher, {frames['own']} of students",
+            f"{frames['new']} of the teacher, {frames['last']} of the student",
         ),
         ("frames at which the teacher failed", str(frames["failed"])),
         ("time", f"{known['minutes']:.1f} minutes"),
@@ -201,7 +207,7 @@ def _page(run: Path, known: dict, pictures: dict[str, bytes]) -> str:
     others = len({*chemical_symbols[1:104]} - {*trained["elements"]})
     return page.page(
         f"Certificate of {run.name}",
-        page.table(first),
+        page.table(first, ["FAILED" if missed else ""]),
         {
             "Errors of frames that it was not trained on (RMSE)": page.table(errors, (), "numbers"),
             "Properties": page.table([("", "teacher", "student"), *compared]),

@@ -73,7 +73,7 @@ class Distill:
     student: str | None = setting(
         None, "settings of eqfuse train instead, in quotes: 'model=mace channels=32'"
     )
-    training_steps: int = setting(1000, "of a round; up to 20 times as many at the end", POSITIVE)
+    training_steps: int = setting(2000, "of a round; up to 20 times as many at the end", POSITIVE)
     properties: tuple[str, ...] = setting(
         PROPERTIES, "to compare with the teacher; 'none' for none"
     )
@@ -93,9 +93,9 @@ class Distill:
             one_of("defects", name, ("vacancy", "surface"))
         self.temperatures()
         self.pressures()
-        least = self.batch + 2 * self.new
+        least = self.batch + 3 * self.new
         require(
-            least <= self.labels, "labels", self.labels, f"batch= and twice new=, {least}, or more"
+            least <= self.labels, "labels", self.labels, f"batch= and thrice new=, {least}, or more"
         )
 
     def temperatures(self) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from eqfuse import models
 from eqfuse.convert.convert import write_run
 from eqfuse.convert.converted import Converted
 from eqfuse.data import Shape, collate
+from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.files import has_checkpoint
@@ -26,14 +27,14 @@ from eqfuse.train.main import fit
 from eqfuse.train.settings.options import parse
 
 LADDER = (
-    "channels=32 layers=3 cutoff=5",
-    "channels=32 layers=2 cutoff=5",
-    "channels=32 layers=2 cutoff=4.5",
-    "channels=16 layers=2 cutoff=4.5",
-    "channels=8 layers=2 cutoff=4.5",
+    "lmax=2 channels=32 layers=3 cutoff=5",
+    "lmax=2 channels=32 layers=2 cutoff=5",
+    "lmax=2 channels=16 layers=2 cutoff=5",
+    "lmax=2 channels=16 layers=2 cutoff=4.5",
+    "lmax=1 channels=8 layers=2 cutoff=4.5",
 )
-"""The settings of students, from the largest to the fastest; all are NequIP of l = 0 and 1."""
-_USUAL = "model=nequip lmax=1 model.num_bessel=8 model.radial_hidden=32"
+"""The settings of students, from the largest to the fastest; all are NequIP."""
+_USUAL = "model=nequip model.num_bessel=8 model.radial_hidden=32"
 _LR_OF_TUNING = 0.005
 _CALLS = 9
 
@@ -117,7 +118,9 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
         words = [f"resume={run}"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         fit(*words)
-        uncertainty.fit(run)
+        apart = [a for a in sides[1] if a.info.get("config_type") not in ("strained", "stopped")]
+        enough = len(apart) >= 4  # the limit of the spread is that of dynamics
+        uncertainty.fit(run, None, [*map(of_atoms, apart)] if enough else None)
     return run
 
 

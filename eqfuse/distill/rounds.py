@@ -12,6 +12,7 @@ a row (`trajectories.csv`, `rounds.csv`).
 
 import csv
 import functools
+import shutil
 import time
 import warnings
 from pathlib import Path
@@ -32,7 +33,7 @@ from eqfuse.distill.sampling import (
     rattled,
     trajectory,
 )
-from eqfuse.distill.student import errors_of, fast_enough, publish, train
+from eqfuse.distill.student import errors_of, fast_enough, train
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
@@ -158,7 +159,7 @@ class Distillation:
         settings, start = self.settings, self.work / f"round-{number - 1}" / "run"
         given = folder, frames, self.frames("atoms"), chosen, round(times * settings.training_steps)
         run = train(*given, seed=settings.seed, start=start if number else None)
-        publish(run, self.folder)
+        shutil.copytree(run, self.folder, dirs_exist_ok=True)
 
     def _round(self, number: int, chosen: str):
         """Take labels, train, and measure the errors."""
@@ -198,18 +199,16 @@ class Distillation:
 
     def missed(self, row: dict) -> list[str]:
         """Return the aims that the errors of a student miss, of a row of `rounds.csv`, in words."""
-        whose, found = {"new": "new trajectories", "own": "the student's own trajectories"}, []
-        for name, text in whose.items():
-            for unit, aim, shown in zip(
-                UNITS,
-                (self.settings.forces, self.settings.energy),
-                ("meV/Å", "meV/atom"),
-                strict=False,
-            ):
+        aims = {"forces_mev_per_a": "meV/Å", "energy_mev_per_atom": "meV/atom"}
+        found, of = [], {"new": "new trajectories", "own": "the student's own trajectories"}
+        for (unit, shown), aim in zip(
+            aims.items(), (self.settings.forces, self.settings.energy), strict=True
+        ):
+            for name, text in reversed(of.items()):
                 value = row[f"{name}_{unit}"]
                 if value not in (None, "") and not float(value) <= aim:
                     found.append(f"{float(value):.4g} {shown} on {text}, and the aim is {aim:g}")
-        if row["own_" + UNITS[0]] in (None, ""):
+        if row["own_forces_mev_per_a"] in (None, ""):
             found.append("the student's own trajectories have no frame")
         if int(row["stopped"]):
             found.append(f"{row['stopped']} trajectories of the student stopped at a limit")
@@ -285,7 +284,7 @@ class Distillation:
         begin = rattled(start, rng, settings.strain, settings.rattle)
         stop = trajectory(begin, calculator, at, rng, limits, keep_one, spreads_of)
         if stop is not None and stop.failed and student is None:
-            self._failed(stop.frame, f"{name}-{number}-{k}-{count}", number, stop.why)
+            self._keep(name, number, f"{k}-{count}", stop.frame, stop.why)
         elif stop is not None and not stop.failed and name == "own":  # to be trained on
             stop.frame.info["config_type"] = "stopped"
             self._keep("labels", number, f"{k}-stopped", stop.frame)
@@ -294,55 +293,48 @@ class Distillation:
         row |= {"steps": count * at.every, "stopped": "" if stop is None else stop.why}
         write_table(self.work / "trajectories.csv", [*self.rows("trajectories"), row])
 
-    def _keep(self, name: str, number: int, place: str, frame: ase.Atoms):
-        """Keep a frame, which the teacher labels if it did not drive, unless it is kept already."""
+    def _keep(self, name: str, number: int, place: str, frame: ase.Atoms, error: str | None = None):
+        """Keep a frame, which the teacher labels if it did not drive, unless it is kept already.
+
+        One at which the teacher fails is reported, and kept in failed.traj.
+        """
         place = f"{name}-{number}-{place}"
         if place in self._places:
             return
+        self._places.add(place)
         frame.info |= {"place": place, "round": number}
         if name in ("own", "last"):
             frame.info["config_type"] = "own"
-        try:
-            frame = frame if frame.calc else labelled(frame, self.teacher)
-        except Exception as error:  # of any calculator
-            self._failed(frame, place, number, f"{type(error).__name__}: {error}".splitlines()[0])
-        else:
-            self._places.add(place)
-            keep(self.work / f"{name}.traj", frame)
-
-    def _failed(self, frame: ase.Atoms, place: str, number: int, why: str):
-        frame.info |= {"place": place, "round": number, "error": why}
-        self._places.add(place)
-        keep(self.work / "failed.traj", frame)
-        warn(f"the teacher fails, {place} in {self.work / 'failed.traj'}: {why}")
+        if error is None and not frame.calc:
+            try:
+                frame = labelled(frame, self.teacher)
+            except Exception as failure:  # of any calculator
+                error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        path = self.work / f"{name if error is None else 'failed'}.traj"
+        if error is not None:
+            frame.info["error"] = error
+            warn(f"the teacher fails, {place} in {path}: {error}")
+        keep(path, frame)
 
     def _isolated_atoms(self):
         """Label isolated atoms, the references; none if the teacher cannot compute one."""
-        path = self.work / "atoms.traj"
+        path, atoms = self.work / "atoms.traj", []
         if path.exists():
             return
-        atoms = []
-        for z in sorted({int(z) for cell in self.cells for z in cell.numbers}):
-            atom = ase.Atoms([z], [(0.0, 0.0, 0.0)], info={"config_type": "IsolatedAtom"})
-            try:
+        try:
+            for z in sorted({int(z) for cell in self.cells for z in cell.numbers}):
+                atom = ase.Atoms([z], [(0.0, 0.0, 0.0)], info={"config_type": "IsolatedAtom"})
                 atoms.append(labelled(atom, self.teacher))
-            except Exception as error:  # of any calculator
-                say(f"reference energies are fitted: no isolated atom of the teacher ({error})")
-                atoms = []
-                break
+        except Exception as error:  # of any calculator
+            say(f"reference energies are fitted: no isolated atom of the teacher ({error})")
+            atoms = []
         with whole(path, path.with_name(".atoms.part.traj")) as part:
             ase.io.write(part, atoms, format="traj")
 
     def _student_settings(self) -> str:
         """Return the settings of the student, which are given or chosen by its speed, once."""
-        settings, path = self.settings, self.work / "student.txt"
-        if path.exists():
-            return path.read_text(encoding="utf-8").strip()
-        chosen = settings.student
-        if chosen is None:
-            chosen, factor = fast_enough(settings.speed, self.teacher, self.timed)
-            say(f"student    {chosen}: {factor:.1f} times as fast as its teacher")
-            if factor < settings.speed:
-                warn(f"no student is {settings.speed:g} times as fast as its teacher: the fastest")
-        write_whole(path, f"{chosen}\n")
-        return chosen
+        path = self.work / "student.txt"
+        if not path.exists():
+            of_speed = self.settings.speed, self.teacher, self.timed
+            write_whole(path, (self.settings.student or fast_enough(*of_speed)) + "\n")
+        return path.read_text(encoding="utf-8").strip()

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import shlex
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.files import has_checkpoint
+from eqfuse.runs.log import say, warn
 from eqfuse.train.main import fit
 from eqfuse.train.settings.options import parse
 
@@ -73,8 +73,8 @@ def untrained(settings: str, atoms: ase.Atoms, folder: Path) -> Path:
     return folder / "run"
 
 
-def fast_enough(speed: float, teacher, atoms: ase.Atoms) -> tuple[str, float]:
-    """Return the largest student that is faster by a factor, or the fastest, and its factor."""
+def fast_enough(speed: float, teacher, atoms: ase.Atoms) -> str:
+    """Return the settings of the largest student that is faster by a factor, or of the fastest."""
     for settings in LADDER:
         settings = f"{_USUAL} {settings}"
         with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,10 @@ def fast_enough(speed: float, teacher, atoms: ase.Atoms) -> tuple[str, float]:
             slow, fast = seconds([teacher, eqfuse.Calculator(run)], atoms)
         if slow >= speed * fast:
             break
-    return settings, slow / fast
+    say(f"student    {settings}: {slow / fast:.1f} times as fast as its teacher")
+    if slow < speed * fast:
+        warn(f"no student is {speed:g} times as fast as its teacher: the fastest is taken")
+    return settings
 
 
 def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, start=None) -> Path:
@@ -122,11 +125,6 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
         enough = len(apart) >= 4  # the limit of the spread is that of dynamics
         uncertainty.fit(run, None, [*map(of_atoms, apart)] if enough else None)
     return run
-
-
-def publish(run: Path, folder: Path):
-    """Copy a run into a folder, which then is that run."""
-    shutil.copytree(run, folder, dirs_exist_ok=True)
 
 
 def errors_of(frames: Sequence[ase.Atoms], predicted: Sequence) -> dict[str, float]:

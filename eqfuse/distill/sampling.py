@@ -39,15 +39,13 @@ class Limits(NamedTuple):
     def of(cls, labels: Sequence[ase.Atoms], spread: float) -> "Limits":
         """Return the limits that labels support, given that of the spread.
 
-        They are those of dynamics, where there is any: strained cells and frames at which a student
-        was stopped are farther from it than its own frames may be.
+        They are those of dynamics, where there is any; strained cells are farther off.
         """
         apart = "strained", "stopped"
         labels = [a for a in labels if a.info.get("config_type") not in apart] or labels
         force = max(np.linalg.norm(a.get_forces(), axis=1).max() for a in labels)
-        volumes = [a.get_volume() / len(a) for a in labels if is_dense(a)] or [np.inf, 0.0]
-        volume = 0.95 * min(volumes), 1.05 * max(volumes)
-        volume = volume if volume[1] else (0.0, np.inf)
+        volumes = [a.get_volume() / len(a) for a in filter(is_dense, labels)]
+        volume = 0.95 * min(volumes, default=0.0), 1.05 * max(volumes, default=np.inf)
         near = 0.9 * min(map(closeness, labels))
         return cls(near, max(1.5 * float(force), 5.0), spread, volume)
 
@@ -60,8 +58,8 @@ class Limits(NamedTuple):
             return f"atoms at {near:.2f} of the sum of their covalent radii"
         if spreads is not None and not spreads.max() <= self.spread:
             return f"a spread of {spreads.max():.3g} eV of the energy of an atom"
-        volume = frame.get_volume() / len(frame) if is_dense(frame) else None
-        if volume is not None and not self.volume[0] <= volume <= self.volume[1]:
+        least, most = self.volume
+        if is_dense(frame) and not least <= (volume := frame.get_volume() / len(frame)) <= most:
             return f"a volume of {volume:.3g} Å³ per atom"
         return None
 

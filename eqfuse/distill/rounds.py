@@ -30,6 +30,7 @@ from eqfuse.distill.sampling import (
     closeness,
     conditions,
     is_dense,
+    of_dynamics,
     rattled,
     trajectory,
 )
@@ -47,6 +48,7 @@ the last student's. Each kind has a file."""
 UNITS = ("forces_mev_per_a", "energy_mev_per_atom", "spread_mev_per_a")
 _MOST = 20  # times the steps of a round, of the last training
 _FEWEST = 12  # labels, of which four validate
+_LEAST = 0.01  # Å, of random moves
 _TIMED = 256  # atoms of a crystal whose steps are timed
 
 
@@ -244,12 +246,18 @@ class Distillation:
         for k in range(count):
             if str(k) not in done:
                 self._trajectory(name, number, k, student)
-        rng = np.random.default_rng([settings.seed, number])
-        for k in range(-(-settings.batch // RATTLED) if name == "labels" else 0):
+        if name != "labels":
+            return
+        rng, lost = np.random.default_rng([settings.seed, number]), Limits().closeness
+        near = min(map(closeness, of_dynamics(self.frames("labels"))), default=lost)
+        for k in range(-(-settings.batch // RATTLED)):
             cell, size = self.cells[k % len(self.cells)], settings.rattle * rng.uniform(0.5, 4)
             made = rattled(cell, rng, settings.strain, size)
+            while closeness(made) < near and size > _LEAST:  # a stiff bond has enormous forces
+                size /= 2
+                made = rattled(cell, rng, settings.strain, size)
             made.info["config_type"] = "strained"
-            if closeness(made) >= Limits().closeness:
+            if closeness(made) >= lost:
                 self._keep(name, number, f"strained-{k}", made)
 
     def _trajectory(self, name: str, number: int, k: int, student: Path | None):

@@ -27,6 +27,11 @@ def closeness(atoms: ase.Atoms) -> float:
     return float((distances / (radii[first] + radii[second])).min(initial=np.inf))
 
 
+def of_dynamics(frames: Sequence[ase.Atoms]) -> list[ase.Atoms]:
+    """Return the frames of dynamics: no strained cells, nor those at which a student stopped."""
+    return [a for a in frames if a.info.get("config_type") not in ("strained", "stopped")]
+
+
 class Limits(NamedTuple):
     """The limits beyond which a trajectory is stopped."""
 
@@ -41,8 +46,7 @@ class Limits(NamedTuple):
 
         They are those of dynamics, where there is any; strained cells are farther off.
         """
-        apart = "strained", "stopped"
-        labels = [a for a in labels if a.info.get("config_type") not in apart] or labels
+        labels = of_dynamics(labels) or labels
         force = max(np.linalg.norm(a.get_forces(), axis=1).max() for a in labels)
         volumes = [a.get_volume() / len(a) for a in filter(is_dense, labels)]
         volume = 0.95 * min(volumes, default=0.0), 1.05 * max(volumes, default=np.inf)

@@ -19,6 +19,7 @@ from eqfuse.convert.convert import write_run
 from eqfuse.convert.converted import Converted
 from eqfuse.data import Shape, collate
 from eqfuse.data.readers.ase_files import of_atoms
+from eqfuse.distill.sampling import of_dynamics
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.files import has_checkpoint
@@ -121,9 +122,8 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
         words = [f"resume={run}"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         fit(*words)
-        apart = [a for a in sides[1] if a.info.get("config_type") not in ("strained", "stopped")]
-        enough = len(apart) >= 4  # the limit of the spread is that of dynamics
-        uncertainty.fit(run, None, [*map(of_atoms, apart)] if enough else None)
+        usual = [*map(of_atoms, of_dynamics(sides[1]))]  # the limit of the spread is theirs
+        uncertainty.fit(run, None, usual if len(usual) >= 4 else None)
     return run
 
 

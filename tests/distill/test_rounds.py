@@ -10,7 +10,7 @@ from ase.calculators.emt import EMT
 
 from eqfuse.distill import rounds
 from eqfuse.distill.rounds import Distillation, keep
-from eqfuse.distill.sampling import Limits
+from eqfuse.distill.sampling import Limits, closeness
 from eqfuse.distill.student import errors_of
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
@@ -165,6 +165,16 @@ def test_later_trajectories_begin_where_earlier_ones_ended(begin):
     grown, begun = of[0][-1].get_volume(), of[1][0].get_volume()  # at a pressure, and constant
     assert begun == pytest.approx(grown, 1e-6)
     assert abs(grown / of[0][0].get_volume() - 1) > 1e-5
+
+
+def test_strained_cells_are_no_nearer_than_dynamics(begin):
+    """A bond of a molecule is stiff: moves of atoms of a crystal would be all that is learned."""
+    distillation = begin(rattle=0.2, strain=0.0, batch=64)
+    distillation._sample("labels", 0)
+    labels = distillation.frames("labels")
+    strained = [closeness(a) for a in labels if a.info["config_type"] == "strained"]
+    assert len(strained) == 8
+    assert min(strained) >= min(closeness(a) for a in labels[:56])
 
 
 def test_references_are_isolated_atoms_of_the_teacher(begin):

@@ -17,7 +17,6 @@ import threading
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
-from e3nn_jax._src import scatter
 
 REPLACED = {
     "e3nn_jax": dict.fromkeys(
@@ -119,6 +118,7 @@ def _slots() -> list[tuple]:
                 inner = inspect.unwrap(own)
                 [cell] = (c for c in own.__closure__ if c.cell_contents is inner)
                 slots.append((cell, "cell_contents", inner, _function(inner, of, name)))
+    scatter = sys.modules[e3nn.scatter_sum.__module__]
     if own := vars(scatter).get("_distinct_but_small"):  # of sums that are mapped back
         slots.append((scatter, "_distinct_but_small", own, _distinct(own)))
     return slots

@@ -231,7 +231,9 @@ def test_student_drives_for_a_slow_teacher(begin):
     assert distillation.frames("new") == []
 
 
-@pytest.mark.parametrize("count", [3, 15, 22])
+@pytest.mark.parametrize(
+    "count", [pytest.param(3, marks=pytest.mark.slow), 15, pytest.param(22, marks=pytest.mark.slow)]
+)
 def test_interrupted_distillation_goes_on_to_the_same_labels(count, begin, monkeypatch):
     """In dynamics, in strained cells, and in tests or the second round."""
     given = {"labels": 2 * ROUND + LAST, "forces": 1e-9}

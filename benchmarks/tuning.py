@@ -82,7 +82,7 @@ def main() -> None:
         for seed in range(options.seeds):
             folder = options.out / f"{name.replace(' ', '-')}-{seed}"
             if not (folder / "moved.csv").exists():
-                command = [sys.executable, "-m", "eqfuse.cli", "train", *given, *WAYS[name]]
+                command = [sys.executable, "-m", "eqfuse", "train", *given, *WAYS[name]]
                 command += [f"seed={seed}", f"run={folder}"]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode:

@@ -81,7 +81,7 @@ def _with_command(folder: Path) -> Path:
     """Return a folder with the command `eqfuse` of this repository, installed or not."""
     commands = folder / ".commands"
     commands.mkdir(exist_ok=True)
-    for name, arguments in (("eqfuse", "-m eqfuse.cli"), ("python", "")):
+    for name, arguments in (("eqfuse", "-m eqfuse"), ("python", "")):
         file = commands / name
         file.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         file.chmod(file.stat().st_mode | stat.S_IXUSR)

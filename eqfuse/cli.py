@@ -66,7 +66,3 @@ def _run(arguments: list[str] | None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     module, _, function = COMMANDS[name].partition(":")
     return getattr(importlib.import_module(module), function or "main")(others) or 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -33,7 +33,7 @@ def test_help_names_every_command(capsys):
         (["x\n"], f"'x\\n' is not a command of eqfuse; choose one of {', '.join(COMMANDS)}"),
     ],
 )
-def test_what_is_no_command_is_one_line(arguments, message, capsys):
+def test_unknown_command_is_one_line(arguments, message, capsys):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -42,7 +42,7 @@ def test_what_is_no_command_is_one_line(arguments, message, capsys):
 
 def test_a_reader_of_its_output_that_ends_is_no_error():
     """As `head` does, which may end before anything is written."""
-    arguments = [sys.executable, "-m", "eqfuse.cli", "train", "--help"]
+    arguments = [sys.executable, "-m", "eqfuse", "train", "--help"]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(arguments, **pipe) as process:
         process.stdout.close()

@@ -1,6 +1,7 @@
 """What the documents show is what happens, and their links lead somewhere."""
 
 import contextlib
+import csv
 import functools
 import importlib.util
 import io
@@ -210,6 +211,38 @@ def test_notebook_of_the_first_hour_runs(tmp_path, monkeypatch, capsys):
     assert scope["length"] == pytest.approx(4.08, abs=0.05)  # PBE
     assert "<Calculator tuned: Li F, cutoff 5 Å, float32" in said
     assert scope["after"].energy != pytest.approx(scope["before"].energy, abs=10)
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pictures")
+def test_notebook_of_distillation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = executed("distill")
+    error, known = abs(scope["teacher"] - scope["student"]), scope["known"]
+    assert error[known].max() < np.ptp(scope["teacher"][known]) / 2  # 0.015 eV/atom
+    assert (tmp_path / "distill.png").exists()
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pictures")
+def test_notebook_of_fine_tuning_runs(tmp_path, monkeypatch):
+    try:
+        find_network("7net-0", "sevennet", download=False)
+    except ConvertError as error:
+        pytest.skip(str(error))
+    monkeypatch.chdir(tmp_path)
+    plain, elastic = executed("fine_tune")["results"].values()
+    learnt = [row["LiF, validation"] for row in (plain, elastic)]
+    expected = []
+    for run in ("plain", "elastic-weights"):
+        rows = csv.DictReader((tmp_path / run / "errors.csv").read_text("utf-8").splitlines())
+        expected += [r["forces_mae_mev_per_a"] for r in rows if r["set"] == "validation"][:1]
+    assert learnt == [float(value) for value in expected]
+    for title in ("crystals with Li or F", "molecules", "other crystals"):
+        assert elastic[title] < plain[title]
+    assert (tmp_path / "fine_tune.png").exists()
     matplotlib.pyplot.close("all")
 
 

@@ -31,6 +31,7 @@ ALLOWED = {
     "export": "ops data models runs train inference export",
     "bench": "ops graph models runs train bench",
     "cli": "export bench ops runs train inference convert md certify distill",
+    "__main__": "cli",
     "jax_md": "ops data inference",
     "torch_sim": "data inference",
     "_startup": "_jax_compat",

@@ -101,7 +101,7 @@ def test_a_wheel_of_a_clone_names_its_commit(source, tmp_path):
     done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     with zipfile.ZipFile(built(clone, "wheel", tmp_path)) as opened:
         opened.extractall(tmp_path / "site")
-    command = [sys.executable, "-m", "eqfuse.cli", "--version"]
+    command = [sys.executable, "-m", "eqfuse", "--version"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.stdout == f"eqfuse {__version__} (of commit {done.stdout.strip()})\n"
@@ -116,7 +116,7 @@ def test_the_command_of_a_wheel_runs(wheel, tmp_path):
     environment["EQFUSE_CACHE_DIR"] = str(tmp_path / "cache")
 
     def run(*arguments):
-        command = [sys.executable, "-m", "eqfuse.cli", *arguments]
+        command = [sys.executable, "-m", "eqfuse", *arguments]
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
         ).stdout

@@ -57,14 +57,14 @@ def test_only_a_check_is_skipped_and_only_without_a_gpu(tmp_path, monkeypatch, n
     assert os.environ == ({} if name else {_startup._SKIP: "1"})
 
 
-def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
+def test_startup_keeps_the_users_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(_startup, "DEVICES", tmp_path)
     monkeypatch.setattr(os, "environ", {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"})
     _startup.silence_cuda_plugin()
     assert os.environ == {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"}
 
 
-def test_what_e3nn_seldom_reads_is_imported_when_it_is_read():
+def test_startup_imports_sympy_when_it_is_read():
     code = """if True:
         import sys
         import eqfuse.ops

@@ -4,8 +4,7 @@
 
 MATBENCH is a clone of github.com/janosh/matbench-discovery. Its own functions compute the metrics
 of its diatomics (`matbench_discovery/metrics/diatomics`), with its PBE curves, from energies and
-forces of eqfuse. It needs pandas, pymatviz 0.18.0 and ruamel.yaml. Extensivity and locality are
-those of ml-peg 0.7 (`ml_peg/calcs/physicality`, MIT), by its formulas; acetone is ase's there.
+forces of eqfuse. It needs pandas, pymatviz 0.18.0 and ruamel.yaml.
 """
 
 import argparse
@@ -17,7 +16,7 @@ import time
 import types
 from pathlib import Path
 
-import ase.build
+import ase
 import numpy as np
 from ase.data import chemical_symbols
 
@@ -70,53 +69,6 @@ def diatomics(module, calculator, only=()) -> dict:
     return {"elements": len(curves), **seconds, **found}
 
 
-def extensivity(calculator) -> float:
-    """Return the energy that slabs of Al and Ni 100 Å apart have of each other, meV."""
-
-    def slab(symbol):
-        layers = ase.build.surface(ase.build.bulk(symbol, "fcc"), (1, 1, 1), 8, vacuum=100.0)
-        layers = layers.repeat((4, 4, 1))
-        layers.center(axis=2, vacuum=100.0)
-        return layers
-
-    first, second = slab("Al"), slab("Ni")
-    second.translate([0, 0, 100.0])
-    cell = first.cell.copy()
-    cell[2, 2] += 100.0
-    energies = []
-    for atoms in (first, second, first + second):
-        atoms.set_cell(cell)
-        atoms.pbc = True
-        energies.append(calculator.get_potential_energy(atoms))
-    return 1000 * abs(energies[2] - energies[0] - energies[1])
-
-
-def locality(calculator) -> dict:
-    """Return how forces on acetone change by far atoms of neon and of hydrogen, meV/Å."""
-    solute = ase.build.molecule("CH3COCH3", cell=[60] * 3, pbc=True)
-    solute.center()
-    center, rng = solute.get_center_of_mass(), np.random.default_rng(42)
-    alone = calculator.get_forces(solute)
-
-    def change(symbols, positions):
-        both = solute + ase.Atoms(symbols, positions)
-        both.set_cell(solute.cell)
-        return 1000 * np.linalg.norm(calculator.get_forces(both)[: len(solute)] - alone, axis=1)
-
-    places = rng.uniform(0, 60, (400, 3))
-    far = places[np.linalg.norm(places - center, axis=1) >= 40.0][:20]
-    hydrogen, rng = [], np.random.default_rng(42)
-    for _ in range(30):
-        r, theta, phi = rng.uniform(20, 50), rng.uniform(0, 2 * np.pi), rng.uniform(0, np.pi)
-        direction = [np.sin(phi) * np.cos(theta), np.sin(phi) * np.sin(theta), np.cos(phi)]
-        hydrogen.append(change("H", [center + r * np.array(direction)]).mean())
-    return {
-        "ghost_max": float(change(f"Ne{len(far)}", far).max()),
-        "hydrogen_mean": float(np.mean(hydrogen)),
-        "hydrogen_std": float(np.std(hydrogen)),
-    }
-
-
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("matbench", type=Path, help="clone of matbench-discovery")
@@ -130,7 +82,6 @@ def main(arguments=None):
         calculator = eqfuse.Calculator(name, dtype=options.dtype)
         found = diatomics(module, calculator, [s for s in options.only.split(",") if s])
         print(name, json.dumps(found, indent=1), flush=True)
-        print(json.dumps({"extensivity": extensivity(calculator), **locality(calculator)}))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
     python -m benchmarks.clients.side_by_side --python mace=PYTHON symmetrix=PYTHON [--json FILE]
     python -m benchmarks.clients.side_by_side --python sevennet=PYTHON --files 7net-0
     python -m benchmarks.clients.side_by_side --python nequip=PYTHON --files NAME.nequip.zip
+    python -m benchmarks.clients.side_by_side --training --python mace=PYTHON
 
 Each program is a process (`.worker`) that computes rattled SrTiO3 once more when it is asked to, in
 turns with the others, on the same threads; atoms move between calls. Without --files the networks
 have random weights in the shape of MACE-MP-0, which mace's Python makes. Energies and forces are
 compared with those of eqfuse in float64 at every call, and programs that are further apart than
-`AGREE` are not timed. Ratios are of calls of one turn: seconds of a processor, which other work on
-the machine disturbs less than those of the clock.
+`AGREE` are not timed. With --training they compute steps of training (`worker.TrainingInTorch`).
+Ratios are of calls of one turn: seconds of a processor, which other work on the machine disturbs
+less than those of the clock.
 """
 
 import argparse
@@ -35,15 +37,17 @@ cubic splines, and mace sums energies in float32."""
 WARM = 1
 LONG, FEW = 4.0, 2
 """Seconds of a call from which on a program takes part in this many turns, without warm ones."""
+EITHER = "float64", "float32"
 OF_MACE = {
-    "symmetrix": ("symmetrix", ("float64", "float32")),
-    "symmetrix, evaluator": ("symmetrix", ("float64", "float32")),
+    "symmetrix": ("symmetrix", EITHER),
+    "symmetrix, evaluator": ("symmetrix", EITHER),
     "symmetrix, serial evaluator": ("symmetrix", ("float64",)),
-    "mace-torch": ("mace", ("float64", "float32")),
-    "mace-torch, forces only": ("mace", ("float64", "float32")),
-    "mace-torch, compiled": ("mace", ("float64", "float32")),
+    "mace-torch": ("mace", EITHER),
+    "mace-torch, forces only": ("mace", EITHER),
+    "mace-torch, compiled": ("mace", EITHER),
 }
 """Programs of networks of mace: whose Python they run with, and in which dtypes."""
+TRAINING = {"mace": "mace-torch", "sevennet": "sevenn", "nequix": "nequix"}
 OTHERS = {"sevennet": ("sevenn",), "nequix": ("nequix",), "nequip": ("nequip, compiled",)}
 
 
@@ -130,7 +134,8 @@ def networks(options, folder: Path):
                 program = [pythons[kind], "-m", "nequip.scripts.compile"]
                 subprocess.run([*program, file, compiled, *given], check=True)
                 file = compiled
-            peers = dict.fromkeys(OTHERS[kind], (pythons[kind], file, ("float32",)))
+            programs = (f"{TRAINING[kind]}, training",) if options.training else OTHERS[kind]
+            peers = dict.fromkeys(programs, (pythons[kind], file, ("float32",)))
             yield Path(file).stem, run, peers
         return
     for shape in options.shapes:
@@ -141,6 +146,9 @@ def networks(options, folder: Path):
         if "symmetrix" in pythons:
             subprocess.run([pythons["symmetrix"], "-c", EXTRACT, file, table], check=True)
         files = {"mace": file, "symmetrix": table}
+        if options.training:
+            yield shape, run, {"mace-torch, training": (pythons["mace"], file, EITHER)}
+            continue
         yield (
             shape,
             run,
@@ -188,6 +196,7 @@ def main():
     parser.add_argument("--dtypes", nargs="+", default=["float64", "float32"])
     parser.add_argument("--without", nargs="+", default=[], help="programs to leave out")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--training", action="store_true", help="steps of training instead")
     add_json_option(parser)
     options = parser.parse_args()
     os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # mace's own import needs it
@@ -207,7 +216,11 @@ def main():
                 for threads in options.threads:
                     os.sched_setaffinity(0, sorted(processors)[:threads])
                     for dtype in options.dtypes:
-                        sides = [Side("eqfuse", sys.executable, run, structure, dtype, threads)]
+                        given = sys.executable, run, structure, dtype, threads
+                        kind = ", training" if options.training else ""
+                        sides = [Side(f"eqfuse{kind}", *given)]
+                        if options.training:
+                            sides.append(Side("e3nn-jax, training", *given))
                         for program, (python, file, dtypes) in peers.items():
                             if dtype in dtypes and program not in options.without:
                                 given = program, python, file, structure, dtype, threads

@@ -10,10 +10,11 @@ compared with those of e3nn-jax in float64, and all sides in float32.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import collections
 import functools
-import io
 import pathlib
+import re
+import tempfile
 import time
 
 import jax
@@ -47,11 +48,36 @@ def difference_of_doubles(init, apply) -> float:
         return record.parity(*found, TOLERANCE_OF_DOUBLES)
 
 
-def report(apply, args) -> str:
-    """Return what `fuse` estimates of the time that it takes over, and of the rest."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        jax.eval_shape(ops.fuse(apply, patch=True, report=True), *args)
-    return printed.getvalue().strip().splitlines()[-1]
+KINDS = {
+    "fused kernels": ("eqfuse_native",),
+    "matmuls": ("dot_general",),
+    "gathers and sums": ("gather", "scatter", "scatter-add", "take"),
+    "functions": ("tanh", "sin", "cos", "exp", "logistic", "erf", "sqrt", "pow", "integer_pow"),
+    "moves": ("slice", "concatenate", "transpose", "pad", "reshape", "broadcast_in_dim", "copy"),
+}
+"""Kinds of work, by the last part of the name that JAX gives to an operation."""
+
+
+def shares(compiled, args, calls: int = 20) -> str:
+    """Return the shares of time by kind of work, by JAX's profiler; a fusion is its last step."""
+    names = re.findall(
+        r"%?([\w.\-]+) = [^\n]*?(?:op_name=\"([^\"]*)\"[^\n]*)?\n", compiled.as_text()
+    )
+    steps = {name: path.split("/")[-1] for name, path in names}
+    times = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(calls):
+                jax.block_until_ready(compiled(*args))
+        [file] = pathlib.Path(folder).rglob("*.xplane.pb")
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for event in (event for line in plane.lines for event in line.events):
+                if (step := steps.get(event.name)) is not None:
+                    name = next((k for k, of in KINDS.items() if step in of), "arithmetic")
+                    moved = not step or event.name.startswith(("copy", "bitcast"))
+                    times["moves" if moved else name] += event.duration_ns
+    total = sum(times.values())
+    return ", ".join(f"{time / total:.0%} {name}" for name, time in times.most_common())
 
 
 def is_same(function, other, args) -> bool:
@@ -61,7 +87,7 @@ def is_same(function, other, args) -> bool:
 
 
 def measure(name: str, seconds: float):
-    """Yield the lines of the table of a network, and then the share that the report has."""
+    """Yield the lines of the table of a network, and then the shares of its time."""
     init, apply = NETWORKS[name]()
 
     @functools.wraps(apply)
@@ -88,7 +114,7 @@ def measure(name: str, seconds: float):
         cells = f"{ms['e3nn-jax'].median:.1f} | {alone} | {ms['fuse'].median:.1f}"
         cells += f" | {1 / ratio['e3nn-jax'].median:.1f} ({spread}) | {memory} | {doubles:.0e}"
         yield f"| {name} | {task} | {cells} |"
-    yield f"{name}: {report(apply, args)}"
+    yield f"{name}, forces by fuse: {shares(compiled['fuse'], args)}"
 
 
 def main() -> None:
@@ -108,15 +134,15 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
     print(HEADER)
-    shares = []
+    profiled = []
     for name in options.networks or NETWORKS:
         try:
             *rows, share = measure(name, options.seconds)
             print(*rows, sep="\n", flush=True)
-            shares.append(share)
+            profiled.append(share)
         except (ImportError, TypeError, record.ParityError) as error:
             print(f"| {name} | {type(error).__name__}: {error} | | | | | | |", flush=True)
-    print("", *shares, sep="\n")
+    print("", *profiled, sep="\n")
 
 
 if __name__ == "__main__":

@@ -89,6 +89,154 @@ class ForcesOnly:
         return tuple(self.found[name].detach().numpy() for name in ("energy", "forces"))
 
 
+class TrainingInTorch:
+    """A step of training: the loss of energies and forces, its gradient, and Adam that stays.
+
+    Labels are zero, and so is the learning rate, for steps of the same network in all programs.
+    """
+
+    def __init__(self, network, batch_of, forward):
+        import torch
+
+        self.network, self.batch_of, self.forward = network.train(), batch_of, forward
+        parameters = [p.requires_grad_() for p in network.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=0.0)
+
+    def prepare(self, atoms):
+        self.batch = self.batch_of(atoms)
+
+    def compute(self):
+        self.optimizer.zero_grad()
+        energy, forces = self.found = self.forward(self.network, self.batch)
+        loss = (energy / len(forces)).square().mean() + forces.square().mean()
+        loss.backward()
+        self.optimizer.step()
+
+    def results(self):
+        energy, forces = (found.detach().numpy() for found in self.found)
+        return energy.sum(), forces
+
+
+class TrainingInJax:
+    """The same step in JAX; graphs have room for a tenth more edges than the first."""
+
+    def __init__(self, params, graph_of, forward, reference=lambda numbers: 0.0):
+        import jax
+        import optax
+
+        optimizer = optax.adam(0.0)
+
+        def step(params, state, graph, count):
+            def loss_of(params):
+                energy, forces = forward(params, graph)
+                loss = (energy[0] / count) ** 2 + (forces**2).sum() / (3 * count)
+                return loss, (energy[0], forces)
+
+            (_, found), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+            updates, state = optimizer.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state, found
+
+        self.state, self.step = (params, optimizer.init(params)), jax.jit(step)
+        self.graph_of, self.reference, self.room = graph_of, reference, None
+
+    def prepare(self, atoms):
+        import jax
+
+        self.graph, self.room = self.graph_of(atoms, self.room)
+        self.graph = jax.block_until_ready(jax.device_put(self.graph))
+        self.count, self.constant = float(len(atoms)), self.reference(atoms.numbers)
+
+    def compute(self):
+        import jax
+
+        found = self.step(*self.state, self.graph, self.count)
+        *self.state, self.found = jax.block_until_ready(found)
+
+    def results(self):
+        energy, forces = self.found
+        return energy + self.constant, forces[: int(self.count)]
+
+
+def _edges_with_room(count: int, room: int | None) -> int:
+    return room or 64 * (count * 11 // 640 + 1)
+
+
+def _training(file, dtype, backend=None):
+    import jax
+
+    jax.config.update("jax_enable_x64", dtype == "float64")
+    from eqfuse import models
+    from eqfuse.data import Shape, collate
+    from eqfuse.data.readers.ase_files import of_atoms
+    from eqfuse.data.samples import prepare_samples
+    from eqfuse.runs.checkpoint import load_run
+
+    module, params, metadata = load_run(file, backend=backend)
+    references = metadata["reference_energies"]
+
+    def graph_of(atoms, room):
+        samples = prepare_samples([of_atoms(atoms)], module.model.cutoff, metadata["species"], None)
+        room = _edges_with_room(samples[0].num_edges, room)
+        return collate(samples, Shape(len(atoms) + 1, room, 2), dtype).graph, room
+
+    def forward(params, graph):
+        found = models.predict(module, params, graph)
+        return found.energy, found.forces
+
+    params = jax.tree.map(lambda p: p.astype(dtype), params)
+    constant = lambda numbers: sum(references[str(z)] for z in numbers)  # noqa: E731
+    return TrainingInJax(params, graph_of, forward, constant)
+
+
+def _mace_training(file, dtype):
+    calculator = _mace(file, dtype)
+
+    def forward(network, batch):
+        found = network(batch, training=True, compute_stress=False)
+        return found["energy"], found["forces"]
+
+    batch_of = lambda atoms: calculator._atoms_to_batch(atoms).to_dict()  # noqa: E731
+    return TrainingInTorch(calculator.models[0], batch_of, forward)
+
+
+def _sevennet_training(file, dtype):
+    import sevenn._keys as keys
+    from sevenn.atom_graph_data import AtomGraphData
+    from sevenn.train.dataload import unlabeled_atoms_to_graph
+
+    calculator = _sevennet(file, dtype).calculator
+
+    def batch_of(atoms):
+        return AtomGraphData.from_numpy_dict(unlabeled_atoms_to_graph(atoms, calculator.cutoff))
+
+    def forward(network, batch):
+        found = network(batch)
+        return found[keys.PRED_TOTAL_ENERGY], found[keys.PRED_FORCE]
+
+    return TrainingInTorch(calculator.model, batch_of, forward)
+
+
+def _nequix_training(file, dtype):
+    import equinox
+    import jraph
+    from nequix.calculator import dict_to_graphstuple, preprocess_graph
+
+    calculator = _nequix(file, dtype)
+    params, static = equinox.partition(calculator.model, equinox.is_inexact_array)
+
+    def graph_of(atoms, room):
+        made = preprocess_graph(atoms, calculator.atom_indices, calculator.cutoff, False)
+        graph = dict_to_graphstuple(made)
+        room = _edges_with_room(int(graph.n_edge[0]), room)
+        return jraph.pad_with_graphs(graph, len(atoms) + 1, room, 2), room
+
+    def forward(params, graph):
+        energy, forces, _ = equinox.combine(params, static)(graph)
+        return energy, forces
+
+    return TrainingInJax(params, graph_of, forward)
+
+
 def _eqfuse(file, dtype):
     import eqfuse
 
@@ -125,7 +273,7 @@ def _nequix(file, dtype):
     from nequix.calculator import NequixCalculator
 
     _only(dtype, "float32")
-    return Calculator(NequixCalculator(model_path=file, use_kernel=False))
+    return NequixCalculator(model_path=file, use_kernel=False)
 
 
 def _symmetrix(file, dtype, kokkos=True):
@@ -151,7 +299,12 @@ PROGRAMS = {
     ),
     "sevenn": _sevennet,
     "nequip, compiled": _nequip,
-    "nequix": _nequix,
+    "nequix": lambda *given: Calculator(_nequix(*given)),
+    "eqfuse, training": _training,
+    "e3nn-jax, training": lambda *given: _training(*given, backend="e3nn"),
+    "mace-torch, training": _mace_training,
+    "sevenn, training": _sevennet_training,
+    "nequix, training": _nequix_training,
 }
 """What computes, by name: functions of a file and a dtype."""
 

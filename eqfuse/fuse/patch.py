@@ -16,6 +16,8 @@ import threading
 
 import e3nn_jax as e3nn
 import jax
+import jax.numpy as jnp
+from e3nn_jax._src import scatter
 
 REPLACED = {
     "e3nn_jax": dict.fromkeys(
@@ -67,6 +69,18 @@ def _function(own, of: str, name: str):
     return called
 
 
+def _distinct(own):
+    """Return e3nn-jax's numbering of the targets of a sum, by one sort where it has a loop."""
+
+    @functools.wraps(own)
+    def called(x):
+        if not _active.value:
+            return own(x)
+        return jnp.unique(x, size=x.size, return_inverse=True)[1].reshape(x.shape)
+
+    return called
+
+
 def _method(cls: type, method: str, of: str):
     """Return a method of a class of e3nn's that is ours, for those of its instances that can be."""
     own = vars(cls)[method]
@@ -105,6 +119,8 @@ def _slots() -> list[tuple]:
                 inner = inspect.unwrap(own)
                 [cell] = (c for c in own.__closure__ if c.cell_contents is inner)
                 slots.append((cell, "cell_contents", inner, _function(inner, of, name)))
+    if own := vars(scatter).get("_distinct_but_small"):  # of sums that are mapped back
+        slots.append((scatter, "_distinct_but_small", own, _distinct(own)))
     return slots
 
 

@@ -169,7 +169,12 @@ class MACE(Network):
             layers = zip(sent, (irreps_basis for irreps_basis, _ in all_irreps), strict=True)
             radial = radial_networks(self, basis, sh, layers)
             if factor is not None:
-                radial = [weights * factor[:, None] for weights in radial]
+                radial = [
+                    w.times(factor[:, None])
+                    if isinstance(w, ops.Tabulated)
+                    else w * factor[:, None]
+                    for w in radial
+                ]
         hidden = (self.radial_hidden,) * self.radial_layers
         out = 0
         for k, (irreps_basis, irreps) in enumerate(all_irreps):

@@ -11,7 +11,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.models import mlp
-from eqfuse.models.radial_table import RadialTable, kept
+from eqfuse.models.radial_table import COLLECTION, RadialTable, kept
 
 TOGETHER = 3
 """Largest number of networks in a kernel, so that kernels do not grow with the layers."""
@@ -150,6 +150,9 @@ class RadialNetworks(nn.Module):
         if isinstance(basis, RadialTable):
             made = functools.cache(lambda: basis.networks(networks))  # all, where any is made
             tables = [kept(self, f"table_{k}", lambda k=k: made()[k]) for k in range(len(networks))]
+            backend = ops.resolve(self.backend, "interpolate")
+            if backend == "llvm" and self.has_variable(COLLECTION, "table_0"):  # constants
+                return [basis.tabulated(table) for table in tables]
             if mlp.has_few_rows(basis):
                 return basis.of_edges(tables)
             # apart, so that weights of one layer need no other's memory

@@ -270,6 +270,11 @@ class RadialTable:
         coefficients = [s0 - c2 - c4, d0 - c3 - c5, c2, c3, c4, c5]
         return jnp.stack(coefficients, axis=2).reshape(-1, ORDER, jets.shape[-1])
 
+    def tabulated(self, table) -> ops.Tabulated:
+        """Return the weights of products of each edge, which kernels compute from the table."""
+        numbers, inside = self.powers[:, 1:2], self.powers[:, :1]
+        return ops.Tabulated(table, self.intervals.senders, numbers, inside)
+
     def of_edges(self, tables) -> list[jax.Array]:
         """Return the functions of each edge, [n_edges, width] for each of the tables."""
         if self.parts > 1:

@@ -11,9 +11,9 @@ from eqfuse.ops._backend import (
     resolve,
     resolve_here,
 )
-from eqfuse.ops._edges import Edges
+from eqfuse.ops._edges import Edges, group_by_interval
 from eqfuse.ops._graph_product import graph_tensor_product
-from eqfuse.ops._interpolate import group_by_interval, interpolate
+from eqfuse.ops._interpolate import Tabulated, interpolate
 from eqfuse.ops._layer import (
     TensorProductLinear,
     TensorProductLinearGate,
@@ -41,6 +41,7 @@ __all__ = [
     "FunctionalTensorProduct",
     "Linear",
     "LinearSum",
+    "Tabulated",
     "TensorProductLinear",
     "TensorProductLinearGate",
     "availability",

@@ -185,3 +185,18 @@ def orders(ends, num_nodes: int) -> list:
     counts = jax.vmap(lambda sums, of: sums.at[of + 1].add(1, mode="drop"))(counts, groups)
     ptr = jnp.cumsum(counts, axis=1, dtype=jnp.int32)
     return [array for both in zip(order, ptr, strict=True) for array in both]
+
+
+def group_by_interval(interval, num_intervals: int) -> Edges:
+    """Return the rows of each interval, by which gradients of a table are summed.
+
+    Args:
+      interval: [rows] int32, in [0, num_intervals).
+      num_intervals: static.
+
+    Example:
+      >>> ops.group_by_interval(jnp.array([1, 0, 1]), 2).receiver_order
+      Array([1, 0, 2], dtype=int32)
+    """
+    order, ptr = orders([interval], num_intervals)
+    return Edges(interval, interval, order, ptr, order, ptr, num_intervals)

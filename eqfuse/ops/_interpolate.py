@@ -1,10 +1,12 @@
 """`interpolate`: functions of one number, read from tables of polynomials."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._edges import Edges, orders
+from eqfuse.ops._edges import Edges, group_by_interval
 from eqfuse.ops.ir.products import interpolation
 from eqfuse.ops.primitives import forms
 
@@ -53,16 +55,35 @@ def interpolate(
     return forms.evaluate(form, [*flat, weights], intervals, backend=backend)
 
 
-def group_by_interval(interval, num_intervals: int) -> Edges:
-    """Return the rows of each interval, by which gradients of a table are summed.
+class Tabulated(NamedTuple):
+    """Weights of a product on a graph that are read from a table: polynomials of a number.
 
-    Args:
-      interval: [rows] int32, in [0, num_intervals).
-      num_intervals: static.
+        weights[e, u] = factor[e] * sum over n:  table[interval of e, n, u] * number[e] ** n
+
+    `TensorProductLinear` takes it in the place of weights. On a CPU, the kernels of the product and
+    of its backward pass compute the row of an edge where they read it. A derivative by the table,
+    and a second one, are those of `interpolate`.
 
     Example:
-      >>> ops.group_by_interval(jnp.array([1, 0, 1]), 2).receiver_order
-      Array([1, 0, 2], dtype=int32)
+      >>> table = jnp.array([[[0.0], [1.0]], [[1.0], [3.0]]])  # x below 1, and 1 + 3 (x - 1) above
+      >>> numbers, ones = jnp.array([[0.5], [0.5]]), jnp.ones((2, 1))
+      >>> ops.Tabulated(table, jnp.array([0, 1]), numbers, ones).rows().ravel()
+      Array([0.5, 2.5], dtype=float32)
     """
-    order, ptr = orders([interval], num_intervals)
-    return Edges(interval, interval, order, ptr, order, ptr, num_intervals)
+
+    table: jax.Array  # [intervals, order, width]
+    intervals: jax.Array  # [n_edges] int32
+    numbers: jax.Array  # [n_edges, 1]
+    factor: jax.Array  # [n_edges, 1]
+
+    def rows(self, backend: str | None = None) -> jax.Array:
+        """Return the weights, [n_edges, width]."""
+        count, order, _ = self.table.shape
+        edges = group_by_interval(self.intervals, count)
+        powers = jnp.cumprod(jnp.repeat(self.numbers, order - 1, axis=1), axis=1)
+        powers = self.factor * jnp.concatenate([jnp.ones_like(self.numbers), powers], axis=1)
+        return interpolate([self.table], edges, powers, backend=backend)[0]
+
+    def times(self, factor) -> "Tabulated":
+        """Return the weights times a factor [n_edges, 1]."""
+        return self._replace(factor=self.factor * factor)

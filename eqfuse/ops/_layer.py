@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._edges import Edges, check_edges, nearest
+from eqfuse.ops._interpolate import Tabulated
 from eqfuse.ops._linear import (
     OF_FUSED,
     E3nnLinear,
@@ -36,7 +37,7 @@ from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.primitives import forms, layer
+from eqfuse.ops.primitives import forms, layer, tabulated
 from eqfuse.ops.primitives.choice import choose, refuse, resolve_fused
 from eqfuse.ops.primitives.rules import BatchAxes
 
@@ -105,7 +106,8 @@ class TensorProductLinear(nn.Module):
             [1, irreps_y]. Channelwise on a graph, x is [n_edges, irreps_x] and y [num_nodes,
             irreps_y].
           weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None;
-            without a `filter_ir_out`, of those irreps of the product that `irreps_out` has.
+            without a `filter_ir_out`, of those irreps of the product that `irreps_out` has. Or an
+            `eqfuse.ops.Tabulated`, which kernels read.
           edges: makes it an op on a graph.
           index: [...] or, on a graph, [rows of the output] integers, which of
             `num_indexed_weights` to use; out of range as in `eqfuse.ops.Linear`.
@@ -120,7 +122,11 @@ class TensorProductLinear(nn.Module):
         mode = resolve_fused(self.fused)
         make_gate, gate = self._gate()
         op = "tensor_product_linear" + ("_gate" if make_gate else "")
-        backend = resolve(self.backend, op, x, y, weights, skip, *jax.tree.leaves(self.variables))
+        arrays = jax.tree.leaves((x, y, weights, skip, self.variables))
+        backend = resolve(self.backend, op, *arrays)
+        is_tabulated = isinstance(weights, Tabulated)
+        if is_tabulated and (backend != "llvm" or self.channelwise or mode == "always"):
+            weights, is_tabulated = weights.rows(backend), False
         check_index(index, self.num_indexed_weights)
         if index is not None:
             index = nearest(index, self.num_indexed_weights)
@@ -140,7 +146,8 @@ class TensorProductLinear(nn.Module):
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
-        if edges is not None and (product.repeated or edges.num_receivers is not None):
+        only_sent = edges is not None and edges.num_receivers is not None
+        if edges is not None and (product.repeated or is_tabulated or only_sent):
             if any(t.x is not None for t in linear.linear_form.terms):
                 several = "x and y both have several channels, and their products are summed"
                 refuse(mode, several if product.repeated else "some nodes only send")
@@ -216,7 +223,7 @@ class TensorProductLinear(nn.Module):
             x, y, weights = graph_operands(x, y, weights, edges, options)
             rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
             y = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags)
-            if weights is not None:
+            if not (weights is None or isinstance(weights, Tabulated)):
                 weights = jnp.broadcast_to(weights, (edges.num_edges, weights.shape[1]))
             return x, y, weights
         if weights is not None:
@@ -248,12 +255,17 @@ class TensorProductLinear(nn.Module):
     def _summed(self, product, x, y, weights, edges, options, backend):
         """Return the products summed over a node's edges, and a scalar one to multiply by."""
         if product.repeated:  # channels on both sides: no one kernel
+            weights = weights.rows(backend) if isinstance(weights, Tabulated) else weights
             x = x[edges.senders]
             messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
             if weights is not None:
                 messages = elementwise_tensor_product(messages, weights, backend=backend)
             out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
             out = edges.of_receivers(out)
+        elif isinstance(weights, Tabulated):
+            factored = y.array * weights.factor
+            [out] = tabulated.evaluate(product.form, x.array, factored, weights, edges, backend)
+            out = e3nn.IrrepsArray(product.irreps_out, out)
         else:
             arrays = [x.array, y.array, *([] if weights is None else [weights])]
             [out] = forms.evaluate(product.form, arrays, edges, backend=backend)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, check_edges
+from eqfuse.ops._interpolate import Tabulated
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.primitives import forms
@@ -240,6 +241,14 @@ def graph_operands(x, y, weights, edges, options):
     if weights is None:
         return x, y, None
     irreps_out = tensor_product(x.irreps, y.irreps, backend="xla", **options)
+    if isinstance(weights, Tabulated):
+        if weights.table.shape[2] != irreps_out.num_irreps:
+            raise ValueError(
+                f"table must be [intervals, order, {irreps_out.num_irreps} irreps of {irreps_out}],"
+                f" got shape {weights.table.shape}"
+            )
+        dtype = weights.table.dtype
+        return x.astype(dtype), y.astype(dtype), weights
     weights = weights.array if isinstance(weights, e3nn.IrrepsArray) else jnp.asarray(weights)
     shape = (edges.num_edges, irreps_out.num_irreps)
     if weights.ndim != 2 or any(n not in (1, s) for n, s in zip(weights.shape, shape, strict=True)):

@@ -140,7 +140,7 @@ def test_the_command_fails_where_a_result_is_an_error(tmp_path, monkeypatch):
         program.main([*arguments, "--out", str(tmp_path / "out.json")])
 
 
-def test_what_is_asked_for():
+def test_bench_runs_what_is_asked_for():
     jobs = program.jobs()
     assert [job.group for job in jobs[:5]] == ["parity", "parity", "kernels", "kernels", "parity"]
     assert [job.case for job in jobs[:4]] == [*program.MAIN, *program.MAIN]

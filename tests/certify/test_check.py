@@ -148,7 +148,7 @@ def test_a_force_that_jumps_at_a_cutoff_is_found_beside_a_steep_wall():
     assert (row.verdict, row.unit) == ("FAILED", "eV/Å")
 
 
-def test_what_is_too_small_to_matter_is_noted():
+def test_check_notes_small_differences():
     assert Row("translation", 5e-10, 1e-12, "eV").verdict == "noted"
     assert Row("translation", 5e-9, 1e-12, "eV").verdict == "FAILED"
     row = Row("forces", 5e-7, 1e-9, "eV/Å")
@@ -215,7 +215,7 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     assert known["versions"]["python"]
 
 
-def test_what_cannot_be_checked_is_refused(calculator_file, capsys):
+def test_check_refuses_what_it_cannot_check(calculator_file, capsys):
     def said(*arguments):
         assert cli.main(["check", *arguments]) == 2
         return capsys.readouterr().err

@@ -96,7 +96,7 @@ def test_constants_are_those_of_the_file(network):
         (lambda n: n.state["_modules"].pop("les"), "without its sum of charges"),
     ],
 )
-def test_what_charges_have_besides_is_refused_by_name(network, change, named):
+def test_dipoles_and_fields_are_refused_by_name(network, change, named):
     changed = with_charges(network)
     change(changed)
     with pytest.raises(ConvertError, match=named):

@@ -361,6 +361,6 @@ def test_copies_in_files_to_validate_or_test_with_are_left_out(frames):
         ([0, 1, 1, 0, 1], [0, 3]),
     ],
 )
-def test_which_frames_validate(first, validates):
+def test_validation_frames(first, validates):
     found = kept_together(np.array(first), 3)
     assert np.flatnonzero(found).tolist() == validates

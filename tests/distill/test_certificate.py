@@ -45,7 +45,7 @@ def test_errors_are_by_kind_and_temperature(frames, student):
     assert rows["600 K"]["stress_mev_per_a3"] == pytest.approx(1e3 * (errors**2).mean() ** 0.5)
 
 
-def test_what_it_was_trained_on_is_said(frames):
+def test_certificate_says_the_training_data(frames):
     found = certificate.coverage(frames)
     assert found["elements"] == ["Cu"]
     assert found["kinds"] == ["dynamics", "strained"]
@@ -57,6 +57,7 @@ def test_what_it_was_trained_on_is_said(frames):
     assert found["largest_force_ev_per_a"] == pytest.approx([min(forces), max(forces)])
 
 
+@pytest.mark.slow
 def test_properties_are_those_of_the_calculator():
     numbers, curves = certificate.static(
         ase.build.bulk("Cu", a=3.8), Twice(), ("elastic", "volume")

@@ -65,6 +65,6 @@ def test_teacher_is_a_run_or_a_file_of_its_network(tmp_path):
         ("ase.calculators.emt:EMT()", {"head": "PBE"}, "head=PBE is for networks"),
     ],
 )
-def test_what_is_no_teacher_is_refused(name, options, message):
+def test_teacher_that_is_none_is_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
         open_teacher(name, **options)

@@ -150,7 +150,7 @@ def test_tables_of_radial_functions_travel_in_the_place_of_networks(exported, tm
         export(run, tmp_path / "other.safetensors", radial="tables")
 
 
-def test_what_cannot_be_written_is_refused(tmp_path, capsys):
+def test_export_refuses_what_it_cannot_write(tmp_path, capsys):
     run, file = untrained_run(tmp_path), tmp_path / "program.safetensors"
     file.write_text("mine")
     assert cli.main(["export", str(run), str(file)]) == 2

@@ -222,7 +222,7 @@ def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     assert "2 senders, 2 receivers and 5 components of vectors" in lines[7]
 
 
-def test_what_a_host_cannot_run_gives_a_sentence(mace, host, tmp_path):
+def test_host_says_what_it_cannot_run(mace, host, tmp_path):
     _, folder = mace
     crystal = structure("crystal")
     at_one_place = crystal.copy()
@@ -338,7 +338,7 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
         ("library k.so", "", "5 atoms and 0 edges, and the largest program holds 4 and 8"),
     ],
 )
-def test_what_engine_py_cannot_run_gives_a_sentence(tmp_path, old, new, expected):
+def test_engine_py_says_what_it_cannot_run(tmp_path, old, new, expected):
     manifest = "format 2\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
     manifest += f"program 4 0 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
     assert old in manifest
@@ -383,7 +383,7 @@ def test_a_flipped_bit_of_a_folder_is_named_by_the_host(mace, host, tmp_path, fi
     assert done.returncode == 0, done.stderr
 
 
-def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
+def test_folder_refuses_what_it_cannot_write(tmp_path, monkeypatch, capsys):
     run, file = untrained_run(tmp_path), tmp_path / "mine"
     file.write_text("mine")
     given = {"engine": "pjrt", "sizes": [(4, 8)]}

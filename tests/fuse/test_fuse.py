@@ -211,7 +211,7 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("function", LEFT_ALONE)
-def test_what_looks_alike_is_left_alone(function, capsys):
+def test_fuse_leaves_lookalikes_alone(function, capsys):
     assert_same(function, arrays(), count=0)
     with jax.enable_x64(True):
         jax.eval_shape(ops.fuse(function, report=True), *arrays())

@@ -202,7 +202,7 @@ def read_twice(x, y, w):
         (read_twice, [PRODUCT.filter("0e").dim, PRODUCT.dim], [2, 6]),
     ],
 )
-def test_what_nobody_reads_is_not_computed(function, sizes, paths):
+def test_unread_outputs_are_not_computed(function, sizes, paths):
     """The blocks that the Linear reads; the rows of the weights, beside those that are summed."""
     with jax.enable_x64(True):
         arrays = [jnp.asarray(a) for a in operands()]
@@ -237,7 +237,7 @@ def largest_of_neighbours(x, y, w):
 @pytest.mark.parametrize(
     "function", [rows_out_of_range, weights_of_irreps, bias_of_messages, largest_of_neighbours]
 )
-def test_what_does_not_commute_is_left_alone(function, capsys):
+def test_operations_that_do_not_commute_are_left_alone(function, capsys):
     with jax.enable_x64(True):
         arrays = [jnp.asarray(a) for a in operands()]
         fused = ops.fuse(function, report=True)

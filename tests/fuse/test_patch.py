@@ -260,7 +260,7 @@ STAYS = {
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("way", STAYS)
-def test_what_stays_e3nns_is_reported_by_its_place(way, beside, capsys):
+def test_report_places_what_stays_e3nns(way, beside, capsys):
     x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
 
     def function(x):
@@ -397,3 +397,17 @@ def test_symmetric_tensor_product_of_haiku(irreps, orders):
         found, expected = ops.fuse(network.apply, patch=True)(params, x), network.apply(params, x)
     assert found.irreps == expected.irreps
     np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-13)
+
+
+def test_sums_that_are_mapped_back_have_no_loop():
+    """e3nn-jax numbers their targets one after the other, a third of the time of Allegro."""
+    targets = jnp.asarray([[7, 7, -3], [5, 0, 7]])
+
+    def summed(x):
+        return e3nn.scatter_sum(x, dst=targets, map_back=True).array
+
+    x = e3nn.normal("0e+1o", jax.random.key(0), (2, 3))
+    fused = ops.fuse(summed, patch=True)
+    np.testing.assert_array_equal(fused(x), summed(x))
+    assert "scan" in str(jax.make_jaxpr(summed)(x))
+    assert "scan" not in str(jax.make_jaxpr(fused)(x))

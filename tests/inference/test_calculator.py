@@ -268,7 +268,7 @@ def test_arguments_of_ase_calculators(run, tmp_path):
     assert calculator.label == f"{tmp_path}/copper"
 
 
-def test_what_no_network_reads_is_said_once(run):
+def test_calculator_says_once_what_no_network_reads(run):
     atoms = ase.build.bulk("Cu", cubic=True)
     atoms.calc = eqfuse.Calculator(run)
     atoms.get_potential_energy()  # neutral and a singlet: silent

@@ -136,7 +136,7 @@ def assert_as_in_a_large_cell(rng, pbc, given: str):
     np.testing.assert_allclose(found.strain, expected.strain, rtol=0, atol=1e-7 * size)
 
 
-def test_what_the_library_cannot_compute_is_refused(monkeypatch):
+def test_dispersion_refuses_what_the_library_cannot_compute(monkeypatch):
     """Elements without parameters would end the process."""
     with pytest.raises(DataError, match="no parameters beyond the element 103"):
         d3_of([104], np.zeros((1, 3)))

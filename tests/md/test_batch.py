@@ -50,7 +50,7 @@ def test_structures_of_a_batch_move_as_alone(ensemble, run, frames, tmp_path):
     assert np.abs(ends[0].positions - ends[1].positions).max() > 0.05
 
 
-def test_what_cannot_be_one_batch_is_refused(run, frames, tmp_path):
+def test_batch_refuses_structures_that_differ(run, frames, tmp_path):
     free, moving, apart = (frames[1].copy() for _ in range(3))
     free.pbc, free.cell = False, None
     moving.set_velocities(np.full((4, 3), 0.01))

@@ -115,7 +115,7 @@ def test_a_box_that_shrinks_is_right_or_flagged(cells, run):
     assert True in seen
 
 
-def test_what_would_be_wrong_is_refused(run, atoms):
+def test_jax_md_refuses_what_would_be_wrong(run, atoms):
     displacement, _ = space.periodic(np.array([7.0, 7.0, 20.0]))
     with pytest.raises(ValueError, match="is 7 Å wide along direction 0, less than twice the"):
         neighbor_list(displacement, np.array([7.0, 7.0, 20.0]), run)

@@ -326,7 +326,7 @@ def test_files_that_are_or_are_not_there_are_refused(run, crystal, tmp_path):
         md.run(run, crystal, run=str(tmp_path / "full"), steps=1)
 
 
-def test_what_is_printed_names_the_folder_and_how_fast_it_is(run, tmp_path, capsys, monkeypatch):
+def test_md_prints_its_folder_and_speed(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulation, "_SECONDS_BETWEEN_LINES", 0)
     given = {"ensemble": "npt", "steps": 30, "save_every": 10, "run": str(tmp_path / "npt")}
     md.run(run, ase.build.bulk("Cu", cubic=True), **given)

@@ -82,7 +82,7 @@ def test_structures_periodic_in_different_planes_are_no_batch():
         grid_of([(a.positions, a.cell.array) for a in (slab, other)], slab.pbc, REACH)
 
 
-def test_what_is_too_small_is_reported():
+def test_lists_that_are_too_small_are_reported():
     """Boxes with too many atoms, and a cell that shrank below the width of its boxes."""
     atoms = structures()["large"]
     positions, cell = atoms.positions, atoms.cell.array

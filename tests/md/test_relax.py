@@ -146,7 +146,7 @@ def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, capsys):
     assert len(ase.io.read(target, ":")) == 2
 
 
-def test_what_cannot_be_relaxed_is_refused(run, frames, tmp_path, capsys):
+def test_relax_refuses_what_it_cannot_relax(run, frames, tmp_path, capsys):
     slab = (lambda a: a.set_pbc((True, True, False))), "needs three periodic directions"
     for change, message in (*BAD, slab):
         atoms = frames[0].copy()

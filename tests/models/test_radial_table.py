@@ -34,6 +34,7 @@ SETTINGS = {
     "nequip pair cutoffs": {"layers": 2, "pair_cutoffs": ((3.0, 2.5, 2.0),) * 3},
     "mace": {},
     "mace agnesi": {"layers": 1, "parity": False, **AGNESI},
+    "mace factor": {"layers": 1, "apply_cutoff": False},
     "allegro": {"layers": 1},
 }
 CASES = tiers.slow_unless(["nequip xplor", "mace agnesi", "allegro"], *SETTINGS)
@@ -234,8 +235,10 @@ def test_auto_counts_a_table_for_each_pair_of_species():
     assert "128 knots for each of 6 pairs of species" in choice.why
 
 
-def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
-    potential, variables, _ = make("mace agnesi")
+@pytest.mark.parametrize("case", ["mace agnesi", "mace factor"])
+def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch, case):
+    """Kernels read kept tables, also where the cutoff multiplies what is read."""
+    potential, variables, _ = make(case)
     potential = with_table(potential, knots=16)
     kept = with_tables(potential, variables)
     run, network = (
@@ -243,6 +246,8 @@ def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
         for p in (potential, with_table(potential, "network", 16))
     )
     exact = run(variables, batch)
+    texts = [str(jax.make_jaxpr(run)(v, batch)) for v in (variables, kept)]
+    assert ["eqfuse_tabulated" in text for text in texts] == [False, True]
     for found in (run(kept, batch), network(kept, batch)):
         np.testing.assert_allclose(found.forces, exact.forces, rtol=0, atol=1e-12)
     assert set(kept) == {"params", "tables"}

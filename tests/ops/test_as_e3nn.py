@@ -190,7 +190,7 @@ def test_gated_blocks_are_those_that_were_asked_for(irreps, backend):
 
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize(("graph", "irreps_y"), [(False, "1x0e"), (True, "2x0e")])
-def test_where_no_path_leads_to_the_output_it_is_zero(backend, graph, irreps_y):
+def test_output_without_a_path_is_zero(backend, graph, irreps_y):
     x = e3nn.normal("3x0e+2x0e", jax.random.key(0), (ROWS,))
     y = e3nn.normal(irreps_y, jax.random.key(1), (EDGES.num_edges if graph else ROWS,))
     operands = (x, y, None, EDGES if graph else None)

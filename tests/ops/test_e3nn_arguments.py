@@ -172,7 +172,7 @@ NO_EDGES = {
 
 
 @pytest.mark.parametrize("name", NO_EDGES)
-def test_what_is_no_edges_is_named(name):
+def test_argument_that_is_no_edges_is_named(name):
     call, message = NO_EDGES[name]
     with pytest.raises(ValueError, match=message):
         call()

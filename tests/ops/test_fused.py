@@ -218,7 +218,7 @@ def test_the_product_of_all_rows_is_in_no_array(fused, name, order):
 
 
 @NEEDS_TRITON
-def test_where_blocks_begin(monkeypatch):
+def test_blocks_begin(monkeypatch):
     """At the bytes of the product of all rows."""
     problem = Problem(CASES["rows-linear"], np.float32)
     bytes_of_product = 4 * NODES * size_of_product(problem.case)

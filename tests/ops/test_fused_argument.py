@@ -82,7 +82,7 @@ def chosen(problem: Problem, backend: str) -> str:
     return calls[-1].fused
 
 
-def test_what_was_chosen_is_reported(monkeypatch):
+def test_fused_choice_is_reported(monkeypatch):
     assert chosen(Problem(NAMED, FLOAT32), "llvm") == "apart: fewer than 256 rows"
     assert chosen(Problem(NAMED, FLOAT32, "always"), "llvm") == "fused: 'always' was asked for"
     monkeypatch.setattr(choice, "FEWEST_ROWS", NODES)

@@ -75,7 +75,7 @@ def functions(apply):
 
 
 @pytest.mark.parametrize("line", LINES, ids=["-".join(line[:3]) for line in LINES])
-def test_what_runs_is_what_the_page_says(line, monkeypatch):
+def test_page_names_what_runs(line, monkeypatch):
     op, over, fused, *cells = line
     for backend, cell in zip(("llvm", "triton"), cells, strict=True):
         if backend == "triton":

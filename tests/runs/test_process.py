@@ -55,7 +55,7 @@ def test_freed_memory_is_used_again(keep, size):
     [(1 << 40, 1 << 39, False), (1 << 20, 1 << 20, True), (1 << 40, 1 << 37, True)],
     ids=["memory is left", "half is of this process", "others have most"],
 )
-def test_what_is_free_is_given_back_where_memory_is_short(total, left, given):
+def test_free_memory_is_given_back_where_it_is_short(total, left, given):
     code = f"""{CODE}
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()

@@ -69,7 +69,7 @@ def test_later_runs_find_them_unless_they_are_damaged_or_old(tmp_path):
     assert not entry.exists()
 
 
-def test_what_jax_was_told_stays(tmp_path):
+def test_programs_keep_the_settings_of_jax(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     assert run(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=str(elsewhere))[0] == "None"
     assert list(elsewhere.glob("jit_honest-*"))

@@ -109,6 +109,16 @@ class Segment:
         return self.element(np.arange(self.mul)[:, None], np.arange(self.dim))
 
 
+class Table(NamedTuple):
+    """Polynomials [intervals, order, size], from which native code computes an operand's rows.
+
+    The first half of its segments are values, the second half slopes of the same elements.
+    """
+
+    intervals: int
+    order: int  # number of coefficients
+
+
 @dataclasses.dataclass(frozen=True)
 class Operand:
     """An array [rows, size] that a form reads or writes."""
@@ -120,6 +130,7 @@ class Operand:
     index: Index = Index.ROW
     role: Role = Role.OTHER
     matrix: tuple[int, ...] = ()  # of a matrix its shape, of a bias [mul_out]; () for rows
+    table: Table | None = None  # what its rows are computed from, in native code
 
     @classmethod
     def of_matrix(cls, name: str, shape: tuple[int, ...]) -> "Operand":
@@ -449,6 +460,33 @@ def derivatives(form: Form) -> dict[str, Form]:
     backward = backward_form(form, (True,) * len(form.inputs))
     double = backward_form(backward, (True,) * len(backward.inputs))
     return {"forward": form, "backward": backward, "double": double}
+
+
+def tabulated(form: Form, weights: int, table: Table, wanted: tuple[bool, ...] = ()):
+    """Return a form, or its backward pass, that computes the rows of one input from a table.
+
+    They are polynomials of a number in an interval; both are in the last input, [rows, 2]. `wanted`
+    are the inputs whose cotangents are results, with that of the number, [rows, 1], in the place of
+    that of the rows. The second result is which inputs, before the last, are read.
+    """
+    form = backward_form(form, wanted) if wanted else form
+    inputs, outputs, paths = list(form.inputs), list(form.outputs), list(form.paths)
+    rows = inputs[weights]
+    inputs[weights] = dataclasses.replace(rows, segments=rows.segments * 2, table=table)
+    if wanted and wanted[weights]:
+        o = sum(wanted[:weights])
+        segment = (Segment(0, 1, 1, 1),)
+        outputs[o] = Operand("dnumber", 1, segment, channels=False, role=Role.OUTPUT)
+        for n, path in enumerate(paths):
+            if path.output.operand == o:
+                slope = SegmentRef(weights, path.output.segment + len(rows.segments))
+                terms = tuple(((*components, 0), value) for components, value in path.terms)
+                paths[n] = Path((*path.factors, slope), SegmentRef(o, 0), terms)
+    form = Form(tuple(inputs), tuple(outputs), tuple(paths))
+    used = form.used_inputs()
+    place = Operand("place", 2, (Segment(0, 1, 2, 2),), channels=False)
+    form = form.drop_inputs(used)
+    return dataclasses.replace(form, inputs=(*form.inputs, place)), used
 
 
 def reductions(form: Form) -> dict[Index, list[int]]:

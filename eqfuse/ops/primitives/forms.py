@@ -29,14 +29,19 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
     """
     inputs = [jnp.asarray(a) for a in inputs]
     num_rows, num_nodes = _check(form, inputs, edges)
-    indices = {} if edges is None else {n: jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS}
-    if isinstance(num_nodes, tuple):
-        if backend == "triton":
-            raise NotImplementedError("nodes that only send (num_receivers) are not for GPUs yet")
-        indices["receiver_ptr"] = indices["receiver_ptr"][: num_nodes[0] + 1]
-    indices = indices.values()
+    indices = [] if edges is None else indices_of(edges)
+    if isinstance(num_nodes, tuple) and backend == "triton":
+        raise NotImplementedError("nodes that only send (num_receivers) are not for GPUs yet")
     params = {"num_rows": num_rows, "num_nodes": num_nodes, "backend": backend}
     return form_p.bind(*vary_alike([*inputs, *indices]), form=form, **params)
+
+
+def indices_of(edges: Edges) -> list[jax.Array]:
+    """Return the index arrays of edges, with the offsets of nodes that receive alone."""
+    indices = {name: jnp.asarray(getattr(edges, name)) for name in INDEX_ARRAYS}
+    if edges.num_receivers is not None:
+        indices["receiver_ptr"] = indices["receiver_ptr"][: edges.num_receivers + 1]
+    return list(indices.values())
 
 
 def _check(form: Form, inputs, edges) -> tuple[int, int | tuple[int, int]]:

@@ -36,7 +36,7 @@ def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
     num_sets = max(1, linear_form.num_sets)
     operands = zip(linear_form.inputs, arrays, strict=True)
     inputs = [a.reshape(num_sets, -1) if o.matrix else a for o, a in operands]
-    for i in transposed(linear_form):
+    for i in () if linear_form.num_sets else transposed(linear_form):
         inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
     indices = []
     if index is not None:
@@ -46,7 +46,10 @@ def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
         counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
         indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
     shapes = [(num_sets if o.matrix else num_rows, o.size) for o in linear_form.outputs]
-    results = _computed(module, inputs, indices, shapes, [(num_rows, n) for n in module.copies])
+    by_row = len(module.copies) - len(module.copied)
+    counts = [num_rows] * by_row + [num_sets] * len(module.copied)
+    copies = list(zip(counts, module.copies, strict=True))
+    results = _computed(module, inputs, indices, shapes, copies)
     shapes = linear_form.output_shapes(num_rows)
     return [r.reshape(shape) for r, shape in zip(results, shapes, strict=True)]
 

@@ -90,7 +90,9 @@ class Sequence:
         if BACKEND not in {p.get("backend", getattr(p.get("call"), "backend", "")) for p in params}:
             return f'no product and no Linear on backend "{BACKEND}"'
         results = (v.aval for eqn, calls in equations if not calls for v in eqn.outvars)
-        if sum(getattr(aval, "size", 0) for aval in results) > self.most:
+        elements = sum(getattr(aval, "size", 0) for aval in results)
+        elements += sum(getattr(p.get("call"), "unwritten", 0) for p in params)
+        if elements > self.most:
             return f"it writes more elements than {self.most:,.0f}"
         return "" if self.native else "no product and no Linear that is a step"
 

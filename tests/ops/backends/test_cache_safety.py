@@ -105,7 +105,7 @@ def test_a_folder_of_others_is_not_used(folder, fault, name):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
-def test_what_is_made_is_private_whatever_the_umask(folder, umask):
+def test_cache_folder_is_private_whatever_the_umask(folder, umask):
     before = os.umask(umask)
     try:
         place = _host.cache_folder("programs", "deep")
@@ -128,7 +128,7 @@ def test_what_is_made_is_private_whatever_the_umask(folder, umask):
         ("root", 0o041777, "can be written"),
     ],
 )
-def test_what_is_trusted(monkeypatch, owner, mode, said):
+def test_cache_trusts_private_folders_only(monkeypatch, owner, mode, said):
     """For a user who is not root, whoever runs this."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[owner]

@@ -48,7 +48,7 @@ def outputs(backend, operand, column, value, on_graph):
         for place in (PLACES if on_graph else PLACES[:-2])
     ],
 )
-def test_where_they_arrive(operand, column, on_graph):
+def test_not_finite_operands_reach_outputs_as_in_e3nn(operand, column, on_graph):
     """Kernels: in all outputs that depend on them, and no other; XLA: where e3nn has them.
 
     Those multiply by the zeros of a whole table of Clebsch-Gordan coefficients too.

@@ -115,7 +115,7 @@ def small(x):
 SQUARE = jnp.asarray(np.random.default_rng(3).normal(size=(4, 4)), jnp.float32)
 
 
-def test_what_is_no_step_is_computed_between_two_native_calls(capsys):
+def test_sequence_around_an_operation_without_a_step_is_two_native_calls(capsys):
     def function(x):  # of a sine of arguments whose last digit is less than the tolerance
         return small(0.1 * jnp.cumsum(small(x), axis=0))
 
@@ -167,7 +167,7 @@ def test_large_matmuls_are_those_of_xla(capsys):
         ),
     ],
 )
-def test_what_is_computed_as_it_is_written(function, options, reason):
+def test_sequence_is_computed_as_it_is_written(function, options, reason):
     said = []
     found = ops.sequence(function, report=said.append, **options)(SQUARE)
     assert difference(found, function(SQUARE)) <= 1e-6

@@ -314,7 +314,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "float32"])
-def test_what_is_refused_is_what_jax_computes(dtype):
+def test_refused_steps_are_what_jax_computes(dtype):
     cases = {name: function for name, (function, of) in REFUSED.items() if of == dtype}
     x = np.resize(np.asarray(CORNERS[dtype], dtype), (2, 3, 2))
     for name, function in cases.items():

@@ -116,6 +116,10 @@ def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) 
     arguments = Arguments(dtype)
 
     def add(side: str, n: int, operand, width: int, name: str):
+        if operand.table:  # an array that all rows share
+            table = operand.table.intervals * operand.table.order * width
+            arguments.add((side, n), _AXES[Index.SHARED], table, name)
+            return
         arguments.add((side, n), _AXES[operand.index], width, name)
 
     for i, operand in enumerate(form.inputs):

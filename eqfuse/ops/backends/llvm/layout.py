@@ -7,6 +7,7 @@ by side in whole vectors serves as it is; others (e3nn's mul_ir, odd multiplicit
 
 import dataclasses
 import functools
+from itertools import compress
 
 from eqfuse.ops._host import DEFAULT_CACHES
 from eqfuse.ops.backends.llvm.text import BYTES, Function
@@ -38,7 +39,9 @@ class Layout:
         """Return the places in the array itself, if whole vectors lie side by side there."""
         segments = tuple(sorted(segments))
         used = (operand.segments[s] for s in segments if operand.segments[s].mul > 1)
-        packed = any(s.channel_stride != 1 or s.mul % lanes(s.mul, widest) for s in used)
+        packed = bool(operand.table) or any(
+            s.channel_stride != 1 or s.mul % lanes(s.mul, widest) for s in used
+        )
         return cls(operand, segments, packed, widest)
 
     @functools.cached_property
@@ -85,6 +88,52 @@ class Copies:
     def __init__(self, dtype: str, widest: int):
         self.dtype, self.widest = dtype, widest
         self.functions: dict[str, str] = {}
+
+    def interpolate(self, f: Function, layout: Layout, row: str, number: str, copy: str):
+        """Call the functions that compute a packed row from its coefficients, see `Table`."""
+        operand = layout.operand
+        half = len(operand.segments) // 2
+        for n in sorted({number % half for number in layout.segments}):
+            mul, kinds = operand.segments[n].mul, [n + half * k in layout.segments for k in (0, 1)]
+            name = (
+                f"polynomials_{mul}_{operand.size}_{operand.table.order}_{sum(kinds)}{kinds[1]:d}"
+            )
+            if name not in self.functions:
+                self.functions[name] = self._polynomials(name, mul, operand, kinds)
+            source = f.at(row, operand.segments[n].offset * f.bytes)
+            copies = [
+                f.at(copy, layout.place(n + half * k, 0) * f.bytes) if kinds[k] else "null"
+                for k in (0, 1)
+            ]
+            numbers = f"ptr {source}, {f.vector(1)} {number}"
+            f.do(f"call void @{name}({numbers}, ptr {copies[0]}, ptr {copies[1]})")
+
+    def _polynomials(self, name: str, mul: int, operand: Operand, kinds: list[bool]) -> str:
+        """Write the polynomials of a segment, and their slopes, by Horner's rule."""
+        order, n = operand.table.order, lanes(mul, self.widest)
+        length, whole = padded(mul, self.widest), mul // n * n
+        targets = list(compress(("%values", "%slopes"), kinds))
+        f = Function(self.dtype)
+        f.parameters = f"ptr noalias %row, {f.vector(1)} %number, ptr noalias %values"
+        f.parameters += ", ptr noalias %slopes"
+        if length > mul:
+            for target in targets:
+                f.store(f.constant(0.0, n), f.at(target, (length - n) * f.bytes), n)
+        for start, stop, step in ((0, whole, n), (whole, mul, 1)):
+            if start == stop:
+                continue
+            number = f.splat("%number", step)
+            with f.loop(str(stop), start=str(start), step=step) as loop:
+                row = f.at("%row", loop.index, f.bytes)
+                loads = (f.at(row, k * operand.size * f.bytes) for k in reversed(range(order)))
+                value, *rest = (f.load(place, step) for place in loads)
+                slope = f.constant(0.0, step)
+                for coefficient in rest:
+                    slope = f.fma(slope, number, value, step)
+                    value = f.fma(value, number, coefficient, step)
+                for target, total in zip(targets, compress((value, slope), kinds), strict=True):
+                    f.store(total, f.at(target, loop.index, f.bytes), step)
+        return f.text(name)
 
     def call(self, verb: str, f: Function, layout: Layout, row: str, copy: str):
         """Call the functions that "pack" a row into its copy, or "unpack" or "stream" it back.
@@ -313,6 +362,9 @@ class Plan:
                 used.setdefault(("in", ref.operand), set()).add(ref.segment)
             used["out", path.output.operand].add(path.output.segment)
         self.inputs = sorted(n for side, n in used if side == "in")
+        if any(self.form.inputs[n].table for n in self.inputs):
+            self.place = len(self.form.inputs) - 1
+            self.inputs.append(self.place)
         self.layouts = {}
         for key in self.operands():
             if self.operand(*key).channels:
@@ -369,7 +421,10 @@ class Plan:
 
     def row_elements(self, key: Key) -> int:
         """Return elements of a row of the array that holds an operand."""
-        return self.copied[key[1]].size if self.is_copied(key) else self.operand(*key).size
+        operand = self.operand(*key)
+        if operand.table:
+            return operand.table.order * operand.size
+        return self.copied[key[1]].size if self.is_copied(key) else operand.size
 
     def _allocate(self, size: int) -> int:
         place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64

@@ -60,9 +60,11 @@ class MatrixProduct:
 class Layouts:
     """The terms of a linear form by what they add to, and the arrays of its kernel.
 
-    Arguments of the kernel: the inputs, weights as [sets, elements]; those of `transposed`; index
-    arrays. Results: the outputs, alike; copies, [rows, elements], of the blocks of rows that
-    gradients of weights read with their channels side by side.
+    Arguments of the kernel: the inputs, weights as [sets, elements]; those of `transposed`, if all
+    rows share one set; index arrays. Results: the outputs, alike; copies, [rows, elements], of the
+    blocks of rows that gradients of weights read with their channels side by side; those of
+    `transposed`, where rows choose their sets, of which the kernel transposes those that are
+    chosen.
 
     In a program of rows, `load(f, side, number)` finds the arrays in its own table. Rows of `local`
     inputs and outputs, by number, are those of a block that it works on: by position, not by row,
@@ -95,7 +97,8 @@ class Layouts:
         self.load = load or self.arguments.load
         for i, operand in enumerate(linear_form.inputs):
             self._add("in", i, operand)
-        for i in transposed(linear_form):
+        self.chosen = transposed(linear_form) if linear_form.num_sets else ()
+        for i in () if self.chosen else transposed(linear_form):
             self._add("transposed", i, linear_form.inputs[i])
         self.arguments.add_indices(self.index_arrays)
         self.arguments.end()
@@ -105,6 +108,8 @@ class Layouts:
             self.arguments.add(
                 ("copy", n), ROWS, self.copy_width(block), f"copy {n} of a linear form"
             )
+        for i in self.chosen:
+            self._add("transposed", i, linear_form.inputs[i])
 
     def _add(self, side: str, n: int, operand: Operand):
         rows = NODES if operand.matrix else ROWS
@@ -418,7 +423,8 @@ def generate(linear_form: Form, dtype: str, machine: Machine) -> Module:
 
 def write(linear_form: Form, dtype: str, machine: Machine) -> KernelPasses:
     """Return the passes that compute a linear form."""
-    layouts, passes = Layouts(linear_form, dtype, machine), []
+    layouts = Layouts(linear_form, dtype, machine)
+    passes = [_transposing_pass(layouts, i) for i in layouts.chosen]
     if layouts.packed:
         f = Function(dtype)
         cost = write_copies(layouts, f)
@@ -430,9 +436,36 @@ def write(linear_form: Form, dtype: str, machine: Machine) -> KernelPasses:
         size = scratch(layouts) * f.bytes
         passes.append(Pass("linear_rows", f, ROWS, AT_ONCE, row_cost=cost, scratch=size))
     passes += [_weights_pass(layouts, o) for o in layouts.gradients]
-    widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
-    functions = layouts.copies.functions
-    return KernelPasses(layouts.arguments, functions, passes, layouts.index_arrays, widths)
+    widths = [layouts.copy_width(block) for _, block in layouts.packed]
+    widths = (*widths, *(linear_form.inputs[i].size for i in layouts.chosen))
+    parts = layouts.copies.functions, passes, layouts.index_arrays, widths
+    return KernelPasses(layouts.arguments, *parts, copied=layouts.chosen)
+
+
+def _transposing_pass(layouts: Layouts, i: int) -> Pass:
+    """Return the pass that transposes the matrices of an input that rows choose."""
+    f, operand = Function(layouts.dtype, layouts.widest), layouts.linear_form.inputs[i]
+    rows, columns = operand.matrix
+    source, target, index = (
+        layouts.load(f, *key) for key in (("in", i), ("transposed", i), ("index", "index"))
+    )
+    with f.loop("%end", start="%begin") as sets:
+        with f.loop("%rows", carried=["0"], kinds=["i64"]) as chosen:
+            equal = f.value(f"icmp eq i64 {f.load_index(index, chosen.index)}, {sets.index}")
+            chosen.next = [f.value(f"select i1 {equal}, i64 1, i64 {chosen.carried[0]}")]
+        arrays = [f.at(array, sets.index, operand.size * f.bytes) for array in (source, target)]
+        with f.loop(chosen.carried[0]):
+            for vectors, lanes in f.vector_loops(columns):
+                with f.loop(str(rows)) as lines:
+                    line = f.at(arrays[0], lines.index, columns * f.bytes)
+                    values = f.load(f.at(line, vectors.index, f.bytes), lanes)
+                    for n in range(lanes):
+                        value, place = values, f.plus(vectors.index, n)
+                        if lanes > 1:
+                            value = f.value(f"extractelement {f.vector(lanes)} {values}, i64 {n}")
+                        place = f.at(arrays[1], place, rows * f.bytes)
+                        f.store(value, f.at(place, lines.index, f.bytes))
+    return Pass(f"linear_transpose_{i}", f, NODES, node_cost=operand.size)
 
 
 def _weights_pass(layouts: Layouts, o: int) -> Pass:

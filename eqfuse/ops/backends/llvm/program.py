@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import operator
 
 from eqfuse.ops.backends.llvm import form as native_form
 from eqfuse.ops.backends.llvm import functions, linear
@@ -81,7 +82,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
             continue
         form, operands = step.form, list(step.operands)
         written = _written(form, dtype, machine)
-        for i in transposed(form) if form.has_matrices else ():
+        for i in transposed(form) if form.has_matrices and not form.num_sets else ():
             rows, columns = form.inputs[i].matrix
             sizes = (max(1, form.num_sets), columns, rows)
             key = step.operands[i], sizes
@@ -92,8 +93,10 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
             operands.append(known[key])
         by_name = dict(step.indices)
         operands += [by_name[name] for name in written.index_arrays]
-        count = step.num_rows if form.has_matrices else step.num_nodes
-        writes = (*step.writes, *(new(count * width) for width in written.copies))
+        by_row = len(written.copies) - len(written.copied)
+        counts = [step.num_rows] * by_row + [step.num_nodes] * len(written.copied)
+        sizes = map(operator.mul, counts, written.copies)
+        writes = (*step.writes, *map(new, sizes))
         result.append(
             dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes)
         )

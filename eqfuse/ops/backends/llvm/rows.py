@@ -66,6 +66,8 @@ class RowsEmitter:
             if key in self.own:
                 continue
             place = position if key in self.plan.local else places[operand.index]
+            if operand.table:
+                place, number = self._place_in_table(operand, places[Index.ROW])
             pointer = f.at(self.base[key], place, self.plan.row_elements(key) * f.bytes)
             if key[0] == "in" and layout is None:
                 self._read_shared(key[1], pointer, b)
@@ -75,7 +77,9 @@ class RowsEmitter:
             if key in self.plan.row_place:
                 copy = f.at("%scratch", self.plan.row_place[key])
                 copy = f.at(copy, b, self.plan.row_size[key])
-                if key[0] == "in":
+                if operand.table:
+                    self.copies.interpolate(f, layout, pointer, number, copy)
+                elif key[0] == "in":
                     self.copies.call("pack", f, layout, pointer, copy)
                 pointer = copy
             if key[0] == "out" and (key in self.zeroed or self.plan.has_gaps(key)):
@@ -84,6 +88,14 @@ class RowsEmitter:
             self._keep(self.plan.pointers[key], b, pointer)
         if self.plan.ahead:
             self._find_next_row(position, unit, b)
+
+    def _place_in_table(self, operand, row: str) -> tuple[str, str]:
+        """Return the interval of a row, one of those of the table, and the number in it."""
+        f = self.f
+        place = f.at(self.base["in", self.plan.place], row, 2 * f.bytes)
+        interval = f.value(f"fptosi {f.vector(1)} {f.load(place)} to i64")
+        last = str(operand.table.intervals - 1)
+        return f.minimum(f.maximum(interval, "0"), last), f.load(f.at(place, f.bytes))
 
     def _places(self, row: str, unit: str) -> dict[Index, str]:
         """Return the addresses of the rows of operands, by their index."""

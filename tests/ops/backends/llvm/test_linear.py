@@ -159,3 +159,20 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     assert found.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)
+
+
+def test_matrices_that_rows_choose_are_transposed_by_the_kernel(x64):
+    """XLA transposes no array of all of them; one that no row has chosen may be NaN."""
+    linear_form, index = linear(9, 3, SETS), jnp.asarray([2, 0], jnp.int32)
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.normal(size=shape)) for shape in ((2, 27), (SETS, 9, 9)))
+
+    @jax.jit
+    def gradient(x, w):
+        value = lambda x: forms.evaluate_linear(linear_form, [x, w], index, 2, "llvm")[0]  # noqa: E731
+        return jax.vjp(value, x)[1](jnp.cos(x))[0]
+
+    found = gradient(x, w.at[1].set(jnp.nan))
+    expected = np.einsum("zuv,zvi->zui", w[index], np.cos(x).reshape(2, 9, 3)).reshape(2, 27)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * 9)
+    assert "transpose" not in gradient.lower(x, w).as_text()

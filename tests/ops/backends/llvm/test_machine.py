@@ -199,7 +199,7 @@ def test_a_missing_compiler_is_named(monkeypatch):
         ops.resolve("llvm")
 
 
-def test_where_it_cannot_run_none_says_so_once(monkeypatch):
+def test_backend_of_none_is_said_once_where_llvm_cannot_run(monkeypatch):
     if "llvm" not in _backend.BACKENDS:
         pytest.skip("None does not mean llvm")
     monkeypatch.delenv("EQFUSE_BACKEND", raising=False)

@@ -112,7 +112,7 @@ def prefetches(form, machine) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("machine", [Machine(64, 32), Machine(16, 8)])  # one group, and several
-def test_what_is_read_in_place_is_prefetched_and_nothing_else(machine):
+def test_prefetches_are_of_operands_read_in_place(machine):
     """A line of y, and each vector of a component once, in its loop over channels."""
     components_of_x, components_out, paths = 1 + 3, 1 + 3 + 3 + 1 + 3 + 5, 6
     forward = prefetches(product_form(), machine)

@@ -31,6 +31,7 @@ def neighbor_list(
     fractional_coordinates: bool = False,
     per_particle: bool = False,
     reference_energies: bool = False,
+    charge: float = 0.0,
     dtype: str | None = None,
     backend: str | None = None,
     dispersion: str | None = None,
@@ -45,7 +46,9 @@ def neighbor_list(
     A box that changes is passed to `allocate`, `update` and the energy as `box=`. Each such update
     makes a new list, since jax-md compares fractional positions only. In a periodic box narrower
     than twice the cutoff, jax-md does not see all images: `update` sets `did_buffer_overflow`,
-    `allocate` raises, and the energy is NaN.
+    `allocate` raises, and the energy is NaN. Latent charges are summed in the dtype of positions,
+    over a box that is periodic along all directions or none; the energy is NaN in one that has
+    grown by so much that its sum has more waves than `box`: make a new energy function.
 
     Args:
       displacement: of `jax_md.space`; further arguments of the energy, such as `box`, are passed
@@ -58,6 +61,7 @@ def neighbor_list(
       per_particle: whether the energy function returns the energy of each atom.
       reference_energies: whether they are in the energy, as in that of `eqfuse.Calculator`; without
         them, float32 resolves more.
+      charge: e, the total charge, if the network reads one (`data.charge_key`).
       dtype: "float64" or "float32", of the network; None for that of the run.
       backend: see `eqfuse.ops`.
       dispersion: "none" for a run with `data.dispersion`, whose network alone is computed here.
@@ -67,16 +71,16 @@ def neighbor_list(
       ImportError: jax-md is not there.
       ValueError: numbers are needed, a list of another format, a periodic box narrower than twice
         the cutoff, or float64 where JAX has it disabled.
-      DataError: an element that the network does not know.
+      DataError: an element that the network does not know, or latent charges in a slab or a wire.
       CheckpointError: no readable network.
     """
     try:
-        from jax_md import partition
+        from jax_md import partition, space
     except ImportError as error:
         raise ImportError('eqfuse.jax_md needs jax-md: pip install "eqfuse[jaxmd]"') from error
 
     network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
-    network.require_alone("eqfuse.jax_md")
+    network.require_no_dispersion("eqfuse.jax_md")
     if network.dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(
             "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
@@ -89,6 +93,7 @@ def neighbor_list(
     is_periodic = _periodic_directions(displacement, box, fractional_coordinates)
     narrow = functools.partial(_excess, is_periodic, network.cutoff)
     _require_wide(narrow(box), network.cutoff)
+    reach = network.reach(_lattice_vectors(np.asarray(box, float))[None], [is_periodic], [0])
     neighbor_kwargs["fractional_coordinates"] = fractional_coordinates
     neighbor_fn = _neighbor_fn(
         partition, narrow, (displacement, box, network.cutoff), dr_threshold, neighbor_kwargs
@@ -106,12 +111,28 @@ def neighbor_list(
         vectors *= jnp.where(wrong, jnp.nan, 1)  # and forces with them
         with jax.default_matmul_precision("highest"):
             energies = network.module.potential.apply(network.params, vectors, species, edges)
+            if network.module.potential.long_range is not None:
+                cell = _lattice_vectors(jnp.asarray(kwargs.get("box", box), R.dtype))
+                positions = space.transform(cell.T, R) if fractional_coordinates else R
+                energies = _with_charges(network, *energies, positions, cell, charge, reach)
         energies += jnp.where(wrong, jnp.nan, 0)  # tables are finite for NaN
         if reference_energies:
             energies += network.references[species]
         return energies if per_particle else jnp.sum(energies)
 
     return neighbor_fn, energy_fn
+
+
+def _with_charges(network: Network, energies, scalars, positions, cell, charge, reach):
+    """Return the energies of atoms with those of their latent charges."""
+    long_range, count = network.module.potential.long_range, len(positions)
+    reach, index = dataclasses.replace(reach, atoms=count), jnp.zeros(count, jnp.int32)
+    totals = jnp.full(1, charge, positions.dtype)
+    scalars = scalars.astype(positions.dtype)
+    charges = long_range.charges_of(scalars, index, jnp.ones(count, bool), 1, totals)
+    cells = jnp.zeros_like(cell)[None] if reach.direct else cell[None]
+    far = long_range.energies(charges, positions, cells, index, reach)
+    return energies + jnp.where(long_range.covers(cells, reach), far, jnp.nan)
 
 
 def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges, jax.Array]:

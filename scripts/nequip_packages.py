@@ -51,7 +51,9 @@ REPULSION = {
     "chemical_species": ["O", "H", "C"],
     "units": "metal",
 }
+LES = {"les_args": {"use_atomwise": False, "sigma": 1.1, "dl": 2.2}}
 NETWORKS = {
+    "nequip_charges": {"parity": False, "num_features": 4, "l_max": 1, "num_layers": 2, "LES": LES},
     "nequip_both_parities": {"parity": True, "num_features": 3, "bessel_trainable": True},
     "nequip_pair_cutoffs": {
         "parity": False,
@@ -115,6 +117,10 @@ def main(folder: str, *names: str):
 
 
 def _network(name: str):
+    if "LES" in NETWORKS[name]:
+        from nequip_les.model import LESModel  # with `les`, whose licence is another
+
+        return LESModel(base_model="nequip", **COMMON | NEQUIP | NETWORKS[name])
     if not name.startswith("allegro"):
         return NequIPGNNModel(**COMMON | NEQUIP | NETWORKS[name])
     import allegro.model  # which not every environment has
@@ -131,6 +137,8 @@ def _package(network, path: Path):
             (exporter.extern, _package_utils._EXTERNAL_MODULES),
         ):
             add([*names, *(f"{name}.**" for name in names)])
+        exporter.intern(["nequip_les", "nequip_les.**"])
+        exporter.extern(["les", "les.**"])
         networks = torch.nn.ModuleDict({"sole_model": network})
         exporter.save_pickle("model", "eager_model.pkl", networks)
         metadata = {"package_version_id": 2, "available_models": ["eager"]}

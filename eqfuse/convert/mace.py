@@ -8,6 +8,7 @@ import numpy as np
 
 from eqfuse.convert.converted import Converted, ConvertError, refuse
 from eqfuse.convert.e3nn_torch import irreps_of
+from eqfuse.convert.latent_charges import latent_ewald
 from eqfuse.convert.mace_parameters import (
     charge_readouts,
     degrees_of,
@@ -205,28 +206,14 @@ def _charges(network: Record) -> LatentEwald | None:
         if network.name == "MACELES":
             refuse("a MACELES without its sum of charges (les)")
         return None
-    ewald, read = les.get("ewald"), ("les", "les_readouts")
+    read = ("les", "les_readouts")
     for name, part in network.submodules().items():
         if name.startswith("les") and name not in read and part.children():
             refuse(f"latent dipoles, quadrupoles or polarizabilities ({name})")
-    for owner, names in {
-        network: ("use_dipoles", "use_quads", "use_induced_charges", "use_induced_dipoles"),
-        les: ("use_atomwise", "use_fixed_atomic_charges", "use_epsilon_r_scaling"),
-        ewald: ("use_epsilon_r_scaling",),
-    }.items():
-        for name in names:
-            if owner.get(name):
-                refuse(f"an option of LES that is not known here ({name})")
-    if ewald.name != "Ewald":
-        refuse(f"a sum of charges of the kind {ewald.name}")
-    return LatentEwald(
-        scale=float(network.get("les_output_scale", 1.0)),
-        sigma=float(ewald.get("sigma")),
-        cutoff=2 * math.pi / float(ewald.get("dl")),
-        hard=True,
-        remove_self=bool(ewald.get("remove_self_interaction")),
-        constant=float(ewald.get("norm_factor")),
-    )
+    for name in ("use_dipoles", "use_quads", "use_induced_charges", "use_induced_dipoles"):
+        if network.get(name):
+            refuse(f"an option of LES that is not known here ({name})")
+    return latent_ewald(les, float(network.get("les_output_scale", 1.0)))
 
 
 def _is_silu(activation: Record | None) -> bool:

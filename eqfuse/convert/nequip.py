@@ -7,6 +7,7 @@ import numpy as np
 
 from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
 from eqfuse.convert.e3nn_torch import constant_of, coupling_factor, irreps_of, product_of
+from eqfuse.convert.latent_charges import latent_ewald
 from eqfuse.convert.layers import dense_layers
 from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript, unwrapped
 from eqfuse.convert.records import Record, read_compiled, read_package
@@ -60,10 +61,16 @@ class NequIPPackage(NequIPRecords):
 
     known = ("type_embed", "spharm", "edge_norm", "bessel_encode", "factor", "total_energy_sum")
     known += ("per_atom_energy_readout", "per_type_energy_scale_shift", "pair_potential")
+    # of NequIP-LES
+    known += ("sr_energy_sum", "latent_charge_readout", "lr_energy_sum")
     harmonics, product = "spharm.irreps_edge_sh", "tp_scatter.tp"
 
     def __init__(self, func: Record):
         super().__init__(func, list(func.get("per_type_energy_scale_shift.type_names")))
+
+    def long_range(self):
+        les = self.func.get("lr_energy_sum.les")
+        return None if les is None else latent_ewald(les)
 
     def part_names(self):
         return list(self.func.state["_modules"])
@@ -135,8 +142,11 @@ class NequIPPackage(NequIPRecords):
         return {ir: np.einsum("sf,fuv->suv", embedding, w) for ir, w in matrices.items()}
 
     def readout(self):
-        matrices = scalar_matrices(self.func.get("per_atom_energy_readout.mlp_module"), None)
-        return np.linalg.multi_dot(matrices) if len(matrices) > 1 else matrices[0]
+        names = ["per_atom_energy_readout"]
+        names += [] if self.long_range() is None else ["latent_charge_readout"]
+        each = [scalar_matrices(self.func.get(f"{name}.mlp_module"), None) for name in names]
+        columns = [w[0] if len(w) == 1 else np.linalg.multi_dot(w) for w in each]
+        return np.concatenate(columns, axis=1)
 
     def per_species(self, name):
         values = self.func.get(f"per_type_energy_scale_shift.{name}")

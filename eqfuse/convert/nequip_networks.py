@@ -25,7 +25,9 @@ from eqfuse.convert.layers import (
 )
 from eqfuse.convert.records import Compiled, Record
 from eqfuse.models import ZBL, NequIP
+from eqfuse.models.ewald import LatentEwald
 from eqfuse.models.irreps import SCALAR
+from eqfuse.models.potential import irreps_out
 
 
 class NequIPRecords:
@@ -39,7 +41,8 @@ class NequIPRecords:
       neighbors(conv): n of the sums, which are divided by sqrt(n): one, or one for each species.
       radial(conv, first): matrices of a radial network, whose input is multiplied with `first`.
       skip(conv): matrices of a self-connection, [species, rows, columns].
-      readout(): the matrix of the even scalars of the last layer, [channels, 1].
+      readout(): the matrix of the even scalars of the last layer, [channels, 1], or [channels, 2]
+        with latent charges.
       per_species(name): scales or shifts of the species, eV.
       activation(owner, name): an activation's function, and its factor.
     """
@@ -81,6 +84,10 @@ class NequIPRecords:
         """Return the repulsion of nuclei, if there is one."""
         return None
 
+    def long_range(self) -> LatentEwald | None:
+        """Return the sum of latent charges, if there are any."""
+        return None
+
     def factor(self, owner: Record, name: str, expected: str) -> float:
         """Return the factor of an activation; refuse another function."""
         function, constant = self.activation(owner, name)
@@ -101,7 +108,7 @@ class NequIPRecords:
         params["embedding"] = self.embedding()[self.order]
         params["frequencies"] = np.asarray(basis["frequencies"], np.float64).ravel()
         readout = scaled({SCALAR: self.readout()}, self.factors[-1])
-        params["readout"] = named(readout, ours[-1], "0e")
+        params["readout"] = named(readout, ours[-1], irreps_out(self.long_range()))
         return self._with_energies("nequip", fields, params)
 
     def _with_energies(self, model: str, fields: dict, params: dict) -> Converted:
@@ -120,6 +127,7 @@ class NequIPRecords:
             references=dict(zip(self.species, shifts.tolist(), strict=True)),
             dtype=self.dtype(),
             repulsion=self.repulsion(),
+            long_range=self.long_range(),
         )
 
     def _gate(self, layer: Record):
@@ -172,7 +180,7 @@ class NequIPRecords:
         if cutoffs is not None:
             cutoffs = np.asarray(cutoffs)[np.ix_(self.order, self.order)].tolist()
         return {
-            "irreps_out": "0e",
+            "irreps_out": irreps_out(self.long_range()),
             "num_species": len(self.species),
             "cutoff": float(basis["cutoff"]),
             "num_bessel": np.size(basis["frequencies"]),

@@ -193,6 +193,10 @@ class Network:
     def require_alone(self, what: str):
         """Refuse a network with a dispersion or charges: `what` computes the network alone."""
         self.require_local(what)
+        self.require_no_dispersion(what)
+
+    def require_no_dispersion(self, what: str):
+        """Refuse a network with a dispersion, which `what` does not add."""
         if self.dispersion is not None:
             raise ConfigError(
                 f"{what} has no dispersion, and this run was trained on labels less "

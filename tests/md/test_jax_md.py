@@ -8,6 +8,8 @@ from ase import units
 import eqfuse
 from eqfuse.data import DataError
 from eqfuse.jax_md import neighbor_list
+from eqfuse.models.ewald import LatentEwald
+from tests.lammps.untrained import untrained_run
 
 # of jax-md 0.2.29 itself
 pytestmark = pytest.mark.filterwarnings("ignore:scatter inputs have incompatible:FutureWarning")
@@ -122,3 +124,36 @@ def test_jax_md_refuses_what_would_be_wrong(run, atoms):
         neighbor_list(displacement, 10.0, run, numbers=[1, 29])
     with jax.enable_x64(False), pytest.raises(ValueError, match="JAX has disabled"):
         neighbor_list(displacement, 10.0, run)
+
+
+@pytest.mark.filterwarnings("ignore:atoms 0 has a lattice and pbc F F F:UserWarning")
+@pytest.mark.parametrize("periodic", [True, False])
+def test_latent_charges_are_summed_as_in_the_calculator(periodic, tmp_path):
+    """Energies, forces and the derivative by the box; a box that outgrows its waves has no energy.
+
+    The total charge of 1 e has a uniform background.
+    """
+    les = LatentEwald(scale=0.5, charge_key="q")
+    charged = untrained_run(tmp_path, "nequip", numbers=(11, 17), long_range=les)
+    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.6, cubic=True).repeat(2)
+    atoms.rattle(0.05, seed=0)
+    atoms.pbc, atoms.info["q"] = periodic, 1
+    atoms.calc = eqfuse.Calculator(charged)
+    box, given = atoms.cell.array.T, {"numbers": atoms.numbers, "charge": 1.0}
+    if periodic:
+        displacement, _ = space.periodic_general(box, fractional_coordinates=True)
+        positions, given["fractional_coordinates"] = atoms.get_scaled_positions(), True
+    else:
+        displacement, positions = space.free()[0], atoms.positions
+    given["reference_energies"] = True
+    neighbor_fn, energy_fn = neighbor_list(displacement, box, charged, **given)
+    neighbors = neighbor_fn.allocate(positions)
+    energy, gradient = jax.jit(jax.value_and_grad(energy_fn))(positions, neighbors)
+    assert float(energy) == pytest.approx(atoms.get_potential_energy(), rel=1e-9)
+    np.testing.assert_allclose(-gradient, atoms.get_forces(), rtol=0, atol=1e-9)
+    if periodic:
+        by_box = jax.grad(lambda box: energy_fn(positions, neighbors, box=box))(box)
+        stress = np.asarray(by_box) @ box.T / atoms.get_volume()
+        expected = atoms.get_stress(voigt=False)
+        np.testing.assert_allclose((stress + stress.T) / 2, expected, rtol=0, atol=1e-9)
+        assert np.isnan(energy_fn(positions, neighbors, box=1.5 * box))

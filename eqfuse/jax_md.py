@@ -18,6 +18,7 @@ import numpy as np
 from eqfuse.data.neighbors import COINCIDENT
 from eqfuse.data.samples import species_index
 from eqfuse.inference.network import Network
+from eqfuse.models.ewald import Reach
 from eqfuse.ops import Edges
 
 
@@ -31,10 +32,10 @@ def neighbor_list(
     fractional_coordinates: bool = False,
     per_particle: bool = False,
     reference_energies: bool = False,
-    charge: float = 0.0,
     dtype: str | None = None,
     backend: str | None = None,
     dispersion: str | None = None,
+    charge: float = 0.0,
     **neighbor_kwargs,
 ):
     """Return a neighbour function and an energy function, as those of `jax_md.energy`.
@@ -46,9 +47,10 @@ def neighbor_list(
     A box that changes is passed to `allocate`, `update` and the energy as `box=`. Each such update
     makes a new list, since jax-md compares fractional positions only. In a periodic box narrower
     than twice the cutoff, jax-md does not see all images: `update` sets `did_buffer_overflow`,
-    `allocate` raises, and the energy is NaN. Latent charges are summed in the dtype of positions,
-    over a box that is periodic along all directions or none; the energy is NaN in one that has
-    grown by so much that its sum has more waves than `box`: make a new energy function.
+    `allocate` raises, and the energy is NaN.
+
+    Latent charges are summed in float64 over the images of `box`. A box that grows so far, by 5% or
+    more, that waves would be missing has the energy NaN: begin with the largest.
 
     Args:
       displacement: of `jax_md.space`; further arguments of the energy, such as `box`, are passed
@@ -61,17 +63,19 @@ def neighbor_list(
       per_particle: whether the energy function returns the energy of each atom.
       reference_energies: whether they are in the energy, as in that of `eqfuse.Calculator`; without
         them, float32 resolves more.
-      charge: e, the total charge, if the network reads one (`data.charge_key`).
       dtype: "float64" or "float32", of the network; None for that of the run.
       backend: see `eqfuse.ops`.
       dispersion: "none" for a run with `data.dispersion`, whose network alone is computed here.
+      charge: the total charge, e, of a network that reads one (`data.charge_key`).
     Returns:
       (neighbor_fn, energy_fn); energy_fn(R, neighbor, **kwargs).
     Raises:
       ImportError: jax-md is not there.
       ValueError: numbers are needed, a list of another format, a periodic box narrower than twice
-        the cutoff, or float64 where JAX has it disabled.
-      DataError: an element that the network does not know, or latent charges in a slab or a wire.
+        the cutoff, float64 (networks with latent charges need it) where JAX has it disabled, or a
+        charge that the network does not read.
+      DataError: an element that the network does not know, or latent charges in a box that is
+        periodic along one or two directions.
       CheckpointError: no readable network.
     """
     try:
@@ -81,11 +85,14 @@ def neighbor_list(
 
     network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
     network.require_no_dispersion("eqfuse.jax_md")
-    if network.dtype == "float64" and not jax.config.jax_enable_x64:
+    is_charged = network.module.potential.long_range is not None
+    if (network.dtype == "float64" or is_charged) and not jax.config.jax_enable_x64:
         raise ValueError(
-            "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
-            'dtype="float32"'
+            f"the network {'sums charges' if is_charged else 'computes'} in float64, which JAX has "
+            "disabled: set jax_enable_x64" + ("" if is_charged else ', or give dtype="float32"')
         )
+    if charge and network.charge_key is None:
+        raise ValueError(f"the network reads no total charge, got charge={charge:g}")
     if numbers is None and len(network.species) > 1:
         raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
     if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
@@ -93,12 +100,15 @@ def neighbor_list(
     is_periodic = _periodic_directions(displacement, box, fractional_coordinates)
     narrow = functools.partial(_excess, is_periodic, network.cutoff)
     _require_wide(narrow(box), network.cutoff)
-    reach = network.reach(_lattice_vectors(np.asarray(box, float))[None], [is_periodic], [0])
     neighbor_kwargs["fractional_coordinates"] = fractional_coordinates
     neighbor_fn = _neighbor_fn(
         partition, narrow, (displacement, box, network.cutoff), dr_threshold, neighbor_kwargs
     )
     index = None if numbers is None else species_index(numbers, network.species)
+    far = None
+    if is_charged:
+        transform = space.transform if fractional_coordinates else lambda _, R: R
+        far = _charges(network, (np.asarray(box, float), is_periodic), transform, charge)
 
     def energy_fn(R, neighbor, **kwargs):
         count = R.shape[0]
@@ -111,10 +121,9 @@ def neighbor_list(
         vectors *= jnp.where(wrong, jnp.nan, 1)  # and forces with them
         with jax.default_matmul_precision("highest"):
             energies = network.module.potential.apply(network.params, vectors, species, edges)
-            if network.module.potential.long_range is not None:
-                cell = _lattice_vectors(jnp.asarray(kwargs.get("box", box), R.dtype))
-                positions = space.transform(cell.T, R) if fractional_coordinates else R
-                energies = _with_charges(network, *energies, positions, cell, charge, reach)
+        if far is not None:
+            energies, scalars = energies
+            energies += far(scalars, R, **kwargs)
         energies += jnp.where(wrong, jnp.nan, 0)  # tables are finite for NaN
         if reference_energies:
             energies += network.references[species]
@@ -123,16 +132,32 @@ def neighbor_list(
     return neighbor_fn, energy_fn
 
 
-def _with_charges(network: Network, energies, scalars, positions, cell, charge, reach):
-    """Return the energies of atoms with those of their latent charges."""
-    long_range, count = network.module.potential.long_range, len(positions)
-    reach, index = dataclasses.replace(reach, atoms=count), jnp.zeros(count, jnp.int32)
-    totals = jnp.full(1, charge, positions.dtype)
-    scalars = scalars.astype(positions.dtype)
-    charges = long_range.charges_of(scalars, index, jnp.ones(count, bool), 1, totals)
-    cells = jnp.zeros_like(cell)[None] if reach.direct else cell[None]
-    far = long_range.energies(charges, positions, cells, index, reach)
-    return energies + jnp.where(long_range.covers(cells, reach), far, jnp.nan)
+def _charges(network: Network, of_cell: tuple, transform, charge: float):
+    """Return a function to the energies of latent charges, [n] eV, which add up to theirs.
+
+    It takes their scalars, R, and the `box` and `perturbation` that jax-md gives to displacements.
+    """
+    first, is_periodic = of_cell
+    les = network.module.potential.long_range
+    reach = network.reach(_lattice_vectors(first)[None], is_periodic, [1])  # refuses slabs
+
+    def energies(scalars, R, box=first, perturbation=1.0, **_):
+        count, deform = len(R), _lattice_vectors(jnp.asarray(perturbation, float))
+        x = transform(box, R).astype(float) @ deform
+        cell = _lattice_vectors(jnp.asarray(box, float)) @ deform
+        cells = jnp.where(is_periodic.all(), cell, 0)[None]
+        index = jnp.zeros(count, jnp.int32)
+        totals = jnp.full(1, charge)
+        charges = les.charges_of(scalars.astype(float), index, index == 0, 1, totals)
+
+        def total(charges):
+            own = Reach(reach.waves, count, reach.direct)
+            return jnp.sum(les.energies(charges, x, cells, index, own))
+
+        each = jnp.sum(charges * jax.grad(total)(charges), axis=1) / 2  # quadratic in charges
+        return each * jnp.where(les.covers(cells, reach), 1, jnp.nan)  # and forces with them
+
+    return energies
 
 
 def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges, jax.Array]:

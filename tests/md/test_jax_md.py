@@ -56,6 +56,64 @@ def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
     np.testing.assert_allclose(each, atoms.get_potential_energies(), rtol=0, atol=1e-9)
 
 
+@pytest.fixture(scope="module")
+def charged(tmp_path_factory):
+    les = LatentEwald(scale=0.5, charges=2, charge_key="q")
+    given = {"numbers": (11, 17), "long_range": les, "dtype": "float32"}
+    return untrained_run(tmp_path_factory.mktemp("charged"), **given)
+
+
+@pytest.mark.parametrize("kind", ["fractional", "real", "free"])
+def test_latent_charges_are_those_of_the_calculator(kind, charged):
+    """Energies, their parts, forces, stress; charges are summed in float64 for float32 networks."""
+    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.6, cubic=True).repeat((2, 2, 2))
+    atoms.rattle(0.2, seed=1)
+    atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.05 * np.eye(3)[[1, 2, 0]]), True)
+    box, atoms.info["q"], fractional = atoms.cell.array.T, 1.0, kind == "fractional"
+    positions = atoms.get_scaled_positions() if fractional else atoms.positions
+    displacement, _ = space.periodic_general(box, fractional_coordinates=fractional)
+    if kind == "free":
+        displacement, _ = space.free()
+        atoms.pbc, atoms.cell = False, None
+    given = {"numbers": atoms.numbers, "charge": 1.0, "fractional_coordinates": fractional}
+    given |= {"per_particle": True, "reference_energies": True, "disable_cell_list": True}
+    neighbor_fn, each_fn = neighbor_list(displacement, box, charged, **given)
+    neighbors = neighbor_fn.allocate(positions)
+
+    def energy(R, strain):
+        more = {} if kind == "free" else {"box": box, "perturbation": jnp.eye(3) + strain}
+        each = each_fn(R, neighbors, **more)
+        return each.sum(), each
+
+    at = jnp.asarray(positions), jnp.zeros((3, 3))
+    (_, each), (gradient, virial) = jax.jit(jax.value_and_grad(energy, (0, 1), has_aux=True))(*at)
+    atoms.calc = eqfuse.Calculator(charged)
+    np.testing.assert_allclose(each, atoms.get_potential_energies(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(-gradient, atoms.get_forces(), rtol=0, atol=2e-6)
+    if kind != "free":
+        stress = (virial + virial.T) / 2 / atoms.get_volume()
+        np.testing.assert_allclose(stress, atoms.get_stress(voigt=False), rtol=0, atol=1e-8)
+    if fractional:  # waves for more than 1.02 times the box, and not for 1.2 times
+        forces = jax.jit(jax.grad(lambda box: each_fn(at[0], neighbors, box=box).sum()))
+        assert np.isfinite(forces(1.02 * box)).all()
+        assert np.isnan(forces(1.2 * box)).any()
+
+
+def test_latent_charges_of_slabs_or_in_float32_are_refused(charged, run):
+    displacement, _ = space.periodic(jnp.array([20.0, 20.0, 20.0]))
+    with pytest.raises(ValueError, match="reads no total charge, got charge=1"):
+        neighbor_list(displacement, 20.0, run, charge=1.0)
+
+    def slab(a, b, **_):
+        d = a - b
+        return d - jnp.array([20.0, 20.0, 0.0]) * jnp.round(d / 20)
+
+    with pytest.raises(DataError, match="over all three periodic directions, or none"):
+        neighbor_list(slab, 20.0, charged, numbers=[11])
+    with jax.enable_x64(False), pytest.raises(ValueError, match="sums charges in float64"):
+        neighbor_list(displacement, 20.0, charged, numbers=[11])
+
+
 def test_a_simulation_of_jax_md_conserves_the_energy(run, atoms):
     box = atoms.cell.lengths()
     displacement, shift = space.periodic(box)
@@ -124,36 +182,3 @@ def test_jax_md_refuses_what_would_be_wrong(run, atoms):
         neighbor_list(displacement, 10.0, run, numbers=[1, 29])
     with jax.enable_x64(False), pytest.raises(ValueError, match="JAX has disabled"):
         neighbor_list(displacement, 10.0, run)
-
-
-@pytest.mark.filterwarnings("ignore:atoms 0 has a lattice and pbc F F F:UserWarning")
-@pytest.mark.parametrize("periodic", [True, False])
-def test_latent_charges_are_summed_as_in_the_calculator(periodic, tmp_path):
-    """Energies, forces and the derivative by the box; a box that outgrows its waves has no energy.
-
-    The total charge of 1 e has a uniform background.
-    """
-    les = LatentEwald(scale=0.5, charge_key="q")
-    charged = untrained_run(tmp_path, "nequip", numbers=(11, 17), long_range=les)
-    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.6, cubic=True).repeat(2)
-    atoms.rattle(0.05, seed=0)
-    atoms.pbc, atoms.info["q"] = periodic, 1
-    atoms.calc = eqfuse.Calculator(charged)
-    box, given = atoms.cell.array.T, {"numbers": atoms.numbers, "charge": 1.0}
-    if periodic:
-        displacement, _ = space.periodic_general(box, fractional_coordinates=True)
-        positions, given["fractional_coordinates"] = atoms.get_scaled_positions(), True
-    else:
-        displacement, positions = space.free()[0], atoms.positions
-    given["reference_energies"] = True
-    neighbor_fn, energy_fn = neighbor_list(displacement, box, charged, **given)
-    neighbors = neighbor_fn.allocate(positions)
-    energy, gradient = jax.jit(jax.value_and_grad(energy_fn))(positions, neighbors)
-    assert float(energy) == pytest.approx(atoms.get_potential_energy(), rel=1e-9)
-    np.testing.assert_allclose(-gradient, atoms.get_forces(), rtol=0, atol=1e-9)
-    if periodic:
-        by_box = jax.grad(lambda box: energy_fn(positions, neighbors, box=box))(box)
-        stress = np.asarray(by_box) @ box.T / atoms.get_volume()
-        expected = atoms.get_stress(voigt=False)
-        np.testing.assert_allclose((stress + stress.T) / 2, expected, rtol=0, atol=1e-9)
-        assert np.isnan(energy_fn(positions, neighbors, box=1.5 * box))

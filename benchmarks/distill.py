@@ -1,10 +1,11 @@
-"""Compare the labels of `eqfuse distill` with as many rattled cells, on the same tests.
+"""Compare the labels of `eqfuse distill` with as many of dynamics alone, and of rattled cells.
 
     python -m benchmarks.distill RUN SEED
 
 RUN is the folder of a distillation that is done. Students of its settings are trained, for as many
-steps from random parameters, on its labels and on as many strained and rattled cells. Both are
-tested on its new trajectories, which neither was trained on.
+steps from random parameters, on as many frames: labels of its dynamics of which a random part is
+replaced by frames of the students' trajectories, labels of its dynamics alone, and strained and
+rattled cells. They are tested on new trajectories of the teacher, and on those of its last student.
 """
 
 import argparse
@@ -33,20 +34,26 @@ def of_rattling(distillation, count: int, seed: int) -> list:
 
 def main(folder: Path, seed: int, steps: int):
     distillation = Distillation(read(folder), folder)
-    labels, tests = distillation.frames("labels"), distillation.frames("new")
+    frames = distillation.trained_on(len(distillation.rows("rounds")))
+    own = [a for a in frames if a.info["config_type"] in ("own", "stopped")]
+    dynamics = [a for a in frames if a.info["config_type"] not in ("own", "stopped")]
+    order = np.random.default_rng([seed, 8]).permutation(len(dynamics))
+    mixed = [dynamics[k] for k in order[len(own) :]] + own
+    ways = {"own frames": mixed, "dynamics": dynamics}
+    ways["rattling"] = of_rattling(distillation, len(dynamics), seed)
     student = (distillation.work / "student.txt").read_text()
-    ways = {"dynamics": labels, "rattling": of_rattling(distillation, len(labels), seed)}
-    for name, frames in ways.items():
-        own = distillation.work / f"{name}-{seed}"
-        own.mkdir(exist_ok=True)
-        run = train(own, frames, distillation.frames("atoms"), student, steps, seed=seed)
-        found = errors_of(tests, predict(run, tests))
-        print(
-            f"{name:<10} {len(frames)} labels, {len(tests)} frames: "
-            f"F {found['forces_mev_per_a']:.1f} meV/Å, "
-            f"E {found['energy_mev_per_atom']:.2f} meV/atom",
-            flush=True,
-        )
+    for name, given in ways.items():
+        place = distillation.work / f"{name.replace(' ', '-')}-{seed}"
+        place.mkdir(exist_ok=True)
+        shuffled = [given[k] for k in order]  # of which one of eight validates
+        run = train(place, shuffled, distillation.frames("atoms"), student, steps, seed=seed)
+        text = f"{name:<10} {len(given)} labels"
+        for kind in ("new", "last"):
+            tests = distillation.frames(kind)
+            found = errors_of(tests, predict(run, tests))
+            text += f"  {kind} {len(tests)}: F {found['forces_mev_per_a']:.1f} meV/Å, "
+            text += f"E {found['energy_mev_per_atom']:.2f} meV/atom"
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

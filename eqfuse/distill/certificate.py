@@ -2,8 +2,8 @@
 
 import io
 import json
+from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 import ase
 import numpy as np
@@ -12,34 +12,35 @@ from ase.data import chemical_symbols
 import eqfuse
 from eqfuse import plots
 from eqfuse.certify.check import Certificate
-from eqfuse.certify.rows import CHECKS
+from eqfuse.certify.report import Report
 from eqfuse.certify.subjects import Run
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.distill import properties
+from eqfuse.distill.rounds import KINDS
 from eqfuse.distill.sampling import Conditions, Limits, closeness, is_dense, rattled, timestep_of
 from eqfuse.distill.sampling import trajectory as run_dynamics
-from eqfuse.distill.student import errors_of
+from eqfuse.distill.student import errors_of, seconds
 from eqfuse.inference.predict import predict
 from eqfuse.runs import page
 from eqfuse.runs.files import write_whole
 from eqfuse.runs.log import machine, say
 
-FORMAT = 2
+FORMAT = 3
 """Of the JSON."""
-_MOST_ATOMS = 48
-"""Of a structure whose minimum, elastic constants and phonons are computed."""
+_MOST_ATOMS = 48  # of a structure whose minimum, elastic constants and phonons are computed
 _EVERY = 10  # steps between frames of the dynamics that are compared
 _CHECKED = 0.2  # ps of NVE in `eqfuse check`
-_VOLUME, _DISTANCE = "volume (Å³/atom)", "distance (Å)"
 
 
 def errors_by_group(frames: Sequence[ase.Atoms], predicted: Sequence) -> list[dict]:
-    """Return the errors of all frames, of each kind and each temperature, see `errors_of`."""
-    groups = {"all": [*range(len(frames))]}
+    """Return the errors of each kind, each temperature and all frames, see `errors_of`."""
+    groups = {}
     for k, atoms in enumerate(frames):
-        groups.setdefault(str(atoms.info.get("config_type", "-")), []).append(k)
+        names = [str(atoms.info.get("config_type", "-"))]
         if "temperature_k" in atoms.info:
-            groups.setdefault(f"{atoms.info['temperature_k']:.0f} K", []).append(k)
+            names.append(f"{atoms.info['temperature_k']:.0f} K")
+        for name in (*names, "all"):
+            groups.setdefault(name, []).append(k)
     return [
         {"group": name, "frames": len(own)}
         | errors_of([frames[k] for k in own], [predicted[k] for k in own])
@@ -56,7 +57,8 @@ def static(atoms: ase.Atoms, calculator, names: Sequence[str]) -> tuple[dict, di
         numbers["volume, Å³/atom"] = found["volume"]
         numbers["bulk modulus, GPa"] = found["bulk_modulus"]
         energies = found["energies"] - found["energies"].min()
-        curves["Energy by volume", _VOLUME, "energy (eV/atom)"] = found["volumes"], energies
+        title = "Energy by volume", "volume (Å³/atom)", "energy (eV/atom)"
+        curves[title] = found["volumes"], energies
     if crystal and "elastic" in names:
         constants = properties.elastic_constants(minimum)
         for i, j in ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2), (3, 3), (4, 4), (5, 5)):
@@ -91,7 +93,7 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
         numbers[f"density at {pressure:g} GPa, g/cm³"] = float(np.mean(densities))
         numbers["its standard deviation"] = float(np.std(densities))
     values = "radial distribution" if cell.pbc.all() else "pairs of an atom (1/Å)"
-    title = f"Pairs in dynamics at {low:g} K", _DISTANCE, values
+    title = f"Pairs in dynamics at {low:g} K", "distance (Å)", values
     return numbers, {title: properties.radial_distribution(frames)}
 
 
@@ -111,53 +113,51 @@ def coverage(frames: Sequence[ase.Atoms]) -> dict:
     return found | {n: [float(min(v)), float(max(v))] for n, v in ranges.items() if v}
 
 
-def certify(of, run: Path) -> dict:
+def certify(of, measured: dict) -> dict:
     """Write certificate.html and certificate.json into the folder of a student; return its numbers.
 
     Args:
       of: the `eqfuse.distill.rounds.Distillation`.
-      run: the folder of its student.
+      measured: the errors of its last student.
     """
-    labels, settings, student = of.frames("labels"), of.settings, eqfuse.Calculator(run)
-    tested = of.frames("new") + of.frames("own")
-    predicted, (slow, fast) = predict(run, tested), of.speeds()
-    known = {"format": FORMAT, "teacher": settings.teacher, "machine": machine()}
-    known["frames"] = {name: len(of.frames(name)) for name in ("labels", "new", "own", "failed")}
-    known |= {"minutes": round(of.minutes, 2), "errors": errors_by_group(tested, predicted)}
+    run, settings, rounds = of.folder, of.settings, len(of.rows("rounds"))
+    student, tested = eqfuse.Calculator(run), of.frames("last", rounds) + of.frames("new")
+    predicted, curves = predict(run, tested), {}
+    known = {"format": FORMAT, "teacher": settings.teacher, "missed": of.missed(measured)}
+    known |= {"errors": errors_by_group(tested, predicted), "machine": machine()}
+    known["frames"] = {name: len(of.frames(name)) for name in (*KINDS, "failed")}
+    known |= {"minutes": round(of.minutes, 2), "trained_on": coverage(of.trained_on(rounds))}
+    slow, fast = seconds([of.teacher, student], of.timed)
     known["speed"] = {"atoms": len(of.timed), "teacher_s": slow, "student_s": fast}
     known["spread_limit_ev"] = float(student.network.uncertainty["limit"])
-    known |= {"trained_on": coverage(labels), "properties": {}, "curves": {}}
     say("certificate: properties of teacher and student")
-    small, curves = len(of.starts[0]) <= _MOST_ATOMS, {}
+    known["properties"] = {}
     for name, calculator in (("teacher", of.teacher), ("student", student)):
-        own = known["properties"][name] = {}
-        parts = [static(of.starts[0], calculator, settings.properties)] if small else []
-        parts += [dynamic(of, calculator)] if "dynamics" in settings.properties else []
+        own, parts = known["properties"].setdefault(name, {}), []
+        if len(of.starts[0]) <= _MOST_ATOMS:
+            parts.append(static(of.starts[0], calculator, settings.properties))
+        if "dynamics" in settings.properties:
+            parts.append(dynamic(of, calculator))
         for numbers, drawn in parts:
             own |= {n: v if isinstance(v, str) else float(v) for n, v in numbers.items()}
             for title, line in drawn.items():
-                curves.setdefault(title, {})[name] = line
-    known["curves"] = {
-        " | ".join(title): {n: np.array(line).tolist() for n, line in lines.items()}
-        for title, lines in curves.items()
-    }
+                curves.setdefault(title, {})[name] = np.array(line).tolist()
+    known["curves"] = {" | ".join(title): lines for title, lines in curves.items()}
     say("certificate: eqfuse check")
-    rows = Certificate(Run(run), [of.starts[0]], duration=_CHECKED).rows()
-    known["checks"] = [
-        {"check": r.name, "error": float(r.error) if np.isfinite(r.error or 0) else None}
-        | {"limit": float(r.limit), "unit": r.unit, "verdict": r.verdict, "remark": r.remark}
-        for r in rows
-    ]
+    check = Certificate(Run(run), [of.starts[0]], duration=_CHECKED)
+    report = Report(check, Namespace(picoseconds=_CHECKED))
+    report.rows += check.rows()
+    report.write(run / "check.html", None)
+    known |= {"check": report.verdict, "checks": report.as_json()["checks"]}
     write_whole(run / "certificate.json", json.dumps(known, indent=1) + "\n")
-    pictures = _pictures(tested, predicted, curves)
+    pictures = _pictures([*zip(tested, predicted, strict=True)], curves)
     write_whole(run / "certificate.html", _page(run, known, pictures))
     return known
 
 
-def _pictures(frames, predicted, curves: dict) -> dict[str, bytes]:
-    pairs = [*zip(frames, predicted, strict=True)]
+def _pictures(pairs: Sequence, curves: dict) -> dict[str, str]:
     errors = np.concatenate([np.linalg.norm(p.forces - a.get_forces(), axis=1) for a, p in pairs])
-    spreads = np.concatenate([p.spread.forces for p in predicted])
+    spreads = np.concatenate([p.spread.forces for _, p in pairs])
     parity = [(of_atoms(a), p) for a, p in pairs]
     drawings = {"Predictions of frames that it was not trained on": (plots.parity, parity)}
     drawings["Errors of forces against their spread"] = (plots.spread, spreads, errors)
@@ -166,56 +166,47 @@ def _pictures(frames, predicted, curves: dict) -> dict[str, bytes]:
     pictures = {}
     for title, (draw, *given) in drawings.items():
         draw(*given, content := io.BytesIO())
-        pictures[title] = content.getvalue()
+        pictures[title] = page.picture(title, content.getvalue())
     return pictures
 
 
-def _page(run: Path, known: dict, pictures: dict[str, bytes]) -> str:
-    speed, trained, frames = known["speed"], known["trained_on"], known["frames"]
-    slow, fast = speed["teacher_s"], speed["student_s"]
+def _page(run, known: dict, pictures: dict[str, str]) -> str:
+    frames, missed, trained = known["frames"], known["missed"], known["trained_on"]
+    atoms, slow, fast = known["speed"].values()
     first = [
+        ("aims missed" if missed else "aims met", "; ".join(missed) or "all"),
         ("teacher", known["teacher"]),
-        ("labels to train on", str(frames["labels"])),
-        (
-            "labels of new trajectories",
-            f"{frames['new']} of the teacher, {frames['own']} of students",
-        ),
-        ("frames at which the teacher failed", str(frames["failed"])),
+        ("labels", ", ".join(f"{name} {count}" for name, count in frames.items())),
         ("time", f"{known['minutes']:.1f} minutes"),
-        (f"step of {speed['atoms']} atoms", f"{1e3 * slow:.3g} ms teacher, {1e3 * fast:.3g} ms"),
+        (f"step of {atoms} atoms", f"{1e3 * slow:.3g} ms teacher, {1e3 * fast:.3g} ms student"),
         ("the student is", f"{slow / fast:.1f} times as fast as its teacher"),
+        ("eqfuse check", f"{known['check']}; see check.html"),
         *known["machine"].items(),
     ]
     columns = list(dict.fromkeys(name for row in known["errors"] for name in row))
     errors = [columns, *([_text(row.get(n)) for n in columns] for row in known["errors"])]
     both = [known["properties"][name] for name in ("teacher", "student")]
     compared = [(name, *(_text(own.get(name)) for own in both)) for name in {**both[0], **both[1]}]
-    checks = [
-        (CHECKS[r["check"]][0], _text(r["error"]), _text(r["limit"]), r["verdict"], r["remark"])
-        for r in known["checks"]
-    ]
     ranges = [
         (n, ", ".join(v) if n in ("elements", "kinds") else " to ".join(map(_text, v)))
         for n, v in trained.items()
     ]
     others = len({*chemical_symbols[1:104]} - {*trained["elements"]})
-    return page.page(
-        f"Certificate of {run.name}",
-        page.table(first),
-        {
-            "Errors of frames that it was not trained on (RMSE)": page.table(errors, (), "numbers"),
-            "Properties": page.table([("", "teacher", "student"), *compared]),
-            **{title: page.picture(title, png) for title, png in pictures.items()},
-            "What it was trained on": page.table(ranges)
-            + f"<p>It was not trained beyond these ranges, nor on {others} other elements.</p>",
-            "Checks": page.table(checks, [row[3].replace(" ", "-") for row in checks]),
-            "Use it": page.lines(
-                f"eqfuse md {run} START.xyz ensemble=langevin"
-                f"  # warns where the spread of an atom is above {known['spread_limit_ev']:g} eV\n"
-                f"calculator = eqfuse.Calculator({str(run)!r})  # of ASE"
-            ),
-        },
+    beyond = f"<p>It was not trained beyond these ranges, nor on {others} other elements.</p>"
+    use = (
+        f"eqfuse md {run} START.xyz ensemble=langevin"
+        f"  # warns where the spread of an atom is above {known['spread_limit_ev']:g} eV\n"
+        f"calculator = eqfuse.Calculator({str(run)!r})  # of ASE"
     )
+    sections = {
+        "Errors (RMSE) of frames that it was not trained on": page.table(errors, (), "numbers"),
+        "What it was trained on": page.table(ranges) + beyond,
+        "Properties": page.table([("", "teacher", "student"), *compared]),
+        **pictures,
+        "Use it": page.lines(use),
+    }
+    title = f"Certificate of {run.name}"
+    return page.page(title, page.table(first, ["FAILED" if missed else "bold"]), sections)
 
 
 def _text(value) -> str:

@@ -73,7 +73,7 @@ class Distill:
     student: str | None = setting(
         None, "settings of eqfuse train instead, in quotes: 'model=mace channels=32'"
     )
-    training_steps: int = setting(1000, "of a round; up to 20 times as many at the end", POSITIVE)
+    training_steps: int = setting(2000, "of a round; up to 20 times as many at the end", POSITIVE)
     properties: tuple[str, ...] = setting(
         PROPERTIES, "to compare with the teacher; 'none' for none"
     )
@@ -83,6 +83,7 @@ class Distill:
     types: tuple[str, ...] | None = setting(None, TYPES)
     seed: int = setting(0, "of all that is random", NOT_NEGATIVE)
     run: str | None = setting(None, "folder that is written; null: runs/<date-time>_distill")
+    resume: Path | None = setting(None, f"folder to go on with; takes {'=, '.join(CHANGEABLE)}=")
 
     def __post_init__(self):
         check_ranges(self, "")
@@ -93,9 +94,9 @@ class Distill:
             one_of("defects", name, ("vacancy", "surface"))
         self.temperatures()
         self.pressures()
-        least = self.batch + 2 * self.new
+        least = self.batch + 3 * self.new
         require(
-            least <= self.labels, "labels", self.labels, f"batch= and twice new=, {least}, or more"
+            least <= self.labels, "labels", self.labels, f"batch= and thrice new=, {least}, or more"
         )
 
     def temperatures(self) -> tuple[float, float]:
@@ -128,13 +129,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _distill(arguments: list[str]):
-    names = command.settings_of(Distill)
-    arguments = command.undashed(arguments, names)
-    resumed = [a.partition("=")[2] for a in arguments if a.startswith("resume=")]
-    arguments = [a for a in arguments if not a.startswith("resume=")]
-    if resumed:
-        folder = Path(resumed[-1]).expanduser()
-        words, given = command.read(Distill, arguments)
+    words, given = command.read(Distill, arguments)
+    if resumed := given.pop("resume", None):
+        folder = resumed.expanduser()
         if others := [*words, *(name for name in given if name not in CHANGEABLE)]:
             raise ConfigError(
                 f"{others[0]}: resume= goes on with the settings of its folder, and takes only "
@@ -180,7 +177,11 @@ def begin(settings: Distill) -> Path:
 
 def _write(settings: Distill, folder: Path):
     given = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
-    lines = [f"{name}={written(value)}" for name, value in given.items() if name not in _WORDS]
+    lines = [
+        f"{name}={written(value)}"
+        for name, value in given.items()
+        if name not in (*_WORDS, "resume")
+    ]
     words = [str(given[name]) for name in _WORDS]
     write_whole(folder / _SETTINGS, "\n".join([*words, *lines, ""]))
 

@@ -12,7 +12,6 @@ from ase.neighborlist import neighbor_list
 from ase.optimize import FIRE
 from ase.phonons import Phonons
 
-NAMES = ("volume", "elastic", "phonons", "dynamics")
 _MOVE = 0.01  # Å, of differences of forces
 _STRAIN = 0.005
 _VOLUMES = 0.06  # of that of the minimum, to either side

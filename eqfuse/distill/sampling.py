@@ -16,8 +16,7 @@ from eqfuse.distill.teacher import labelled
 
 RATTLED = 8
 """One of so many labels is a strained and rattled cell."""
-_VACUUM = 10.0  # Å, of a surface
-_GAP = 6.0  # Å
+_VACUUM, _GAP = 10.0, 6.0  # Å: of a surface that is made, and that makes a cell no crystal
 _THERMOSTAT_TIME, _PRESSURE_TIME = 100.0, 500.0  # fs
 
 
@@ -28,18 +27,31 @@ def closeness(atoms: ase.Atoms) -> float:
     return float((distances / (radii[first] + radii[second])).min(initial=np.inf))
 
 
+def of_dynamics(frames: Sequence[ase.Atoms]) -> list[ase.Atoms]:
+    """Return the frames of dynamics: no strained cells, nor those at which a student stopped."""
+    return [a for a in frames if a.info.get("config_type") not in ("strained", "stopped")]
+
+
 class Limits(NamedTuple):
     """The limits beyond which a trajectory is stopped."""
 
     closeness: float = 0.5  # see `closeness`
     force: float = 50.0  # eV/Å, of an atom
     spread: float = np.inf  # eV, of the energy of an atom
+    volume: tuple[float, float] = (0.0, np.inf)  # Å^3 per atom, see `is_dense`
 
     @classmethod
     def of(cls, labels: Sequence[ase.Atoms], spread: float) -> "Limits":
-        """Return the limits that labels support, given that of the spread."""
+        """Return the limits that labels support, given that of the spread.
+
+        They are those of dynamics, where there is any; strained cells are farther off.
+        """
+        labels = of_dynamics(labels) or labels
         force = max(np.linalg.norm(a.get_forces(), axis=1).max() for a in labels)
-        return cls(0.9 * min(map(closeness, labels)), max(1.5 * float(force), 5.0), spread)
+        volumes = [a.get_volume() / len(a) for a in filter(is_dense, labels)]
+        volume = 0.95 * min(volumes, default=0.0), 1.05 * max(volumes, default=np.inf)
+        near = 0.9 * min(map(closeness, labels))
+        return cls(near, max(1.5 * float(force), 5.0), spread, volume)
 
     def passed(self, frame: ase.Atoms, spreads: np.ndarray | None = None) -> str | None:
         """Return the limit that a frame with results, and spreads of its atoms, passes, or None."""
@@ -50,6 +62,9 @@ class Limits(NamedTuple):
             return f"atoms at {near:.2f} of the sum of their covalent radii"
         if spreads is not None and not spreads.max() <= self.spread:
             return f"a spread of {spreads.max():.3g} eV of the energy of an atom"
+        least, most = self.volume
+        if is_dense(frame) and not least <= (volume := frame.get_volume() / len(frame)) <= most:
+            return f"a volume of {volume:.3g} Å³ per atom"
         return None
 
 
@@ -120,6 +135,7 @@ class Conditions(NamedTuple):
     frames: int
     every: int  # steps between frames
     timestep: float  # fs
+    checks: int = 1  # of the limits, from frame to frame
 
 
 class Stop(NamedTuple):
@@ -140,7 +156,7 @@ def trajectory(
       calculator: which drives them.
       at: the conditions.
       rng: of velocities and noise.
-      limits: which are checked at each frame. One beyond a limit is left out.
+      limits: a frame beyond one is left out, and is the last.
       keep: function that is called with each frame, which has the results of the calculator.
       spreads_of: function of a frame to the spreads of the energies of its atoms, eV; or None.
     """
@@ -154,22 +170,22 @@ def trajectory(
         constant["P_tau"] = _PRESSURE_TIME * units.fs
         constant["P_mass"] = (_PRESSURE_TIME / 6.64 * len(atoms) ** (1 / 6)) ** 2  # ASE's rule
     dynamics = None
-    for _ in range(at.frames):
+    for number in range(1, at.frames * at.checks + 1):
         why, failed = None, False
         try:
             dynamics = dynamics or LangevinBAOAB(atoms, at.timestep * units.fs, **constant)
-            dynamics.run(at.every)
+            dynamics.run(at.every // at.checks)
             frame = labelled(atoms, calculator)
             why = limits.passed(frame, spreads_of and spreads_of(frame))
         except Exception as error:  # of any calculator, and of atoms that flew apart
             why, failed = f"{type(error).__name__}: {error}".splitlines()[0], True
-        if why:
-            frame = atoms.copy()
+        frame = atoms.copy() if why else frame
         del frame.arrays["momenta"]
+        frame.info["temperature_k"] = at.temperature
         if why:
             return Stop(why, frame, failed)
-        frame.info["temperature_k"] = at.temperature
-        keep(frame)
+        if number % at.checks == 0:
+            keep(frame)
     return None
 
 
@@ -187,16 +203,16 @@ def conditions(of, name: str, number: int, k: int) -> tuple[int, Conditions]:
     """
     settings, which = of.settings, (k + number) % len(of.cells)
     cell, (low, high) = of.cells[which], settings.temperatures()
-    count, every = settings.trajectories, settings.every
+    count, every, checks = settings.trajectories, settings.every, 1
     frames = -(-(settings.batch - settings.batch // RATTLED) // count)
     if name != "labels":
-        long = frames * every * (4 if name == "own" else 1)
+        long = frames * (1 if name == "new" else 4) / 2
         frames = -(-settings.new // count)
-        every = max(every, long // 2 // frames)
+        checks = max(1, round(long / frames))
     pressure = None
     if (k // len(of.cells) + number) % 2 and is_dense(cell) and of.has_stress:
         least, most = settings.pressures()
         pressure = least + (most - least) * ((k + number) % 3) / 2
     temperature = low + (high - low) * k / max(count - 1, 1)
     timestep = settings.timestep or timestep_of(cell)
-    return which, Conditions(temperature, pressure, frames, every, timestep)
+    return which, Conditions(temperature, pressure, frames, every * checks, timestep, checks)

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import shlex
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,21 +18,24 @@ from eqfuse import models
 from eqfuse.convert.convert import write_run
 from eqfuse.convert.converted import Converted
 from eqfuse.data import Shape, collate
+from eqfuse.data.readers.ase_files import of_atoms
+from eqfuse.distill.sampling import of_dynamics
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.files import has_checkpoint
+from eqfuse.runs.log import say, warn
 from eqfuse.train.main import fit
 from eqfuse.train.settings.options import parse
 
 LADDER = (
-    "channels=32 layers=3 cutoff=5",
-    "channels=32 layers=2 cutoff=5",
-    "channels=32 layers=2 cutoff=4.5",
-    "channels=16 layers=2 cutoff=4.5",
-    "channels=8 layers=2 cutoff=4.5",
+    "lmax=2 channels=32 layers=3 cutoff=5",
+    "lmax=2 channels=32 layers=2 cutoff=5",
+    "lmax=2 channels=16 layers=2 cutoff=5",
+    "lmax=2 channels=16 layers=2 cutoff=4.5",
+    "lmax=1 channels=8 layers=2 cutoff=4.5",
 )
-"""The settings of students, from the largest to the fastest; all are NequIP of l = 0 and 1."""
-_USUAL = "model=nequip lmax=1 model.num_bessel=8 model.radial_hidden=32"
+"""The settings of students, from the largest to the fastest; all are NequIP."""
+_USUAL = "model=nequip model.num_bessel=8 model.radial_hidden=32"
 _LR_OF_TUNING = 0.005
 _CALLS = 9
 
@@ -72,8 +74,8 @@ def untrained(settings: str, atoms: ase.Atoms, folder: Path) -> Path:
     return folder / "run"
 
 
-def fast_enough(speed: float, teacher, atoms: ase.Atoms) -> tuple[str, float]:
-    """Return the largest student that is faster by a factor, or the fastest, and its factor."""
+def fast_enough(speed: float, teacher, atoms: ase.Atoms) -> str:
+    """Return the settings of the largest student that is faster by a factor, or of the fastest."""
     for settings in LADDER:
         settings = f"{_USUAL} {settings}"
         with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +83,10 @@ def fast_enough(speed: float, teacher, atoms: ase.Atoms) -> tuple[str, float]:
             slow, fast = seconds([teacher, eqfuse.Calculator(run)], atoms)
         if slow >= speed * fast:
             break
-    return settings, slow / fast
+    say(f"student    {settings}: {slow / fast:.1f} times as fast as its teacher")
+    if slow < speed * fast:
+        warn(f"no student is {speed:g} times as fast as its teacher: the fastest is taken")
+    return settings
 
 
 def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, start=None) -> Path:
@@ -117,13 +122,9 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
         words = [f"resume={run}"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         fit(*words)
-        uncertainty.fit(run)
+        usual = [*map(of_atoms, of_dynamics(sides[1]))]  # the limit of the spread is theirs
+        uncertainty.fit(run, None, usual if len(usual) >= 4 else None)
     return run
-
-
-def publish(run: Path, folder: Path):
-    """Copy a run into a folder, which then is that run."""
-    shutil.copytree(run, folder, dirs_exist_ok=True)
 
 
 def errors_of(frames: Sequence[ase.Atoms], predicted: Sequence) -> dict[str, float]:

@@ -1,20 +1,15 @@
 """The teacher: a run, a published network by its name, or any calculator of ASE."""
 
-import contextlib
 from pathlib import Path
 
 import ase
 import numpy as np
-from ase.calculators.calculator import (
-    CalculationFailed,
-    Calculator,
-    PropertyNotImplementedError,
-    all_changes,
-)
+from ase.calculators.calculator import CalculationFailed, Calculator, all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
 from eqfuse.certify.subjects import Remote
+from eqfuse.certify.worker import compute
 from eqfuse.data import DataError
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.names import hint, is_published
@@ -54,8 +49,6 @@ class Asked(Calculator):
             raise CalculationFailed(found["error"])
         self.results = {name: np.array(value) for name, value in found.items()}
         self.results["energy"] = float(found["energy"])
-        if "stress" in properties and "stress" not in found:
-            raise PropertyNotImplementedError("the calculator has no stress")
 
     def close(self):
         """End the process."""
@@ -96,14 +89,9 @@ def labelled(atoms: ase.Atoms, calculator) -> ase.Atoms:
     Raises:
       CalculationFailed: a number that is not finite; and what the calculator raises.
     """
-    frame = atoms.copy()
-    frame.calc = calculator
-    results = {"energy": frame.get_potential_energy(), "forces": frame.get_forces()}
-    if frame.pbc.all():
-        with contextlib.suppress(PropertyNotImplementedError):
-            results["stress"] = frame.get_stress()
+    results = compute(calculator, atoms)
     if not all(np.isfinite(value).all() for value in results.values()):
         raise CalculationFailed("energy, forces or stress are not finite")
-    results = {key: np.array(value) for key, value in results.items()}
+    frame = atoms.copy()
     frame.calc = SinglePointCalculator(frame, **results | {"energy": float(results["energy"])})
     return frame

@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <array>
-#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -59,12 +58,30 @@ inline std::string checksum(const std::string &content) {
   return std::to_string(~crc);
 }
 
-// Keeps up to 2 GB of the memory that this process frees, unless the environment sets it; without
-// it, a step of many atoms takes twice as long. To be called before threads start.
+// Keeps the memory that this process frees, unless the environment sets it, up to the limit of
+// give_back(); without it, a step of many atoms takes twice as long. To be called before threads start.
+inline bool keeps_memory = false;
 inline void keep_memory() {
 #ifdef __GLIBC__
   if (std::getenv("MALLOC_TRIM_THRESHOLD_") || std::getenv("MALLOC_MMAP_THRESHOLD_")) return;
-  mallopt(M_ARENA_MAX, 1), mallopt(M_MMAP_THRESHOLD, INT_MAX), mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  keeps_memory = mallopt(M_ARENA_MAX, 1) && mallopt(M_MMAP_MAX, 0) && mallopt(M_TRIM_THRESHOLD, -1);
+#endif
+}
+
+// Gives what is free back to the system where this process has more than 2 GB, and half of the
+// machine's memory, or where others have left less than a quarter of it.
+inline void give_back() {
+#ifdef __GLIBC__
+  if (!keeps_memory) return;
+  double has = 0, total = 0, left = 0;  // kB
+  std::string word;
+  for (std::ifstream file("/proc/self/status"); file >> word;)
+    if (word == "VmRSS:") file >> has;
+  if (has <= 1 << 21) return;
+  for (std::ifstream file("/proc/meminfo"); file >> word;)
+    if (word == "MemTotal:") file >> total;
+    else if (word == "MemAvailable:") file >> left;
+  if (has > total / 2 || left < total / 4) malloc_trim(0);
 #endif
 }
 
@@ -201,6 +218,7 @@ class Engine {
       run<float>(program, numbers, owned, senders, receivers, vectors);
     energy = 0;
     for (int k = 0; k < owned; ++k) energy += energies[k] += references[numbers[k]];
+    give_back();
   }
 
  private:

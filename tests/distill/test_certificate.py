@@ -57,6 +57,7 @@ def test_certificate_says_the_training_data(frames):
     assert found["largest_force_ev_per_a"] == pytest.approx([min(forces), max(forces)])
 
 
+@pytest.mark.slow
 def test_properties_are_those_of_the_calculator():
     numbers, curves = certificate.static(
         ase.build.bulk("Cu", a=3.8), Twice(), ("elastic", "volume")

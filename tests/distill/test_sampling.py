@@ -168,8 +168,22 @@ def test_limits_are_those_that_labels_support():
         for r in (3.3, 3.8)
     )
     force = np.linalg.norm(near.get_forces()[0])
-    expected = 0.9 * 3.3 / (2 * covalent_radii[18]), max(1.5 * force, 5.0), 0.7
-    assert Limits.of([far, near], 0.7) == pytest.approx(expected)
+    *numbers, volume = Limits.of([far, near], 0.7)
+    assert numbers == pytest.approx(
+        [0.9 * 3.3 / (2 * covalent_radii[18]), max(1.5 * force, 5), 0.7]
+    )
+    assert volume == (0.0, np.inf)
+
+
+def test_limits_are_of_dynamics_where_there_is_any():
+    near, far = (labelled(ase.build.bulk("Cu", a=a), EMT()) for a in (3.4, 3.7))
+    near.info["config_type"], far.info["config_type"] = "strained", "dynamics"
+    both, strained = Limits.of([near, far], 0.7), Limits.of([near], 0.7)
+    assert both.volume == pytest.approx((0.95 * 3.7**3 / 4, 1.05 * 3.7**3 / 4))
+    assert strained.volume == pytest.approx((0.95 * 3.4**3 / 4, 1.05 * 3.4**3 / 4))
+    assert both.closeness > strained.closeness
+    assert both.passed(near) == "a volume of 9.83 Å³ per atom"
+    assert strained.passed(near) is None
 
 
 def test_timestep_is_short_with_hydrogen():

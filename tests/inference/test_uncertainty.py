@@ -146,6 +146,7 @@ def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path
     assert shown in capsys.readouterr().err  # not even the first step
 
 
+@pytest.mark.slow
 def test_dynamics_warn_once_where_the_spread_is_beyond_the_limit(run, copper, tmp_path, capsys):
     """The limit is that of the fit, and is twice the spread of validation frames."""
     other, usual = tmp_path / "other", ["save_every=2", "steps=6", "timestep=0.01"]

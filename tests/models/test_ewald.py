@@ -164,9 +164,16 @@ def test_derivatives_are_those_of_differences(cell):
     check_grads(energy, arguments, order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("shape", [(5, 6, 7), (4, 9, 12)])
-def test_mesh_has_the_sums_written_out(hard, shape, monkeypatch):
+@pytest.mark.parametrize(
+    ("shape", "hard"),
+    [
+        ((5, 6, 7), False),
+        ((4, 9, 12), True),
+        pytest.param((5, 6, 7), True, marks=pytest.mark.slow),
+        pytest.param((4, 9, 12), False, marks=pytest.mark.slow),
+    ],
+)
+def test_mesh_has_the_sums_written_out(shape, hard, monkeypatch):
     """Two cells, one oblique, and padding, with all derivatives.
 
     The bound is that of forces for one charge, 2e-5, for two of an atom and twice the energy; the
@@ -197,6 +204,7 @@ def test_mesh_has_the_sums_written_out(hard, shape, monkeypatch):
     assert float(found[0]) == pytest.approx(float(expected[0]), abs=5e-6)
 
 
+@pytest.mark.slow
 def test_mesh_has_second_derivatives(monkeypatch):
     monkeypatch.setattr("eqfuse.models.ewald.MOST_TERMS", 0)
     charges, positions = molecule(3)

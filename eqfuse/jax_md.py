@@ -18,7 +18,6 @@ import numpy as np
 from eqfuse.data.neighbors import COINCIDENT
 from eqfuse.data.samples import species_index
 from eqfuse.inference.network import Network
-from eqfuse.models.ewald import Reach
 from eqfuse.ops import Edges
 
 
@@ -151,7 +150,7 @@ def _charges(network: Network, of_cell: tuple, transform, charge: float):
         charges = les.charges_of(scalars.astype(float), index, index == 0, 1, totals)
 
         def total(charges):
-            own = Reach(reach.waves, count, reach.direct)
+            own = dataclasses.replace(reach, atoms=count)
             return jnp.sum(les.energies(charges, x, cells, index, own))
 
         each = jnp.sum(charges * jax.grad(total)(charges), axis=1) / 2  # quadratic in charges

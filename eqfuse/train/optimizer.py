@@ -18,7 +18,7 @@ RMS = 0.5
 
 A common choice is 0.2, about what Adam's updates have. Weights of this package, like those of
 e3nn-jax, have a standard deviation of one (their layers divide by sqrt(fan-in) instead), and were
-trained better with 0.5 to 1: see benchmarks/results/accuracy.md.
+trained better with 0.5 to 1.
 """
 
 

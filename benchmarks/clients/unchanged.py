@@ -56,14 +56,35 @@ KINDS = {
     "moves": ("slice", "concatenate", "transpose", "pad", "reshape", "broadcast_in_dim", "copy"),
 }
 """Kinds of work, by the last part of the name that JAX gives to an operation."""
+PARTS = {
+    "symmetric contractions": "/SymmetricContraction",
+    "rotations": "ij,...uj->...ui",
+    "MLPs": "/MultiLayerPerceptron",
+    "Linears": "/Linear_",
+}
+"""Parts of networks, by names of modules and einsums; fused kernels belong to none of them."""
+
+
+def kind(name: str, path: str) -> str:
+    """Return the part or the kind of work of an operation, by its name and JAX's path to it."""
+    *_, step = path.split("/")
+    own = next((k for k, of in KINDS.items() if step in of), "arithmetic")
+    if own == "fused kernels":
+        return own
+    if (part := next((p for p, of in PARTS.items() if of in path), None)) is not None:
+        return part
+    return "moves" if not step or name.startswith(("copy", "bitcast")) else own
 
 
 def shares(compiled, args, calls: int = 20) -> str:
-    """Return the shares of time by kind of work, by JAX's profiler; a fusion is its last step."""
+    """Return the shares of time by part and kind of work, by JAX's profiler.
+
+    A fusion belongs to its last step.
+    """
     names = re.findall(
         r"%?([\w.\-]+) = [^\n]*?(?:op_name=\"([^\"]*)\"[^\n]*)?\n", compiled.as_text()
     )
-    steps = {name: path.split("/")[-1] for name, path in names}
+    kinds = {name: kind(name, path) for name, path in names}
     times = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -72,10 +93,8 @@ def shares(compiled, args, calls: int = 20) -> str:
         [file] = pathlib.Path(folder).rglob("*.xplane.pb")
         for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
             for event in (event for line in plane.lines for event in line.events):
-                if (step := steps.get(event.name)) is not None:
-                    name = next((k for k, of in KINDS.items() if step in of), "arithmetic")
-                    moved = not step or event.name.startswith(("copy", "bitcast"))
-                    times["moves" if moved else name] += event.duration_ns
+                if event.name in kinds:
+                    times[kinds[event.name]] += event.duration_ns
     total = sum(times.values())
     return ", ".join(f"{time / total:.0%} {name}" for name, time in times.most_common())
 

@@ -1,6 +1,8 @@
-"""Time steps of silicon in LAMMPS by `pair_style eqfuse` and ASE, in turns.
+"""Time steps of silicon in LAMMPS by `pair_style eqfuse`, by ASE and by `eqfuse md`, in turns.
 
 python -m benchmarks.lammps_pair RUN [--symbol Si] [--cells 4 8] [--ranks 1 2] [--turns 3]
+
+Programs are made for the size of a rank; with --ladder, they are those of `eqfuse export`.
 """
 
 import argparse
@@ -19,8 +21,12 @@ from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
+from eqfuse import md
+from eqfuse.data import neighbor_list
 from eqfuse.export import export_folder
 from eqfuse.export.command import sizes_for
+from eqfuse.export.folder import ladder
+from eqfuse.md import simulation
 
 INPUT = """
 units metal
@@ -63,6 +69,28 @@ def run_ase(run, atoms, steps: int) -> dict:
     return {"clock": 1e3 * clock / steps, "processor": 1e3 * processor / steps}
 
 
+def run_md(run, atoms, steps: int) -> dict:
+    """Return milliseconds of the second half of a simulation, in which nothing compiles."""
+    marks, take = [], simulation.Stepper.take
+
+    def marked(*arguments):
+        done = take(*arguments)
+        np.asarray(done.rows)  # waits for the device
+        marks.append((time.perf_counter(), time.process_time()))
+        return done
+
+    settings = {"ensemble": "nve", "timestep": 1.0, "skin": 1.0, "steps": 2 * steps}
+    settings |= {"save_every": steps, "log_every": steps}
+    simulation.Stepper.take = marked
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            md.run(run, atoms, run=f"{name}/md", **settings)
+    finally:
+        simulation.Stepper.take = take
+    clock, processor = 1e3 / steps * np.subtract(marks[-1], marks[-2])
+    return {"clock": clock, "processor": processor}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run")
@@ -71,6 +99,7 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--ladder", action="store_true", help="take programs of `eqfuse export`")
     options = parser.parse_args()
     print(
         "| atoms | by | ms a step, processor of a rank | clock | atoms, ghosts | MB a step | MB |"
@@ -87,11 +116,16 @@ def main():
             ase.io.write(place / "start.xyz", atoms)
             data = {"velocities": True, "masses": True, "units": "metal", "specorder": types}
             write_lammps_data(place / "atoms.data", atoms, **data)
-            whole = sizes_for(place / "start.xyz", eqfuse.Calculator(run).cutoff)[-1]
+            cutoff = eqfuse.Calculator(run).cutoff
+            whole = sizes_for(place / "start.xyz", cutoff)[-1]
             sizes = [tuple(int(1.05 * n / ranks) for n in whole) for ranks in options.ranks]
+            if options.ladder:
+                pairs = neighbor_list(atoms.positions, atoms.cell, atoms.pbc, cutoff)[0]
+                sizes = ladder(len(pairs) / len(atoms), len(atoms))
             export_folder(run, place / "folder", engine="lammps", types=types, sizes=sizes)
             pair = PAIR.format(symbol=" ".join(types))
             ways = {"ASE": lambda run=run, atoms=atoms: run_ase(run, atoms, options.steps)}
+            ways["eqfuse md"] = lambda run=run, atoms=atoms: run_md(run, atoms, options.steps)
             for n in options.ranks:
                 ways[f"pair style, {n} ranks"] = lambda n=n, p=place, s=pair: run_lammps(
                     p, s, n, options.steps

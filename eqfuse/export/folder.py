@@ -28,7 +28,6 @@ from eqfuse import __version__
 from eqfuse.export.exchange import FORWARD, REVERSE, exchanging, fetch
 from eqfuse.export.plugin import find_headers, find_pjrt, write_plugin
 from eqfuse.export.program import RADIAL, of_vectors
-from eqfuse.inference.lists import room_for_pairs
 from eqfuse.inference.network import Network
 from eqfuse.models import Allegro
 from eqfuse.ops import Edges
@@ -184,7 +183,8 @@ def _hops(network: Network, engine: str, exchange: bool) -> int:
 def ladder(neighbors: float, largest: int | None = None) -> list[tuple[int, int]]:
     """Return atoms and edges of programs for ranks of `SMALLEST` to `largest` atoms.
 
-    They grow by a quarter. Atoms have a mean number of neighbours, and edges a tenth more.
+    They grow by a quarter. Atoms have a mean number of neighbours: a rank with more takes the next
+    program, so that only the largest needs room, a tenth of its atoms.
     """
     largest = LARGEST if largest is None else largest
     if neighbors <= 1:
@@ -192,9 +192,9 @@ def ladder(neighbors: float, largest: int | None = None) -> list[tuple[int, int]
             "the network does not say how many neighbours atoms have: give a structure=, or atoms= "
             "and edges="
         )
-    steps = max(0, math.ceil(math.log(largest / SMALLEST) / math.log(1.25)))
+    steps = max(0, math.ceil(math.log(1.1 * largest / SMALLEST) / math.log(1.25)))
     atoms = [round(SMALLEST * 1.25**k) for k in range(steps + 1)]
-    return [(n, room_for_pairs(math.ceil(n * neighbors))) for n in atoms]
+    return [(n, math.ceil(n * neighbors)) for n in atoms]
 
 
 def ghosts_of(atoms: int, edges: int) -> int:

@@ -14,6 +14,7 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.data import neighbor_list
 from eqfuse.export import export
+from eqfuse.export.folder import ladder
 from eqfuse.runs.errors import ConfigError
 from scripts.network_goldens import to_arrays
 from tests.child import run_python
@@ -167,3 +168,12 @@ def test_without_flatbuffers_it_tells_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'eqfuse\[export\]'"):
         export(tmp_path, tmp_path / "a")
+
+
+@pytest.mark.parametrize(("largest", "count"), [(200, 5), (220, 5), (225, 6)])
+def test_ladder_has_edges_for_the_mean_and_atoms_for_a_tenth_more(largest, count):
+    """A rank of more neighbours takes the next program, and that of the largest has room."""
+    sizes = ladder(16.5, largest)
+    expected = [(100, 1650), (125, 2063), (156, 2574), (195, 3218), (244, 4026), (305, 5033)]
+    assert sizes == expected[:count]
+    assert sizes[-1][0] >= 1.1 * largest

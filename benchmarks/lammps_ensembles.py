@@ -1,7 +1,7 @@
 """Compare dynamics in LAMMPS, by `eqfuse md` and by ASE.
 
     python -m benchmarks.lammps_ensembles RUN [nve] [npt] [--steps 20000] [--way "eqfuse md"]
-        [--dtype float32] [--start FILE] [--temperature 300]
+        [--dtype float32] [--start FILE] [--temperature 300] [--compressibility 0.01]
 
 Of the first frame of FILE, or 64 atoms of silicon. NVE: from the same positions and velocities,
 in steps of 1 fs; prints the drift of the total energy after the first tenth, and how far energies,
@@ -61,7 +61,7 @@ def start(file, kelvin: float) -> ase.Atoms:
     return atoms
 
 
-def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
+def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float, *_):
     """Return samples of `COLUMNS` from step 0 on, and the last positions."""
     fix = {"nve": "nve", "npt": f"npt temp {kelvin} {kelvin} 0.1 iso 0 0 1.0"}[ensemble]
     with tempfile.TemporaryDirectory() as name:
@@ -83,11 +83,11 @@ def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
     return samples, positions
 
 
-def by_md(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
+def by_md(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float, per_gpa: float):
     with tempfile.TemporaryDirectory() as folder:
         options = {"ensemble": ensemble, "steps": steps, "timestep": 1.0, "dtype": dtype}
         options |= {"log_every": EVERY, "run": f"{folder}/md"}
-        options |= {} if ensemble == "nve" else {"temperature": kelvin}
+        options |= {} if ensemble == "nve" else {"temperature": kelvin, "compressibility": per_gpa}
         last = md.run(run, atoms, **options, friction=10.0, pressure_time=100.0)
         rows = np.genfromtxt(f"{folder}/md/thermo.csv", delimiter=",", names=True)
     names = rows.dtype.names
@@ -95,7 +95,7 @@ def by_md(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
     return np.stack([rows[name] for name in chosen], axis=1), last.positions
 
 
-def by_ase(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float):
+def by_ase(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float, *_):
     atoms = atoms.copy()
     atoms.calc = eqfuse.Calculator(run, dtype=dtype)
     fs, options = units.fs, {"tdamp": 100 * units.fs, "pdamp": 1000 * units.fs}
@@ -127,9 +127,10 @@ def main():
     parser.add_argument("--way", choices=WAYS, nargs="*", default=list(WAYS))
     parser.add_argument("--start", help="file of a structure")
     parser.add_argument("--temperature", type=float, default=300.0)
+    parser.add_argument("--compressibility", type=float, default=0.01, help="of md's barostat")
     options = parser.parse_args()
     atoms = start(options.start, options.temperature)
-    given = options.steps, options.dtype, options.temperature
+    given = options.steps, options.dtype, options.temperature, options.compressibility
     for ensemble in options.ensembles:
         done = {}
         for name in options.way:

@@ -124,19 +124,14 @@ class TensorProductLinear(nn.Module):
         op = "tensor_product_linear" + ("_gate" if make_gate else "")
         arrays = jax.tree.leaves((x, y, weights, skip, self.variables))
         backend = resolve(self.backend, op, *arrays)
-        is_tabulated = isinstance(weights, Tabulated)
-        if is_tabulated and (backend != "llvm" or self.channelwise or mode == "always"):
-            weights, is_tabulated = weights.rows(backend), False
+        if backend != "llvm" or self.channelwise or mode == "always":
+            weights = weights.rows(backend) if isinstance(weights, Tabulated) else weights
         check_index(index, self.num_indexed_weights)
-        if index is not None:
-            index = nearest(index, self.num_indexed_weights)
-        keep = self.filter_ir_out
-        if keep is None:
-            keep = sorted({ir for _, ir in e3nn.Irreps(self.irreps_out)})
-        options = {
-            "filter_ir_out": irreps_filter(keep),
-            "irrep_normalization": normalization(self.irrep_normalization),
-        }
+        index = None if index is None else nearest(index, self.num_indexed_weights)
+        own = sorted({ir for _, ir in e3nn.Irreps(self.irreps_out)})
+        keep = own if self.filter_ir_out is None else self.filter_ir_out
+        normal = normalization(self.irrep_normalization)
+        options = {"filter_ir_out": irreps_filter(keep), "irrep_normalization": normal}
         if self.split is not None and (skip is not None or make_gate):
             raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
         if backend == "e3nn":
@@ -146,8 +141,8 @@ class TensorProductLinear(nn.Module):
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
-        only_sent = edges is not None and edges.num_receivers is not None
-        if edges is not None and (product.repeated or is_tabulated or only_sent):
+        apart = product.repeated or isinstance(weights, Tabulated)
+        if edges is not None and (apart or edges.num_receivers is not None):
             if any(t.x is not None for t in linear.linear_form.terms):
                 several = "x and y both have several channels, and their products are summed"
                 refuse(mode, several if product.repeated else "some nodes only send")

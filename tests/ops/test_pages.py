@@ -18,8 +18,13 @@ WITHOUT = CONSTANTS | {"availability", "compile_ahead", "resolve_here"}
 """Public names without an example: constants, and what depends on the machine."""
 
 
-@pytest.mark.parametrize("name", sorted(set(ops.__all__) - WITHOUT))
+OF_FRAMEWORKS = ["haiku.Linear", "haiku.FullyConnectedTensorProduct", "equinox.Linear"]
+
+
+@pytest.mark.parametrize("name", [*sorted(set(ops.__all__) - WITHOUT), *OF_FRAMEWORKS])
 def test_examples_of_docstrings(name):
+    if name in OF_FRAMEWORKS:
+        pytest.importorskip(name.split(".")[0])
     names = {"e3nn": e3nn, "jax": jax, "jnp": jnp, "ops": ops}
     public = operator.attrgetter(name)(ops)
     examples = doctest.DocTestParser().get_doctest(public.__doc__, names, name, None, None)
@@ -27,17 +32,6 @@ def test_examples_of_docstrings(name):
     said = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=said.append)
     assert not said, "".join(said)
-
-
-@pytest.mark.parametrize("name", ["haiku.Linear", "haiku.FullyConnectedTensorProduct"])
-def test_examples_of_haiku(name):
-    pytest.importorskip("haiku")
-    test_examples_of_docstrings(name)
-
-
-def test_examples_of_equinox():
-    pytest.importorskip("equinox")
-    test_examples_of_docstrings("equinox.Linear")
 
 
 def test_the_page_about_kernels_prints_what_it_shows():

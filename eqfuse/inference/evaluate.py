@@ -73,7 +73,12 @@ def main(options: Evaluate):
     write_table(folder / "errors.csv", rows)
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     write_atoms(folder / "predictions.xyz", frames, "extxyz")
-    _draw_parity(structures, predicted, folder / "parity.png")
+    pairs = []  # with energies relative to the reference energies of the run
+    for s, p in zip(structures, predicted, strict=True):
+        if s.energy is not None:
+            s = dataclasses.replace(s, energy=s.energy - (p.energy - p.relative_energy))
+        pairs.append((s, Relative(p.relative_energy, p.forces, p.stress)))
+    pictures.parity(pairs, folder / "parity.png", counted(len(pairs), "frame"))
     units, lines = error_lines(rows)
     print("\n".join([units, *lines]))
     if hint := stress_hint(structures, predicted):
@@ -116,16 +121,6 @@ def _folder(options) -> Path:
             "with out="
         )
     return folder
-
-
-def _draw_parity(structures, predicted: list[Predicted], target: Path):
-    """Draw the parity plot, energies relative to the reference energies of the run."""
-    pairs = []
-    for s, p in zip(structures, predicted, strict=True):
-        if s.energy is not None:
-            s = dataclasses.replace(s, energy=s.energy - (p.energy - p.relative_energy))
-        pairs.append((s, Relative(p.relative_energy, p.forces, p.stress)))
-    pictures.parity(pairs, target, counted(len(pairs), "frame"))
 
 
 def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | None:

@@ -140,13 +140,15 @@ def test_start_from_bad_run_is_refused(settings, base, copper, tmp_path, capsys)
     rest = settings[1:]
     assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
     missing = refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
-    assert "none is no run, and no published network" in missing
+    assert "none has no checkpoint (best or last); no run, and no published network" in missing
     assert "data= is missing" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
     assert "the data have Cu, for which the network of start_from= has no weights" in elements
     empty = tmp_path / "empty"
     shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
-    assert "best.safetensors is missing" in refused([f"start_from={empty}", *rest], capsys)
+    assert "empty has no checkpoint (best or last)" in refused(
+        [f"start_from={empty}", *rest], capsys
+    )
 
 
 def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp_path):

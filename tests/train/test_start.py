@@ -160,14 +160,6 @@ def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp
     assert folder.potential == alone.potential
 
 
-def test_a_damaged_file_of_a_network_is_refused(settings, tmp_path, capsys):
-    file = tmp_path / "water.safetensors"
-    file.write_bytes(bytes(100))
-    error = refused([f"start_from={file}", *settings[1:], f"run={tmp_path / 'run'}"], capsys)
-    assert f"checkpoint {file} is damaged" in error
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_network_for_fewer_elements_has_their_weights_and_radii(tmp_path):
     """A network of mace with ZBL and Agnesi's transform, of H, C and O."""
     convert_mace(unpacked(GOLDENS / "density.model.xz", tmp_path), tmp_path / "run")

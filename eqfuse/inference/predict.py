@@ -125,10 +125,8 @@ def as_structures(structures, charge_key: str | None = None) -> list[Structure]:
     """
     if isinstance(structures, str | os.PathLike):
         return read_structures(structures, keys=Keys(charge=charge_key), require_labels=False)
-    several, found = (
-        [structures] if isinstance(structures, ase.Atoms | Structure) else structures,
-        [],
-    )
+    found = []
+    several = [structures] if isinstance(structures, ase.Atoms | Structure) else structures
     for k, one in enumerate(several):
         if isinstance(one, ase.Atoms):
             given = one.numbers, one.positions, one.cell.array, one.pbc

@@ -287,7 +287,7 @@ class Check:
     frames: int = setting(3, "frames of the file, evenly spaced", POSITIVE)
     picoseconds: float = setting(2.0, "of dynamics; 0 for none")
     temperature: float = setting(300.0, "K, of dynamics")
-    report: Path | None = setting(None, "file to write: .html, or .md")
+    report: Path | None = setting(None, "page to write, .html")
     json: Path | None = setting(None, "file to write all numbers to")
     which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
     dtype: Literal["float64", "float32"] | None = setting(None, "null: float64, and both compared")

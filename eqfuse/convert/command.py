@@ -48,6 +48,8 @@ def main(options: Convert):
     if program == "list":
         print(listed())
         return
+    if Path(program).is_file():
+        raise ConfigError(f"name the program first: eqfuse convert mace {program} RUN, or another")
     if program not in ("export", *_CHOICES):
         hint = nearest(program, ["list", "export", *_CHOICES, *published()])
         raise ConfigError(f"{program} is neither a program nor the name of a network; {hint}")

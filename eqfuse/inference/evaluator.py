@@ -20,11 +20,12 @@ from eqfuse.data import DataError
 from eqfuse.data.neighbors import COINCIDENT, LEAST_DISTANCE, neighbor_list, spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference import lists
-from eqfuse.inference.lists import Pairs, naming
+from eqfuse.inference.lists import Pairs
 from eqfuse.inference.network import ROOM, Module, Network
 from eqfuse.inference.programs import Kept
 from eqfuse.models.ewald import Reach
 from eqfuse.ops import Edges
+from eqfuse.runs.errors import naming
 from eqfuse.runs.process import give_back
 
 _MOST_OWN, _MOST_OTHERS = 2, 1.2

@@ -5,7 +5,6 @@ pairs within the cutoff to the network, so that the skin costs a few operations 
 `eqfuse.inference.evaluator`. All headroom of padded arrays is chosen here.
 """
 
-import contextlib
 import functools
 import itertools
 import math
@@ -18,6 +17,7 @@ from ase.cell import Cell
 
 from eqfuse.data import DataError, neighbor_list
 from eqfuse.ops import Edges
+from eqfuse.runs.errors import naming
 
 _PAIR_HEADROOM, _EDGE_HEADROOM, _NODE_HEADROOM, _OCCUPANCY_HEADROOM = 1.1, 1.02, 1.1, 1.3
 _EDGE_MULTIPLE, _NODE_MULTIPLE = 32, 4
@@ -78,17 +78,6 @@ def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
         listed.append((senders + first, receivers + first, images))
         first += len(positions)
     return *map(np.concatenate, zip(*listed, strict=True)), near
-
-
-@contextlib.contextmanager
-def naming(name: str | None):
-    """Return a context whose DataError begins with a name, unless that is None."""
-    try:
-        yield
-    except DataError as error:
-        if name is None:
-            raise
-        raise type(error)(f"{name}: {error}") from error
 
 
 def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:

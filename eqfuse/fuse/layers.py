@@ -254,7 +254,7 @@ class Layer:
             if described.index is Index.ROW:  # or one row for all
                 operands[n] = jnp.broadcast_to(operands[n], (self.call.num_rows, described.size))
         floats = [*operands, *parameters, *skip]
-        return _fused.evaluate(self.call, floats, index)[0][: self.num_rows]
+        return _fused.evaluate(self.call, floats, index)[: self.num_rows]
 
 
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:

@@ -50,11 +50,6 @@ class FusedEmitter(DenseEmitter):
         """Return which elements of a tile a part of so many columns has."""
         return f"{v} < {mul}"
 
-    def array_of(self, block: int) -> tuple[str, int]:
-        """Return name and row's size of the array that has a block of the pre-activation."""
-        array = self.linear.array_of(block)
-        return self.fused.arrays[array], self.linear.linear_form.outputs[array].size
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -74,8 +69,7 @@ class Place:
 
     def of_z(self, prefix: str, k: int) -> str:
         """Return the address in an array of the pre-activation or of its cotangents."""
-        name, size = self.t.array_of(self.part.block)
-        pointer = {"": name, "ct_": f"ct_{name}"}.get(prefix, prefix)
+        pointer, size = {"": "z", "ct_": "ct_z"}.get(prefix, prefix), self.t.linear.size_out
         place = f"{self.block.offset + self.part.first * self.block.dim} + {self.v}"
         return f"{pointer}_ptr + {self.t.row} * {size} + {place} * {self.block.dim} + {k}"
 

@@ -172,7 +172,7 @@ def _write_mixed(t: NodeEmitter, part: Part):
 
 def _times_matrix(t: NodeEmitter, term: Term, starts: list[int], dim: int, dz: str | None = None):
     """Return columns of a term of the Linear of the sums, or of its transpose of `dz`."""
-    source, whole = t.linear.blocks_in[term.x.segment], t.linear.block_of(term)
+    source, whole = t.linear.blocks_in[term.x.segment], term.z.segment
     width, size = t.linear.blocks_out[whole].mul, t.fused.form.outputs[0].size
 
     def row(n: str, k: int) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter
-from eqfuse.ops.ir.form import Segment
+from eqfuse.ops.ir.form import Segment, Term
 from eqfuse.ops.ir.fused import IDENTITY, Fused, Part, Tile
 
 
@@ -41,6 +42,11 @@ class FusedEmitter(DenseEmitter):
         types = dict.fromkeys(inputs, self.dtype) | dict.fromkeys(integers, "int32")
         spec = self.spec(stem, note, types, scalars, outputs, self.warps)
         return FusedKernel(spec, tuple(types), shares, rows)
+
+    def parameter(self, term: Term, which: str = "set_index") -> str:
+        """Return the pointer to a matrix or a bias, of the set `which` if there are several."""
+        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
+        return f"{pointer} + {which} * {math.prod(shape)}" if self.set_index else pointer
 
     def column(self, start: int) -> str:
         """Return the numbers of the columns of a tile of the gate."""

@@ -170,11 +170,8 @@ class RowEmitter(FusedEmitter):
         s, block = self.out.segments[segment], self.linear.blocks_in[term.x.segment]
         return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
 
-    def parameter(self, term: Term, which: str) -> str:
-        """Return the pointer to a parameter, of the set `which` if there are several."""
-        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
-        more = f" + tl.cast({which}, tl.int64) * {math.prod(shape)}"
-        return pointer + more if self.set_index else pointer
+    def parameter(self, term: Term, which: str = "set_index") -> str:
+        return super().parameter(term, f"tl.cast({which}, tl.int64)")
 
     def sets(self):
         """Return a loop over the sets of weights, if there are several."""
@@ -315,7 +312,7 @@ class _Forward(RowEmitter):
         v = f"tl.arange(0, {self.width})[None, :]"
         mask = f"present & ({v} < {part.mul})"
         for term in self.linear.biases(part.block):
-            bias = self.load(f"{self.parameter(term, 'set_index')} + {part.first} + {v}", mask)
+            bias = self.load(f"{self.parameter(term)} + {part.first} + {v}", mask)
             self.emit(f"{names[0]} += {bias}")
         block, size = self.linear.blocks_out[part.block], self.linear.size_out
         for k, name in enumerate(names):

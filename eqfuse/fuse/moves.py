@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse import _jax_compat
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.ops._edges import as_int32
 from eqfuse.ops.primitives.choice import resolve_fused
-from eqfuse.ops.transforms.trace import FLOATS, Trace, moves_rows, needed
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, moves_rows, needed
 
 STRICT = contextvars.ContextVar("eqfuse_fuse_strict", default=False)
 """Whether tests see faults of matching and rewriting, which leave code as it is elsewhere."""
@@ -41,6 +42,20 @@ def guarded(note: Callable[[str], object]):
 def fault(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return f"a fault of ops.fuse, please report it: {type(error).__name__}: {first}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """A value of a trace, computed in another way from others."""
+
+    node: Node  # that makes it
+    inputs: tuple[int, ...]
+    function: Callable  # of the arrays by value
+
+    def compute(self, arrays: dict, shared: dict):
+        eqn = self.node.eqn
+        with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
+            return self.function(arrays)
 
 
 class RewriteError(Exception):
@@ -173,20 +188,20 @@ def placed(index, count: int, most: int):
     return jnp.where(index < 0, most, jnp.where(index < count, index, most + 1))
 
 
-def _outside(array, axis: int):
-    return array.at[(*[slice(None)] * axis, jnp.array([-1, array.shape[axis]]))]
+def gather_rows(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
+    mode = jax.lax.GatherScatterMode[mode]
+    return array.at[index].get(mode=mode, fill_value=fill, wrap_negative_indices=False)
 
 
-def from_outside(array, axis: int, mode: str, fill):
-    """Return what is gathered along an axis by an index below the range, and by one above."""
-    options = {"mode": jax.lax.GatherScatterMode[mode], "fill_value": fill}
-    return _outside(array, axis).get(**options, wrap_negative_indices=False)
+def add_rows(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
+    """Return an array with rows added to those that the index names."""
+    mode = jax.lax.GatherScatterMode[mode]
+    return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
 
 
-def added_outside(array, axis: int, mode: str, rows):
-    """Return an array to which two rows are added by an index below the range, and one above."""
-    options = {"mode": jax.lax.GatherScatterMode[mode]}
-    return _outside(array, axis).add(rows, **options, wrap_negative_indices=False)
+def outside(array, axis: int = 0) -> tuple:
+    """Return an index below the range of an axis, and one above."""
+    return (*[slice(None)] * axis, jnp.array([-1, array.shape[axis]]))
 
 
 def mode_of(params) -> str:

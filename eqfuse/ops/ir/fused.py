@@ -293,8 +293,6 @@ class Fused:
     """A product, a Linear and a gate as one op.
 
     Its operands are the form's inputs, the Linear's parameters and, if there is one, the skip.
-
-    The pre-activation z may be several arrays (`linear.cut`) if neither gate nor skip follows.
     """
 
     form: Form  # the product; its one output is what the Linear reads
@@ -345,25 +343,17 @@ class Fused:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes of the rows of the outputs: out, and the arrays of z."""
+        """Return the sizes of the rows of the outputs."""
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
-        return (*gated, *(rows.size for rows in self.linear.linear_form.outputs))
-
-    @property
-    def arrays(self) -> list[str]:
-        """Return names of the arrays that the pre-activation consists of."""
-        count = len(self.linear.linear_form.outputs)
-        return ["z"] if count == 1 else [f"z{n}" for n in range(count)]
+        return (*gated, self.linear.size_out)
 
     @property
     def outputs(self) -> list[str]:
-        return [*([] if self.gate is None else ["out"]), *self.arrays]
+        return ["z"] if self.gate is None else ["out", "z"]
 
     def cotangents(self, given) -> list[str]:
         """Return names of the cotangents of the outputs that are given, in their order."""
-        return [
-            f"ct_{name}" for name, is_given in zip(self.outputs, given, strict=True) if is_given
-        ]
+        return [f"ct_{name}" for name in itertools.compress(self.outputs, given)]
 
     def operands(self, floats):
         """Return (inputs of the form, parameters of the Linear, skip or None)."""

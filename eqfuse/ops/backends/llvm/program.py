@@ -387,7 +387,8 @@ class _RowProgramEmitter:
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
         for o in layouts.gradients:
             f = Function(self.dtype)
-            cost = linear.write_weights(layouts, o, f, self._order(f))
+            writer = linear.WeightsEmitter(layouts, f, o, self._order(f))
+            cost = writer.add("0", str(writer.num_lines), ("%begin", "%end"))
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
     def _load(self, s: int, step, f: Function, side: str, n: int) -> str:

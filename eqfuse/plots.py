@@ -192,24 +192,8 @@ def walks(paths, target):
     _save(figure, target)
 
 
-def drifts(runs, target):
-    """Draw the energy of dynamics with several time steps.
-
-    Args:
-      runs: (time step in fs, times in ps, energies in meV/atom) of each.
-      target: the PNG file to write, or a binary file.
-    """
-    figure = _figure(1)
-    [axes] = figure.axes
-    for timestep, times, energies in runs:
-        axes.plot(times, energies - energies[0], label=f"steps of {timestep:g} fs", linewidth=0.8)
-    axes.set(xlabel="time (ps)", ylabel="change of energy (meV/atom)")
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    _save(figure, target)
-
-
-def side_by_side(lines, xlabel: str, ylabel: str, target):
-    """Draw a curve of each of several potentials in one picture.
+def curves(lines, xlabel: str, ylabel: str, target):
+    """Draw several curves in one picture.
 
     Args:
       lines: (x, y) of each, by its name.
@@ -218,9 +202,8 @@ def side_by_side(lines, xlabel: str, ylabel: str, target):
     """
     figure = _figure(1)
     [axes] = figure.axes
-    styles = zip(_COLOURS, ("-", "--"), strict=True)
-    for (name, values), (colour, style) in zip(lines.items(), styles, strict=False):
-        axes.plot(*values, color=colour, ls=style, label=name)
+    for k, (name, values) in enumerate(lines.items()):
+        axes.plot(*values, color=_OF_ELEMENTS[k], ls=("-", "--")[k % 2], lw=1, label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.legend(frameon=False)
     _save(figure, target)

@@ -171,19 +171,19 @@ def dynamics(table: Path, distances: Path, target: Path):
     _save(figure, target)
 
 
-def walks(paths, target):
+def walks(walked, target):
     """Draw energy and force along the paths of a check (`eqfuse.certify.paths.Walk`).
 
     Args:
-      paths: the walks.
+      walked: the walks.
       target: the PNG file to write, or a binary file.
     """
     figure = _figure(2)
     energy, force = figure.axes
-    for path in paths:
-        usual = np.nan_to_num(path.energies - path.energies[-1])
-        energy.plot(path.distances, usual, label=path.name)
-        force.plot(path.distances, path.forces, label=path.name)
+    for walk in walked:
+        usual = np.nan_to_num(walk.energies - walk.energies[-1])
+        energy.plot(walk.distances, usual, label=walk.path.name)
+        force.plot(walk.distances, walk.forces, label=walk.path.name)
     for axes, label in ((energy, "energy, from that at 12 Å (eV)"), (force, "force (eV/Å)")):
         axes.set(xlabel="distance (Å)", ylabel=label)
         axes.set_yscale("symlog", linthresh=0.1)

@@ -22,8 +22,8 @@ from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
 from eqfuse.data.neighbors import require_apart
 from eqfuse.inference.commands import require_backend
-from eqfuse.inference.lists import naming
 from eqfuse.runs import command
+from eqfuse.runs.errors import naming
 from eqfuse.runs.schema import BACKEND, POSITIVE, TYPES, setting, word
 
 RATTLE = 0.03
@@ -287,7 +287,7 @@ class Check:
     frames: int = setting(3, "frames of the file, evenly spaced", POSITIVE)
     picoseconds: float = setting(2.0, "of dynamics; 0 for none")
     temperature: float = setting(300.0, "K, of dynamics")
-    report: Path | None = setting(None, "file to write: .html, or .md")
+    report: Path | None = setting(None, "page to write, .html")
     json: Path | None = setting(None, "file to write all numbers to")
     which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
     dtype: Literal["float64", "float32"] | None = setting(None, "null: float64, and both compared")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqfuse import _jax_compat
-from eqfuse.fuse import layers
+from eqfuse.fuse import layers, shares
 from eqfuse.fuse.check import differences
 from eqfuse.fuse.commute import commuted, marks_left
 from eqfuse.fuse.match import CONVERT
@@ -30,11 +30,13 @@ FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
 
 
 def table(entries: list[tuple], closed: ClosedJaxpr, patch: bool = False) -> str:
-    """Return the report: a row of four cells for each match, then lines."""
+    """Return the report: a row for each match of four cells, then lines of one."""
     if not entries:
         return _instead(Trace(closed, {}), patch)
-    notes = _own(Trace(closed, {}), patch) if patch else []
-    lines = [("where", "pattern", "computed by", "why not, and what to do"), *entries]
+    notes = [note for note, *cells in entries if not cells]
+    notes += _own(Trace(closed, {}), patch) if patch else []
+    lines = [("where", "pattern", "computed by", "why not, and what to do")]
+    lines += [entry for entry in entries if len(entry) == len(lines[0])]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
     return "\n".join([*(row.rstrip(" |") for row in rows), *notes])
@@ -94,6 +96,8 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
     def computed(node: Node, given) -> list:
         return _computed(node.eqn, given, found, [trace.constant(v) for v in node.inputs])
 
+    with guarded(lambda reason: None):  # an estimate
+        found += [(note,) for note in shares.lines(trace, ops) if found]
     outputs = outputs_of(trace, arrays, ops, computed)
     entries += found
     return outputs

@@ -1,5 +1,6 @@
 """`ops.fuse` on graphs: what it finds, that results stay, and what it leaves alone."""
 
+import re
 
 import e3nn_jax as e3nn
 import jax
@@ -214,18 +215,20 @@ def test_fuse_leaves_lookalikes_alone(function, capsys):
     assert_same(function, arrays(), count=0)
     with jax.enable_x64(True):
         jax.eval_shape(ops.fuse(function, report=True), *arrays())
-    [line] = capsys.readouterr().out.splitlines()[1:]
+    line, share = capsys.readouterr().out.splitlines()[1:]
     assert "as written" in line
+    assert "estimated from shapes: 0% of the time is in what fused ops replace" in share
     assert LEFT_ALONE[function] in line
 
 
 def test_the_report_says_where(capsys):
     operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
     ops.fuse(FOUND["weights"], report=True)(*operands)
-    head, line, checked = capsys.readouterr().out.splitlines()
+    head, line, share, checked = capsys.readouterr().out.splitlines()
     assert checked.startswith("checked: values differ by")
     columns = ["where", "pattern", "computed by", "why not, and what to do"]
     assert [w.strip() for w in head.split("|")] == columns
+    assert re.match("estimated from shapes: [89][0-9]% of the time is in what fused ops rep", share)
     where, what, op, why = (w.strip() for w in line.split("|"))
     assert why == "all of it is"
     assert where.startswith("test_fuse.py:")
@@ -233,6 +236,23 @@ def test_the_report_says_where(capsys):
     assert what == "gather, product, sum"
     ops.fuse(FOUND["weights"])(*operands)
     assert capsys.readouterr().out == ""
+
+
+def test_the_report_says_what_the_rest_of_the_time_is(capsys):
+    """A layer whose radial network is large gains little, although all of it matches."""
+
+    def layer(x, y, w, *kernels):
+        for kernel in kernels:
+            w = jnp.tanh(w @ kernel)
+        return to_nodes(weighted(x, y, w))
+
+    size = PRODUCT.num_irreps
+    kernels = np.ones((size, 4096)), np.ones((4096, size))
+    jax.eval_shape(ops.fuse(layer, report=True), *arrays(), *kernels)
+    *_, share = capsys.readouterr().out.splitlines()
+    assert re.search(
+        "[0-4]% of the time is in what fused ops replace; the rest: 7[0-9]% matmuls", share
+    )
 
 
 def test_the_report_does_not_advise_what_is_done(capsys):

@@ -78,15 +78,9 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trac
                         outputs[n] = mark_p.bind(outputs[n], number=number)
                 return outputs
 
-            def left_out(value, reason):
-                note(trace.node(value), reason)
-                del found[value]
+            return outputs_of(trace, arrays, found, rebound)
 
-            return outputs_of(trace, arrays, found, rebound, left_out)
-
-        before, closed = closed, jax.make_jaxpr(moved)(*closed.in_avals)
-        if not found:  # nothing that was rewritten could be computed
-            return Trace(before, known)
+        closed = jax.make_jaxpr(moved)(*closed.in_avals)
     return trace
 
 

@@ -58,50 +58,25 @@ class Rewrite:
             return self.function(arrays)
 
 
-class RewriteError(Exception):
-    """An op cannot be computed in the place of the value of this number."""
-
-
-def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind, note) -> list:
+def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
     """Return the outputs of a trace, some of whose values ops compute in the place of nodes.
 
-    `bind` gives the outputs of a node from its inputs. An op that fails is left out, and `note`
-    gets its value and the reason.
+    `bind` gives the outputs of a node from its inputs.
     """
-    while True:
-        try:
-            return _outputs_of(trace, arrays, replaced, bind)
-        except RewriteError as error:
-            [value] = error.args
-            note(value, fault(error.__cause__))
-            replaced = {v: op for v, op in replaced.items() if v != value}
-
-
-def _outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
     values, nodes = needed(trace, replaced)
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
     shared: dict = {}
     for number, node in enumerate(trace.nodes):
         for v in node.outputs:
             if v in values and v in replaced:
-                env[v] = _replaced(trace, v, replaced[v], env, shared)
+                result, aval = replaced[v].compute(env, shared), trace.avals[v]
+                if (result.shape, result.dtype) != (aval.shape, aval.dtype):
+                    raise ValueError(f"{result.dtype}{result.shape} is in the place of {aval}")
+                env[v] = result
         if number in nodes:
             results = bind(node, [env[v] for v in node.inputs])
             env.update(zip(node.outputs, results, strict=True))
     return [env[v] for v in trace.outputs]
-
-
-def _replaced(trace: Trace, value: int, op, env: dict, shared: dict):
-    """Return a value by an op, of the shape and dtype that it has in the trace."""
-    try:
-        result, aval = op.compute(env, shared), trace.avals[value]
-        if (result.shape, result.dtype) != (aval.shape, aval.dtype):
-            raise ValueError(f"{result.dtype}{result.shape} is in the place of {aval}")
-        return result
-    except Exception as error:
-        if is_strict():
-            raise
-        raise RewriteError(value) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,7 +153,12 @@ class TensorProductLinear(nn.Module):
         batch_axes, arrays = _rows(product, x, y, weights, edges)
         if skip is not None:
             skip = e3nn.as_irreps_array(skip)
-            _check_skip(skip, linear.irreps_out, batch_axes.shape)
+            shape, irreps = batch_axes.shape, linear.irreps_out
+            if skip.irreps.simplify() != irreps.simplify() or skip.shape[:-1] != shape:
+                raise ValueError(
+                    f"skip must be [{', '.join(map(str, shape))}, {irreps}], the output of the "
+                    f"Linear, got {skip.irreps} of shape {skip.shape}"
+                )
         added = [] if skip is None else [batch_axes.rows(skip.array)]
         dtype = promoted([*arrays, *added], parameters)
         floats = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
@@ -181,10 +186,14 @@ class TensorProductLinear(nn.Module):
 
     def _linear(self, product, x, y, edges):
         """Return the Linear of a product, its parameters, and the zero flags of e3nn's."""
+        flags = x.zero_flags, y.zero_flags
+        if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
+            flags = ((False,) * len(f) for f in flags)
+        keep = irreps_filter(self.filter_ir_out)
         linear, whole = linears.for_product(
             product.irreps_out,
             product.zero_flags,
-            self._linear_irreps_in(x, y, edges),
+            products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise),
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
@@ -259,14 +268,6 @@ class TensorProductLinear(nn.Module):
             out = e3nn.IrrepsArray(product.irreps_out, out)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
-    def _linear_irreps_in(self, x, y, edges) -> e3nn.Irreps:
-        """Return the irreps of what e3nn's Linear gets: the product, or its sums by node."""
-        flags = x.zero_flags, y.zero_flags
-        if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
-            flags = ((False,) * len(f) for f in flags)
-        keep = irreps_filter(self.filter_ir_out)
-        return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
-
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         computed = options["filter_ir_out"]
         options = options | {"filter_ir_out": irreps_filter(self.filter_ir_out)}
@@ -328,14 +329,6 @@ class TensorProductLinearGate(TensorProductLinear):
         acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
         make = functools.partial(activations.gate, gated=self.gated, **acts)
         return make, functools.partial(reference, **acts)
-
-
-def _check_skip(skip: e3nn.IrrepsArray, irreps: e3nn.Irreps, lead: tuple[int, ...]):
-    if skip.irreps.simplify() != irreps.simplify() or skip.shape[:-1] != lead:
-        raise ValueError(
-            f"skip must be [{', '.join(map(str, lead))}, {irreps}], the output of the Linear, got "
-            f"{skip.irreps} of shape {skip.shape}"
-        )
 
 
 def _cut(out: e3nn.IrrepsArray, split) -> tuple[e3nn.IrrepsArray, ...]:

@@ -320,10 +320,9 @@ class Fused:
         """Return the epilogue: the op of rows that are the product."""
         [out] = self.form.outputs
         source = Operand("m", out.size, out.segments, True)
-        paths = [
-            Path((ref,), ref, tuple(((k, k), 1.0) for k in range(segment.dim)))
-            for ref, segment in ((SegmentRef(0, n), s) for n, s in enumerate(out.segments))
-        ]
+        refs = [SegmentRef(0, n) for n in range(len(out.segments))]
+        pairs = zip(refs, out.segments, strict=True)
+        paths = [path_between((ref,), ref, (s.dim,)) for ref, s in pairs]
         out = dataclasses.replace(out, index=Index.ROW)
         form = Form((source,), (out,), tuple(paths))
         return dataclasses.replace(self, form=form)

@@ -28,6 +28,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -37,7 +38,7 @@
 
 namespace eqfuse {
 
-constexpr int FORMAT = 2;  // of folders that this header reads
+constexpr int FORMAT = 3;  // of folders that this header reads
 
 [[noreturn]] inline void fail(const std::string &text) { throw std::runtime_error(text); }
 
@@ -174,8 +175,7 @@ class Engine {
   size_t widest = 0;                       // largest width that it is called with
   std::map<std::string, int> elements;     // symbols and atomic numbers that the network knows
   std::vector<double> energies, forces;    // [owned] eV; [3 atoms] eV/A
-  std::vector<double> gradient;            // [3 edges] eV/A, dE/dvectors; only if `wants_gradient`
-  bool wants_gradient = false;
+  std::vector<double> gradient;            // [3 edges] eV/A, dE/dvectors
   std::string description, pjrt_plugin;    // one line for a log; the plug-in that the folder names, if any
   std::array<double, 9> virial{};          // eV, minus the derivative by a strain
   double energy = 0;                       // eV, of the owned atoms, with reference energies
@@ -216,6 +216,7 @@ class Engine {
       run<double>(program, numbers, owned, senders, receivers, vectors);
     else
       run<float>(program, numbers, owned, senders, receivers, vectors);
+    add_forces(numbers.size(), senders, receivers, vectors);
     energy = 0;
     for (int k = 0; k < owned; ++k) energy += energies[k] += references[numbers[k]];
     give_back();
@@ -437,7 +438,7 @@ class Engine {
     constexpr Word REAL = sizeof(T) == 8 ? FLOAT64 : FLOAT32;
     const int64_t n = program.atoms + program.ghosts, e = program.edges, atoms = numbers.size(), edges = senders.size();
     const int64_t shift = hops > 1 ? 0 : program.atoms - owned;  // of ghosts, to their places
-    std::vector<int> all(n, references.begin()->first), ends[2] = {senders, receivers};
+    std::vector<int> all(n, references.begin()->first), ends[2] = {senders, receivers}, order, begin;
     std::copy(numbers.begin(), numbers.begin() + owned, all.begin());
     std::copy(numbers.begin() + owned, numbers.end(), all.begin() + owned + shift);
     for (auto &list : ends) {
@@ -454,11 +455,16 @@ class Engine {
         for (Word buffer : list)
           if (buffer) try { pjrt.call(Pjrt::BUFFER_DESTROY, {buffer}); } catch (...) {}
       }
-    } in{*pjrt, {}}, out{*pjrt, {0, 0, 0, 0}};
+    } in{*pjrt, {}}, out{*pjrt, {0, 0}};
     in.list.push_back(to_device(all.data(), INT32, {n}));
     in.list.push_back(to_device(&owned, INT32, {}));
-    for (auto &list : ends) in.list.push_back(to_device(list.data(), INT32, {e}));
     in.list.push_back(to_device(padded.data(), REAL, {e, 3}));
+    for (auto &list : ends) in.list.push_back(to_device(list.data(), INT32, {e}));
+    for (int k : {1, 0}) {
+      group(ends[k], n, order, begin);
+      in.list.push_back(to_device(order.data(), INT32, {e}));
+      in.list.push_back(to_device(begin.data(), INT32, {n + 1}));
+    }
     Engine *self = this;
     if (exchanges) in.list.push_back(to_device(&self, INT32, {2}));
     if (on_device.size() < weights.size()) load_weights();
@@ -468,15 +474,32 @@ class Engine {
     auto options = Pjrt::words({});
     pjrt->call(Pjrt::EXECUTE, {program.executable, Pjrt::word(&options), Pjrt::word(given), 1, arguments.size(), Pjrt::word(made), Pjrt::word(done), device});
     pjrt->await(done[0]);
-    auto e_atoms = to_host<T>(out.list[0], program.atoms), f = to_host<T>(out.list[1], 3 * n), w = to_host<T>(out.list[2], 9);
-    energies.assign(e_atoms.begin(), e_atoms.begin() + owned);
-    forces.assign(f.begin(), f.begin() + 3 * owned);
-    forces.insert(forces.end(), f.begin() + 3 * (owned + shift), f.begin() + 3 * (atoms + shift));
-    if (wants_gradient) {
-      auto g = to_host<T>(out.list[3], 3 * e);
-      gradient.assign(g.begin(), g.begin() + 3 * edges);
-    }
-    std::copy(w.begin(), w.end(), virial.begin());
+    auto of_atoms = to_host<T>(out.list[0], program.atoms), of_edges = to_host<T>(out.list[1], 3 * e);
+    energies.assign(of_atoms.begin(), of_atoms.begin() + owned);
+    gradient.assign(of_edges.begin(), of_edges.begin() + 3 * edges);
+  }
+
+  // Lists edges grouped by an end, in their order, and where the group of each of the nodes begins.
+  static void group(const std::vector<int> &ends, size_t nodes, std::vector<int> &order, std::vector<int> &begin) {
+    begin.assign(nodes + 1, 0), order.resize(ends.size());
+    for (int end : ends) ++begin[end + 1];
+    std::partial_sum(begin.begin(), begin.end(), begin.begin());
+    std::vector<int> next = begin;
+    for (size_t e = 0; e < ends.size(); ++e) order[next[ends[e]]++] = e;
+  }
+
+  // Adds what the gradient gives to forces and virial.
+  void add_forces(size_t atoms, const std::vector<int> &senders, const std::vector<int> &receivers, const std::vector<double> &vectors) {
+    std::array<double, 9> strain{};
+    forces.assign(3 * atoms, 0);
+    for (size_t e = 0; e < senders.size(); ++e)
+      for (int k = 0; k < 3; ++k) {
+        const double g = gradient[3 * e + k];
+        forces[3 * receivers[e] + k] += g, forces[3 * senders[e] + k] -= g;
+        for (int i = 0; i < 3; ++i) strain[3 * i + k] += vectors[3 * e + i] * g;
+      }
+    for (int i = 0; i < 3; ++i)
+      for (int k = 0; k < 3; ++k) virial[3 * i + k] = -(strain[3 * i + k] + strain[3 * k + i]) / 2;
   }
 };
 

@@ -44,6 +44,8 @@ COLLECTION = "tables"
 """The variables of a network that are its tables, see `with_tables`."""
 POINTS = "points"
 """The variable by which a network computes its radial functions at other points, see `Sampled`."""
+WRITTEN = "written"
+"""The variable by which a network writes functions of edges to memory once, for Hessians."""
 BLOCK = 288
 """Points that are computed in a call for tables: those of 256 knots, and a few at breaks."""
 
@@ -290,6 +292,13 @@ class RadialTable:
         return ops.interpolate(tables, self.intervals, self.powers, backend=self.backend)
 
 
+class Written(RadialTable):
+    """Functions of edges in memory: second derivatives read them several times."""
+
+    def tabulated(self, table) -> jax.Array:
+        return self.of_edges([table])[0]
+
+
 class Sampled(RadialTable):
     """Functions at the points of a grid, in the place of tables: their values, not coefficients."""
 
@@ -380,7 +389,7 @@ def radial_basis(
         interval = interval * parts + jnp.arange(count, dtype=jnp.int32) % parts
     intervals = ops.group_by_interval(interval, total * parts)
     of_edges = intervals, parts, powers, network.backend
-    kind = RadialTable
+    kind = Written if network.variables.get(WRITTEN) else RadialTable
     if given := network.variables.get(POINTS):
         kind, cells = Sampled, cells._replace(points=given[POINTS])
     return kind(function, cells, pairs.count, basis.shape[1], *of_edges), envelope

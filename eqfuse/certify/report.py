@@ -1,11 +1,9 @@
-"""Reports of checks: one page of HTML or Markdown with pictures, and all numbers as JSON."""
+"""Reports of checks: one page of HTML with pictures, and all numbers as JSON."""
 
 import io
 import json
 import os
 import platform
-import re
-import urllib.parse
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +13,19 @@ from eqfuse.certify.rows import CHECKS, Row
 from eqfuse.data import DataError
 from eqfuse.runs import page
 from eqfuse.runs.files import write_whole
-from eqfuse.runs.log import printable
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""
-_HEADS = ("check", "error", "limit", "verdict", "remark")
 
 
 def check_paths(page: Path | None, numbers: Path | None):
     """Refuse files that cannot be written, before anything is computed.
 
     Raises:
-      DataError: a page that is neither .html nor .md, or a file that cannot be written.
+      DataError: a page whose name does not end with .html, or a file that cannot be written.
     """
-    if page is not None and page.suffix not in (".html", ".md"):
-        raise DataError(f"report={page}: end its name with .html or .md")
+    if page is not None and page.suffix != ".html":
+        raise DataError(f"report={page}: end its name with .html")
     for path in filter(None, (page, numbers)):
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
             raise DataError(f"{path} cannot be written: is its folder there, and yours?")
@@ -68,14 +64,13 @@ class Report:
         rest = f", {noted} of them noted" if noted else ""
         return f"PASS: {count} checks{rest}, {len(self.rows) - count} not checked"
 
-    def write(self, page: Path | None, numbers: Path | None) -> list[Path]:
+    def write(self, path: Path | None, numbers: Path | None) -> list[Path]:
         """Write the page and the numbers where they are asked for, and return what was written."""
         if numbers is not None:
             write_whole(numbers, json.dumps(self.as_json(), indent=1) + "\n")
-        if page is not None:
-            text = self._html() if page.suffix == ".html" else self._markdown(page)
-            write_whole(page, text)
-        return [path for path in (page, numbers) if path is not None]
+        if path is not None:
+            write_whole(path, self._html())
+        return [file for file in (path, numbers) if file is not None]
 
     def as_json(self) -> dict:
         """Return everything, as JSON has it; numbers that are not finite are texts."""
@@ -120,35 +115,18 @@ class Report:
             rows.append((CHECKS[row.name][0], *numbers, row.verdict, text))
         return rows
 
-    def _pictures(self) -> list[tuple[str, bytes]]:
-        certificate, made = self.certificate, []
-        paths, dynamics = ("paths", plots.walks), ("dynamics", plots.drifts)
-        for (name, draw), data in ((paths, certificate.walks), (dynamics, certificate.energies)):
-            if data:
-                draw(data, content := io.BytesIO())
-                made.append((name, content.getvalue()))
-        return made
-
-    def _markdown(self, page: Path) -> str:
-        lines = [f"# Check of {_in_markdown(self.certificate.subject.name)}", ""]
-        lines += [f"- {name}: {_in_markdown(value)}" for name, value in self._facts()]
-        lines += ["", f"| {' | '.join(_HEADS)} |", "|---|---|---|---|---|"]
-        lines += ["| " + " | ".join(map(_in_markdown, cells)) + " |" for cells in self._table()]
-        for name, data in self._pictures():
-            file = page.with_name(f"{page.stem}-{name}.png")
-            write_whole(file, data)
-            lines += ["", f"![{name}]({urllib.parse.quote(file.name)})"]
-        return "\n".join(lines) + "\n"
-
     def _html(self) -> str:
-        rows = self._table()
+        rows, certificate = self._table(), self.certificate
         kinds = ["bold", *(cells[3].replace(" ", "-") for cells in rows)]
-        sections = {"Checks": page.table([_HEADS, *rows], kinds)}
-        sections |= {name: page.picture(name, png) for name, png in self._pictures()}
-        title = f"Check of {self.certificate.subject.name}"
+        heads = "check", "error", "limit", "verdict", "remark"
+        sections = {"Checks": page.table([heads, *rows], kinds)}
+        drawings = {"paths": (plots.walks, certificate.walks)} if certificate.walks else {}
+        if runs := certificate.energies:
+            lines = {f"steps of {step:g} fs": (t, e - e[0]) for step, t, e in runs}
+            labels = "time (ps)", "change of energy (meV/atom)"
+            drawings["dynamics"] = plots.curves, lines, *labels
+        for name, (draw, *given) in drawings.items():
+            draw(*given, content := io.BytesIO())
+            sections[name] = page.picture(name, content.getvalue())
+        title = f"Check of {certificate.subject.name}"
         return page.page(title, page.table(self._facts()), sections)
-
-
-def _in_markdown(text: str) -> str:
-    """Return a text as Markdown shows it, and nothing in it is markup."""
-    return re.sub(r"([\\`*_|<>&#!\[\]])", r"\\\1", printable(text))

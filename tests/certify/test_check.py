@@ -229,7 +229,7 @@ def test_check_refuses_what_it_cannot_check(calculator_file, capsys):
     assert "cannot be run" in said("mine:made()", "--python", "nopython", "--elements", "Cu")
     assert "none.xyz" in said("mine:made()", "none.xyz")
     copper = ("mine:made()", "--elements", "Cu")
-    assert "end its name with .html or .md" in said(*copper, "--report", "page.txt")
+    assert "end its name with .html" in said(*copper, "--report", "page.txt")
     assert "cannot be written" in said(*copper, "--json", "nowhere/numbers.json")
     assert "dtype=: of a run only" in said(*copper, "dtype=float32")
 

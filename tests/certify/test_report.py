@@ -9,17 +9,12 @@ from eqfuse import plots
 from eqfuse.certify.report import Report
 
 
-def test_markdown_and_html_escape_names(tmp_path):
+def test_a_page_escapes_names(tmp_path):
     name = "a|b\n# *c* [d](e) <img src=x>`"
     subject = SimpleNamespace(name=name, versions=lambda: {"x": "1"})
     known = {"precision": "float64", "elements": [1], "walks": [], "energies": []}
     own = Report(SimpleNamespace(subject=subject, **known), SimpleNamespace(file=name))
-    own.write(tmp_path / "a.md", None)
     own.write(tmp_path / "a.html", None)
-    shown = r"a\|b\\n\# \*c\* \[d\](e) \<img src=x\>\`"
-    markdown = (tmp_path / "a.md").read_text()
-    assert markdown.startswith(f"# Check of {shown}\n\n- verdict")
-    assert f"- options: file={shown}\n" in markdown
     page = (tmp_path / "a.html").read_text()
     assert r"<h1>Check of a|b\n# *c* [d](e) &lt;img src=x&gt;`</h1>" in page
 

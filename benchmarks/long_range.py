@@ -10,6 +10,9 @@ are of the gradient of a loss of energies and forces, in turns.
 
 import argparse
 import csv
+import functools
+import importlib.util
+import math
 import time
 from pathlib import Path
 
@@ -20,12 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ase.calculators.singlepoint import SinglePointCalculator
+from scipy.fft import next_fast_len
 
 import eqfuse
 from eqfuse import models, train
 from eqfuse.data import Batcher, Structure
 from eqfuse.data.samples import prepare_samples
-from eqfuse.models.ewald import LatentEwald
+from eqfuse.models.ewald import OVERSAMPLING, LatentEwald
 from eqfuse.models.potential import irreps_out
 
 _COULOMB, _REPULSION, _DECAY = 14.399645, 1250.0, 3.15  # eV Å, eV, 1/Å: of about NaCl
@@ -100,28 +104,48 @@ def step_seconds(periodic: bool, turns: int) -> dict[str, float]:
     return {way: float(np.median(seconds)) for way, seconds in times.items()}
 
 
-def sum_seconds(repeats: int, turns: int) -> tuple[int, float]:
-    """Return the number of atoms of a cell, and the median time of its sum with all derivatives."""
-    atoms, les = (
-        ase.build.bulk("NaCl", "rocksalt", a=5.64, cubic=True).repeat(repeats),
-        LatentEwald(),
-    )
+def sums_of(repeats: int, turns: int) -> dict[str, tuple[float, float]]:
+    """Return processor seconds of ways to sum a cell of salt with its derivatives, float64.
+
+    Beside them is the largest difference of forces from the waves written out, eV/Å. The last way,
+    P3M of jax-pme on the mesh of ours, is there where jax-pme is installed.
+    """
+    atoms = ase.build.bulk("NaCl", "rocksalt", a=5.64, cubic=True).repeat(repeats)
     atoms.rattle(0.1, seed=0)
-    cells, charges = atoms.cell.array[None], np.where(atoms.numbers == 11, 1.0, -1.0)[:, None]
-    reach, times = les.reach(cells, [[True] * 3], [len(atoms)]), []
+    charges = np.where(atoms.numbers == 11, 1.0, -1.0)[:, None]
+    cell, les = atoms.cell.array, LatentEwald(remove_self=False)
+    reach = les.reach(cell[None], [[True] * 3], [len(atoms)])
+    ways = {"waves": les._of_waves, "mesh": les._of_mesh}
+    ways = {way: functools.partial(of, waves=reach.waves) for way, of in ways.items()}
+    if importlib.util.find_spec("jaxpme"):
+        ways["P3M of jax-pme"] = functools.partial(_jax_pme, les, reach.waves)
+    found, times = {}, {way: [] for way in ways}
     with jax.enable_x64(True):
-        index = jnp.zeros(len(atoms), jnp.int32)
+        operands = jax.device_put((charges, atoms.positions, cell))
+        ways = {way: jax.jit(jax.grad(of, argnums=(0, 1, 2))) for way, of in ways.items()}
+        for turn in range(turns + 1):
+            for way, gradient in ways.items():
+                start = time.process_time()
+                found[way] = np.asarray(jax.block_until_ready(gradient(*operands))[1])
+                times[way] += [time.process_time() - start] if turn else []  # the first compiles
+    return {
+        way: (float(np.median(times[way])), float(abs(found[way] - found["waves"]).max()))
+        for way in ways
+    }
 
-        def total(*operands):
-            return les.energies(*operands, index, reach).sum()
 
-        gradient = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
-        operands = jax.device_put((charges, atoms.positions, cells))
-        for _ in range(turns + 1):
-            start = time.perf_counter()
-            jax.block_until_ready(gradient(*operands))
-            times.append(time.perf_counter() - start)
-    return len(atoms), float(np.median(times[1:]))
+def _jax_pme(les, waves, charges, positions, cell):
+    """Return the energy of jax-pme's part in reciprocal space, which is ours with the self part."""
+    from jaxpme import kspace, potentials, solvers
+
+    mesh = jnp.ones([next_fast_len(math.ceil(OVERSAMPLING * n), real=True) for n in waves])
+    reciprocal, volume = kspace.get_reciprocal(cell), jnp.abs(jnp.linalg.det(cell))
+    vectors = kspace.generate_kvectors(reciprocal, mesh.shape, False, jnp.float64)
+    found = solvers.p3m(potentials.potential(), 5).kspace(
+        les.sigma, charges[:, 0], reciprocal, mesh, vectors, positions, volume, cell, None
+    )
+    energy = les.constant / (2 * math.pi) * jnp.sum(found * charges[:, 0])
+    return energy + les.constant / (2 * math.pi) ** 1.5 / les.sigma * jnp.sum(charges**2)
 
 
 def main() -> None:
@@ -132,17 +156,20 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--sums", action="store_true", help="only times, no training")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for periodic in (True, False):
         seconds = step_seconds(periodic, options.turns)
         text = ", ".join(f"{way} {1e3 * value:.0f} ms" for way, value in seconds.items())
         print(f"216 atoms, {'in a cell' if periodic else 'free'}: {text}", flush=True)
+    print("\n| atoms | sum | ms of processor | largest difference of forces, eV/Å |")
+    print("|---:|---|---:|---:|")
     for repeats in (3, 5, 8):
-        count, seconds = sum_seconds(repeats, 3)
-        print(
-            f"sum of {count} atoms and its derivatives, float64: {1e3 * seconds:.0f} ms", flush=True
-        )
+        for way, (seconds, error) in sums_of(repeats, 3).items():
+            print(f"| {8 * repeats**3} | {way} | {1e3 * seconds:.1f} | {error:.0e} |", flush=True)
+    if options.sums:
+        return
     rng = np.random.default_rng(0)
     data, test = options.out / "frames.xyz", [frame(rng) for _ in range(50)]
     ase.io.write(data, [frame(rng) for _ in range(options.frames)], format="extxyz")

@@ -30,6 +30,9 @@ def _as_one_line(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if error is not None and "xla_cuda" in record.getMessage():
         text = " ".join(str(error).split())
-        record.msg = "JAX cannot use CUDA: %s (pip install 'eqfuse[cuda]' brings CUDA's libraries)"
-        record.args, record.exc_info = (text,), None
+        advice = "pip install 'eqfuse[cuda]' brings CUDA's libraries"
+        if "ALREADY_EXISTS" in text:
+            advice = "uninstall jax-cuda12-plugin or jax-cuda13-plugin: JAX takes one"
+        record.msg, record.exc_info = "JAX cannot use CUDA: %s (%s)", None
+        record.args = text, advice
     return True

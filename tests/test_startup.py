@@ -1,7 +1,9 @@
 """JAX's CUDA plug-in, installed without CUDA, prints no traceback; no device is hidden."""
 
 import importlib.util
+import logging
 import os
+import re
 from subprocess import CompletedProcess
 
 import pytest
@@ -45,6 +47,21 @@ def test_missing_libraries_are_one_line_where_there_is_a_gpu(plugin):
     found = run("-c", "import eqfuse, jax; jax.devices()", **{_startup._SKIP: ""})
     [line] = found.stderr.splitlines()
     assert line.startswith("JAX cannot use CUDA: Unable to load cuDNN.")
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [("no cuDNN", "eqfuse.cuda.' brings"), ("ALREADY_EXISTS: a", "uninstall jax-cuda12-plugin or")],
+)
+def test_cuda_that_does_not_start_is_one_line_with_advice(error, advice):
+    problem = RuntimeError(f"Unable to load:\n {error}")
+    place = ("jax", logging.ERROR, "", 0, "Jax plugin configuration error: xla_cuda12", ())
+    record = logging.LogRecord(*place, (RuntimeError, problem, None))
+    assert _startup._as_one_line(record)
+    assert re.fullmatch(
+        f"JAX cannot use CUDA: Unable to load: {error} .*{advice}.*", record.getMessage()
+    )
+    assert record.exc_info is None
 
 
 @pytest.mark.parametrize("name", ["nvidia0", "nvidiactl", "dxg", "nvhost-gpu", None])

@@ -64,6 +64,7 @@ def _replace(old, new):
 def results(calculator, frames):
     """Return energies, eV, and forces, eV/Å."""
     energies, forces = [], []
+    calculator.reset()  # what it remembers of a frame is of the network before a change
     for frame in frames:
         atoms = frame.copy()
         atoms.calc = calculator

@@ -22,8 +22,8 @@ from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
 from eqfuse.data.neighbors import require_apart
 from eqfuse.inference.commands import require_backend
-from eqfuse.inference.lists import naming
 from eqfuse.runs import command
+from eqfuse.runs.errors import naming
 from eqfuse.runs.schema import BACKEND, POSITIVE, TYPES, setting, word
 
 RATTLE = 0.03

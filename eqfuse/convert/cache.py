@@ -1,6 +1,5 @@
 """Networks of other programs as runs in the user's cache, see `eqfuse.runs.names.named`."""
 
-import contextlib
 import hashlib
 import shutil
 import sys
@@ -41,8 +40,12 @@ def _converted(name: str, program: str, find) -> Path:
     """Return the folder of a conversion, which is made now if no earlier process has done so."""
     folder = cache_folder() / "runs" / f"{name}-{__version__}"
     if not (folder / _DONE).exists():
+        import fcntl  # which Windows does not have
+
         try:
-            with _locked(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with open(folder.with_name(f".{folder.name}.lock"), "a", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
                 if not (folder / _DONE).exists():  # by the process that had the lock before
                     _convert(program, find(), folder)
         except (ConvertError, OSError) as error:
@@ -59,13 +62,3 @@ def _convert(program: str, path: Path, folder: Path):
         terms = f"licence: {network.licence}; cite {network.citation}"
     print(f"converted  {path} once, to {folder}; {terms}", file=sys.stderr, flush=True)
     write_whole(folder / _DONE, f"{program} {path}\n{terms}\n")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path):
-    import fcntl  # which Windows does not have
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

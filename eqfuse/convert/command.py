@@ -10,7 +10,6 @@ from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
-from eqfuse.models.ewald import LatentEwald
 from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.schema import nearest, require, setting, word
@@ -49,6 +48,8 @@ def main(options: Convert):
     if program == "list":
         print(listed())
         return
+    if Path(program).is_file():
+        raise ConfigError(f"name the program first: eqfuse convert mace {program} RUN, or another")
     if program not in ("export", *_CHOICES):
         hint = nearest(program, ["list", "export", *_CHOICES, *published()])
         raise ConfigError(f"{program} is neither a program nor the name of a network; {hint}")
@@ -98,14 +99,11 @@ def _text(converted: Converted) -> str:
         "network": ", ".join(f"{name}={value}" for name, value in fields.items()),
         "energies": f"scale {_range(converted.scale)}, shift {_range(converted.shift)} eV",
         "repulsion": "ZBL" if converted.repulsion else "none",
-        **({"charges": _charges(converted.long_range)} if converted.long_range else {}),
     }
+    if les := converted.long_range:
+        end = "" if les.cutoff is None else f", waves up to {les.cutoff:.4g}/Å"
+        rows["charges"] = f"{les.charges} latent for each atom (LES), sigma {les.sigma:g} Å{end}"
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
-
-
-def _charges(les: LatentEwald) -> str:
-    end = "" if les.cutoff is None else f", waves up to {les.cutoff:.4g}/Å"
-    return f"{les.charges} latent for each atom (LES), sigma {les.sigma:g} Å{end}"
 
 
 def _range(values) -> str:

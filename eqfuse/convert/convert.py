@@ -22,7 +22,7 @@ from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.sources import DataSettings
-from eqfuse.train.start import UNITS
+from eqfuse.train.start import metadata_of
 
 READERS = {
     "mace": read_mace,
@@ -55,10 +55,13 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
     """
     path = find(program, path)
     with reading(program, path):
-        names = HEADS[program](path) if program in HEADS and choice is None else []
+        names = HEADS[program](path) if program in HEADS else []
+        if choice is not None and choice not in names:
+            known = f"the heads {', '.join(names)}" if names else "one head only"
+            raise ConvertError(f"the network has {known}, and no {choice!r}")
         if any("/" in name for name in names):
             raise ConvertError(f"a head with a slash in its name cannot be a file: {names}")
-        several = len(names) > 1
+        several = len(names) > 1 and choice is None
         networks = [READERS[program](path, name) for name in (names if several else [choice])]
         networks = [dataclasses.replace(n, heads=tuple(names) if several else ()) for n in networks]
         for converted in networks:
@@ -103,9 +106,19 @@ def write_run(networks: list[Converted], path, run):
     try:
         for converted in networks:
             potential, variables = potential_and_variables(converted)
-            metadata = _metadata(converted, config, potential)
             source = {"program": converted.program, "file": path.name, "sha256": digest}
-            metadata["converted"] = source | {"choice": converted.choice}
+            of_data = {
+                "data_sha256": "",
+                "species": list(converted.references),
+                "reference_energies": {str(z): e for z, e in converted.references.items()},
+                "statistics": {
+                    "force_rms": None,
+                    "avg_num_neighbors": converted.fields["avg_num_neighbors"],
+                    "energy_per_atom": None,
+                },
+                "converted": source | {"choice": converted.choice},
+            }
+            metadata = metadata_of(config, converted.fields, potential, **of_data)
             if converted.heads:
                 file = folder.path / "heads" / f"{converted.choice}.safetensors"
                 file.parent.mkdir(exist_ok=True)
@@ -117,28 +130,6 @@ def write_run(networks: list[Converted], path, run):
                 checkpoints.flush()
     finally:
         folder.close()
-
-
-def _metadata(converted: Converted, config: Config, potential: models.Potential) -> dict:
-    """Return what a file of the network has besides its arrays."""
-    fields = converted.fields
-    return {
-        "task": "molecule",
-        "config": dataclasses.asdict(config),
-        "model": converted.model,
-        "model_fields": fields,
-        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
-        "potential": potential.to_plain(),
-        "data_sha256": "",
-        "species": list(converted.references),
-        "reference_energies": {str(z): e for z, e in converted.references.items()},
-        "statistics": {
-            "force_rms": None,
-            "avg_num_neighbors": fields["avg_num_neighbors"],
-            "energy_per_atom": None,
-        },
-        "units": UNITS,
-    }
 
 
 def potential_and_variables(converted: Converted) -> tuple[models.Potential, dict]:

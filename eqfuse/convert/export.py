@@ -53,7 +53,6 @@ def export_mace(run, path) -> None:
     scale, shift = params["scale"], params["shift"]
     if np.ptp(scale):
         _refuse(run, f"a scale for each element ({scale.min():.6g} to {scale.max():.6g} eV)")
-    zbl = models.ZBL.from_plain(metadata["potential"].get("repulsion"))
     model = models.MACE(**metadata["model_fields"])
     names = {f.name for f in dataclasses.fields(model)} - {"parent", "name", "backend"}
     fields = {
@@ -61,7 +60,7 @@ def export_mace(run, path) -> None:
         "elements": metadata["species"],
         "scale": float(scale[0]),
         "silu": 1 / normalized_by("silu"),
-        "repulsion": None if zbl is None else metadata["potential"]["repulsion"],
+        "repulsion": metadata["potential"].get("repulsion"),
         "dtype": metadata["config"]["dtype"],
     }
     references = np.array([metadata["reference_energies"][str(z)] for z in metadata["species"]])

@@ -99,7 +99,7 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
     widths = _same("radial_MLP", map(_radial_widths, blocks))
     sh = irreps_of(blocks[0].get("conv_tp.irreps_in2"))
     last = network.get("readouts").children()[-1]
-    lasts = [last] if network.get("les") is None else [last, *charge_readouts(network)[-1:]]
+    lasts = [last, *charge_readouts(network)[-1:]]
     readout = sum(irreps_of(one.get("linear_1.irreps_out")).dim for one in lasts)
     return {
         "irreps_out": irreps_out(_charges(network)),
@@ -288,23 +288,17 @@ def _check_radial(radial: Record):
 
 
 def _check_readouts(network: Record):
-    every = [network.get("readouts").children()]
-    every += [charge_readouts(network)] if network.get("les") is not None else []
+    energies, charges = network.get("readouts").children(), charge_readouts(network)
     layers = len(network.get("interactions").children())
-    for readouts in every:
-        _check_kinds_of_readouts(network, readouts, layers)
-    if len(every) > 1 and every[0][-1].name != "NonLinearReadoutBlock":
-        refuse(f"charges beside a readout of the kind {every[0][-1].name}")
-
-
-def _check_kinds_of_readouts(network: Record, readouts: list[Record], layers: int):
-    *linear, last = readouts
-    if len(linear) + 1 != (1 if network.get("use_last_readout_only") else layers):
-        refuse("not a readout for each layer")
-    for readout in linear:
-        if readout.name != "LinearReadoutBlock":
-            refuse(f"before the last layer a readout of the kind {readout.name}")
-    if last.name not in _READOUTS:
-        refuse(f"in the last layer a readout of the kind {last.name}")
-    if not _is_silu(last.get("non_linearity.acts.0")):
-        refuse("a readout with another activation than silu (gate)")
+    for *linear, last in filter(None, (energies, charges)):
+        if len(linear) + 1 != (1 if network.get("use_last_readout_only") else layers):
+            refuse("not a readout for each layer")
+        for readout in linear:
+            if readout.name != "LinearReadoutBlock":
+                refuse(f"before the last layer a readout of the kind {readout.name}")
+        if last.name not in _READOUTS:
+            refuse(f"in the last layer a readout of the kind {last.name}")
+        if not _is_silu(last.get("non_linearity.acts.0")):
+            refuse("a readout with another activation than silu (gate)")
+    if charges and energies[-1].name != "NonLinearReadoutBlock":
+        refuse(f"charges beside a readout of the kind {energies[-1].name}")

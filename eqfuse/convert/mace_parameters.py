@@ -97,15 +97,12 @@ def parameters(network: Record, described: Converted) -> dict:
             [dense] = block.get("density_fn").children()
             layer["density"] = np.asarray(dense.get("weight"), np.float64)[:, 0]
     *others, last = network.get("readouts").children()
-    charges = [] if described.long_range is None else charge_readouts(network)
+    charges = charge_readouts(network)
     for k, readout in enumerate(others):
         both = [readout, *charges[k : k + 1]]
         w = [_of_head(linear_of(one.get("linear"))[SCALAR], head, 1) for one in both]
         result[f"readout_{k}"] = _scalars(np.concatenate(w, axis=1))
-    last_name = f"readout_{len(layers) - 1}"
-    result[last_name] = _readout(last, head)
-    if charges:
-        result[last_name] = _readout_of_both(*(_matrices(one, head) for one in (last, charges[-1])))
+    result[f"readout_{len(layers) - 1}"] = _readout([last, *charges[-1:]], head)
     if fields["nonlinear"]:
         del result["radial"]
     return result
@@ -120,12 +117,7 @@ def order_of(network: Record) -> list[int]:
 def head_of(network: Record, head: str | None) -> tuple[int, int]:
     """Return the number of the head that is asked for, and the number of heads."""
     heads = network.get("heads", ["Default"])
-    if head is None and len(heads) == 1:
-        return 0, 1
-    if head not in heads:
-        got = "give one of them" if head is None else f"there is no {head}"
-        raise ConvertError(f"the network has the heads {', '.join(heads)}; {got} by head=NAME")
-    return heads.index(head), len(heads)
+    return (heads.index(head) if len(heads) > 1 else 0), len(heads)
 
 
 def degrees_of(contraction: Record) -> list[int]:
@@ -143,37 +135,27 @@ def _scalars(w: np.ndarray) -> dict:
 
 
 def charge_readouts(network: Record) -> list[Record]:
-    """Return the readouts of the latent charges of a MACELES."""
-    return network.get("les_readouts").children()
+    """Return the readouts of the latent charges of a MACELES; none of another network."""
+    readouts = network.get("les_readouts")
+    return [] if readouts is None else readouts.children()
 
 
-def _matrices(readout: Record, head: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the matrices of a last readout without biases, for the silu of e3nn-jax."""
-    ratio = constant_of(readout.get("non_linearity.acts.0")) / normalized_by("silu")
-    first, second = (linear_of(readout.get(f"linear_{k}"))[SCALAR] for k in (1, 2))
-    second = _of_head(_of_head(second, head, 1), head, 0)
-    return _of_head(first, head, 1), second * ratio
+def _readout(readouts: list[Record], head: tuple[int, int]) -> dict:
+    """Return the parameters of the last readout of energies, and of charges beside it.
 
-
-def _readout_of_both(energy, charges) -> dict:
-    """Return the last readout of energy and charges, of the matrices of each."""
-    first, second = zip(energy, charges, strict=True)
-    return {
-        "linear_in": _scalars(np.concatenate(first, axis=1)),
-        "linear_out": _scalars(scipy.linalg.block_diag(*second)),
-    }
-
-
-def _readout(readout: Record, head: tuple[int, int]) -> dict:
-    """Return the parameters of the last readout; each layer has a part for each head."""
-    ratio = constant_of(readout.get("non_linearity.acts.0")) / normalized_by("silu")
-    result = {}
-    names = ["in", "out"] if readout.get("linear_mid") is None else ["in", "mid", "out"]
-    for k, name in enumerate(names):
-        linear = readout.get({"in": "linear_1", "mid": "linear_mid", "out": "linear_2"}[name])
-        w = _of_head(linear_of(linear)[SCALAR], head, 1)
-        if k:
-            w = _of_head(w, head, 0) * ratio
+    Each layer has a part for each head; only a readout of energies alone has biases.
+    """
+    result, last = {}, readouts[0]
+    for name, theirs in {"in": "linear_1", "mid": "linear_mid", "out": "linear_2"}.items():
+        if (linear := last.get(theirs)) is None:
+            continue
+        each = [_of_head(linear_of(one.get(theirs))[SCALAR], head, 1) for one in readouts]
+        w = np.concatenate(each, axis=1)
+        if result:
+            acts = [constant_of(one.get("non_linearity.acts.0")) for one in readouts]
+            pairs = zip(each, acts, strict=True)
+            each = [_of_head(w, head, 0) * (act / normalized_by("silu")) for w, act in pairs]
+            w = scipy.linalg.block_diag(*each)
         result[f"linear_{name}"] = _scalars(w)
         bias = np.asarray(linear.get("bias", ()), np.float64)
         if bias.size:

@@ -20,15 +20,14 @@ _PICKLE = "model/eager_model.pkl"
 SILU = "SiLU"
 
 
-def read_nequip(path, choice: None = None) -> Converted:
+def read_nequip(path, _: None = None) -> Converted:
     """Read a network of nequip, or of nequip-allegro, which has one head.
 
     The file is of `nequip-deploy build` (nequip 0.5 and 0.6, TorchScript), or a package of
     `nequip-package build` (0.7 and later, .nequip.zip).
     """
-    if choice is not None:
-        raise ConvertError(f"networks of nequip have one head only, and no {choice!r}")
-    if _is_package(path):
+    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else ()
+    if any(name.endswith(f"/{_PICKLE}") for name in names):
         parts = energy_parts(read_package(path, _PICKLE))
         package = AllegroPackage if parts.get("allegro") is not None else NequIPPackage
         return package(parts).converted()
@@ -36,14 +35,6 @@ def read_nequip(path, choice: None = None) -> Converted:
     if not compiled.module.kind.startswith("__torch__.nequip."):
         raise ConvertError(f"{path} holds a {compiled.module.kind}, no network of nequip")
     return NequIPScript(compiled).converted()
-
-
-def _is_package(path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(f"/{_PICKLE}") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):  # the reader of other files says what is wrong
-        return False
 
 
 def energy_parts(module: Record) -> Record:
@@ -344,20 +335,15 @@ def _path_weights(product: Record, paths: Paths, channels: int) -> np.ndarray:
         refuse(f"a product with {len(listed)} paths, where all are {len(ours)}")
     weights = np.asarray(product.get("weights"), np.float64)
     weights = weights.reshape(channels if product.get("path_channel_coupling") else 1, len(listed))
-    of_paths = {}
+    stored, of_paths = np.asarray(product.get("w3j"), np.float64), {}
     for p, (i, j, o) in enumerate(listed):
+        # [2 l1 + 1, 2 l2 + 1, 2 l3 + 1] from the starts on; of one path it has no axis of paths
+        coupling = stored[p] if len(listed) > 1 else stored
+        if product.get("w3j_is_ij_diagonal"):  # [i, k] of i = j
+            coupling = np.einsum("ik,ij->ijk", coupling, np.eye(len(coupling)))
         degrees = (first[i].l, second[j].l, after[o].l)
         starts = [sum(ir.dim for ir in irs[:n]) for irs, n in ((first, i), (second, j), (after, o))]
-        sign = coupling_factor(_coupling(product, len(listed), p, starts, degrees), degrees)
+        place = tuple(slice(s, s + 2 * l + 1) for s, l in zip(starts, degrees, strict=True))
+        sign = coupling_factor(coupling[place], degrees)
         of_paths[first[i], second[j], after[o]] = sign * np.broadcast_to(weights[:, p], (channels,))
     return np.concatenate([of_paths[ir_1, ir_2, ir] for ir, ir_1, ir_2 in ours])
-
-
-def _coupling(product: Record, count: int, p: int, starts, degrees) -> np.ndarray:
-    """Return the couplings of path p of `count`, [2 l1 + 1, 2 l2 + 1, 2 l3 + 1]."""
-    stored = np.asarray(product.get("w3j"), np.float64)
-    stored = (stored if count > 1 else stored[None])[p]
-    if product.get("w3j_is_ij_diagonal"):  # [i, k] of i = j
-        stored = np.einsum("ik,ij->ijk", stored, np.eye(len(stored)))
-    ends = [slice(start, start + 2 * l + 1) for start, l in zip(starts, degrees, strict=True)]
-    return stored[tuple(ends)]

@@ -19,10 +19,8 @@ _SETTINGS += ("layer_norm", "lmax", "n_layers", "radial_basis_size", "radial_mlp
 _SETTINGS += ("radial_mlp_size", "radial_polynomial_p", "scale", "shift")
 
 
-def read_nequix(path, choice: None = None) -> Converted:
+def read_nequix(path, _: None = None) -> Converted:
     """Read a .nqx file, which has one head."""
-    if choice is not None:
-        raise ConvertError(f"networks of nequix have one fidelity only, and no {choice!r}")
     try:
         with open(path, "rb") as file:
             config = _settings(file, path)
@@ -107,7 +105,7 @@ class _Arrays:
     def take(self, *shape: int) -> np.ndarray:
         """Return the next array, which must have this shape, as float64."""
         try:
-            self._require(shape)
+            self._require_whole()
             array = np.load(self._file, allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise ConvertError(
@@ -121,7 +119,7 @@ class _Arrays:
         self.dtype = str(array.dtype)
         return array.astype(np.float64)
 
-    def _require(self, shape: tuple[int, ...]):
+    def _require_whole(self):
         """Refuse an array that the rest of the file is too short for, before it takes memory."""
         start = self._file.tell()
         version = np.lib.format.read_magic(self._file)

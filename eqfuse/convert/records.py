@@ -153,7 +153,10 @@ class Compiled:
 
 def read_compiled(path) -> Compiled:
     """Read what `torch.jit.save(module, path)` wrote."""
-    what = "is no compiled network (TorchScript)"
+    what = (
+        "is neither a package of nequip (.nequip.zip) nor a deployed network (TorchScript); of a "
+        "checkpoint, `nequip-package build FILE.ckpt NAME.nequip.zip` makes a package"
+    )
     with _archive(path, what, "constants.pkl") as (archive, root):
         extra, code = (
             {
@@ -191,7 +194,7 @@ def _archive(path, what: str, pickle_name: str) -> Iterator[tuple[zipfile.ZipFil
         with zipfile.ZipFile(path) as archive:
             found = [name for name in archive.namelist() if name.endswith(f"/{pickle_name}")]
             if len(found) != 1:
-                raise ConvertError(f"{path} {what}: it has {len(found)} {pickle_name}")
+                raise ConvertError(f"{path} {what}")
             yield archive, found[0].removesuffix(pickle_name)
     except OSError as error:
         raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error

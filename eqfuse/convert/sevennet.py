@@ -80,18 +80,7 @@ class _Network:
         self.species = tuple(int(z) for z in numbers)
         self.order = [int(config["_type_map"][z]) for z in numbers]
         self.modals = dict(config.get("_modal_map") or {})
-        self.modal = self._chosen(modal)
-
-    def _chosen(self, modal: str | None) -> int | None:
-        if not self.modals:
-            if modal is not None:
-                raise ConvertError(f"the network has one fidelity only, and no {modal!r}")
-            return None
-        if modal not in self.modals:
-            got = "give one of them" if modal is None else f"there is no {modal!r}"
-            names = ", ".join(self.modals)
-            raise ConvertError(f"the network has the fidelities {names}; {got} by modal=NAME")
-        return int(self.modals[modal])
+        self.modal = int(self.modals[modal]) if self.modals else None
 
     def _features(self) -> list[e3nn.Irreps]:
         """Return the features after the embedding and after each layer, in their order."""

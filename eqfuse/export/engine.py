@@ -17,7 +17,7 @@ import jax.export
 import numpy as np
 import scipy.spatial
 
-FORMAT = 2  # of folders that this file reads
+FORMAT = 3  # of folders that this file reads
 _registered: set[str] = set()
 
 
@@ -116,21 +116,27 @@ class Engine:
             )
         atoms, edges, file = size
         loops = np.arange(edges - e) * atoms // max(edges - e, 1)  # padding, at no distance
+        ends = [np.append(end, loops).astype(np.int32) for end in (senders, receivers)]
         arrays = (
             np.append(numbers, np.full(atoms - n, min(self._references))).astype(np.int32),
             np.int32(n),
-            np.append(senders, loops).astype(np.int32),
-            np.append(receivers, loops).astype(np.int32),
             np.concatenate([vectors, np.zeros((edges - e, 3))]).astype(self.dtype),
+            *ends,
+            *_grouped(ends[1], atoms),
+            *_grouped(ends[0], atoms),
         )
         with jax.enable_x64(self.dtype == "float64"):
             if file not in self._compiled:
                 exported = jax.export.deserialize(bytearray(self._whole(file)))
                 self._compiled[file] = jax.jit(exported.call)
             results = self._compiled[file](*arrays)
-        energies, forces, virial = (np.asarray(a, np.float64) for a in results)
+        energies, gradient = (np.asarray(a, np.float64) for a in results)
+        gradient, forces = gradient[:e], np.zeros((n, 3))
+        np.add.at(forces, receivers, gradient)
+        np.subtract.at(forces, senders, gradient)
+        strain = vectors.T @ gradient
         references = np.array([self._references[z] for z in numbers.tolist()])
-        return energies[:n] + references, forces[:n], virial
+        return energies[:n] + references, forces, -(strain + strain.T) / 2
 
 
 def pairs(positions, rows, cutoff: float):
@@ -157,6 +163,13 @@ def pairs(positions, rows, cutoff: float):
         k = np.argmin(found["v"])
         raise ValueError(f"atoms {receivers[k]} and {atoms[others[k]]} are at one place")
     return atoms[others], receivers, images[others] - positions[receivers]
+
+
+def _grouped(ends, atoms: int):
+    """Return the edges in the order of an end, and where those of each atom begin, [atoms + 1]."""
+    order = np.argsort(ends, kind="stable")
+    begin = np.searchsorted(ends[order], np.arange(atoms + 1))
+    return order.astype(np.int32), begin.astype(np.int32)
 
 
 def _read(path: pathlib.Path) -> bytes:

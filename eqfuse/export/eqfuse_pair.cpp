@@ -194,7 +194,6 @@ class PairEqfuse : public Pair {
     list_edges();
     const double listed = seconds(), sent = in_messages;
     try {
-      engine->wants_gradient = vflag_atom;
       requests.run([&] { engine->compute(numbers, owned, senders, receivers, vectors); },
                    [&](const Engine::Rows &what, bool reverse) { exchange(what, reverse); });
     } catch (const std::exception &problem) {

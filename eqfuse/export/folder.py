@@ -36,7 +36,7 @@ from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.ops.backends.triton import runtime as launches
 from eqfuse.runs.errors import ConfigError
 
-FORMAT = 2
+FORMAT = 3
 """Version of the folder, its first line; readers refuse others."""
 ENGINES = {
     "lammps": ("eqfuse_engine.hpp", "eqfuse_pair.cpp"),
@@ -275,15 +275,16 @@ def _digest(network: Network, *words) -> str:
 def _write_program(file: Path, network: Network, size, widths, texts, *, engine: str):
     """Write the program of a size: StableHLO for PJRT, or what `jax.export` reads.
 
-    Atoms have the first places, and ghosts the others. The widths of features that are exchanged
-    are added to a list, if there is one.
+    Atoms have the first places, and ghosts the others. The host sorts the edges, and adds the
+    derivative by their vectors to forces and virial. The widths of features that are exchanged are
+    added to a list, if there is one.
     """
     num_owned, num_ghosts, num_edges = size
     num_atoms = num_owned + num_ghosts
     shape, real = jax.ShapeDtypeStruct, np.dtype(network.dtype)
-    edges = shape((num_edges,), np.int32)
-    numbers, owned = shape((num_atoms,), np.int32), shape((), np.int32)
-    shapes = [numbers, owned, edges, edges, shape((num_edges, 3), real)]
+    sorted_edges = shape((num_edges,), np.int32), shape((num_atoms + 1,), np.int32)
+    shapes = [shape((num_atoms,), np.int32), shape((), np.int32), shape((num_edges, 3), real)]
+    shapes += [sorted_edges[0]] * 2 + [*sorted_edges] * 2
     leaves, structure = jax.tree.flatten(network.params)
     weights = leaves if engine in HOSTS else []
     shapes += [shape((2,), np.int32)] * bool(widths) + [shape(w.shape, w.dtype) for w in weights]
@@ -293,17 +294,15 @@ def _write_program(file: Path, network: Network, size, widths, texts, *, engine:
         return fetch(rows, host, num_atoms)
 
     @functools.partial(jax.jit, keep_unused=True)
-    def function(numbers, owned, senders, receivers, vectors, *others):
-        host = others[: bool(widths)]
-        params = jax.tree.unflatten(structure, others[len(host) :] or leaves)
+    def function(numbers, owned, vectors, *others):
+        host = others[6 : 6 + bool(widths)]
+        params = jax.tree.unflatten(structure, others[6 + len(host) :] or leaves)
         num_receivers = num_owned if host else None
+        edges = Edges(*others[:6], num_atoms, num_receivers)
         atoms = jnp.arange(num_receivers or num_atoms) < owned
         with exchanging(lambda rows: fetching(rows, *host)) if host else contextlib.nullcontext():
-            energies, forces, strain, gradient = of_vectors(
-                network, params, numbers, vectors, senders, receivers, atoms, num_receivers
-            )
-        results = energies[:num_owned], forces, -strain
-        return *results, *((gradient,) if engine in HOSTS else ())
+            energies, gradient = of_vectors(network, params, numbers, vectors, edges, atoms)
+        return energies[:num_owned], gradient
 
     if LAUNCHER not in texts:
         function.lower(*shapes)  # names the kernels

@@ -149,10 +149,12 @@ def _function(network: Network, structure, read):
             variables[k] = weight
         params = jax.tree.unflatten(structure, variables)
         vectors = positions[senders] + shifts - positions[receivers]
+        count = numbers.shape[0]
+        edges = Edges(senders, receivers, *orders((receivers, senders), count), count)
         atoms = jnp.ones(numbers.shape, bool)
-        energies, forces, virial, _ = of_vectors(
-            network, params, numbers, vectors, senders, receivers, atoms
-        )
+        energies, gradient = of_vectors(network, params, numbers, vectors, edges, atoms)
+        forces, strain = add_forces(gradient, edges, jnp.zeros_like(positions)), vectors.T @ gradient
+        virial = (strain + strain.T) / 2
         species = species_of(network)[numbers]
         energies += jnp.asarray(network.references, energies.dtype)[species]
         volume = jnp.abs(jnp.dot(cell[0], jnp.cross(cell[1], cell[2])))
@@ -169,23 +171,17 @@ def species_of(network: Network):
     return jnp.asarray(species)
 
 
-def of_vectors(
-    network: Network, params, numbers, vectors, senders, receivers, atoms, num_receivers=None
-):
-    """Return energies [n] without references, forces [n, 3], and two derivatives of the energy.
+def of_vectors(network: Network, params, numbers, vectors, edges: Edges, atoms):
+    """Return energies [n_receivers] without references, and the derivative by vectors, [e, 3].
 
-    They are those by a strain, [3, 3], and by the vectors. Atoms for which `atoms` is false have no
-    energy; unknown elements that of NaN. Vectors beyond the cutoff are taken for padding, which is
-    zero. With a number of receivers, energies and `atoms` are those of the first nodes.
+    Atoms for which `atoms` [n_receivers] is false have no energy; unknown elements that of NaN.
+    Vectors beyond the cutoff are taken for padding, whose derivative is zero.
     """
-    species, count = species_of(network)[numbers], numbers.shape[0]
+    species = species_of(network)[numbers]
     near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
     vectors = jnp.where(near, vectors, 0)
-    edges = Edges(senders, receivers, *orders((receivers, senders), count), count, num_receivers)
     gradient, energies = energies_and_gradient(
         network.module.potential, params, vectors, jnp.maximum(species, 0), edges, atoms
     )
-    forces = add_forces(gradient, edges, jnp.zeros((count, 3), vectors.dtype))
-    strain = vectors.T @ gradient
     energies = jnp.where(atoms & (edges.of_receivers(species) < 0), jnp.nan, energies)
-    return energies, forces, (strain + strain.T) / 2, gradient
+    return energies, jnp.where(near, gradient, 0)

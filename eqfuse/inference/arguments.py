@@ -27,8 +27,12 @@ def understood(given: dict, others: dict, known) -> dict:
     device = others.pop("device", None)
     for name in [name for name in (*_RUNS, *_OURS) if name in others]:
         value, ours = others.pop(name), _OURS.get(name, "run")
-        value = _one(name, value) if ours == "run" else value or None
-        if value is not None and given[ours] not in (None, value):
+        if ours == "run":
+            value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+            if not isinstance(value, str | os.PathLike):
+                text = "must be a file, folder or name; eqfuse.Committee takes several"
+                raise TypeError(f"{name} {text}")
+        if value and given[ours] not in (None, value):
             raise TypeError(f"{name}={value!r} and {ours}={given[ours]!r} are one thing")
         given[ours] = value or given[ours]
     if isinstance(given["dispersion"], bool):  # False is the network alone
@@ -39,27 +43,14 @@ def understood(given: dict, others: dict, known) -> dict:
         wrong = ["Calculator needs a run: its folder, the name of a published network, or a file"]
     if wrong:
         raise TypeError("; ".join(wrong))
-    _check_device(str(device or "auto").partition(":")[0].lower())
-    return given
-
-
-def _one(name: str, value):
-    """Return the only one of a list of runs."""
-    if isinstance(value, list | tuple) and len(value) == 1:
-        return value[0]
-    if isinstance(value, str | os.PathLike):
-        return value
-    raise TypeError(f"{name} must be a file, folder or name; eqfuse.Committee takes several")
-
-
-def _check_device(kind: str):
-    """Refuse a device that is not the one on which JAX computes."""
+    kind = str(device or "auto").partition(":")[0].lower()
     here = ("cpu",) if jax.default_backend() == "cpu" else ("cuda", "gpu")
     if kind not in ("auto", *here):
         raise ValueError(
             f"device={kind} is not that of JAX, {here[0]}; set JAX_PLATFORMS={kind} before the "
             "program starts"
         )
+    return given
 
 
 def _unknown(name: str, known) -> str:

@@ -201,7 +201,9 @@ class Calculator(ase.calculators.calculator.Calculator):
             if self._found is None:
                 found = self._compute(of_atoms=False)
                 self._added = self.dispersion and self.dispersion.of(self._placed)
-                self._spread = self._spread_of_atoms() if self.spread else {}
+                if self.spread:
+                    of_spread, listed = SpreadOf(self._evaluator.network), self._evaluator.listed
+                    self._spread = of_spread(listed, [self._placed])[0].results()
                 self._found = found  # all of them are there
             energies, forces, [strain], references, _ = self._found
             energies = energies + references
@@ -253,11 +255,6 @@ class Calculator(ase.calculators.calculator.Calculator):
             network = self.network
         if network is not now.network:
             self._evaluator = self._evaluator_of(network)
-
-    def _spread_of_atoms(self) -> dict:
-        evaluator = self._evaluator
-        [spread] = SpreadOf(evaluator.network)(evaluator.listed, [self._placed])
-        return spread.results()
 
     @property
     def _placed(self) -> Placed:
@@ -332,6 +329,17 @@ class Committee(ase.calculators.calculator.Calculator):
             self.results["stress_spread"] = values["stress"].std(axis=0, ddof=1)
 
 
+def calculator_of(run, atoms=None) -> tuple[Calculator, ase.Atoms]:
+    """Return the calculator of a run and atoms; or that which atoms have, given alone."""
+    calculator, atoms = (run.calc, run) if atoms is None else (Calculator(run), atoms)
+    if not isinstance(calculator, Calculator):
+        raise TypeError(
+            f"it needs an eqfuse.Calculator, got {type(calculator).__name__}: "
+            "set atoms.calc = eqfuse.Calculator(RUN)"
+        )
+    return calculator, atoms
+
+
 def hessian(run, atoms=None) -> np.ndarray:
     """Return the second derivatives of the energy by the positions of atoms.
 
@@ -348,14 +356,8 @@ def hessian(run, atoms=None) -> np.ndarray:
     Returns:
       [n_atoms, 3, n_atoms, 3] eV/Å^2, in float64 of what the precision of the network gives.
     """
-    calculator = run.calc if atoms is None else Calculator(run)
-    atoms = run if atoms is None else atoms
+    calculator, atoms = calculator_of(run, atoms)
     count = len(atoms)
-    if not isinstance(calculator, Calculator):
-        raise TypeError(
-            f"the Hessian needs an eqfuse.Calculator, got {type(calculator).__name__}: "
-            "set atoms.calc = eqfuse.Calculator(RUN)"
-        )
     columns, order = calculator.apply(_columns, atoms, count=count)
     columns = columns.reshape(count, 3, -1, 3)[:, :, :count]
     out = np.empty((count, 3, count, 3))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.inference.calculator import Calculator
+from eqfuse.inference.calculator import calculator_of
 from eqfuse.inference.evaluator import near_edges
 from eqfuse.runs.errors import ConfigError
 
@@ -30,8 +30,7 @@ def born_charges(run, atoms=None, *, dielectric: float = 1.0) -> np.ndarray:
       ConfigError: a network without latent charges, or with several for each atom.
     References: Zhong, Kim, King and Cheng 2025, arXiv:2504.05169.
     """
-    calculator = run.calc if atoms is None else Calculator(run)
-    atoms = run if atoms is None else atoms
+    calculator, atoms = calculator_of(run, atoms)
     long_range = calculator.network.module.potential.long_range
     if long_range is None or long_range.charges != 1:
         what = "no latent charges" if long_range is None else "several latent charges of each atom"

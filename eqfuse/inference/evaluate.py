@@ -13,14 +13,7 @@ from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.error_table import error_table
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled, counted
-from eqfuse.inference.commands import (
-    ReadSettings,
-    atoms_of,
-    label_keys,
-    read_file,
-    require_backend,
-    write_atoms,
-)
+from eqfuse.inference import commands
 from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.runs import command
@@ -34,7 +27,7 @@ SOURCE = "file.txt"  # names the file that the results of a folder are of
 
 
 @dataclasses.dataclass(kw_only=True)
-class Evaluate(ReadSettings):
+class Evaluate(commands.ReadSettings):
     """Print the errors of a trained run on a file, and write them with the predictions.
 
     RUN may be a committee, whose mean is evaluated, and whose spread is compared with the errors: a
@@ -48,10 +41,10 @@ class Evaluate(ReadSettings):
 
 @command.of(Evaluate)
 def main(options: Evaluate):
-    require_backend(options.backend)
+    commands.require_backend(options.backend)
     networks = load_networks(options.run, backend=options.backend)
-    keys = label_keys(options, networks[0].metadata["config"]["data"])
-    frames = read_file(options, keys)
+    keys = commands.label_keys(options, networks[0].metadata["config"]["data"])
+    frames = commands.read_file(options, keys)
     structures = [structure for structure in frames if not structure.is_isolated_atom]
     if not structures:
         raise data.DataError(
@@ -71,9 +64,14 @@ def main(options: Evaluate):
     rows = error_table(structures, predicted)
     write_whole(folder / SOURCE, f"{options.file.resolve()}\n")
     write_table(folder / "errors.csv", rows)
-    frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
-    write_atoms(folder / "predictions.xyz", frames, "extxyz")
-    _draw_parity(structures, predicted, folder / "parity.png")
+    frames = [commands.atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
+    commands.write_atoms(folder / "predictions.xyz", frames, "extxyz")
+    pairs = []  # with energies relative to the reference energies of the run
+    for s, p in zip(structures, predicted, strict=True):
+        if s.energy is not None:
+            s = dataclasses.replace(s, energy=s.energy - (p.energy - p.relative_energy))
+        pairs.append((s, Relative(p.relative_energy, p.forces, p.stress)))
+    pictures.parity(pairs, folder / "parity.png", counted(len(pairs), "frame"))
     units, lines = error_lines(rows)
     print("\n".join([units, *lines]))
     if hint := stress_hint(structures, predicted):
@@ -116,16 +114,6 @@ def _folder(options) -> Path:
             "with out="
         )
     return folder
-
-
-def _draw_parity(structures, predicted: list[Predicted], target: Path):
-    """Draw the parity plot, energies relative to the reference energies of the run."""
-    pairs = []
-    for s, p in zip(structures, predicted, strict=True):
-        if s.energy is not None:
-            s = dataclasses.replace(s, energy=s.energy - (p.energy - p.relative_energy))
-        pairs.append((s, Relative(p.relative_energy, p.forces, p.stress)))
-    pictures.parity(pairs, target, counted(len(pairs), "frame"))
 
 
 def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | None:

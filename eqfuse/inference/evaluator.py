@@ -19,22 +19,13 @@ from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.data.neighbors import COINCIDENT, LEAST_DISTANCE, neighbor_list, spatial_order
 from eqfuse.data.samples import species_index
-from eqfuse.inference.lists import (
-    Pairs,
-    is_valid,
-    list_side_by_side,
-    naming,
-    padded_pairs,
-    pair_vectors,
-    room_for_edges,
-    room_for_nodes,
-    room_for_pairs,
-    within,
-)
+from eqfuse.inference import lists
+from eqfuse.inference.lists import Pairs
 from eqfuse.inference.network import ROOM, Module, Network
 from eqfuse.inference.programs import Kept
 from eqfuse.models.ewald import Reach
 from eqfuse.ops import Edges
+from eqfuse.runs.errors import naming
 from eqfuse.runs.process import give_back
 
 _MOST_OWN, _MOST_OTHERS = 2, 1.2
@@ -59,9 +50,9 @@ class Sizes(NamedTuple):
         """Return sizes that hold what is needed, with headroom where these do not."""
         pairs, edges = self.pairs, self.edges
         if max(needed.pairs, 1) > pairs:  # an array of none cannot be read
-            pairs = room_for_pairs(needed.pairs)
+            pairs = lists.room_for_pairs(needed.pairs)
         if max(needed.edges, 1) > edges:
-            edges = room_for_edges(needed.edges)
+            edges = lists.room_for_edges(needed.edges)
         nodes, graphs = max(self.nodes, needed.nodes), max(self.graphs, needed.graphs)
         return Sizes(nodes, pairs, edges, graphs, self.reach.grown(needed.reach))
 
@@ -106,12 +97,13 @@ def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Ne
     """
     size = min(size, pairs.images.shape[0])
     ends = pairs.edges.senders, pairs.edges.receivers
-    vectors = pair_vectors(geometry.positions, geometry.cells, geometry.index, *ends, pairs.images)
+    place = geometry.positions, geometry.cells, geometry.index
+    vectors = lists.pair_vectors(*place, *ends, pairs.images)
     squares = sum(vectors[:, k] ** 2 for k in range(3))
     touching = (squares < COINCIDENT**2) & (ends[0] != ends[1])
     near = (squares < cutoff**2) & (squares > 0) | touching
     vectors = jnp.where(touching[:, None], jnp.nan, vectors)
-    edges, kept, count = within(pairs, near, size)
+    edges, kept, count = lists.within(pairs, near, size)
     real = near[kept][:, None]
     return Near(edges, jnp.where(real, vectors[kept], 0), real, count)
 
@@ -303,14 +295,14 @@ class Listed:
     order: np.ndarray  # [n_atoms] the atom that each node is
     number: np.ndarray  # [n_atoms] the node that each atom is
     species: np.ndarray  # [n_atoms] int32, in the order of the structures
-    num_edges: int = 0  # within the cutoff when they were last computed
-    pbc: Sequence | None = None  # of the structures
+    pbc: Sequence  # of the structures
     names: Sequence[str] | None = None
+    num_edges: int = 0  # within the cutoff when they were last computed
 
     def is_valid(self, structures, key, cutoff: float, skin: float) -> bool:
         """Test that the list has all pairs within the cutoff of structures as they are now."""
         return key == self.key and all(
-            is_valid(before, now, cutoff, skin)
+            lists.is_valid(before, now, cutoff, skin)
             for before, now in zip(self.structures, structures, strict=True)
         )
 
@@ -318,13 +310,13 @@ class Listed:
 class Evaluator:
     """A network that computes structures, with a neighbour list that is kept while it is valid.
 
-    The skin (Å), by which lists go beyond the cutoff, may be a function of the number of atoms. If
-    the number of atoms `varies` with each list, there is headroom for it.
+    The skin (Å), by which lists go beyond the cutoff, may be a function of the number of atoms.
     """
 
-    def __init__(self, network: Network, skin: float | Callable = 0.0, *, varies: bool = False):
+    def __init__(self, network: Network, skin: float | Callable = 0.0):
         self.network, self.listed = network, None
-        self._skin, self._varies, self._used = skin, varies, set()
+        self._skin = skin if callable(skin) else lambda _: skin
+        self._used = set()
         self.program = program_of(network.module)
 
     def __call__(self, structures: Sequence, *, of_atoms: bool = False) -> Results:
@@ -332,13 +324,10 @@ class Evaluator:
         count = sum(len(structure.numbers) for structure in structures)
         placed, key = _places_and_key(structures)
         if self.listed is None or not self.listed.is_valid(
-            placed, key, self.network.cutoff, self.skin_of(count)
+            placed, key, self.network.cutoff, self._skin(count)
         ):
             self.listed = self.list(structures)
         return self.run(self.listed, placed, of_atoms=of_atoms)
-
-    def skin_of(self, num_atoms: int) -> float:
-        return self._skin(num_atoms) if callable(self._skin) else self._skin
 
     def list(self, structures: Sequence, names: Sequence[str] | None = None) -> Listed:
         """Return a neighbour list of structures, whose names are for messages."""
@@ -347,58 +336,31 @@ class Evaluator:
             with naming(names and names[k]):
                 species.append(species_index(structure.numbers, network.species))
         (placed, key), pbc = _places_and_key(structures), [one.pbc for one in structures]
-        skin = self.skin_of(sum(map(len, species)))
-        lists = list_side_by_side(placed, pbc, network.cutoff, skin, names)
+        skin = self._skin(sum(map(len, species)))
+        *pairs, near = lists.list_side_by_side(placed, pbc, network.cutoff, skin, names)
         for (positions, cell), periodic in zip(placed, pbc, strict=True):
             orders.append(spatial_order(positions, cell, periodic, network.cutoff) + first)
             first += len(positions)
         index = np.repeat(np.arange(len(species), dtype=np.int32), list(map(len, species)))
-        given = {"index": index, "order": np.concatenate(orders), "pbc": pbc}
-        given["charges"] = [getattr(one, "charge", 0.0) for one in structures]
-        listed = self.padded(placed, key, lists, np.concatenate(species), **given)
-        listed.pbc, listed.names = pbc, names
-        return listed
-
-    def padded(
-        self,
-        structures,
-        key: tuple,
-        lists,
-        species,
-        *,
-        index=None,
-        order=None,
-        num_atoms=None,
-        pbc=None,
-        charges=(),
-    ) -> Listed:
-        """Return known pairs as a list on the device, padded to the sizes of a program.
-
-        The pairs are as `list_side_by_side` returns them; `structures`, `key` and `order` are those
-        of `Listed`; None is one structure in its own order. Atoms from `num_atoms` on have no
-        energy.
-        """
-        *pairs, near = lists
+        species, order = np.concatenate(species), np.concatenate(orders)
         count = len(species)
         needed = Sizes(max(count, 1), len(pairs[0]), near, len(structures))
-        sizes = self._sizes(needed._replace(reach=self._reach(structures, pbc)))
-        order = np.arange(count) if order is None else order
-        index = np.zeros(count, np.int32) if index is None else index
+        sizes = self._sizes(needed._replace(reach=self._reach(placed, pbc)))
         number = np.argsort(order)
         ends = number[pairs[0]], number[pairs[1]]
-        pairs = padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
+        pairs = lists.padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
         nodes = np.zeros((2, sizes.nodes), np.int32)
         nodes[0] = sizes.graphs - 1
         nodes[:, :count] = index[order], species[order]
-        of_nodes = *nodes, np.int32(count if num_atoms is None else num_atoms)
-        if self.network.module.potential.long_range is not None:
+        of_nodes = *nodes, np.int32(count)
+        if network.module.potential.long_range is not None:
             of_nodes += (np.zeros(sizes.graphs),)
-            of_nodes[-1][: len(charges)] = charges
+            of_nodes[-1][: len(structures)] = [getattr(one, "charge", 0.0) for one in structures]
         with jax.enable_x64(True):
             pairs, of_nodes = jax.device_put((pairs, of_nodes))
-        structures = [(positions.copy(), cell) for positions, cell in structures]
-        pbc = np.zeros((len(structures), 3), bool) if pbc is None else pbc
-        return Listed(structures, key, sizes, pairs, of_nodes, order, number, species, pbc=pbc)
+        placed = [(positions.copy(), cell) for positions, cell in placed]
+        about = {"pbc": pbc, "names": names}
+        return Listed(placed, key, sizes, pairs, of_nodes, order, number, species, **about)
 
     def run(self, listed: Listed, structures=None, *, of_atoms: bool = False) -> Results:
         """Compute structures, by default those of the list, with a list.
@@ -481,7 +443,7 @@ class Evaluator:
 
         With `now`, all but the edges stay as they are.
         """
-        limit = room_for_edges(needed.edges)
+        limit = lists.room_for_edges(needed.edges)
 
         def fits(sizes: Sizes) -> bool:
             most = _MOST_OWN if sizes in self._used else _MOST_OTHERS
@@ -504,11 +466,11 @@ class Evaluator:
         return chosen
 
     def _new_sizes(self, needed: Sizes) -> Sizes:
-        nodes, varied = needed.nodes, {sizes.nodes for sizes in self._used} - {needed.nodes}
-        if not (self._varies or varied):
+        nodes = needed.nodes
+        if not {sizes.nodes for sizes in self._used} - {nodes}:
             # Dynamics keep their atoms, and pay for no others; where one came, more may.
             return Sizes(nodes, graphs=needed.graphs).grown(needed)
-        more = room_for_nodes(nodes)
+        more = lists.room_for_nodes(nodes)
         pairs, edges = (math.ceil(n * more / nodes) for n in (needed.pairs, needed.edges))
         atoms = math.ceil(needed.reach.atoms * more / nodes)
         rest = Sizes(0, pairs, edges, reach=dataclasses.replace(needed.reach, atoms=atoms))

@@ -5,7 +5,6 @@ pairs within the cutoff to the network, so that the skin costs a few operations 
 `eqfuse.inference.evaluator`. All headroom of padded arrays is chosen here.
 """
 
-import contextlib
 import functools
 import itertools
 import math
@@ -18,6 +17,7 @@ from ase.cell import Cell
 
 from eqfuse.data import DataError, neighbor_list
 from eqfuse.ops import Edges
+from eqfuse.runs.errors import naming
 
 _PAIR_HEADROOM, _EDGE_HEADROOM, _NODE_HEADROOM, _OCCUPANCY_HEADROOM = 1.1, 1.02, 1.1, 1.3
 _EDGE_MULTIPLE, _NODE_MULTIPLE = 32, 4
@@ -73,27 +73,11 @@ def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
     for k, ((positions, cell), periodic) in enumerate(zip(structures, pbc, strict=True)):
         with naming(names and names[k]):
             senders, receivers, images = list_pairs(positions, cell, periodic, cutoff + skin)
-        near += count_near(positions, cell, senders, receivers, images, cutoff)
+        vectors = positions[senders] + images @ cell - positions[receivers]
+        near += int((np.einsum("ei,ei->e", vectors, vectors) < cutoff**2).sum())
         listed.append((senders + first, receivers + first, images))
         first += len(positions)
     return *map(np.concatenate, zip(*listed, strict=True)), near
-
-
-@contextlib.contextmanager
-def naming(name: str | None):
-    """Return a context whose DataError begins with a name, unless that is None."""
-    try:
-        yield
-    except DataError as error:
-        if name is None:
-            raise
-        raise type(error)(f"{name}: {error}") from error
-
-
-def count_near(positions, cell, senders, receivers, images, cutoff: float) -> int:
-    """Return the number of pairs within the cutoff."""
-    vectors = positions[senders] + images @ cell - positions[receivers]
-    return int((np.einsum("ei,ei->e", vectors, vectors) < cutoff**2).sum())
 
 
 def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
@@ -297,7 +281,11 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     receivers, away = visit // beside.shape[1], away.reshape(-1, 3)[visit]
     senders, real = senders.reshape(-1)[kept], real.reshape(-1)[kept]
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
-    return senders, receivers, away, Needed(found, fullest, _is_narrow(grid, basis))
+    # near atoms may be farther than `aside` boxes, as a cell that shrank has them
+    widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / jnp.array(grid.boxes, jnp.int32)
+    enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
+    is_narrow = jnp.any(~enough & jnp.array(grid.pbc))
+    return senders, receivers, away, Needed(found, fullest, is_narrow)
 
 
 def most_pairs(grid: Grid, num_atoms: int) -> int:
@@ -324,13 +312,6 @@ def _number_of(grid: Grid, box):
     """Return the number of each box, [...], of its place along three directions, [..., 3]."""
     strides = jnp.array([grid.boxes[1] * grid.boxes[2], grid.boxes[2], 1], jnp.int32)
     return jnp.sum(box * strides, axis=-1)
-
-
-def _is_narrow(grid: Grid, basis):
-    """Test whether near atoms may be farther than `aside` boxes, as a cell that shrank has them."""
-    widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / jnp.array(grid.boxes, jnp.int32)
-    enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
-    return jnp.any(~enough & jnp.array(grid.pbc))
 
 
 def _inverse(matrix, xp=jnp):

@@ -12,9 +12,9 @@ from eqfuse.data import DataError, Keys, Structure, prefetched, read_structures
 from eqfuse.data.neighbors import require_apart
 from eqfuse.data.remarks import remarks_of, total_charge
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
-from eqfuse.inference.lists import naming
 from eqfuse.inference.network import load_networks, unlike_training
 from eqfuse.inference.spread import Spread, SpreadOf
+from eqfuse.runs.errors import naming
 from eqfuse.train.dispersion import Dispersion
 
 _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs
@@ -125,10 +125,8 @@ def as_structures(structures, charge_key: str | None = None) -> list[Structure]:
     """
     if isinstance(structures, str | os.PathLike):
         return read_structures(structures, keys=Keys(charge=charge_key), require_labels=False)
-    several, found = (
-        [structures] if isinstance(structures, ase.Atoms | Structure) else structures,
-        [],
-    )
+    found = []
+    several = [structures] if isinstance(structures, ase.Atoms | Structure) else structures
     for k, one in enumerate(several):
         if isinstance(one, ase.Atoms):
             given = one.numbers, one.positions, one.cell.array, one.pbc

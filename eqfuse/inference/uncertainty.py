@@ -108,9 +108,8 @@ def fit(run, train=None, validation=None) -> Fitted:
     given = network.metadata["config"]["data"]
     keys = Keys(*(given.get(f"{n}_key", usual) for n, usual in Keys()._asdict().items()))
     # the network's own frames are less the dispersion already
-    train = own[0] if train is None else _read(train, keys, dispersion)
-    validation = own[1] if validation is None else _read(validation, keys, dispersion)
-    train, validation = _labelled("training", train), _labelled("validation", validation)
+    train = _labelled("training", own[0], train, keys, dispersion)
+    validation = _labelled("validation", own[1], validation, keys, dispersion)
 
     rows = _totals(network, train) / np.array([[s.num_atoms] for s in train])
     values, vectors = np.linalg.eigh(rows.T @ rows)
@@ -164,15 +163,13 @@ def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
     return [*chosen(structures, dataset.train_indices)], [*chosen(validation, dataset.val_indices)]
 
 
-def _read(frames, keys: Keys, dispersion) -> list[Structure]:
-    """Return the frames, or those of a file, with labels less a dispersion."""
+def _labelled(name: str, own, frames, keys: Keys, dispersion) -> list[Structure]:
+    """Return the frames with an energy: a run's own, or others, less a dispersion, or of a file."""
     if isinstance(frames, str | os.PathLike):
         frames = read_structures(frames, keys=keys, require_labels=False)
-    return frames if dispersion is None else [*map(dispersion.without, frames)]
-
-
-def _labelled(name: str, frames) -> list[Structure]:
-    """Return the frames that have an energy."""
+    if frames is not None and dispersion is not None:
+        frames = map(dispersion.without, frames)
+    frames = own if frames is None else frames
     frames = [s for s in frames if s.energy is not None and not s.is_isolated_atom]
     if len(frames) < _FEWEST:
         raise DataError(

@@ -13,8 +13,8 @@ from eqfuse.data import DataError, Structure
 from eqfuse.data.neighbors import require_apart
 from eqfuse.data.samples import species_index
 from eqfuse.inference.calculator import Calculator
-from eqfuse.inference.lists import naming
 from eqfuse.md.settings import RelaxSettings
+from eqfuse.runs.errors import naming
 
 
 @dataclasses.dataclass(frozen=True)

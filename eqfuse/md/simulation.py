@@ -14,7 +14,7 @@ from ase.md.velocitydistribution import Stationary
 from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Sizes
-from eqfuse.inference.lists import Grid, naming
+from eqfuse.inference.lists import Grid
 from eqfuse.inference.network import Network, unlike_training
 from eqfuse.inference.predict import as_structures, predict
 from eqfuse.inference.spread import with_spread
@@ -23,7 +23,7 @@ from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.models.ewald import Reach
-from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
+from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed, naming
 from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
 from eqfuse.runs.log import warn
 from eqfuse.runs.names import absolute_run

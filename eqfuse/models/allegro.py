@@ -16,14 +16,7 @@ from eqfuse.models.allegro_layers import (
     times,
     weighted_channels,
 )
-from eqfuse.models.irreps import (
-    SCALAR,
-    allowed,
-    harmonics,
-    products,
-    require_at_least,
-    unreachable,
-)
+from eqfuse.models.irreps import SCALAR, allowed, harmonics, products, unreachable
 from eqfuse.models.mlp import MLP, Kernels, dense, normalized
 from eqfuse.models.network import Network
 from eqfuse.models.radial import spline_basis
@@ -93,8 +86,7 @@ class Allegro(Network):
     species_neighbors: tuple[float, ...] | None = None
     pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
 
-    positive = ("channels", "latent_dim", "two_body_layers", "latent_layers", "readout_layers")
-    positive += ("readout_hidden",)
+    positive = "latent_dim", "two_body_layers", "latent_layers", "readout_layers", "readout_hidden"
     of_species = ("center", "neighbor", "spline")
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
@@ -124,7 +116,6 @@ class Allegro(Network):
         The last of the `layers + 1` Paths is empty where `irreps_out` is 0e only.
         """
         layers, lmax, parity = self.layers, self.lmax, self.parity
-        require_at_least(layers=(layers, 1), lmax=(lmax, 0))
         sh, within = harmonics(lmax), allowed(lmax, parity)
         wanted = {ir for _, ir in e3nn.Irreps(self.irreps_out)} - {SCALAR}
 
@@ -153,8 +144,12 @@ class Allegro(Network):
         first = layers[0].inputs
         weights = MLP((self.channels * len(first),), None, self.backend, name="first_features")(x)
         v = weighted_channels(sh.filter(keep=first), weights)  # [n_edges, channels x first]
-        around, divisor = self._normalized(sh, species, edges)
-
+        around = sh  # for sums that are divided by sqrt(n)
+        divisor = mean = math.sqrt(self.avg_num_neighbors)
+        if self.species_neighbors is not None:
+            counts = jnp.asarray(self.species_neighbors, sh.dtype)
+            divisor = jnp.sqrt(counts)[species][:, None]
+            around = sh * (mean / divisor)[edges.receivers]
         counts = [len(paths.environment) for paths in layers]
         widths = (self.latent_dim + self.channels * counts[0],)
         x = MLP(widths, None, self.backend, name="first_latents")(x)
@@ -243,15 +238,6 @@ class Allegro(Network):
             return jnp.concatenate(of_species, axis=1) * radial
 
         return product
-
-    def _normalized(self, sh, species, edges):
-        """Return sh for sums that are divided by sqrt(n), and what the last sum is divided by."""
-        mean = math.sqrt(self.avg_num_neighbors)
-        if self.species_neighbors is None:
-            return sh, mean
-        counts = jnp.asarray(self.species_neighbors, sh.dtype)
-        of_nodes = jnp.sqrt(counts)[species][:, None]
-        return sh * (mean / of_nodes)[edges.receivers], of_nodes
 
     def _readout(self, x, v, sh, edges, paths: Paths):
         """Return the contribution of each edge to the output, IrrepsArray [n_edges, irreps_out]."""

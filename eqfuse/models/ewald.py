@@ -99,11 +99,6 @@ class LatentEwald:
         """Return kc, 1/Å."""
         return self.cutoff or math.sqrt(-2 * math.log(LEFT_OUT)) / self.sigma
 
-    @classmethod
-    def from_plain(cls, plain: dict | None) -> "LatentEwald | None":
-        """Return the sum of a dict by `dataclasses.asdict`, which may have been JSON."""
-        return None if plain is None else cls(**plain)
-
     def reach(self, cells, pbc, counts, room: float = 1.0) -> Reach:
         """Return what the sums of structures need, rounded up so that programs serve others.
 

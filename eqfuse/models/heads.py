@@ -68,7 +68,13 @@ def node_energies(
         axes = jax.tree.map_with_path(lambda path, _: 0 if is_of_head(path) else None, variables)
         apply = jax.vmap(potential.apply, in_axes=(axes, None, None, None))
         found = apply(variables, *operands)  # [n_heads, n_nodes, ...]
-        found = jax.tree.map(lambda of_heads: _own(of_heads, graph), found)
+
+        def own_head(of_heads):
+            is_own = graph.heads[graph.graph_index] == jnp.arange(len(of_heads))[:, None]
+            is_own = is_own.reshape(is_own.shape + (1,) * (of_heads.ndim - 2))
+            return jnp.sum(jnp.where(is_own, of_heads, 0), axis=0)
+
+        found = jax.tree.map(own_head, found)
     if getattr(potential, "long_range", None) is None:
         return found
     if graph.reach is None:
@@ -80,11 +86,3 @@ def node_energies(
     # the last graph is padding
     own = charges, positions, cells[:-1], graph.graph_index, graph.reach
     return energies + potential.long_range.energies(*own)
-
-
-def _own(of_heads, graph: Graph):
-    """Return the rows of nodes of the heads of their graphs, from [n_heads, n_nodes, ...]."""
-    numbers = jnp.arange(len(of_heads))[:, None]
-    is_own = graph.heads[graph.graph_index] == numbers
-    is_own = is_own.reshape(is_own.shape + (1,) * (of_heads.ndim - 2))
-    return jnp.sum(jnp.where(is_own, of_heads, 0), axis=0)

@@ -1,15 +1,8 @@
-"""Checks of settings and sets of irreps that the models share."""
+"""Sets of irreps that the models share."""
 
 import e3nn_jax as e3nn
 
 SCALAR = e3nn.Irrep("0e")
-
-
-def require_at_least(**ranges: tuple[int, int]):
-    """Refuse settings that are less than the second number of their range."""
-    for name, (value, least) in ranges.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def harmonics(lmax: int, so3: bool = False) -> list[e3nn.Irrep]:

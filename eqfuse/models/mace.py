@@ -7,14 +7,7 @@ import e3nn_jax as e3nn
 import flax.linen as nn
 
 from eqfuse import ops
-from eqfuse.models.irreps import (
-    SCALAR,
-    allowed,
-    harmonics,
-    products,
-    require_at_least,
-    unreachable,
-)
+from eqfuse.models.irreps import SCALAR, allowed, harmonics, products, unreachable
 from eqfuse.models.mace_layers import MACELayer, Readout
 from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.network import Network
@@ -102,6 +95,7 @@ class MACE(Network):
     nonlinear: bool = False
 
     positive = ("readout_hidden",)
+    least = (*Network.least, ("hidden_lmax", 0), ("correlation", 1))
 
     @property
     def of_species(self) -> tuple[str, ...]:
@@ -127,8 +121,6 @@ class MACE(Network):
         up to `hidden_lmax` that a symmetric product of A can become; the last ones only what the
         readout of `irreps_out` needs.
         """
-        least = {"layers": 1, "channels": 1, "lmax": 0, "hidden_lmax": 0, "correlation": 1}
-        require_at_least(**{name: (getattr(self, name), least[name]) for name in least})
         sh, within = harmonics(self.lmax), allowed(self.lmax, self.parity)
         wanted = {ir for _, ir in e3nn.Irreps(self.irreps_out)}
         gates = {SCALAR} if any(ir.l > 0 for ir in wanted) else set()

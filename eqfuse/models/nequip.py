@@ -9,15 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.models.irreps import (
-    SCALAR,
-    allowed,
-    gated,
-    harmonics,
-    products,
-    require_at_least,
-    unreachable,
-)
+from eqfuse.models.irreps import SCALAR, allowed, gated, harmonics, products, unreachable
 from eqfuse.models.message_passing import (
     GATE,
     RMSNorm,
@@ -167,10 +159,9 @@ class NequIP(Network):
         an energy has no use for 1e and 2o, whatever `parity`; one of four has.)
 
         Raises:
-          ValueError: settings out of range, or an output that this network cannot reach.
+          ValueError: an output that this network cannot reach.
         """
         layers, lmax, parity = self.layers, self.lmax, self.parity
-        require_at_least(layers=(layers, 1), channels=(self.channels, 1), lmax=(lmax, 0))
         sh = harmonics(lmax, self.so3)
         muls = self._multiplicities(sh if self.so3 else allowed(lmax, parity))
         wanted = {ir for _, ir in e3nn.Irreps(self.irreps_out)}

@@ -55,6 +55,7 @@ class Network(nn.Module):
     pair_cutoffs = None
     nonlinear = False
     positive = ()  # names of settings that are positive
+    least = (("layers", 1), ("lmax", 0))  # the least value of others
     of_species = ()  # parameters, or modules, whose first axis counts the species
 
     def num_pairs(self) -> int:
@@ -86,10 +87,13 @@ class Network(nn.Module):
 
     def check(self):
         """Refuse settings that are out of range, by their names."""
-        names = ("num_species", "avg_num_neighbors", "cutoff", "num_bessel", "poly_power")
+        names = "num_species", "avg_num_neighbors", "cutoff", "num_bessel", "poly_power", "channels"
         for name in (*names, *self.positive):
             if (value := getattr(self, name)) <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        for name, least in self.least:
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
         counts, cutoffs, n = self.species_neighbors, self.pair_cutoffs, self.num_species
         if counts is not None and (len(counts) != n or min(counts) <= 0):
             raise ValueError(f"species_neighbors must be {n} positive numbers, got {counts}")

@@ -117,13 +117,6 @@ class ZBL:
         """Return the published potential between these elements."""
         return cls(tuple(int(z) for z in atomic_numbers), radii_of(atomic_numbers))
 
-    @classmethod
-    def from_plain(cls, plain: dict | None) -> "ZBL | None":
-        """Return the potential of a dict by `dataclasses.asdict`, which may have been JSON."""
-        if plain is None:
-            return None
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
-
     def narrow(self, keep) -> "ZBL":
         """Return the potential between some of its species, `keep` [n]."""
         names = ("atomic_numbers", "covalent_radii")

@@ -74,9 +74,13 @@ class Potential(nn.Module):
     @classmethod
     def from_plain(cls, model: nn.Module, plain: dict) -> "Potential":
         """Return the potential of a model with the settings that `to_plain` returned."""
-        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+
+        def tuples(plain: dict) -> dict:
+            return {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+
         parts = {"repulsion": ZBL, "long_range": LatentEwald}
-        return cls(model, **plain | {n: p.from_plain(plain.get(n)) for n, p in parts.items()})
+        made = {n: kind(**tuples(plain[n])) for n, kind in parts.items() if plain.get(n)}
+        return cls(model, **tuples(plain) | made)
 
     def to_plain(self) -> dict:
         """Return its settings besides the model, as plain values for JSON."""
@@ -203,8 +207,12 @@ def predict(
     energy = jax.ops.segment_sum(
         node_energy, graph.graph_index, graph.num_graphs, indices_are_sorted=True
     )
-    virial = gradients[1] if stress else None
-    stresses = _per_volume(virial, graph.cells)
+    stresses = None
+    if stress:
+        # the triple product, not jnp.linalg.det: exactly zero for a cell with a zero vector
+        crossed = jnp.cross(graph.cells[:, 1], graph.cells[:, 2])
+        volume = jnp.abs(jnp.sum(graph.cells[:, 0] * crossed, axis=-1))[:, None, None]
+        stresses = jnp.where(volume > 0, gradients[1] / jnp.where(volume > 0, volume, 1), 0)
     return Prediction(energy, node_energy, -gradients[0], stresses, along)
 
 
@@ -235,13 +243,3 @@ def _strained_places(graph: Graph, positions: jax.Array, strain):
     symmetric = (strain + jnp.swapaxes(strain, 1, 2)) / 2
     moved = jnp.sum(positions[:, :, None] * symmetric[graph.graph_index], axis=1)
     return positions + moved, graph.cells + graph.cells @ symmetric
-
-
-def _per_volume(virial, cells):
-    """Return the virial per volume of the cell, [n_graphs, 3, 3] eV/Å^3; zero without volume."""
-    if virial is None:
-        return None
-    # The triple product, not jnp.linalg.det: exactly zero for a cell with a zero vector.
-    volume = jnp.abs(jnp.sum(cells[:, 0] * jnp.cross(cells[:, 1], cells[:, 2]), axis=-1))
-    volume = volume[:, None, None]
-    return jnp.where(volume > 0, virial / jnp.where(volume > 0, volume, 1), 0)

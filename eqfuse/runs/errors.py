@@ -1,5 +1,7 @@
 """The errors of commands; each message is for the user. Without JAX, which takes seconds."""
 
+import contextlib
+
 OLD_ALLEGRO = (
     "is of the Allegro of eqfuse 0.2.0 and before, which that version reads: pip install "
     "eqfuse==0.2.0. The network of model=allegro is now another one; train it in a new run"
@@ -13,6 +15,19 @@ class ConfigError(ValueError):
 
 class CheckpointError(ValueError):
     """A run folder or network file that cannot be read; the message is for the user."""
+
+
+@contextlib.contextmanager
+def naming(name: str | None):
+    """Return a context whose ConfigError or DataError begins with a name, unless that is None."""
+    try:
+        yield
+    except ValueError as error:
+        from eqfuse.data import DataError
+
+        if name is None or not isinstance(error, ConfigError | DataError):
+            raise
+        raise type(error)(f"{name}: {error}") from error
 
 
 class TrainingFailed(RuntimeError):

@@ -1,8 +1,7 @@
 """The datasets of a run: one, or one for each of its heads; read, checked, split and referenced."""
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from eqfuse import data
 from eqfuse.data import Dataset, Sample, Structure
@@ -11,7 +10,7 @@ from eqfuse.data.remarks import unread
 from eqfuse.data.samples import species_table
 from eqfuse.data.structures import DEFAULT_TYPE, count_labelled, weighted_by_type
 from eqfuse.models.ewald import NO_SLABS
-from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.errors import ConfigError, naming
 from eqfuse.runs.log import warn
 from eqfuse.runs.schema import require
 from eqfuse.train.schedule import MoleculeTraining
@@ -28,27 +27,19 @@ def load_datasets(config: Config) -> tuple[Dataset, list[Start | None]]:
     """
     configs, read, heads, starts = config.of_heads(), {}, {}, []
     for name, own in configs.items():
-        with _named(name):
+        with naming(name and f"heads.{name}"):
             read[name] = read_weighted(own.data)
     elements = None
     if config.heads:
         parts = [part for both in read.values() for part in both if part is not None]
         elements = species_table(without_isolated_atoms(Joined(*parts)))
     for name, own in configs.items():
-        with _named(name):
+        with naming(name and f"heads.{name}"):
             with warnings_printed():
                 start = Start.read(own, name)
             heads[name], start = load_dataset(own, start, name, read[name], elements)
             starts.append(start)
     return (Dataset.of_heads(heads) if config.heads else heads[None]), starts
-
-
-@contextlib.contextmanager
-def _named(head: str | None) -> Iterator[None]:
-    try:
-        yield
-    except (ConfigError, data.DataError) as error:
-        raise error if head is None else type(error)(f"heads.{head}: {error}") from error
 
 
 def load_dataset(

@@ -10,7 +10,7 @@ from ase.units import Bohr, Hartree
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.structures import TRAINED
-from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.errors import ConfigError, naming
 
 _DAMPING = {
     "bj": "RationalDampingParam",
@@ -120,10 +120,8 @@ class Dispersion:
         labels = {name: getattr(structure, name) for name in TRAINED}
         if structure.is_isolated_atom or all(label is None for label in labels.values()):
             return structure
-        try:
+        with naming(structure.origin or "a frame"):
             found = self.of(structure)
-        except DataError as error:
-            raise DataError(f"{structure.origin or 'a frame'}: {error}") from error
         parts = {"energy": found.energy, "forces": found.forces}
         if structure.stress is not None:
             parts["stress"] = found.strain / structure.volume

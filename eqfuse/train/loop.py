@@ -57,7 +57,8 @@ class Fit:
     ):
         self._train, self._val = batchers
         self._settings, self._compiled = config.training, compiled
-        self._limits = Limits.of(config, len(self._train))
+        lengths = config.steps, config.epochs, config.max_minutes
+        self._limits = Limits(len(self._train), *lengths)
         self._folder, self._checkpoints = folder, checkpoints
         self._devices, self._callbacks = devices, callbacks
         self._first_epoch = 0 if pretrained else 1
@@ -72,7 +73,7 @@ class Fit:
         state, at = self._compiled.initial(), Position(epoch=self._first_epoch)
         if resume is not None:
             state, at = resume[0], Position(**resume[1])
-            self._learning_rate.restore(at.learning_rate)
+            self._learning_rate = LearningRate(self._settings, **at.learning_rate)
         state = self._devices.replicated(state)
         self._limits.start(at.elapsed)
         if resume is None:
@@ -144,22 +145,6 @@ class Fit:
                 "training.schedule=wsd can be made longer"
             )
 
-    def _keep_stable(self, state: TrainState, at: Position):
-        """Keep the state before the learning rate of wsd falls: a longer run goes on from there."""
-        falls = self._limits.fraction(int(state.step)) >= self._settings.stable_until
-        if self._settings.schedule == "wsd" and falls and at.falls_since is None:
-            self._keep(state, at, name="stable")
-            at.falls_since = int(state.step)
-
-    def _begin_stage(self, step: int, at: Position, progress: Progress):
-        begin = self._settings.second_stage
-        if begin is None or at.second_since is not None or self._limits.fraction(step) < begin:
-            return
-        at.second_since, at.best = step, math.inf
-        self._learning_rate.forget_best()
-        weight = self._settings.second_energy_weight
-        progress.log(f"second stage: energy_weight={weight:g}, and averaged parameters")
-
     def _prepare(self, state: TrainState, at: Position):
         """Compile a step and the validation, and measure this, before the clock starts."""
         say("compiling the training step and the validation")
@@ -208,11 +193,20 @@ class Fit:
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
         limits, errors, times, step = self._limits, Errors(at.error_sums), [], int(state.step)
+        settings = self._settings
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
-            if self._signal(stop) or limits.fraction(step) >= 1.0:
+            if self._signal(stop) or (fraction := limits.fraction(step)) >= 1.0:
                 break
-            self._keep_stable(state, at)
-            self._begin_stage(step, at, progress)
+            falls = settings.schedule == "wsd" and fraction >= settings.stable_until
+            if falls and at.falls_since is None:  # from where a longer run goes on
+                self._keep(state, at, name="stable")
+                at.falls_since = step
+            begin = settings.second_stage
+            if begin is not None and at.second_since is None and fraction >= begin:
+                at.second_since, at.best = step, math.inf
+                self._learning_rate.forget_best()
+                weight = settings.second_energy_weight
+                progress.log(f"second stage: energy_weight={weight:g}, and averaged parameters")
             start = time.monotonic()
             arguments = self._step_arguments(step, at)
             new_state, value, sums = self._compiled.step(state, batch, *arguments)

@@ -75,20 +75,15 @@ def error_sums(
     weights = {} if labels.weights is None else labels.weights._asdict()
     sums = {}
     for name, error in errors.items():
-        error = jnp.where(masks[name], error, 0.0)
-        terms = None if penalty is None else penalty(name, error, labels.forces)
-        sums[name] = _sums(error, masks[name], weights.get(name), terms)
+        mask, own = masks[name], weights.get(name)
+        error = jnp.where(mask, error, 0.0)
+        count = jnp.broadcast_to(mask, error.shape).sum().astype(error.dtype)
+        parts = [count, jnp.abs(error).sum(), (square := error**2).sum()]
+        if own is not None or penalty is not None:
+            terms = square if penalty is None else penalty(name, error, labels.forces)
+            parts.append((terms if own is None else own.reshape(mask.shape) * terms).sum())
+        sums[name] = jnp.stack(parts)
     return sums
-
-
-def _sums(error, mask, weights, terms):
-    count = jnp.broadcast_to(mask, error.shape).sum().astype(error.dtype)
-    square = error**2
-    sums = [count, jnp.abs(error).sum(), square.sum()]
-    if weights is not None or terms is not None:
-        terms = square if terms is None else terms
-        sums.append((terms if weights is None else weights.reshape(mask.shape) * terms).sum())
-    return jnp.stack(sums)
 
 
 def huber(error, delta):

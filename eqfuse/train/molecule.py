@@ -37,16 +37,19 @@ def build_potential(
 ) -> tuple[models.Potential, dict]:
     """Return the potential for a dataset, and the fields of its model as plain values."""
     fields = settings.model_fields(dataset.avg_num_neighbors)
-    long_range = latent_charges(settings, charge_key)
+    long_range = None
+    if settings.long_range is not None:
+        own = {"charges": settings.les_charges, "charge_key": charge_key}
+        own |= {"sigma": settings.les_sigma, "cutoff": settings.les_cutoff}
+        long_range = LatentEwald(**own)
     fields |= {"irreps_out": irreps_out(long_range), "num_species": len(dataset.species)}
     if fields.get("distance_transform") is not None:
         fields["atomic_numbers"] = [int(z) for z in dataset.species]
     scale, shift = _scale_and_shift(settings, dataset)
     model = models.build(settings.name, **fields, backend=backend)
     try:
+        model.check()
         model.layer_irreps()
-        if isinstance(model, models.NequIP):
-            model.check()
         choose(model, 0)  # refuses tables of radial functions that the network cannot have
     except ValueError as error:
         raise ConfigError(f"model={settings.name} is impossible: {error}") from error
@@ -60,14 +63,6 @@ def build_potential(
         long_range=long_range,
     )
     return potential, fields
-
-
-def latent_charges(settings: PotentialSettings, charge_key: str | None) -> LatentEwald | None:
-    """Return the latent charges of a new network, None for none."""
-    if settings.long_range is None:
-        return None
-    own = {"charges": settings.les_charges, "charge_key": charge_key}
-    return LatentEwald(**own, sigma=settings.les_sigma, cutoff=settings.les_cutoff)
 
 
 class _Prepared:
@@ -148,7 +143,8 @@ class _Prepared:
             return None
         with self.devices.together(), warnings_printed():
             like = init_state(self.params, optimizer, layout)
-            limits = Limits.of(config, len(self.batchers[0]))
+            lengths = config.steps, config.epochs, config.max_minutes
+            limits = Limits(len(self.batchers[0]), *lengths)
             return interrupted_run(config, like, metadata, folder, limits, self.devices.is_main)
 
     def report(self, folder: RunFolder) -> dict[str, str]:

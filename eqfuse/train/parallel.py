@@ -99,8 +99,17 @@ class Devices:
 
 def find_devices(setting: str) -> Devices:
     """Return the devices that `devices=` asks for; join the other processes if there are any."""
-    if setting == "distributed":
-        _join()
+    if setting == "distributed":  # before anything else uses JAX
+        variables = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
+        given = {name: int(os.environ[v]) for name, v in variables.items() if v in os.environ}
+        try:
+            jax.distributed.initialize(**given)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(
+                "devices=distributed: the other processes cannot be found "
+                f"({str(error).splitlines()[0]}); start every process by Slurm or Open MPI, or set "
+                "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            ) from error
         devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     else:
         devices = jax.local_devices()
@@ -113,20 +122,6 @@ def find_devices(setting: str) -> Devices:
             )
         devices = devices[:count]
     return Devices(devices if len(devices) > 1 else None)
-
-
-def _join():
-    """Start or join the service of `jax.distributed`, before anything else uses JAX."""
-    variables = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
-    given = {name: int(os.environ[v]) for name, v in variables.items() if v in os.environ}
-    try:
-        jax.distributed.initialize(**given)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(
-            "devices=distributed: the other processes cannot be found "
-            f"({str(error).splitlines()[0]}); start every process by Slurm or Open MPI, or set "
-            "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
-        ) from error
 
 
 def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:

@@ -1,12 +1,10 @@
 """Configurations that take settings from a run: to go on with it, or to start from its network."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 from eqfuse.runs import files
 from eqfuse.runs.errors import CheckpointError, ConfigError
-from eqfuse.runs.names import hint, named
 from eqfuse.runs.schema import require
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import SHORTHANDS, flat, from_plain, parse, read_yaml
@@ -72,7 +70,12 @@ def started_config(arguments: list[str]) -> Config | None:
         raise ConfigError(str(error)) from error
     config = dataclasses.replace(config, start_from=str(start), head=None)
     training, given = config.training, set(names)
-    metadata = _metadata(start)
+    from eqfuse.runs.checkpoint import read_metadata  # which imports JAX
+
+    try:
+        metadata = read_metadata(start)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
     model = from_plain(metadata["config"], start).model
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}
@@ -82,19 +85,6 @@ def started_config(arguments: list[str]) -> Config | None:
         lr = training.lr if "training.lr" in given else usual
         training = dataclasses.replace(training, optimizer=optimizer, lr=lr)
     return dataclasses.replace(config, model=model, training=training)
-
-
-def _metadata(run: Path) -> dict:
-    try:
-        run = Path(named(run))
-        of_run = [run / "checkpoints" / files.FILES[name][0] for name in ("best", "last")]
-        paths = [run] if os.path.isfile(run) else of_run
-        if not os.path.lexists(run):
-            raise ConfigError(f"{run} is {hint(run)}")
-        path = next(filter(os.path.lexists, paths), paths[0])
-        return files.read_file(path, only_metadata=True)[1]
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
 
 
 def check_same_run(ours: dict, theirs: dict, folder: Path):

@@ -85,9 +85,9 @@ class LearningRate:
     References: Hägele et al. 2024, arXiv:2405.18392 (wsd).
     """
 
-    def __init__(self, settings: MoleculeTraining):
+    def __init__(self, settings: MoleculeTraining, scale=1.0, best=math.inf, waited=0):
         self._settings = settings
-        self._scale, self._best, self._waited = 1.0, math.inf, 0
+        self._scale, self._best, self._waited = scale, best, waited
 
     def __call__(self, step: int, fraction: float) -> float:
         """Return the learning rate of step `step` (from 0), after `fraction` of the run."""
@@ -118,12 +118,8 @@ class LearningRate:
         self._best, self._waited = math.inf, 0
 
     def to_plain(self) -> dict:
-        """Return its state as plain values."""
+        """Return the arguments, besides the settings, of one that continues."""
         return {"scale": self._scale, "best": self._best, "waited": self._waited}
-
-    def restore(self, plain: dict):
-        """Continue from what `to_plain` returned."""
-        self._scale, self._best, self._waited = (plain[k] for k in ("scale", "best", "waited"))
 
     @property
     def reason_to_stop(self) -> str | None:
@@ -145,16 +141,10 @@ class Limits:
     def __init__(self, steps_per_epoch: int, steps=None, epochs=None, max_minutes=None):
         if epochs is steps is max_minutes is None:
             epochs = DEFAULT_EPOCHS
-        by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
-        self.steps = min(by_epochs, steps or math.inf)
+        self.steps = min((epochs or math.inf) * steps_per_epoch, steps or math.inf)
         self.seconds = 60.0 * (max_minutes or math.inf)
         self.reserved = 0.0  # s, kept for the last validation
         self.start()
-
-    @classmethod
-    def of(cls, config, steps_per_epoch: int) -> "Limits":
-        """Return those of the settings of a run."""
-        return cls(steps_per_epoch, config.steps, config.epochs, config.max_minutes)
 
     def reserve(self, seconds: float):
         """Keep time for the last validation, but never more than half of all."""

@@ -131,26 +131,23 @@ class DataSettings:
         Their labels are less the dispersion, if there is one. Frames of files are kept on disk
         where `store` asks for it.
         """
-        structures, dispersion = self._read(part), self.subtracted()
-        if structures is None or dispersion is None:
-            return structures
-        return [dispersion.without(structure) for structure in structures]
-
-    def _read(self, part: str) -> list | None:
         from eqfuse.data import read_embedded, read_structures
 
-        path = getattr(self, part)
-        if path is None:
-            return read_embedded(self.name) if part == "path" else None
-        files = matching(path)
+        path, dispersion = getattr(self, part), self.subtracted()
+        if path is None and part != "path":
+            return None
+        files = [] if path is None else matching(path)
         size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
-        large = self.store == "auto" and size > _LARGE and self.dispersion is None
-        if self.store == "on" or large:
+        large = self.store == "auto" and size > _LARGE and dispersion is None
+        how = {"keys": self.keys, "types": self.types}
+        if files and (self.store == "on" or large):
             from eqfuse.data.store import store_structures
 
-            return store_structures(files, keys=self.keys, types=self.types)
-        how = {"keys": self.keys, "types": self.types, "require_labels": False}
-        return [structure for file in files for structure in read_structures(file, **how)]
+            return store_structures(files, **how)
+        structures = [] if files else read_embedded(self.name)
+        for file in files:
+            structures += read_structures(file, **how, require_labels=False)
+        return [*map(dispersion.without, structures)] if dispersion else structures
 
     def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
@@ -166,8 +163,11 @@ class DataSettings:
         text = self.reference_energies
         if text is None or not text.startswith("{"):
             return {}
+        from ase.data import atomic_numbers  # takes a while to import
+
         need = "energies in eV by element, such as '{H: -13.6, 8: -2041.9}'"
-        energies = {_atomic_number(z): float(e) for z, e in _numbers(text, -math.inf).items()}
+        known = {n: z for n, z in atomic_numbers.items() if z} | {z: z for z in range(1, 119)}
+        energies = {known.get(z): float(e) for z, e in _numbers(text, -math.inf).items()}
         require(energies and None not in energies, "data.reference_energies", text, need)
         return energies
 
@@ -199,12 +199,3 @@ def _numbers(text: str | None, least: float) -> dict:
     values = plain.values() if isinstance(plain, dict) else [None]
     ok = all(type(value) in (int, float) and least <= value < math.inf for value in values)
     return plain if ok else {}
-
-
-def _atomic_number(element) -> int | None:
-    """Return the atomic number of an element by its symbol or number; None if there is none."""
-    from ase.data import atomic_numbers  # takes a while to import
-
-    if isinstance(element, int) and 1 <= element <= 118:
-        return element
-    return atomic_numbers.get(element) if element != "X" else None

@@ -176,7 +176,18 @@ def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
     }
 
 
-UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
+def metadata_of(config: Config, fields: dict, potential, **data) -> dict:
+    """Return plain values of a potential, a run's or a converted one, and what `data` adds."""
+    return {
+        "task": "molecule",
+        "config": dataclasses.asdict(config),
+        "model": config.model.name,
+        "model_fields": fields,
+        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
+        "potential": potential.to_plain(),
+        "units": {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"},
+        **data,
+    }
 
 
 def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dict, params: dict):
@@ -184,18 +195,8 @@ def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dic
 
     `train` are all samples that are trained on, those of replay too.
     """
-    metadata = {
-        "task": "molecule",
-        "config": dataclasses.asdict(config),
-        "model": config.model.name,
-        "model_fields": fields,
-        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
-        "potential": potential.to_plain(),
-        "data_sha256": _fingerprint(Joined(train, dataset.val)),
-        "species": list(dataset.species),
-        "units": UNITS,
-        **_of_data(dataset),
-    }
+    data = {"data_sha256": _fingerprint(Joined(train, dataset.val)), **_of_data(dataset)}
+    metadata = metadata_of(config, fields, potential, species=list(dataset.species), **data)
     if not dataset.heads:
         return metadata
     configs, heads = config.of_heads(), []

@@ -31,14 +31,23 @@ def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices
     start, count = config.start_from, devices.count
     found = {name: own.data.subtracted() for name, own in config.of_heads().items()}
     less = ", ".join(f"{d}" + (f" of {name}" if name else "") for name, d in found.items() if d)
-    platform, how = jax.devices()[0].platform, config.dtype
+    platform, how, rms = jax.devices()[0].platform, config.dtype, f"{dataset.force_rms:.4f} eV/Å"
+    if outliers := len(dataset.force_outliers):
+        rms += (
+            f", without {counted(outliers, 'training frame')} of much larger forces (all are "
+            "trained on; training.loss=huber or universal gives them less weight)"
+        )
+    trained = set().union(*map(elements_of, dataset.heads.values() or [dataset]))
+    species = " ".join(chemical_symbols[z] for z in dataset.species if z in trained)
+    if others := len(dataset.species) - len(trained):
+        species += f" of the data; the network knows {others} more"
     if jax.config.jax_default_matmul_precision == ops.TF32X3:
         how += ", matmuls in three products of TF32"
     rows = {
         "start": start and f"the network of {start}",
         **_of_data(config, dataset),
-        "species": _species(dataset),
-        "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
+        "species": species,
+        "force RMS": rms,
         **_labels(config.training, dataset),
         "dispersion": less and f"labels are less {less}; predictions of the run add it",
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
@@ -72,14 +81,6 @@ def _of_data(config: Config, dataset: Dataset) -> dict[str, str]:
 def elements_of(dataset: Dataset) -> set[int]:
     """Return the atomic numbers of the training frames; a network may know others."""
     return {dataset.species[k] for s in dataset.train for k in {*s.species.tolist()}}
-
-
-def _species(dataset: Dataset) -> str:
-    parts = dataset.heads.values() or [dataset]
-    trained = set().union(*map(elements_of, parts))
-    text = " ".join(chemical_symbols[z] for z in dataset.species if z in trained)
-    others = len(dataset.species) - len(trained)
-    return f"{text} of the data; the network knows {others} more" if others else text
 
 
 def lines(rows: dict[str, str]) -> str:
@@ -130,15 +131,6 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
     if not dataset.references_fitted:
         return "isolated atoms of the data"
     return "least squares" if dataset.num_labelled("energy")[0] else "no energies to fit them to"
-
-
-def _outliers(dataset: Dataset) -> str:
-    if not (count := len(dataset.force_outliers)):
-        return ""
-    return (
-        f", without {counted(count, 'training frame')} of much larger forces (all are trained on; "
-        "training.loss=huber or universal gives them less weight)"
-    )
 
 
 def _labels(training, dataset: Dataset) -> dict[str, str]:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from eqfuse import __version__
 from eqfuse.convert.records import read_module
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -49,6 +50,24 @@ def model_file(tmp_path_factory):
         return written[name]
 
     return path
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Return an empty home, of which our folder and those of the programs are part."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def nequix(home, shared_data):
+    """Put nequix-mp-1 where its program keeps it; return the folder of its conversion."""
+    kept = home / ".cache" / "nequix" / "models"
+    kept.mkdir(parents=True)
+    file = shared_data / "networks" / "nequix-mp-1.nqx"
+    (kept / file.name).symlink_to(file)
+    return home / "cache/eqfuse/runs" / f"nequix-mp-1-1647af8e627e-{__version__}"
 
 
 @pytest.fixture

@@ -188,27 +188,14 @@ def test_accelerated_mace(dtype, heads):
 
 @pytest.mark.filterwarnings(*PROGRAMS)
 @pytest.mark.slow
-def test_accelerated_sevennet_with_dispersion():
-    sevenn, emt = pytest.importorskip("sevenn.calculator"), EMT()
-    theirs = sevenn.SevenNetCalculator("7net-0", device="cpu")
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05)
-    energy, forces = in_turn(theirs, [atoms])
-    assert energy < 1e-5
-    assert forces < 1e-4
-    fast = eqfuse.accelerate(SumCalculator([theirs, emt]))
-    atoms.calc = SumCalculator([theirs, emt])
-    expected = atoms.get_potential_energy()
-    atoms.calc = fast
-    assert atoms.get_potential_energy() == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.filterwarnings(*PROGRAMS)
-@pytest.mark.slow
-def test_accelerated_nequix(shared_data):
-    nequix = pytest.importorskip("nequix.calculator")
-    file = shared_data / "networks" / "nequix-mp-1.nqx"
-    theirs = nequix.NequixCalculator(model_path=file, use_kernel=False)
+@pytest.mark.parametrize("program", ["sevenn", "nequix"])
+def test_accelerated_calculators_of_other_programs(program, shared_data):
+    module = pytest.importorskip(f"{program}.calculator")
+    if program == "sevenn":
+        theirs = module.SevenNetCalculator("7net-0", device="cpu")
+    else:
+        file = shared_data / "networks" / "nequix-mp-1.nqx"
+        theirs = module.NequixCalculator(model_path=file, use_kernel=False)
     atoms = ase.build.bulk("Cu", cubic=True)
     atoms.rattle(0.05)
     energy, forces = in_turn(theirs, [atoms])

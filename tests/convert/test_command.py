@@ -1,7 +1,9 @@
 """`eqfuse convert`, and the run that it writes."""
 
 import os
+import pickle
 import sys
+import zipfile
 
 import ase
 import numpy as np
@@ -28,6 +30,16 @@ def test_it_prints_what_the_network_is(model_file, tmp_path, capsys):
 def test_nothing_is_overwritten(model_file, run, capsys):
     assert main(["mace", str(model_file("small")), str(run("small"))]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_files_that_are_no_network_end_in_what_to_do(model_file, tmp_path, capsys):
+    path, run = tmp_path / "best.ckpt", str(tmp_path / "run")
+    with zipfile.ZipFile(path, "w") as archive:  # of a training of nequip
+        archive.writestr("archive/data.pkl", pickle.dumps({"state_dict": {}}))
+    assert main(["nequip", str(path), run]) == 2
+    assert "`nequip-package build FILE.ckpt NAME.nequip.zip` makes a" in capsys.readouterr().err
+    assert main([str(path), run]) == 2
+    assert f"name the program first: eqfuse convert mace {path} RUN" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["two_heads", pytest.param("nonlinear", marks=pytest.mark.slow)])

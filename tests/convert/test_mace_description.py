@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.convert import ConvertError
+from eqfuse.convert import ConvertError, convert_mace
 from eqfuse.convert.e3nn_torch import irreps_of
 from eqfuse.convert.mace import describe
 from eqfuse.convert.mace_parameters import head_of, order_of, parameters
@@ -212,12 +212,12 @@ def test_mace_nonlinear_options_without_counterpart_are_refused(path, value, mes
         parameters(found, describe(found, "two"))
 
 
-def test_a_head_is_asked_for_where_there_are_several(network):
+def test_a_head_is_one_of_those_of_the_file(network, model_file, tmp_path):
     found = network("two_heads")
-    with pytest.raises(ConvertError, match="heads one, two; give one of them by head="):
+    with pytest.raises(ConvertError, match="has the heads one, two, and no 'three'"):
+        convert_mace(model_file("two_heads"), tmp_path / "run", head="three")
+    with pytest.raises(ValueError, match="None is not in list"):
         describe(found)
-    with pytest.raises(ConvertError, match="there is no three"):
-        describe(found, "three")
     one, two = (describe(found, name) for name in ("one", "two"))
     assert [head_of(found, name) for name in ("one", "two")] == [(0, 2), (1, 2)]
     assert one.scale != two.scale

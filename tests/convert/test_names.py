@@ -17,24 +17,6 @@ from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """Return an empty home, of which our folder and those of the programs are part."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
-@pytest.fixture
-def nequix(home, shared_data):
-    """Put nequix-mp-1 where its program keeps it; return the folder of its conversion."""
-    kept = home / ".cache" / "nequix" / "models"
-    kept.mkdir(parents=True)
-    file = shared_data / "networks" / "nequix-mp-1.nqx"
-    (kept / file.name).symlink_to(file)
-    return home / "cache/eqfuse/runs" / f"nequix-mp-1-1647af8e627e-{eqfuse.__version__}"
-
-
 def test_names_are_those_of_the_list():
     assert published_names() == tuple(published())
 
@@ -80,6 +62,7 @@ def test_names_that_are_to_be_fetched_have_their_command(command, home, capsys):
     network = published()["mace-mp-0-medium"]
     said = capsys.readouterr().err
     assert f"`curl -L --create-dirs -o {network.copy} {network.url}`" in said
+    assert "(no checksum of it is published); licence: MIT" in said
     assert len(said.splitlines()) == 1
 
 

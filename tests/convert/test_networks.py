@@ -85,11 +85,8 @@ def test_energies_forces_and_stress_are_those_of_the_program(name, converted):
         assert max(errors.values()) <= ROUNDED.get(name, EXACT), errors
 
 
-@pytest.mark.slow
-def test_a_fidelity_is_asked_for(converted, tmp_path):
-    converted("7net-mf-0_PBE")
-    with pytest.raises(ConvertError, match="fidelities R2SCAN, PBE; give one of them by modal="):
-        convert("sevennet", "7net-mf-0", tmp_path / "run")
-    with pytest.raises(ConvertError, match="there is no 'SCAN'"):
-        convert("sevennet", "7net-mf-0", tmp_path / "run", choice="SCAN")
+def test_a_head_that_a_file_has_not_is_refused(tmp_path):
+    path = unpacked(GOLDENS / "networks" / "sevennet_both_parities.pth.xz", tmp_path)
+    with pytest.raises(ConvertError, match="the network has one head only, and no 'SCAN'"):
+        convert("sevennet", path, tmp_path / "run", choice="SCAN")
     assert not (tmp_path / "run").exists()

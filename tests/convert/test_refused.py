@@ -141,6 +141,7 @@ OF_NEQUIP = [
     ("type_embed.do_categorical_graph_field_embed", True, "categorical_graph_field_embed"),
     ("per_type_energy_scale_shift.type_names", ["A", "H", "C"], "that are no elements .A."),
     ("dispersion", of_kind("nequip.nn.D3"), r"not known here \(dispersion\)"),
+    ("latent_dipole_readout", of_kind("nequip.nn.X"), r"not known here \(latent_dipole_readout\)"),
     ("pair_potential", of_kind("nequip.nn.LJ"), "a pair potential of the kind LJ"),
 ]
 OF_ALLEGRO = [
@@ -167,7 +168,7 @@ def test_nequip_parts_without_counterpart_are_refused_by_name(
         package = unpacked(GOLDENS / "networks" / "allegro_product.nequip.zip.xz", tmp_path)
     parts = energy_parts(read_package(package, "model/eager_model.pkl"))
     kind(parts).converted()  # as it is, it can be
-    if part in ("dispersion", "pair_potential"):
+    if part in ("dispersion", "latent_dipole_readout", "pair_potential"):
         parts.state["_modules"][part] = value
     else:
         put(parts, part, value)

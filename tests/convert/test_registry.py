@@ -11,14 +11,6 @@ from eqfuse.convert.convert import READERS
 from eqfuse.convert.registry import find_network, identify, published
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """Return an empty home, of which our folder and those of the programs are part."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
 def test_every_network_can_be_had_and_is_described():
     for network in published().values():
         assert network.program in READERS
@@ -49,21 +41,10 @@ def test_a_file_of_another_checksum_is_refused(name, home):
         find_network(name.upper(), network.program)
 
 
-def test_registry_names_files_that_no_wheel_has(home, capsys):
-    assert main(["mace-mp-0-medium", str(home / "run")]) == 2
-    said = capsys.readouterr().err
-    network = published()["mace-mp-0-medium"]
-    for text in (network.url, str(network.copy), "MIT", "no checksum of it is published"):
-        assert text in said
-    assert not (home / "run").exists()
-
-
+@pytest.mark.usefixtures("nequix")
 def test_a_network_is_converted_by_its_name(home, shared_data, capsys):
     """It is taken from where its program keeps it, and recognised in any file."""
     path = shared_data / "networks" / "nequix-mp-1.nqx"
-    kept = home / ".cache" / "nequix" / "models"
-    kept.mkdir(parents=True)
-    (kept / path.name).symlink_to(path)
     assert main(["nequix-mp-1", str(home / "run")]) == 0
     assert "published  as nequix-mp-1; licence: MIT; cite arXiv:2508.16067" in (
         capsys.readouterr().out

@@ -10,7 +10,7 @@ that threads of a block take differently, and races between two barriers.
     arithmetic  what an instruction computes from its operands, by opcode
     moves       mov, selp, setp, cvt and their like
     flow        branches and barriers
-    warps       what the threads of a warp exchange: shuffles, reductions, matrices
+    warps       what the threads of a warp exchange: shuffles and matrices
     accesses    loads and stores
     arrays      the arrays of a launch, and what has no value yet
     memory      global and shared memory, with the checks

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.emulator.group import Group
 from tests.emulator.memory import Access
-from tests.emulator.operands import TYPES, address, reader, registers
+from tests.emulator.operands import TYPES, address, reader
 from tests.emulator.ptx import Instruction, members
 
 # these change where a value is kept, not which it is
@@ -37,7 +37,7 @@ def look(instruction: Instruction, observe):
     # a thread gives the address of a row of a matrix, of 16 bytes
     space, width, count = ("shared", 16, 1) if matrices else _shape(instruction)
 
-    def step(g: Group, mask) -> None:
+    def step(g: Group, mask=None) -> None:
         if observe is not None and (mask is None or mask.any()):
             observe(instruction, space, Access(g, where(g), mask, width, count, instruction.text))
 
@@ -56,8 +56,8 @@ def load_parameter(instruction: Instruction, values: dict[str, int]):
     if target.startswith("%rd") and dtype.itemsize < 8:
         value = value.astype(f"{dtype.kind}8")
 
-    def step(g: Group, mask) -> None:
-        g.write(target, value, None, mask)
+    def step(g: Group) -> None:
+        g.registers[target] = value
 
     return step
 
@@ -66,23 +66,19 @@ def load(instruction: Instruction, observe):
     """Return the step of a load."""
     space, width, count = _shape(instruction)
     targets = members(instruction.operands[0])
-    where, names = address(instruction.operands[1])
+    where, _ = address(instruction.operands[1])
     signed = TYPES[instruction.type].kind == "i"
     text = instruction.text
 
-    def step(g: Group, mask) -> None:
+    def step(g: Group, mask=None) -> None:
         if mask is not None and not mask.any():
-            for target in targets:
-                if target not in g.registers:
-                    g.write(target, np.zeros((1, 1), f"u{width}"), True, mask)
             return
         access = Access(g, where(g), mask, width, count, text)
-        g.require_defined(names, mask, text)
         memory = g.memory if space == "global" else g.shared
         if observe is not None:
             observe(instruction, space, access)
         for target, value in zip(targets, memory.load(access), strict=True):
-            g.write(target, _fit(value, target, signed), None, mask)
+            g.write(target, _fit(value, target, signed), mask)
 
     return step
 
@@ -100,17 +96,15 @@ def _fit(value, target: str, signed: bool):
 def store(instruction: Instruction, observe):
     """Return the step of a store."""
     space, width, count = _shape(instruction)
-    where, names = address(instruction.operands[0])
+    where, _ = address(instruction.operands[0])
     sources = members(instruction.operands[1])
     reads = [reader(s, np.dtype(f"u{width}")) for s in sources]
-    names = (*names, *registers(*sources))
     text = instruction.text
 
-    def step(g: Group, mask) -> None:
+    def step(g: Group, mask=None) -> None:
         if mask is not None and not mask.any():
             return
         access = Access(g, where(g), mask, width, count, text)
-        g.require_defined(names, mask, text)
         memory = g.memory if space == "global" else g.shared
         if observe is not None:
             observe(instruction, space, access)

@@ -6,15 +6,12 @@ exact here, rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tests.emulator.operands import TYPES
 from tests.emulator.ptx import Instruction
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
-_ROUNDINGS = {"rn", "approx", "full", "ftz"}
 
 
 def _wide(function):
@@ -100,14 +97,6 @@ def _bits(a, start, length):
     return np.where(kept == 0, 0, _shift_right(_shift_left(found, shift).view(a.dtype), shift))
 
 
-def _insert(a, b, start, length):
-    """Do as bfi: the low `length` bits of a, put into b at `start`."""
-    start, length = start.astype(np.int64) & 255, length.astype(np.int64) & 255
-    mask = ((1 << np.minimum(length, 62)) - 1).astype(np.uint64)
-    mask = (mask << start.astype(np.uint64)).astype(a.dtype)
-    return (_shift_left(a, start.astype(np.uint32)) & mask) | (b & ~mask)
-
-
 def _high(a, b):
     """Return the upper half of a product."""
     if a.itemsize <= 4:
@@ -145,8 +134,6 @@ _INTEGER = {
     "shl": _shift_left,
     "shr": _shift_right,
     "bfe": _bits,
-    "bfi": _insert,
-    "popc": lambda a: np.bitwise_count(a).astype(a.dtype),
 }
 _LOGICAL = {
     "and": np.logical_and,
@@ -155,20 +142,15 @@ _LOGICAL = {
     "not": np.logical_not,
 }
 # operands that are 32 bits wide whatever the type of the instruction is
-_COUNTS = {"shl": (1,), "shr": (1,), "bfe": (1, 2), "bfi": (2, 3)}
+_COUNTS = {"shl": (1,), "shr": (1,), "bfe": (1, 2)}
 
 
 def build(instruction: Instruction):
     """Return the function of an instruction and the types of its operands; None if it has none."""
     name, kind = instruction.name, instruction.type
     count = len(instruction.operands) - 1
-    if name == "lop3":
-        table = int(instruction.operands[4], 0)
-        return (lambda a, b, c: _lookup(a, b, c, table)), (TYPES["b32"],) * 3
     if name == "prmt":
         return _permute, (TYPES["b32"],) * 3
-    if name == "shf":
-        return _funnel(instruction), (TYPES["b32"],) * 3
     words = set(instruction.opcode[1:-1])
     if name in ("mul", "mad") and words & {"wide", "hi"}:
         return _widened(instruction)
@@ -192,25 +174,11 @@ def _float(instruction: Instruction, kind: str, packed: bool, words: set[str], c
     table = {"f32": _SINGLE, "f64": _FLOAT}.get(kind, _HALF)
     if name not in table:
         return None
-    if words - _ROUNDINGS - {"NaN"}:
+    if words - {"rn", "approx", "full"}:
         raise instruction.unknown()
-    function: Callable = table[name]
-    if "NaN" in words:
-        function = {"min": np.minimum, "max": np.maximum}[name]
-    if "ftz" in words:
-        function = _flushed(function)
     if packed:
-        return _on_halves(function, TYPES[kind]), (TYPES["b32"],) * count
-    return function, (TYPES[kind],) * count
-
-
-def _flushed(function):
-    """Return a function that takes numbers below the smallest normal one for zero."""
-
-    def flush(a):
-        return np.where(np.abs(a) < np.finfo(a.dtype).tiny, np.copysign(0, a), a).astype(a.dtype)
-
-    return lambda *values: flush(function(*map(flush, values)))
+        return _on_halves(table[name], TYPES[kind]), (TYPES["b32"],) * count
+    return table[name], (TYPES[kind],) * count
 
 
 def _on_halves(function, dtype):
@@ -245,17 +213,6 @@ def _widened(instruction: Instruction):
     return (lambda a, b, c: a.astype(wide) * b.astype(wide) + c), (dtype, dtype, wide)
 
 
-def _lookup(a, b, c, table: int):
-    """Do as lop3: a table of eight bits says what comes of the bits of three operands."""
-    found = np.zeros_like(a & b & c)
-    for row in range(8):
-        if table >> row & 1:
-            found = found | (
-                (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
-            )
-    return found
-
-
 def _permute(a, b, selector):
     """Do as prmt: four bytes out of the eight of two operands."""
     whole = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
@@ -267,16 +224,3 @@ def _permute(a, b, selector):
         byte = np.where(choice & np.uint64(8), sign, byte)
         found = found | byte << np.uint64(8 * place)
     return found.astype(np.uint32)
-
-
-def _funnel(instruction: Instruction):
-    left, wrap = "l" in instruction.opcode, "wrap" in instruction.opcode
-
-    def shift(low, high, count):
-        count = count.astype(np.uint64)
-        count = count & np.uint64(31) if wrap else np.minimum(count, np.uint64(32))
-        whole = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
-        found = (whole << count) >> np.uint64(32) if left else whole >> count
-        return found.astype(np.uint32)
-
-    return shift

@@ -43,19 +43,19 @@ class Array:
         return self.size * self.itemsize
 
 
-def _pattern(dtype) -> np.ndarray:
-    """Return a NaN that no arithmetic makes, as an unsigned integer."""
-    bits = {2: 0x7FA3, 4: 0x7FA31EAF, 8: 0x7FF31EAF5A5A5A5A}
-    return np.array(bits[np.dtype(dtype).itemsize], f"u{np.dtype(dtype).itemsize}")
+def pattern(dtype) -> np.ndarray:
+    """Return a NaN that no arithmetic makes, whose halves are such NaN, as an unsigned integer."""
+    size = np.dtype(dtype).itemsize
+    return np.array({1: 1, 2: 0x7FA3, 4: 0x7FA37FA3, 8: 0x7FF37FA37FA37FA3}[size], f"u{size}")
 
 
 def poison(shape, dtype) -> np.ndarray:
     """Return an array of which no element has a value yet."""
-    return np.full(shape, _pattern(dtype)).view(dtype)
+    return np.full(shape, pattern(dtype)).view(dtype)
 
 
 def is_poison(array: np.ndarray) -> np.ndarray:
     """Return which elements have no value yet."""
     if array.dtype.kind in "iub":
         return np.zeros(array.shape, bool)
-    return array.view(f"u{array.itemsize}") == _pattern(array.dtype)
+    return array.view(f"u{array.itemsize}") == pattern(array.dtype)

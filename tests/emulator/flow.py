@@ -28,7 +28,6 @@ def jump(instruction: Instruction, program: Program):
     guard, negated = reader(instruction.guard, TYPES["pred"]), instruction.negated
 
     def branch(g: Group) -> Group | None:
-        g.require_defined((instruction.guard,), None, instruction.text)
         taken = ~guard(g) if negated else guard(g)
         if taken.shape[1] > 1:
             first = taken[:, :1]
@@ -61,7 +60,6 @@ def jump_by_number(instruction: Instruction, program: Program):
     places = np.array([program.labels[label] for label in labels])
 
     def jump(g: Group) -> Group | None:
-        g.require_defined((index,), None, instruction.text)
         number = np.broadcast_to(read(g), g.shape)
         if (number != number[:, :1]).any() or (number >= len(places)).any():
             raise DivergentBranchError(

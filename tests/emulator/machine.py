@@ -156,26 +156,21 @@ class Machine:
             return flow.barrier(instruction, self.program)
         step = self._step(instruction)
         if not instruction.guard:
-            return lambda g: step(g, None)
+            return step
+        if name not in ("ld", "st"):
+            raise instruction.unknown("is run by some threads only, which is not emulated")
         guard, negated = reader(instruction.guard, TYPES["pred"]), instruction.negated
-        names = (instruction.guard,)
-
-        def guarded(g: Group) -> None:
-            mask = ~guard(g) if negated else guard(g)
-            g.require_defined(names, None, instruction.text)
-            step(g, mask)
-
-        return guarded
+        return lambda g: step(g, ~guard(g) if negated else guard(g))
 
     def _step(self, instruction: ptx.Instruction):
         name = instruction.name
         if name in _NOTHING:
-            return lambda g, mask: None
+            return _nothing
         if name in _ATOMICS:
             raise instruction.unknown("is atomic or asynchronous, which is not emulated")
         if name == "ld" and instruction.opcode[1] == "param":
             if not self._parameters:
-                return lambda g, mask: None
+                return _nothing
             return accesses.load_parameter(instruction, self._parameters)
         if name in _WITH_MEMORY:
             if self.addresses_only and self._needed.isdisjoint(slicing.targets(instruction)):
@@ -190,7 +185,7 @@ class Machine:
         target, *sources = instruction.operands
         sources = sources[: len(types)]
         reads = [reader(s, t) for s, t in zip(sources, types, strict=True)]
-        return moves.pure(target, sources, reads, function)
+        return moves.pure(target, reads, function)
 
 
 def _nothing(g: Group) -> None:
@@ -200,7 +195,7 @@ def _nothing(g: Group) -> None:
 def _cast_address(instruction: ptx.Instruction):
     """Return the step of a cvta, which changes nothing: there is one space of addresses here."""
     target, source = instruction.operands
-    return moves.pure(target, [source], [reader(source, TYPES[instruction.type])], lambda a: a)
+    return moves.pure(target, [reader(source, TYPES[instruction.type])], lambda a: a)
 
 
 _WITH_MEMORY = {
@@ -216,7 +211,5 @@ _OTHERS = {
     "cvt": moves.convert,
     "cvta": _cast_address,
     "shfl": warps.shuffle,
-    "redux": warps.reduce,
-    "vote": warps.vote,
     "mma": warps.multiply,
 }

@@ -18,12 +18,13 @@ from tests.emulator.errors import (
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
 LOAD = r"ld\.global\.b32 \{ (%r\d+) \}, \[ (%rd\d+) \+ 0 \]"
-STORE = r"st\.global\.b32 \[ %rd\d+ \+ 0 \], \{ %r\d+ \};"
+STORE = r"(?:@%p\d+ )?st\.global\.b32 \[ %rd\d+ \+ 0 \], \{ %r\d+ \};"
 PRODUCT = "tetris-1", "backward"
 """A block for each sender, which stores gradients of its edges, and one of its node."""
 MATMUL = "fused rows-16-l1", "forward"
 """A kernel whose four warps exchange values in shared memory."""
-
+LINEAR = "linear 16-l1", "backward"
+"""A kernel that sums over five rows, of more that it has room for."""
 
 BARRIER = r"bar\.sync\s+0;"
 # around the loop over edges, if the number of the thread is large enough
@@ -57,6 +58,10 @@ FAULTS = {
         *(PRODUCT, r"mul\.f32\s+(%r\d+), [^;]*;", "", 0),
         *(NeverWrittenError, "register %r\\d+ is read"),
     ),
+    "a masked load without zeros beside it": (
+        *(LINEAR, r"mov\.u32 %r\d+, %r\d+;(?=[^@]*@%p\d+ ld\.global)", "", 24),
+        *(AssertionError, "nan eps from e3nn-jax"),
+    ),
     "threads that part": (
         *(PRODUCT, CONDITION, r"mov.u32 \1, \2 \1,", 0),
         *(DivergentBranchError, "go different ways"),
@@ -89,7 +94,7 @@ def refused(case, pattern, replacement, number, error, message):
 
     def mend(text: str) -> str:
         matches = list(re.finditer(pattern, text))
-        if not matches:  # another kernel
+        if len(matches) <= number:  # another kernel
             return text
         match = matches[number]
         changed.append(match)

@@ -1,106 +1,32 @@
-"""Exchanges between the threads of a warp: shuffles, reductions, votes, and matrices."""
+"""Exchanges between the threads of a warp: shuffles and matrices."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
 from tests.emulator.group import Group
 from tests.emulator.memory import Access
-from tests.emulator.operands import TYPES, address, reader, registers
+from tests.emulator.operands import TYPES, address, reader
 from tests.emulator.ptx import Instruction, members
 
 WARP = 32
 
 
-def _lanes(g: Group) -> np.ndarray:
-    return np.arange(g.shape[1]) % WARP
-
-
-def _whole(instruction: Instruction, operand: str):
-    """Return a check, of a group and a guard, that whole warps take part in an exchange."""
-    read = reader(operand, TYPES["u32"])
-
-    def check(g: Group, mask) -> None:
-        if mask is not None or (read(g) != 0xFFFFFFFF).any():
-            raise instruction.unknown("is for some threads of a warp only, which is not emulated")
-
-    return check
-
-
 def shuffle(instruction: Instruction):
-    """Return the step of a shfl.sync."""
-    target, source, distance, clamp, mask_of = instruction.operands
-    check = _whole(instruction, mask_of)
+    """Return the step of a shfl.sync between the lanes of a whole warp."""
+    target, source, which, *rest = instruction.operands
     mode = instruction.opcode[2]
-    if mode not in ("bfly", "idx", "up", "down") or not clamp.lstrip("-").isdigit():
+    if mode not in ("bfly", "idx") or rest != ["31", "-1"] or "|" in target:
         raise instruction.unknown()
-    segment = WARP - (int(clamp) >> 8 & 31)  # lanes that exchange with each other
-    read, by = reader(source, TYPES["b32"]), reader(distance, TYPES["u32"])
-    target, _, inside_name = target.partition("|")
-    names = registers(source, distance)
+    read, number = reader(source, TYPES["b32"]), reader(which, TYPES["u32"])
 
-    def step(g: Group, mask) -> None:
-        check(g, mask)
-        lanes = _lanes(g)[None, :]
-        start, by_now = lanes // segment * segment, by(g).astype(np.int64)
-        wanted = {
-            "bfly": lanes ^ by_now,
-            "idx": start + by_now % segment,
-            "up": lanes - by_now,
-            "down": lanes + by_now,
-        }[mode]
-        inside = (wanted >= start) & (wanted < start + segment)
-        first = (np.arange(g.shape[1]) // WARP * WARP)[None, :]
-        place = np.broadcast_to(first + np.where(inside, wanted, lanes), g.shape)
-        value = np.take_along_axis(np.broadcast_to(read(g), g.shape), place, axis=1)
-        undefined = g.undefined_of(names)
-        if undefined is not None:
-            undefined = np.take_along_axis(undefined, place, axis=1)
-        g.write(target, value, undefined)
-        if inside_name:
-            g.write(inside_name, np.broadcast_to(inside, g.shape))
-
-    return step
-
-
-def reduce(instruction: Instruction):
-    """Return the step of a redux.sync."""
-    target, source, mask_of = instruction.operands
-    check = _whole(instruction, mask_of)
-    functions = {"add": np.add, "min": np.minimum, "max": np.maximum}
-    functions |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-    function, dtype = functions[instruction.opcode[2]], TYPES[instruction.type]
-    read = reader(source, dtype)
-
-    def step(g: Group, mask) -> None:
-        check(g, mask)
-        g.require_defined(registers(source), None, instruction.text)
-        value = np.broadcast_to(read(g), g.shape).reshape(len(g.ids), -1, WARP)
-        found = function.reduce(value, axis=2, dtype=dtype)
-        g.write(target, np.repeat(found, WARP, axis=1))
-
-    return step
-
-
-def vote(instruction: Instruction):
-    """Return the step of a vote.sync."""
-    target, source, mask_of = instruction.operands
-    check = _whole(instruction, mask_of)
-    mode, read = instruction.opcode[2], reader(source.lstrip("!"), TYPES["pred"])
-    if mode not in ("all", "any", "ballot"):
-        raise instruction.unknown()
-
-    def step(g: Group, mask) -> None:
-        check(g, mask)
-        g.require_defined(registers(source), None, instruction.text)
-        value = np.broadcast_to(read(g) ^ source.startswith("!"), g.shape)
-        value = value.reshape(len(g.ids), -1, WARP)
-        if mode == "ballot":
-            bits = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
-            found = np.where(value, bits, 0).sum(axis=2, dtype=np.uint32)
-        else:
-            found = value.all(axis=2) if mode == "all" else value.any(axis=2)
-        g.write(target, np.repeat(found, WARP, axis=1))
+    def step(g: Group) -> None:
+        threads, found = np.arange(g.shape[1]), number(g).astype(np.int64)
+        place = threads ^ found if mode == "bfly" else threads // WARP * WARP + found % WARP
+        value, place = (np.broadcast_to(a, g.shape) for a in (read(g), place))
+        g.registers[target] = np.take_along_axis(value, place, axis=1)
 
     return step
 
@@ -113,22 +39,14 @@ def matrix_move(instruction: Instruction, observe):
     """
     loads = instruction.name == "ldmatrix"
     operands = instruction.operands if loads else instruction.operands[::-1]
-    names, (where, sources) = members(operands[0]), address(operands[1])
-    words = set(instruction.opcode[1:])
-    if words - {
-        "sync",
-        "aligned",
-        "m8n8",
-        "x1",
-        "x2",
-        "x4",
-        "trans",
-        "shared",
-        "shared:cta",
-        "b16",
-    }:
+    names, (where, _) = members(operands[0]), address(operands[1])
+    words = re.fullmatch(
+        r"sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(?::cta)?\.b16",
+        ".".join(instruction.opcode[1:]),
+    )
+    if words is None:
         raise instruction.unknown()
-    transposed = "trans" in words
+    transposed = words[1]
     reads = [] if loads else [reader(name, TYPES["b32"]) for name in names]
 
     def accesses(g: Group, rows, n: int):
@@ -142,10 +60,7 @@ def matrix_move(instruction: Instruction, observe):
             at = rows[:, first + lane % 4 * 2 + half] + lane // 4 * 2
             yield Access(g, at, None, 2, 1, instruction.text)
 
-    def step(g: Group, mask) -> None:
-        if mask is not None:
-            raise instruction.unknown("is run by some threads only")
-        g.require_defined(sources if loads else registers(*operands), None, instruction.text)
+    def step(g: Group) -> None:
         rows = np.broadcast_to(where(g), g.shape)
         for n, name in enumerate(names):
             first = np.arange(g.shape[1]) // WARP * WARP + 8 * n + np.arange(g.shape[1]) % 8
@@ -204,10 +119,7 @@ def multiply(instruction: Instruction):
             return halves.reshape(*bits.shape[:2], -1, WARP)
         return bits if kinds[1] == "f64" else (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
-    def step(g: Group, mask) -> None:
-        if mask is not None:
-            raise instruction.unknown("is run by some threads only")
-        g.require_defined(registers(*instruction.operands[1:]), None, instruction.text)
+    def step(g: Group) -> None:
         left = _matrix(floats(values(g, a, narrow)), _left(m, k, packed), (m, k))
         right = _matrix(floats(values(g, b, narrow)), _right(k, packed), (k, n))
         total = _matrix(values(g, c, wide), _result(m), (m, n))

@@ -243,7 +243,7 @@ def test_host_says_what_it_cannot_run(mace, host, tmp_path):
         (crystal, None, "eqfuse_kernels.so", "cannot be read; is the folder whole?"),
         (crystal, None, "program_40_800", "cannot be read; is the folder whole?"),
         (crystal, None, "manifest.txt", "cannot be read; is the folder whole?"),
-        (crystal, changed("format 2", "format 3"), None, "a later version of eqfuse (format 3"),
+        (crystal, changed("format 3", "format 4"), None, "a later version of eqfuse (format 4"),
         (crystal, changed(platform.machine(), other), None, f"for a processor {other}, and this"),
     ):
         copy = tmp_path / "copy"
@@ -331,7 +331,7 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("format 2", "format 3", "made by a later version of eqfuse .format 3, and this engine.py"),
+        ("format 3", "format 4", "made by a later version of eqfuse .format 4, and this engine.py"),
         ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export for=openmm"),
         ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
         ("kernel", "kernel", "k.so cannot be read; is the folder whole"),
@@ -339,7 +339,7 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
     ],
 )
 def test_engine_py_says_what_it_cannot_run(tmp_path, old, new, expected):
-    manifest = "format 2\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
+    manifest = "format 3\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
     manifest += f"program 4 0 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
     assert old in manifest
     lines = [line for line in manifest.replace(old, new).split("\n") if line]
@@ -351,7 +351,7 @@ def test_engine_py_says_what_it_cannot_run(tmp_path, old, new, expected):
 
 def test_engine_py_checks_its_arguments_and_takes_pbc_of_ints(tmp_path):
     manifest = (
-        "format 2\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 0 1 p\n"
+        "format 3\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 0 1 p\n"
     )
     (tmp_path / "manifest.txt").write_text(with_checksum(manifest))
     one, cell = engine.Engine(tmp_path), np.diag([3.0, 0.0, 3.5])

@@ -25,7 +25,7 @@ from tests.fuzz.checks import (
 WORDS = """
 -1 0 -0.0 1e-300 1e-9 1e9 1e300 -1e300 inf -inf nan 1.5 six None null true [] [1,2] {} '' " ' [ } ~
 1_0 0x10 1e ++1 ٣ ½ é 10**9 1;2 1,2 1=2 \\ ${seed} ${nothing} ${data} ${ ${oc.env:HOME} ???
-~nobody/x ${oc.env:NOTHING_OF_THIS_NAME} / . .. * [a] file://x /dev/null /dev/zero /nowhere/at/all
+~not_me/x ${oc.env:NOTHING_OF_THIS_NAME} / . .. * [a] file://x /dev/null /dev/zero /nowhere/at/all
 /proc/self/mem 2147483648 9223372036854775808 -9223372036854775808
 """
 TEXTS = ["", " ", "\t", "1 2", "{a: 1}", "a\nb", "a\x00b", "a\x1b[31mb", "\udcff"]

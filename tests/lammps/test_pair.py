@@ -252,7 +252,7 @@ def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path
     _, folder = folders("nequip")
     copy = shutil.copytree(folder, tmp_path / "copy")
     manifest = copy / "manifest.txt"
-    manifest.write_text(with_checksum(manifest.read_text().replace("format 2", "format 3")))
+    manifest.write_text(with_checksum(manifest.read_text().replace("format 3", "format 4")))
     with pytest.raises(RuntimeError, match="made by a later version of eqfuse"):
         lmp(ALLOY + PAIR.format(folder=copy), tmp_path)
     script = copy / "compile.sh"

@@ -5,7 +5,7 @@ import pytest
 
 from eqfuse.models import Allegro
 from tests.models.conftest import CUTOFF
-from tests.models.networks import small, variables_of
+from tests.models.networks import variables_of
 
 
 @pytest.mark.parametrize("name", ["allegro", pytest.param("nequip", marks=pytest.mark.slow)])
@@ -78,55 +78,3 @@ def test_paths_are_those_reached_and_needed(irreps_out, settings, expected):
 
 def irs_of(irreps):
     return tuple(ir for _, ir in e3nn.Irreps(irreps))
-
-
-def test_the_energy_is_its_definition(graph):
-    """Two layers from the parameters by numpy alone, edge by edge and node by node."""
-    model = small(Allegro)
-    variables = variables_of(model, graph)
-    p = variables["params"]
-    senders, receivers, species = graph.edges.senders, graph.edges.receivers, graph.species
-    d = np.linalg.norm(graph.vectors, axis=1)
-    r = d / CUTOFF
-    u = (1 - 28 * r**6 + 48 * r**7 - 21 * r**8)[:, None]
-    bessel = np.sqrt(2 / CUTOFF) * np.sin(np.arange(1, 5) * np.pi * r[:, None]) / d[:, None]
-    unit = graph.vectors / d[:, None]
-    silu = e3nn.normalize_function(jax.nn.silu)
-
-    def mlp(parameters, x):
-        kernels = [parameters[f"Dense_{k}"]["kernel"] for k in range(len(parameters))]
-        for k, kernel in enumerate(kernels):
-            x = x @ kernel / np.sqrt(len(kernel))
-            x = silu(x) if k < len(kernels) - 1 else x
-        return x
-
-    def weighted(w):
-        w = np.reshape(w, (-1, 2, 3))  # [n_edges, l, channel]
-        return w[:, 0], np.sqrt(3) * w[:, 1, :, None] * unit[:, None, :]
-
-    def summed(a):
-        out = np.zeros((len(species), *a.shape[1:]))
-        np.add.at(out, receivers, a)
-        return out / 2.0  # sqrt(n), n = 4
-
-    pairs = np.hstack([p["center"][species[receivers]], p["neighbor"][species[senders]]])
-    x = mlp(p["two_body"], pairs * mlp(p["radial"], u * bessel))
-    scalar, vector = weighted(mlp(p["first_features"], x))
-    x, w = np.split(mlp(p["first_latents"], x), [8], axis=1)
-    for k in range(2):
-        scalars, vectors = (summed(a)[receivers] for a in weighted(w))
-        weights = np.reshape(p[f"layer_{k}"]["path_weights"], (-1, 3))
-        dot = (vector * vectors).sum(-1) / np.sqrt(3)
-        first = weights[0] * scalar * scalars + weights[1] * dot
-        if k == 0:
-            vector = (
-                weights[2, :, None] * scalar[..., None] * vectors
-                + weights[3, :, None] * vector * scalars[..., None]
-            )
-        scalar = first
-        new, w = np.split(mlp(p[f"layer_{k}"]["mlp"], np.hstack([x, scalar])), [8], axis=1)
-        x = np.hstack([x, new])
-    expected = summed(mlp(p["readout"], x))
-    found = jax.jit(model.apply)(variables, graph.vectors, graph.species, graph.edges)
-    assert np.abs(expected).max() > 1e-3
-    np.testing.assert_allclose(found.array, expected, rtol=0, atol=1e-12)

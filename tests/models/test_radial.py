@@ -115,6 +115,11 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
     for a, b in zip(found[0], expected[0], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), found[1], expected[1])
+    alone = mlp.MLP((*hidden, widths[0]), jax.nn.silu, backend)
+    again = alone.init(jax.random.key(0), basis)
+    own = {"params": params["params"]["layer_0"]}
+    assert jax.tree.map(np.shape, again) == jax.tree.map(np.shape, own)
+    np.testing.assert_allclose(alone.apply(own, basis), expected[0][0], atol=1e-12)
 
 
 def test_hidden_layers_of_many_edges_are_not_kept_for_the_derivatives():
@@ -127,44 +132,6 @@ def test_hidden_layers_of_many_edges_are_not_kept_for_the_derivatives():
 
     # the basis and the last hidden layer, of 64 / 8 times its size
     assert kept(mlp.FEW_ROWS + 1) < 10 < kept(1000)
-
-
-@pytest.mark.parametrize("few_rows", [0, 100], ids=["many rows", "few rows"])
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm"))
-@pytest.mark.parametrize(
-    ("widths", "act"),
-    [((7,), None), ((4, 1), None), ((4, 6, 5), jax.nn.silu)],
-    ids=["one", "linear", "silu"],
-)
-def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatch):
-    monkeypatch.setattr(mlp, "FEW_ROWS", few_rows)
-    x = np.random.default_rng(0).normal(size=(9, 3))
-    ours = mlp.MLP(widths, act, backend)
-    theirs = e3nn.flax.MultiLayerPerceptron(widths, act, output_activation=False)
-    params = ours.init(jax.random.key(0), x)
-    jax.tree.map(np.testing.assert_array_equal, params, theirs.init(jax.random.key(0), x))
-    native = backend == "llvm" and few_rows > 0
-
-    def computed():
-        """By kernels of linear forms alone, for what is lowered inside."""
-        return only(backend, runs=native, kinds={"matrices"} if native else set())
-
-    with computed():
-        found = jax.jit(lambda params: ours.apply(params, x))(params)
-    np.testing.assert_allclose(found, theirs.apply(params, x), atol=1e-12)
-
-    def of_slopes(module):
-        def loss(params):
-            slopes = jax.grad(lambda x: jnp.sum(jnp.sin(module.apply(params, x))))(x)
-            return jnp.sum(slopes**2)
-
-        return jax.jit(jax.grad(loss))(params)
-
-    with computed():
-        found = of_slopes(ours)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), found, of_slopes(theirs)
-    )
 
 
 @pytest.mark.parametrize(

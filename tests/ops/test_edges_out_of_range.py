@@ -142,8 +142,18 @@ def op_of_an_index(name, backend):
     return params, lambda params, x, index: module.apply(params, *arguments(index, x, *rest)).array
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton"], *BACKENDS, "e3nn"))
-@pytest.mark.parametrize("name", [*MODULES, "contraction"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param(
+            n,
+            *b.values,
+            marks=pytest.mark.slow if b.values == ("triton",) and n != "linear" else b.marks,
+        )
+        for n in (*MODULES, "contraction")
+        for b in tiers.slow_unless(["llvm", "triton"], *BACKENDS, "e3nn")
+    ],
+)
 def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
     """In the value and in the gradients, of the weights too; none wraps, traced or on the host."""
     params, op = op_of_an_index(name, backend)

@@ -79,8 +79,8 @@ def run_by(way, request):
 CORE = "rows-linear graph-gate-skip rows-indexed-bias graph-channelwise-split"
 ORDERS = {
     "xla": "rows-linear",
-    "llvm": f"{CORE} rows-channelwise rows-fully-connected graph-scalar-first",
-    "llvm always": "rows-gate-skip graph-channelwise-small rows-channels-of-both",
+    "llvm": f"{CORE} rows-channelwise rows-fully-connected",
+    "llvm always": "rows-gate-skip",
     "triton": f"{CORE} rows-many-columns",
     "triton always": "graph-small",  # whose forward kernel "auto" takes, too
 }

@@ -1,7 +1,7 @@
 """All products against e3nn-jax: value, derivatives, half precision, irreps, errors.
 
-A kind is an op: its cases, and those of them that run on every backend but XLA by default, the
-first of them on XLA too. A case that asks something new of an op or of a kernel belongs to these.
+A kind is an op: its cases, and those of them that run natively by default, four of them on Triton
+and the first on XLA too. A case that asks something new of an op or of a kernel belongs to these.
 """
 
 import itertools
@@ -28,12 +28,12 @@ from tests.ops.parity import (
 KINDS = {
     "product": (
         TENSOR_PRODUCT,
-        "mul-33 l3-both-parities regroup broadcast one-y one-y-expanded no-rows uvuv-expanded "
+        "mul-33 l3-both-parities one-y uvuv-expanded regroup broadcast one-y-expanded no-rows "
         "zero-blocks nothing-left",
     ),
     "graph": (
         cases.GRAPH,
-        "mul-33 l3 mul-600 not-regrouped unweighted one-y one-w no-edges uvuv-expanded one-by-many "
+        "mul-33 mul-600 one-w uvuv-expanded l3 not-regrouped unweighted one-y no-edges one-by-many "
         "zero-blocks",
     ),
     "elementwise": (ELEMENTWISE, "mul-33 cut-blocks one-y no-rows"),
@@ -61,7 +61,7 @@ def of_all_kinds():
         core = names.split()
         for name, dtype, given in itertools.product(of, ("float64", "float32"), BACKENDS):
             backend, marks = (given, []) if isinstance(given, str) else (*given.values, given.marks)
-            by_default = name in core
+            by_default = name in core[: 4 if backend == "triton" else None]
             if backend == "xla" or dtype == "float32":
                 by_default = name == core[0] and (backend != "xla" or dtype == "float64")
                 by_default &= dtype == "float64" or kind in FLOAT32

@@ -63,7 +63,7 @@ def gradients_of(function, wanted=(0, 1, 2)):
     return jax.jit(jax.grad(lambda *arrays: jnp.sum(jnp.sin(function(*arrays))), wanted))
 
 
-@pytest.mark.parametrize(("mul", "dtype"), [(1, "float64"), (33, "float64"), (33, "float32")])
+@pytest.mark.parametrize(("mul", "dtype"), [(33, "float64"), (1, "float32")])
 def test_value_and_derivatives_by_nodes_harmonics_and_numbers(mul, dtype, x64):
     """33 channels are whole vectors and a rest."""
     kernels, interpolated, point = functions(*problem(mul, dtype))
@@ -132,8 +132,8 @@ def test_other_backends_interpolate_first(x64):
     irreps, arrays, table, edges, module = problem(5)
     kernels, _, point = functions(irreps, arrays, table, edges, module)
     for backend in ("xla", "e3nn"):
-        found = functions(irreps, arrays, table, edges, module.clone(backend=backend))[0](*point)
-        assert_close(found, kernels(*point))
+        other, *_ = functions(irreps, arrays, table, edges, module.clone(backend=backend))
+        assert_close(*(jax.jit(f)(*point) for f in (other, kernels)))
 
 
 def test_results_are_repeatable_to_the_bit():

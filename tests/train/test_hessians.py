@@ -18,6 +18,8 @@ from eqfuse.models import Potential, build, compile_predict, predict
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss, error_sums
 from tests.models.conftest import ONE_OF_ALL, SMALL
+from tests.ops import tiers
+from tests.ops.parity import BACKENDS, only
 from tests.small_runs import TINY, labelled, rows_of
 
 
@@ -116,9 +118,10 @@ def test_a_batch_has_a_known_row_of_each_hessian(file):
     assert len(chosen[10]) > 25
 
 
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("name", ONE_OF_ALL)
-def test_the_loss_of_hessians_and_its_gradient(name, file):
-    """On the native backend, with e3nn-jax's ops, and by finite differences."""
+def test_the_loss_of_hessians_and_its_gradient(name, backend, file):
+    """Of each backend, with all predictions; with e3nn-jax's ops, and by finite differences."""
     frames = read_structures(file)[6:9]
     samples = prepare_samples(frames, 3.0, (1, 8), {1: 0.0, 8: 0.0})
     settings = SMALL[name] | {"layers": 1, "num_species": 2, "cutoff": 3.0, "channels": 2}
@@ -134,14 +137,17 @@ def test_the_loss_of_hessians_and_its_gradient(name, file):
         graph, rows = batch.graph, batch.labels.hessian
         native, reference = (
             Potential(build(name, irreps_out="0e", **settings, backend=backend), (1, 1.5), (0, 0))
-            for backend in ("llvm", "e3nn")
+            for backend in (backend, "e3nn")
         )
         start = graph.vectors, graph.species, graph.edges
         params = jax.jit(native.init)(jax.random.key(0), *start)
         compiled = jax.jit(jax.value_and_grad(value, has_aux=True), static_argnums=1)
-        (ours, done), gradient = compiled(params, native, batch)
-        (theirs, _), expected = compiled(params, reference, batch)
+        with only(backend, forbidden=("tensor_product",)):  # a gate is an elementwise product
+            (ours, done), gradient = compiled(params, native, batch)
+        (theirs, exact), expected = compiled(params, reference, batch)
         np.testing.assert_allclose(ours, theirs, rtol=1e-11)
+        for a, b in zip(*map(jax.tree.leaves, (done, exact)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * max(1, np.abs(b).max()))
         scale = optax.tree.norm(expected)
         for a, b in zip(*map(jax.tree.leaves, (gradient, expected)), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * scale)

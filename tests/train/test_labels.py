@@ -65,6 +65,14 @@ def loss_of(frames, loss=LOSS):
         return float(loss(error_sums(predicted(batch), batch.labels, batch.graph)))
 
 
+def errors_of(frames):
+    """Return the errors of a batch that is added twice."""
+    batch, errors = batch_of(frames), Errors()
+    for _ in range(2):
+        errors.add(error_sums(predicted(batch), batch.labels, batch.graph))
+    return errors.table()
+
+
 @pytest.mark.parametrize("label", QUANTITIES)
 def test_a_frame_without_a_label_has_no_influence_on_its_loss(frames, label):
     lacking = [
@@ -75,18 +83,6 @@ def test_a_frame_without_a_label_has_no_influence_on_its_loss(frames, label):
     # float64 sums of 100 terms in another order
     assert value == pytest.approx(loss_of(fewer, only(label)), rel=1e-12)
     assert value != pytest.approx(loss_of(frames, only(label)), rel=1e-3)
-
-
-def test_weights_scale_the_loss_and_not_the_errors(frames):
-    doubled = [dataclasses.replace(f, weights=Weights(2.0, 2.0, 2.0)) for f in frames]
-    assert loss_of(doubled) == pytest.approx(2 * loss_of(frames), rel=1e-12)
-    tables = []
-    for chosen in (frames, doubled):
-        batch, errors = batch_of(chosen), Errors()
-        for _ in range(2):
-            errors.add(error_sums(predicted(batch), batch.labels, batch.graph))
-        tables.append(errors.table())
-    assert tables[0] == pytest.approx(tables[1], rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:the forces of")
@@ -134,12 +130,13 @@ def test_a_run_on_forces_that_are_nan_for_some_atoms(copper, tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_a_weight_is_that_of_its_frame_and_its_label(frames, name):
-    """The weighted loss is the sum of what each frame alone gives, times its weight."""
+    """The weighted loss is the sum of what each frame alone gives, times it, and errors are not."""
     weights = [1.0, 0.5, 4.0, 1.0, 2.0, 1.0]
     weighted = [
         dataclasses.replace(f, weights=Weights(**{name: w}))
         for f, w in zip(frames, weights, strict=True)
     ]
+    assert errors_of(weighted) == pytest.approx(errors_of(frames), rel=1e-12)
     alone = {q: [loss_of([f], only(q)) for f in frames] for q in QUANTITIES}
     expected = sum(
         np.mean(np.array(values) * (weights if quantity == name else 1.0))

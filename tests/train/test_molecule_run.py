@@ -198,17 +198,6 @@ def test_limits_end_a_run_and_keep_time_for_the_last_validation():
     assert limits.reserved == 30
 
 
-@pytest.mark.slow
-def test_float64_and_every_optimizer(tmp_path, water):
-    for name in ("adam", "amsgrad", "adamw", "muon"):
-        folder = tmp_path / name
-        more = ("epochs=1", "dtype=float64", f"training.optimizer={name}")
-        assert main([f"data={water}", *TINY, f"run={folder}", *more]) == 0
-        with jax.enable_x64(True):
-            _, params, _ = load_run(folder)
-        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
-
-
 def test_nan_in_a_step_names_its_frames_and_keeps_the_last_good_checkpoint(
     water, tmp_path, monkeypatch, capsys
 ):

@@ -30,8 +30,6 @@ WSD = ["training.second_stage=0.75", "training.schedule=wsd"]
 SECOND = ["training.second_stage=0.5", "training.second_energy_weight=300", "epochs=6"]
 KINDS = {
     "plain": [f"epochs={EPOCHS}"],
-    "short": [*CONSTANT, "epochs=2"],
-    "constant": [*CONSTANT, "epochs=3"],
     "steps": [*CONSTANT, "training.checkpoint_seconds=10", "steps=10"],
     "every": [*CONSTANT, "training.validate_every=3", "steps=10"],
     "second stage": [*SECOND, "dtype=float64"],
@@ -216,23 +214,6 @@ def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
     assert losses[1] < losses[0], "the test needs the broken epoch to be the best"
     assert read_checkpoint(folder, ("best",))[1]["step"] == 6
     assert read_checkpoint(folder, ("last",))[1]["position"]["best"] == losses[1]
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_the_older_checkpoint(finished, tmp_path, capsys):
-    """As a power loss leaves the newer one; the damaged one is kept, and does not count."""
-    folder = Path(shutil.copytree(finished("short"), tmp_path / "run"))
-    capsys.readouterr()  # what that run printed
-    newer = folder / "checkpoints" / "last.safetensors"
-    newer.write_bytes(bytes(newer.stat().st_size))
-    assert main([f"resume={folder}", "epochs=3"]) == 0
-    warning, *_ = capsys.readouterr().err.splitlines()  # another one, that nothing was learned
-    older = newer.with_name("previous.safetensors")
-    assert warning.startswith(f"warning: checkpoint {newer} is damaged")
-    assert f"the one before it, {older}, is taken" in warning
-    for path in (newer.with_name("last.safetensors.damaged"), newer, older):
-        assert path.exists()
-    assert_same(finished("constant"), folder)
 
 
 @pytest.fixture

@@ -140,13 +140,15 @@ def test_start_from_bad_run_is_refused(settings, base, copper, tmp_path, capsys)
     rest = settings[1:]
     assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
     missing = refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
-    assert "none is no run, and no published network" in missing
+    assert "none has no checkpoint (best or last); no run, and no published network" in missing
     assert "data= is missing" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
     assert "the data have Cu, for which the network of start_from= has no weights" in elements
     empty = tmp_path / "empty"
     shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
-    assert "best.safetensors is missing" in refused([f"start_from={empty}", *rest], capsys)
+    assert "empty has no checkpoint (best or last)" in refused(
+        [f"start_from={empty}", *rest], capsys
+    )
 
 
 def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp_path):
@@ -156,14 +158,6 @@ def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp
     )
     jax.tree.map(np.testing.assert_array_equal, folder.initial_params(), alone.initial_params())
     assert folder.potential == alone.potential
-
-
-def test_a_damaged_file_of_a_network_is_refused(settings, tmp_path, capsys):
-    file = tmp_path / "water.safetensors"
-    file.write_bytes(bytes(100))
-    error = refused([f"start_from={file}", *settings[1:], f"run={tmp_path / 'run'}"], capsys)
-    assert f"checkpoint {file} is damaged" in error
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_network_for_fewer_elements_has_their_weights_and_radii(tmp_path):

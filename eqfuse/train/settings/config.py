@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
-from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.errors import naming
 from eqfuse.runs.files import heads_of
 from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import (
@@ -181,13 +181,11 @@ class Config:
         configs, start = {}, Path(self.start_from or "")
         known = heads_of(start.parent.parent) if start.parent.name == "heads" else ()
         for name, own in self.heads.items():
-            try:
+            with naming(f"heads.{name}"):
                 data = dataclasses.replace(self.data, **own)
                 file = start.parent / f"{name}.safetensors"
                 begins = {"start_from": str(file)} if name in known else {}
                 configs[name] = dataclasses.replace(self, heads={}, data=data, **begins)
-            except ConfigError as error:
-                raise ConfigError(f"heads.{name}: {error}") from error
         return configs
 
 

@@ -64,7 +64,8 @@ def parse(arguments: list[str]) -> Config:
             given[f"{full}_path" if is_val and is_file else full] = value
     base, file = {}, given.pop("config", "null")
     if file != "null":
-        base = flat(read_yaml(config_file(file)), file)
+        path = Path(file).expanduser()
+        base = flat(read_yaml(path / "config.yaml" if os.path.isdir(path) else path), file)
         left = ["run", "resume"]  # another run has a folder of its own
         left += [g for g in ("model", "data") if g in given and given[g] != base.get(g)]
         base = {k: v for k, v in base.items() if k.partition(".")[0] not in left}
@@ -104,11 +105,6 @@ def seeds_of(arguments: list[str]) -> tuple[list[str], range | None]:
 def to_yaml(config) -> str:
     plain = dataclasses.asdict(config)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=float("inf"))
-
-
-def config_file(path) -> Path:
-    path = Path(path).expanduser()
-    return path / "config.yaml" if os.path.isdir(path) else path
 
 
 def read_yaml(path: Path):

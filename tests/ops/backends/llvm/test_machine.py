@@ -7,7 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import warnings
 
 import e3nn_jax as e3nn
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _backend, _host
+from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import machine
 from tests.child import run_python
 
@@ -56,18 +55,6 @@ def test_threads_that_are_asked_for(monkeypatch, value, count):
     monkeypatch.setattr(machine, "_cgroup_quota", lambda: None)
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert machine.threads() == count
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity is of Linux")
-def test_threads_of_the_affinity_mask():
-    code = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from eqfuse.ops.backends.llvm import machine
-print(machine.threads())
-"""
-    assert run(code, OMP_NUM_THREADS="") == "1"
 
 
 @pytest.mark.slow
@@ -191,27 +178,6 @@ def test_an_unknown_interface_of_xla_is_refused(monkeypatch):
     monkeypatch.setattr(machine, "api_version", lambda: (0, 99))
     with pytest.raises(ValueError, match=r"interface is of version \(0, 99\), and this version of"):
         ops.resolve("llvm")
-
-
-def test_a_missing_compiler_is_named(monkeypatch):
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="'llvm' cannot run here: the package llvmlite, the comp"):
-        ops.resolve("llvm")
-
-
-def test_backend_of_none_is_said_once_where_llvm_cannot_run(monkeypatch):
-    if "llvm" not in _backend.BACKENDS:
-        pytest.skip("None does not mean llvm")
-    monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    monkeypatch.setattr(machine, "api_version", lambda: (0, 99))
-    _backend._warn_once.cache_clear()
-    with pytest.warns(UserWarning, match=r"backend 'xla', not 'llvm': jaxlib's foreign function"):
-        assert ops.resolve(None) == "xla"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert ops.resolve(None) == "xla"
-    _backend._warn_once.cache_clear()
 
 
 LARGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
